@@ -1,0 +1,136 @@
+//! A device as flows use it: `disk.read(sector, buffer).await`. One concrete future for all operations.
+
+use crate::buffer::{Buffer, Payload};
+use crate::driver::{Completion, DiskId, DiskInfo, IoError, Op};
+use crate::exec::{Core, Env};
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+
+/// A handle on one device.
+#[derive(Clone)]
+pub struct Disk {
+    pub(crate) env: Env,
+    pub(crate) id: DiskId,
+}
+
+impl Disk {
+    /// The device's number.
+    #[must_use]
+    pub const fn id(&self) -> DiskId {
+        self.id
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn info(&self) -> DiskInfo {
+        self.env.disk_info(self.id)
+    }
+
+    /// Fills `buffer` (whole sectors) from `sector` on. The buffer comes back with the result, also on failure.
+    pub async fn read(&self, sector: u64, buffer: Buffer) -> (Result<(), IoError>, Buffer) {
+        let completion = self.env.submit(self.id, Op::Read { sector, buffer }).await;
+        (completion.0, completion.1.unwrap_or_default())
+    }
+
+    /// Writes `payload` (whole sectors) at `sector`.
+    pub async fn write(&self, sector: u64, payload: Payload) -> Result<(), IoError> {
+        self.env.submit(self.id, Op::Write { sector, payload, fua: false }).await.0
+    }
+
+    /// Writes `payload` at `sector`; durable when it returns.
+    pub async fn write_fua(&self, sector: u64, payload: Payload) -> Result<(), IoError> {
+        self.env.submit(self.id, Op::Write { sector, payload, fua: true }).await.0
+    }
+
+    /// Makes every write completed before this call durable.
+    pub async fn flush(&self) -> Result<(), IoError> {
+        self.env.submit(self.id, Op::Flush).await.0
+    }
+
+    /// Gives up the content of a range.
+    pub async fn discard(&self, sector: u64, sectors: u64) -> Result<(), IoError> {
+        self.env.submit(self.id, Op::Discard { sector, sectors }).await.0
+    }
+
+    /// Writes zeroes over a range.
+    pub async fn zero(&self, sector: u64, sectors: u64) -> Result<(), IoError> {
+        self.env.submit(self.id, Op::Zero { sector, sectors }).await.0
+    }
+}
+
+/// The state of one operation between submission and the future's last poll.
+pub(crate) enum Slot {
+    Waiting(Option<Waker>),
+    Done(Completion),
+    /// The future was dropped first; the completion frees the slot.
+    Abandoned,
+}
+
+impl Slot {
+    pub(crate) fn complete(core: &Core, completion: Completion) {
+        let index = usize::try_from(completion.token.0).expect("tokens are slot numbers");
+        let mut operations = core.operations.borrow_mut();
+        let slot = operations.get_mut(index).expect("a completion is for an operation in flight");
+        match core::mem::replace(slot, Self::Done(completion)) {
+            Self::Waiting(waker) => {
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            Self::Abandoned => drop(operations.remove(index)),
+            Self::Done(_) => unreachable!("an operation completes once"),
+        }
+    }
+}
+
+/// An operation in flight.
+pub(crate) struct Pending {
+    env: Env,
+    slot: Option<usize>,
+    disk: DiskId,
+    sector: u64,
+}
+
+impl Pending {
+    pub(crate) const fn new(env: Env, slot: usize, disk: DiskId, sector: u64) -> Self {
+        Self { env, slot: Some(slot), disk, sector }
+    }
+}
+
+impl Future for Pending {
+    type Output = (Result<(), IoError>, Option<Buffer>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let index = self.slot.expect("not polled after its end");
+        let core = alloc::rc::Rc::clone(&self.env.core);
+        let mut operations = core.operations.borrow_mut();
+        match &mut operations[index] {
+            Slot::Waiting(waker) => {
+                *waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Slot::Done(_) => {
+                let Slot::Done(completion) = operations.remove(index) else { unreachable!("matched above") };
+                self.slot = None;
+                let (disk, sector) = (self.disk, self.sector);
+                let result = completion.result.map_err(|kind| IoError { kind, disk, sector });
+                Poll::Ready((result, completion.buffer))
+            }
+            Slot::Abandoned => unreachable!("its future is being polled"),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let Some(index) = self.slot else { return };
+        // During the executor's own teardown the slab may be borrowed by nobody else; a busy one is going away.
+        let Ok(mut operations) = self.env.core.operations.try_borrow_mut() else { return };
+        match operations.get_mut(index) {
+            Some(slot @ Slot::Waiting(_)) => *slot = Slot::Abandoned,
+            Some(Slot::Done(_)) => drop(operations.remove(index)),
+            _ => {}
+        }
+    }
+}

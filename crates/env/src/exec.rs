@@ -1,0 +1,347 @@
+//! A single-threaded executor over a [`Driver`]. Production drains ready tasks in order; simulation picks the next one
+//! by seed. Tasks are never dropped before they end, except when the world halts.
+//!
+//! Liveness: a task sleeps only on an operation, a timer or a notification of `sync`. Each holds its waker; a waker
+//! sets the task's bit in the ready set; the run loop polls every task whose bit is set before it waits on the driver.
+
+use crate::disk::{Disk, Pending, Slot};
+use crate::driver::{DiskId, DiskInfo, Driver, Event, Op, Token};
+use crate::rng::Rng;
+use crate::time::Time;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::rc::Rc;
+use alloc::sync::Arc;
+use alloc::task::Wake;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::future::Future;
+use core::pin::Pin;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+use slab::Slab;
+
+/// Tasks alive at once; further ones wait in a queue until one ends. Sized for a few thousand requests in flight.
+const TASKS_MAX: usize = 8192;
+
+/// Polls between two looks at the driver, so that completions are collected under load too.
+const POLLS_PER_TURN: usize = 256;
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Which ready task runs next.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// By number, each ready task once a round.
+    Fifo,
+    /// A random one; the simulator's choice.
+    Seeded(Rng),
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// What was waited for has happened.
+    Done,
+    /// The driver said [`Event::Halt`].
+    Halted,
+}
+
+/// One bit a task. Wakers must be `Send`, so the bits are atomics; in practice one thread touches them.
+struct ReadySet {
+    words: Vec<AtomicU64>,
+}
+
+impl ReadySet {
+    fn new() -> Self {
+        Self { words: (0..TASKS_MAX / 64).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    fn set(&self, task: usize) {
+        self.words[task / 64].fetch_or(1 << (task % 64), Ordering::Relaxed);
+    }
+
+    /// Moves all set bits into `ready`.
+    fn drain(&self, ready: &mut VecDeque<usize>) {
+        for (index, word) in self.words.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = word.swap(0, Ordering::Relaxed);
+            while bits != 0 {
+                ready.push_back(index * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
+}
+
+struct TaskWaker {
+    task: usize,
+    ready: Arc<ReadySet>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.ready.set(self.task);
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.set(self.task);
+    }
+}
+
+pub(crate) struct Core {
+    pub(crate) driver: RefCell<Box<dyn Driver>>,
+    pub(crate) operations: RefCell<Slab<Slot>>,
+    timers: RefCell<BTreeMap<(Time, u64), Waker>>,
+    timer_count: Cell<u64>,
+    spawned: RefCell<VecDeque<Task>>,
+    rng: RefCell<Rng>,
+    bell: crate::sync::Notify,
+}
+
+/// The world as flows see it. Cheap to clone.
+#[derive(Clone)]
+pub struct Env {
+    pub(crate) core: Rc<Core>,
+}
+
+impl Env {
+    /// Starts a task. It runs when the executor gets to it.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.core.spawned.borrow_mut().push_back(Box::pin(task));
+    }
+
+    /// The clock.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.core.driver.borrow().now()
+    }
+
+    /// Wall-clock seconds since 1970.
+    #[must_use]
+    pub fn wall_seconds(&self) -> u32 {
+        self.core.driver.borrow().wall_seconds()
+    }
+
+    /// A random number that is not zero.
+    #[must_use]
+    pub fn random(&self) -> u64 {
+        self.core.rng.borrow_mut().nonzero()
+    }
+
+    /// Charges CPU time for work done in a transition (nothing in production).
+    pub fn charge(&self, nanoseconds: u64) {
+        self.core.driver.borrow_mut().charge(nanoseconds);
+    }
+
+    /// A handle on a device.
+    #[must_use]
+    pub fn disk(&self, id: DiskId) -> Disk {
+        Disk { env: self.clone(), id }
+    }
+
+    /// What a device is.
+    #[must_use]
+    pub fn disk_info(&self, id: DiskId) -> DiskInfo {
+        self.core.driver.borrow().info(id)
+    }
+
+    /// Waits for `duration`.
+    pub async fn sleep(&self, duration: Duration) {
+        let until = self.now() + duration;
+        self.sleep_until(until).await;
+    }
+
+    /// Waits until the clock has reached `until`.
+    pub async fn sleep_until(&self, until: Time) {
+        let mut registered = None;
+        core::future::poll_fn(|context| {
+            if self.now() >= until {
+                return Poll::Ready(());
+            }
+            let number = *registered.get_or_insert_with(|| {
+                let number = self.core.timer_count.get();
+                self.core.timer_count.set(number + 1);
+                number
+            });
+            self.core.timers.borrow_mut().insert((until, number), context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Lets other ready tasks run first.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        core::future::poll_fn(|context| {
+            if yielded {
+                return Poll::Ready(());
+            }
+            yielded = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits until somebody outside rings ([`Event::Bell`]) after this call.
+    pub async fn bell(&self) {
+        self.core.bell.wait().await;
+    }
+
+    pub(crate) fn submit(&self, disk: DiskId, op: Op) -> Pending {
+        let sector = match &op {
+            Op::Read { sector, .. }
+            | Op::Write { sector, .. }
+            | Op::Discard { sector, .. }
+            | Op::Zero { sector, .. } => *sector,
+            Op::Flush => 0,
+        };
+        let slot = self.core.operations.borrow_mut().insert(Slot::Waiting(None));
+        self.core.driver.borrow_mut().submit(disk, Token(slot as u64), op);
+        Pending::new(self.clone(), slot, disk, sector)
+    }
+}
+
+/// Runs tasks; the only owner of them.
+pub struct Executor {
+    env: Env,
+    tasks: Slab<Task>,
+    wakers: Vec<Waker>,
+    set: Arc<ReadySet>,
+    ready: VecDeque<usize>,
+    order: Order,
+}
+
+impl Executor {
+    /// An executor over `driver`. `seed` feeds [`Env::random`].
+    #[must_use]
+    pub fn new(driver: Box<dyn Driver>, order: Order, seed: u64) -> Self {
+        let core = Core {
+            driver: RefCell::new(driver),
+            operations: RefCell::default(),
+            timers: RefCell::default(),
+            timer_count: Cell::new(0),
+            spawned: RefCell::default(),
+            rng: RefCell::new(Rng::new(seed)),
+            bell: crate::sync::Notify::new(),
+        };
+        let set = Arc::new(ReadySet::new());
+        let wakers = (0..TASKS_MAX)
+            .map(|task| Waker::from(Arc::new(TaskWaker { task, ready: Arc::clone(&set) })))
+            .collect();
+        let env = Env { core: Rc::new(core) };
+        Self { env, tasks: Slab::new(), wakers, set, ready: VecDeque::new(), order }
+    }
+
+    /// The world, for flows to keep.
+    #[must_use]
+    pub fn env(&self) -> Env {
+        self.env.clone()
+    }
+
+    /// Runs until `future` has ended; `None` if the world halted first. Other tasks run meanwhile and stay alive.
+    pub fn block_on<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> Option<T> {
+        let result = Rc::new(RefCell::new(None));
+        let place = Rc::clone(&result);
+        self.env.spawn(async move {
+            let value = future.await;
+            *place.borrow_mut() = Some(value);
+        });
+        let outcome = self.run_until(|| result.borrow().is_some());
+        let value = result.borrow_mut().take();
+        match outcome {
+            Outcome::Done => value,
+            Outcome::Halted => None,
+        }
+    }
+
+    /// Runs until `done` says so (asked before every wait and every few polls) or the world halts.
+    pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Outcome {
+        let mut events = Vec::new();
+        loop {
+            let mut polls = 0;
+            while polls < POLLS_PER_TURN && self.poll_one() {
+                polls += 1;
+            }
+            if done() {
+                return Outcome::Done;
+            }
+            let until = if self.has_ready() { Some(self.env.now()) } else { self.next_timer() };
+            self.env.core.driver.borrow_mut().wait(until, &mut events);
+            for event in events.drain(..) {
+                match event {
+                    Event::Done(completion) => Slot::complete(&self.env.core, completion),
+                    Event::Bell => self.env.core.bell.notify_all(),
+                    Event::Halt => return Outcome::Halted,
+                }
+            }
+            self.fire_timers();
+        }
+    }
+
+    fn has_ready(&mut self) -> bool {
+        self.admit();
+        self.set.drain(&mut self.ready);
+        !self.ready.is_empty()
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.env.core.timers.borrow().first_key_value().map(|((time, _), _)| *time)
+    }
+
+    fn fire_timers(&self) {
+        let now = self.env.now();
+        let mut timers = self.env.core.timers.borrow_mut();
+        while let Some(first) = timers.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            first.remove().wake();
+        }
+    }
+
+    /// Turns spawned futures into tasks, as far as there is room.
+    fn admit(&mut self) {
+        while self.tasks.len() < TASKS_MAX {
+            let Some(task) = self.env.core.spawned.borrow_mut().pop_front() else { return };
+            let index = self.tasks.insert(task);
+            self.set.set(index);
+        }
+    }
+
+    /// Polls the next ready task; false if there is none.
+    fn poll_one(&mut self) -> bool {
+        if matches!(self.order, Order::Seeded(_)) || self.ready.is_empty() {
+            self.admit();
+            self.set.drain(&mut self.ready);
+        }
+        let index = match &mut self.order {
+            Order::Fifo => self.ready.pop_front(),
+            Order::Seeded(_) if self.ready.is_empty() => None,
+            Order::Seeded(rng) => {
+                let pick = rng.below(self.ready.len() as u64);
+                self.ready.swap_remove_back(usize::try_from(pick).expect("an index below a length"))
+            }
+        };
+        let Some(index) = index else { return false };
+        // A waker may outlive its task: its bit then names nobody, or a newer task that is polled once too often.
+        let Some(task) = self.tasks.get_mut(index) else { return true };
+        let mut context = Context::from_waker(&self.wakers[index]);
+        if task.as_mut().poll(&mut context).is_ready() {
+            drop(self.tasks.remove(index));
+        }
+        true
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // Tasks hold clones of `env`: break the cycle. This is the crash of a simulated process.
+        self.tasks.clear();
+        self.env.core.spawned.borrow_mut().clear();
+        self.env.core.timers.borrow_mut().clear();
+    }
+}

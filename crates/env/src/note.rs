@@ -1,0 +1,32 @@
+//! The note: what has been acknowledged but is not in a written journal entry yet, kept where a daemon's death does
+//! not reach it (decision 12). A power cut wipes it; then only flushed writes are promised.
+//!
+//! In production a small memory-mapped file with the boot id; in simulation a vector that process death leaves alone.
+
+use alloc::vec::Vec;
+
+/// One key whose data is on a device and which has been (or is about to be) acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoteRecord {
+    /// Sequence number of the journal entry that will hold the key. Records up to a written entry's number are void.
+    pub sequence: u64,
+    /// The key's words as stored: header, end, pointers.
+    pub words: [u64; 4],
+    /// How many of `words` count, 2..=4.
+    pub count: u8,
+}
+
+/// Where notes are kept. Appending is synchronous: it is part of the transition that inserts the key.
+pub trait Note {
+    /// How many more records fit.
+    fn room(&self) -> usize;
+
+    /// Adds a record; the caller has checked `room`.
+    fn append(&mut self, record: NoteRecord);
+
+    /// Records up to and including `sequence` are in a written journal entry: their room is free again.
+    fn forget_through(&mut self, sequence: u64);
+
+    /// What a former process left, in order of appending; empty after a power cut.
+    fn recovered(&mut self) -> Vec<NoteRecord>;
+}

@@ -1,0 +1,51 @@
+//! Random numbers from one seed. Not for secrets: for set sequence numbers, victims and task order.
+
+/// A small, fast, seedable generator (SplitMix64: one add, two multiplies; passes `BigCrush`).
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: u64,
+}
+
+impl Rng {
+    /// A generator; the same seed gives the same numbers.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    /// The next number.
+    pub const fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number in `0..bound`; `bound` must not be zero. The bias is below 2^-32 for bounds below 2^32.
+    pub const fn below(&mut self, bound: u64) -> u64 {
+        assert!(bound > 0, "nothing is below zero");
+        self.next() % bound
+    }
+
+    /// A number that is not zero.
+    pub const fn nonzero(&mut self) -> u64 {
+        loop {
+            let number = self.next();
+            if number != 0 {
+                return number;
+            }
+        }
+    }
+
+    /// True once in `times`.
+    pub const fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// An independent generator, so that one consumer's draws do not shift another's.
+    #[must_use]
+    pub const fn fork(&mut self) -> Self {
+        Self::new(self.next())
+    }
+}

@@ -1,0 +1,170 @@
+//! Waiting for each other on one thread: no locks, no atomics, no lost wake-ups.
+
+use alloc::collections::VecDeque;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+
+/// Wakes everybody who waits. Use it as `loop { if condition { break } notify.wait().await }`: on one thread nothing
+/// can happen between the check and the wait, so no wake-up is lost.
+#[derive(Default)]
+pub struct Notify {
+    epoch: Cell<u64>,
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl Notify {
+    /// Nobody waits yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { epoch: Cell::new(0), waiters: RefCell::new(Vec::new()) }
+    }
+
+    /// Wakes all who wait now.
+    pub fn notify_all(&self) {
+        self.epoch.set(self.epoch.get() + 1);
+        for waker in self.waiters.borrow_mut().drain(..) {
+            waker.wake();
+        }
+    }
+
+    /// Waits for the next notification after this call.
+    pub fn wait(&self) -> Notified<'_> {
+        Notified { notify: self, epoch: self.epoch.get() }
+    }
+}
+
+/// The future of [`Notify::wait`].
+pub struct Notified<'a> {
+    notify: &'a Notify,
+    epoch: u64,
+}
+
+impl Future for Notified<'_> {
+    type Output = ();
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.notify.epoch.get() != self.epoch {
+            return Poll::Ready(());
+        }
+        let mut waiters = self.notify.waiters.borrow_mut();
+        // A spurious poll (a join, a reused task number) must not register twice.
+        if !waiters.iter().any(|waker| waker.will_wake(context.waker())) {
+            waiters.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+struct Inner {
+    free: Cell<usize>,
+    queue: RefCell<VecDeque<(u64, usize, Option<Waker>)>>,
+    next: Cell<u64>,
+}
+
+/// Counted permits, granted strictly in the order of asking.
+#[derive(Clone)]
+pub struct Semaphore {
+    inner: Rc<Inner>,
+}
+
+impl Semaphore {
+    /// A semaphore with `permits` free.
+    #[must_use]
+    pub fn new(permits: usize) -> Self {
+        let inner =
+            Inner { free: Cell::new(permits), queue: RefCell::new(VecDeque::new()), next: Cell::new(0) };
+        Self { inner: Rc::new(inner) }
+    }
+
+    /// Permits free now.
+    #[must_use]
+    pub fn available(&self) -> usize {
+        self.inner.free.get()
+    }
+
+    /// Waits for `count` permits; they are returned when the [`Permit`] is dropped.
+    pub fn acquire(&self, count: usize) -> Acquire {
+        Acquire { inner: Rc::clone(&self.inner), count, ticket: None }
+    }
+
+    /// Takes `count` permits if they are free and nobody waits.
+    #[must_use]
+    pub fn try_acquire(&self, count: usize) -> Option<Permit> {
+        if !self.inner.queue.borrow().is_empty() || self.inner.free.get() < count {
+            return None;
+        }
+        self.inner.free.set(self.inner.free.get() - count);
+        Some(Permit { inner: Rc::clone(&self.inner), count })
+    }
+}
+
+/// Permits held.
+#[must_use = "dropping a permit returns it"]
+pub struct Permit {
+    inner: Rc<Inner>,
+    count: usize,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.inner.free.set(self.inner.free.get() + self.count);
+        self.inner.wake_first();
+    }
+}
+
+impl Inner {
+    /// Wakes the first in line if it can be served; it wakes the next in turn.
+    fn wake_first(&self) {
+        if let Some((_, count, waker)) = self.queue.borrow_mut().front_mut()
+            && *count <= self.free.get()
+            && let Some(waker) = waker.take()
+        {
+            waker.wake();
+        }
+    }
+}
+
+/// The future of [`Semaphore::acquire`].
+pub struct Acquire {
+    inner: Rc<Inner>,
+    count: usize,
+    ticket: Option<u64>,
+}
+
+impl Future for Acquire {
+    type Output = Permit;
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Permit> {
+        let inner = Rc::clone(&self.inner);
+        let mut queue = inner.queue.borrow_mut();
+        let count = self.count;
+        let ticket = *self.ticket.get_or_insert_with(|| {
+            let ticket = inner.next.get();
+            inner.next.set(ticket + 1);
+            queue.push_back((ticket, count, None));
+            ticket
+        });
+        let first = queue.front().is_some_and(|(number, ..)| *number == ticket);
+        if first && inner.free.get() >= self.count {
+            queue.pop_front();
+            drop(queue);
+            inner.free.set(inner.free.get() - self.count);
+            self.ticket = None;
+            inner.wake_first();
+            return Poll::Ready(Permit { inner, count: self.count });
+        }
+        let place = queue.iter_mut().find(|(number, ..)| *number == ticket);
+        place.expect("queued above").2 = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        self.inner.queue.borrow_mut().retain(|(number, ..)| *number != ticket);
+        self.inner.wake_first();
+    }
+}
