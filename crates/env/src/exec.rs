@@ -7,6 +7,7 @@
 use crate::disk::{Disk, Pending, Slot};
 use crate::driver::{DiskId, DiskInfo, Driver, Event, Op, Token};
 use crate::rng::Rng;
+use crate::sync::Notify;
 use crate::time::Time;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -98,7 +99,7 @@ pub(crate) struct Core {
     timer_count: Cell<u64>,
     spawned: RefCell<VecDeque<Task>>,
     rng: RefCell<Rng>,
-    bell: crate::sync::Notify,
+    bell: Notify,
 }
 
 /// The world as flows see it. Cheap to clone.
@@ -155,19 +156,17 @@ impl Env {
     }
 
     /// Waits until the clock has reached `until`.
-    pub async fn sleep_until(&self, until: Time) {
-        let mut registered = None;
-        core::future::poll_fn(|context| {
-            if self.now() >= until {
-                return Poll::Ready(());
-            }
-            let number = *registered.get_or_insert_with(|| {
-                let number = self.core.timer_count.get();
-                self.core.timer_count.set(number + 1);
-                number
-            });
-            self.core.timers.borrow_mut().insert((until, number), context.waker().clone());
-            Poll::Pending
+    pub fn sleep_until(&self, until: Time) -> Sleep {
+        Sleep { env: self.clone(), until, number: None }
+    }
+
+    /// Waits for the next notification of `notify`, at most until `until`.
+    pub async fn wait_until(&self, notify: &Notify, until: Time) {
+        let mut notified = notify.wait();
+        let mut sleep = self.sleep_until(until);
+        core::future::poll_fn(|context| match Pin::new(&mut notified).poll(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => Pin::new(&mut sleep).poll(context),
         })
         .await;
     }
@@ -205,6 +204,40 @@ impl Env {
     }
 }
 
+/// The future of [`Env::sleep_until`]; dropping it removes its timer.
+pub struct Sleep {
+    env: Env,
+    until: Time,
+    number: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.env.now() >= self.until {
+            return Poll::Ready(());
+        }
+        let core = Rc::clone(&self.env.core);
+        let number = *self.number.get_or_insert_with(|| {
+            let number = core.timer_count.get();
+            core.timer_count.set(number + 1);
+            number
+        });
+        core.timers.borrow_mut().insert((self.until, number), context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(number) = self.number
+            && let Ok(mut timers) = self.env.core.timers.try_borrow_mut()
+        {
+            timers.remove(&(self.until, number));
+        }
+    }
+}
+
 /// Runs tasks; the only owner of them.
 pub struct Executor {
     env: Env,
@@ -226,7 +259,7 @@ impl Executor {
             timer_count: Cell::new(0),
             spawned: RefCell::default(),
             rng: RefCell::new(Rng::new(seed)),
-            bell: crate::sync::Notify::new(),
+            bell: Notify::new(),
         };
         let set = Arc::new(ReadySet::new());
         let wakers = (0..TASKS_MAX)
@@ -342,6 +375,6 @@ impl Drop for Executor {
         // Tasks hold clones of `env`: break the cycle. This is the crash of a simulated process.
         self.tasks.clear();
         self.env.core.spawned.borrow_mut().clear();
-        self.env.core.timers.borrow_mut().clear();
+        drop(core::mem::take(&mut *self.env.core.timers.borrow_mut()));
     }
 }
