@@ -1,0 +1,58 @@
+//! Skipping a test with a reason.
+//!
+//! Rust's test runner counts a test that returns early as passed. A test that cannot run here therefore prints one line `skipped: REASON`, and
+//! `tests/summary.awk` takes it off the passed and counts it as skipped. In CI nothing may be skipped, so a missing tool is a failure there.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Directories searched beside `PATH`: where an ordinary user's `PATH` lacks the administrator's tools.
+const ADMIN_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// Prints the one line that makes the running test count as skipped. The test returns right after it.
+pub fn skip(reason: &str) {
+    println!("skipped: {}", reason.replace('\n', " "));
+}
+
+/// Where `program` lies, if it is installed.
+#[must_use]
+pub fn program(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(ADMIN_DIRECTORIES.iter().map(PathBuf::from))
+        .map(|directory| directory.join(program))
+        .find(|candidate| candidate.is_file())
+}
+
+/// True if all of `programs` are installed; otherwise the test counts as skipped and should return.
+#[must_use = "a test whose programs are missing has to return"]
+pub fn programs(programs: &[&str]) -> bool {
+    let missing: Vec<&str> = programs.iter().copied().filter(|name| program(name).is_none()).collect();
+    if missing.is_empty() {
+        return true;
+    }
+    skip(&format!("not installed: {}", missing.join(", ")));
+    false
+}
+
+/// The directory of the 6.12 kernel that `tests/fetch-kernel` downloaded; `None` if it is not there.
+#[must_use]
+pub fn kernel_6_12() -> Option<PathBuf> {
+    let directory = env::var_os("BCACHED_KERNEL_DIR").map(PathBuf::from).or_else(|| {
+        let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+        Some(cache.or_else(home)?.join("bcached/linux-6.12"))
+    })?;
+    directory.join("complete").is_file().then_some(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_and_a_missing_one_is_not() {
+        assert!(program("sh").is_some());
+        assert_eq!(program("no-such-program-anywhere"), None);
+    }
+}
