@@ -1,0 +1,76 @@
+//! What can be wrong with the bytes of a node, or with what they say.
+
+use bcached_format::{KeyListError, Pointer, Position};
+use thiserror::Error;
+
+/// A node that cannot be used: which one, and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("btree node at {pointer:?}, level {level}: {fault}")]
+pub struct NodeError {
+    /// Where the node is.
+    pub pointer: Pointer,
+    /// Its level as its parent says; 0 is a leaf.
+    pub level: u8,
+    /// What is wrong.
+    #[source]
+    pub fault: NodeFault,
+}
+
+/// Why a node cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum NodeFault {
+    /// Its log of sets is damaged.
+    #[error(transparent)]
+    Log(#[from] bcached_format::NodeError),
+    /// A key makes no sense in such a node, or stands out of order. (A kernel does not look at the order.)
+    #[error("block {block}: {source}")]
+    Key {
+        /// Block of the node at which the key's set starts.
+        block: u32,
+        /// Which key, and what is wrong with it.
+        #[source]
+        source: KeyListError,
+    },
+    /// A key lies behind the end of the node's range.
+    #[error("short btree key: block {block} has a key at {found}, but the node ends at {limit}")]
+    BeyondRange {
+        /// Block of the node at which the key's set starts.
+        block: u32,
+        /// The node's own position.
+        limit: Position,
+        /// Position of the key.
+        found: Position,
+    },
+    /// A key lies before the start of the node's range. (A kernel does not look.)
+    #[error("a key starts at {found}, but the node begins at {limit}")]
+    BeforeRange {
+        /// Where the node's range begins: the position of its left neighbour.
+        limit: Position,
+        /// Start of the first key.
+        found: Position,
+    },
+    /// The sets cut each other into more pieces than two nodes can hold. No program writes that, not even one that
+    /// leaves cutting to the reader; it takes keys of several pointers.
+    #[error("its sets cut each other into {found} words of keys, more than {limit}")]
+    TooManyPieces {
+        /// Most words.
+        limit: usize,
+        /// Words of the merged keys.
+        found: usize,
+    },
+    /// An interior node without children, or whose last child does not reach the end of its range.
+    #[error("its children reach {found}, but its range ends at {wanted}")]
+    ChildrenEndEarly {
+        /// The node's own position.
+        wanted: Position,
+        /// Position of the last child; zero if there is none.
+        found: Position,
+    },
+    /// Two living children with one position.
+    #[error("two children stand at {position}")]
+    TwoChildren {
+        /// Where they stand.
+        position: Position,
+    },
+}

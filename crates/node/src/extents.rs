@@ -1,0 +1,239 @@
+//! The rules of extents: a newer one over older ones, and when two are really one.
+//!
+//! They hold for the view and for the pending keys alike; for keys already on disk they hold at the next read
+//! (format 7.1, 7.2 and 7.4).
+
+use alloc::vec::Vec;
+
+use bcached_format::key::MAX_KEY_SECTORS;
+use bcached_format::{Inode, Key, Position};
+
+use crate::sorted_keys::{SPLICE_KEYS, SortedKeys};
+
+/// Says of a key that there is nothing: it has no pointer, or the placeholder of a kernel's cache miss.
+pub(crate) fn is_hole(key: &Key) -> bool {
+    let pointers = key.pointers.as_slice();
+    pointers.is_empty() || pointers.iter().any(|pointer| pointer.is_check())
+}
+
+/// The keys of `keys` that share a sector with `[start, end)` of `inode`, in order and uncut.
+pub(crate) fn overlapping(
+    keys: &SortedKeys,
+    inode: Inode,
+    start: u64,
+    end: u64,
+) -> impl Iterator<Item = &Key> + Clone {
+    keys.iter_from(keys.after(Position::new(inode, start)))
+        .take_while(move |key| key.inode == inode && key.start() < end)
+}
+
+/// The one key that two adjacent keys amount to, if they do (format 7.4).
+pub(crate) fn merged(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> {
+    let size = left.sectors() + right.sectors();
+    let adjacent = left.inode == right.inode && left.end == right.start();
+    if !adjacent || left.dirty != right.dirty || size > MAX_KEY_SECTORS {
+        return None;
+    }
+    if right.pointers != left.pointers.advanced(left.sectors())
+        || left.pointers.as_slice().iter().any(|p| p.is_check())
+    {
+        return None;
+    }
+    let bucket = |key: &Key, index: usize| key.pointers.as_slice()[index].sector() / bucket_sectors;
+    if (0..left.pointers.as_slice().len()).any(|index| bucket(left, index) != bucket(right, index)) {
+        return None;
+    }
+    let size = u16::try_from(size).expect("compared above");
+    Some(Key { size, end: right.end, ..*left })
+}
+
+/// Appends `key` to extents in order, as part of the last one where the two amount to one.
+pub(crate) fn push_merged(list: &mut Vec<Key>, key: Key, bucket_sectors: u64) {
+    if let Some(last) = list.last_mut()
+        && let Some(both) = merged(last, &key, bucket_sectors)
+    {
+        *last = both;
+        return;
+    }
+    list.push(key);
+}
+
+/// Makes `[start, end)` of `inode` say what `new` says (a key over exactly that range), or nothing.
+///
+/// `removed` is told each part of an older key that this replaces, cut to the range.
+pub(crate) fn put(
+    keys: &mut SortedKeys,
+    range: &Key,
+    new: Option<&Key>,
+    bucket_sectors: u64,
+    removed: &mut dyn FnMut(Key),
+) {
+    let (inode, start, end) = (range.inode, range.start(), range.end);
+    let mut place = keys.after(Position::new(inode, start));
+    let (mut count, mut front, mut tail) = (0, None, None);
+    for old in overlapping(keys, inode, start, end) {
+        count += 1;
+        front = front.or(old.cut(0, start));
+        tail = old.cut(end, u64::MAX);
+        removed(old.cut(start, end).expect("it overlaps the range"));
+    }
+    let mut list = Replacement::default();
+    if let Some(new) = new {
+        // A neighbour that is not itself cut may amount to one key with the new one.
+        if front.is_none()
+            && let Some(before) = keys.before(place)
+            && let Some(both) = keys.get(before).and_then(|left| merged(left, new, bucket_sectors))
+        {
+            (place, count) = (before, count + 1);
+            list.push(both, bucket_sectors);
+        } else {
+            front.into_iter().for_each(|front| list.push(front, bucket_sectors));
+            list.push(*new, bucket_sectors);
+        }
+        if tail.is_none()
+            && let Some(right) = keys.iter_from(place).nth(count)
+            && merged(list.last(), right, bucket_sectors).is_some()
+        {
+            count += 1;
+            tail = Some(*right);
+        }
+    } else {
+        front.into_iter().for_each(|front| list.push(front, bucket_sectors));
+    }
+    tail.into_iter().for_each(|tail| list.push(tail, bucket_sectors));
+    keys.splice(place, count, list.as_slice());
+}
+
+/// What takes the place of the overlapped keys: the rest of the first, the new key, the rest of the last.
+#[derive(Default)]
+struct Replacement {
+    keys: [Key; SPLICE_KEYS],
+    len: usize,
+}
+
+impl Replacement {
+    fn push(&mut self, key: Key, bucket_sectors: u64) {
+        if self.len > 0
+            && let Some(both) = merged(self.last(), &key, bucket_sectors)
+        {
+            self.keys[self.len - 1] = both;
+            return;
+        }
+        self.keys[self.len] = key;
+        self.len += 1;
+    }
+
+    fn last(&self) -> &Key {
+        &self.keys[self.len - 1]
+    }
+
+    fn as_slice(&self) -> &[Key] {
+        &self.keys[..self.len]
+    }
+}
+
+/// The extents of two sets, the newer ones over the older ones. Both lists are in order and free of overlap, as is
+/// the result (format 7.1). Takes one pass.
+pub(crate) fn overlay(older: Vec<Key>, newer: Vec<Key>) -> Vec<Key> {
+    if older.is_empty() {
+        return newer;
+    }
+    let mut out = Vec::with_capacity(older.len() + newer.len());
+    let mut older = older.into_iter();
+    let mut current = older.next();
+    for new in newer {
+        while let Some(old) = current {
+            if old.position() <= new.start_position() {
+                out.push(old);
+                current = older.next();
+                continue;
+            }
+            let same = old.inode == new.inode;
+            if same {
+                out.extend(old.cut(0, new.start()));
+            }
+            if old.position() > new.position() {
+                current = if same { old.cut(new.end, u64::MAX) } else { Some(old) };
+                break;
+            }
+            current = older.next();
+        }
+        out.push(new);
+    }
+    out.extend(current);
+    out.extend(older);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{DeviceIndex, Gen, Pointer, Pointers};
+    use std::vec;
+
+    const BUCKET: u64 = 1024;
+
+    fn extent(start: u64, end: u64, sector: u64) -> Key {
+        let size = u16::try_from(end - start).expect("small");
+        let pointers = Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(1)));
+        Key { inode: Inode(0), size, dirty: true, end, pointers }
+    }
+
+    #[test]
+    fn neighbours_merge_only_when_one_pointer_says_it_all() {
+        let left = extent(16, 24, 48128);
+        assert_eq!(merged(&left, &extent(24, 32, 48136), BUCKET), Some(extent(16, 32, 48128)));
+        assert_eq!(merged(&left, &extent(25, 32, 48137), BUCKET), None, "a gap between");
+        assert_eq!(merged(&left, &extent(24, 32, 48137), BUCKET), None, "data elsewhere");
+        assert_eq!(merged(&left, &Key { dirty: false, ..extent(24, 32, 48136) }, BUCKET), None);
+        assert_eq!(merged(&left, &Key { inode: Inode(1), ..extent(24, 32, 48136) }, BUCKET), None);
+        let regenerated = Pointers::one(Pointer::new(DeviceIndex(0), 48136, Gen(2)));
+        assert_eq!(merged(&left, &Key { pointers: regenerated, ..extent(24, 32, 0) }, BUCKET), None);
+    }
+
+    #[test]
+    fn neighbours_do_not_merge_across_a_bucket_end_or_beyond_the_largest_size() {
+        let left = extent(0, 8, 2048 - 8);
+        assert_eq!(merged(&left, &extent(8, 16, 2048), BUCKET), None, "2048 begins a bucket");
+        assert_eq!(merged(&left, &extent(8, 16, 2048), 4096), Some(extent(0, 16, 2040)));
+        let long = extent(0, 0xFFF8, 0);
+        assert_eq!(merged(&long, &extent(0xFFF8, 0x1_0000, 0xFFF8), 1 << 20), None);
+        assert!(merged(&long, &extent(0xFFF8, 0xFFFF, 0xFFF8), 1 << 20).is_some());
+    }
+
+    #[test]
+    fn holes_merge_with_holes_and_check_pointers_with_nothing() {
+        let (left, right) = (Key::hole(Inode(0), 0, 8), Key::hole(Inode(0), 8, 16));
+        assert_eq!(merged(&left, &right, BUCKET), Some(Key::hole(Inode(0), 0, 16)));
+        let check = Pointers::one(Pointer::from_word(0xfffd_968c_d43f_0000));
+        let left = Key { pointers: check, ..extent(0, 8, 0) };
+        let right = Key { pointers: check.advanced(8), ..extent(8, 16, 0) };
+        assert_eq!(merged(&left, &right, BUCKET), None);
+    }
+
+    #[test]
+    fn a_newer_set_leaves_front_and_tail_of_older_keys() {
+        // older   0[------100)    200[--300)   400[-450)
+        // newer      20[30)  60[-----250)    350[--------500)
+        let older = vec![extent(0, 100, 1000), extent(200, 300, 2000), extent(400, 450, 3000)];
+        let newer = vec![extent(20, 30, 5000), extent(60, 250, 6000), extent(350, 500, 7000)];
+        let expected = vec![
+            extent(0, 20, 1000),
+            extent(20, 30, 5000),
+            extent(30, 60, 1030),
+            extent(60, 250, 6000),
+            extent(250, 300, 2050),
+            extent(350, 500, 7000),
+        ];
+        assert_eq!(overlay(older, newer), expected);
+    }
+
+    #[test]
+    fn sets_overlay_only_within_a_volume() {
+        let other = Key { inode: Inode(1), ..extent(0, 50, 9000) };
+        let older = vec![extent(0, 100, 1000), other];
+        let newer = vec![Key { inode: Inode(1), ..extent(40, 60, 500) }];
+        let expected = vec![extent(0, 100, 1000), other.cut(0, 40).expect("front"), newer[0]];
+        assert_eq!(overlay(older, newer), expected);
+    }
+}

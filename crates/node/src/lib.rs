@@ -1,0 +1,51 @@
+//! One B-tree node of a cache set, in memory.
+//!
+//! On disk a node is a log of sets of keys inside one bucket; a newer set overrides older ones. In memory it is two
+//! things: the **view**, which is what all sets together say, and the **pending** keys, which stand in no set yet
+//! and will be the next one. The view serves every question; the pending keys are only ever written.
+//!
+//! ```text
+//!   bucket   | set | set | set |   free blocks   |         pending: the next set, at most what is free
+//!               \_____|_____/                                  |
+//!                  merged                                      |
+//!                     v               every insert             |
+//!                   view   <------------------------------>  pending
+//! ```
+//!
+//! The two part company on purpose: a hole (a key without pointers) must reach the disk, where it hides older keys,
+//! but the view just has nothing there.
+//!
+//! A **leaf** holds the extents of volumes ([`Node::insert`], [`Node::replace`]), an **interior** node the keys of
+//! its children ([`Node::replace_children`]). The node performs no I/O and knows nothing of buckets: whether a
+//! pointer is stale is asked of the caller, never remembered.
+//!
+//! | file | duty |
+//! |---|---|
+//! | `node` | the type, its parts and its questions |
+//! | `sorted_keys/` | keys in order, with cheap lookups and changes |
+//! | `extents` | how extents overlap, are cut and merge |
+//! | `leaf`, `children` | changes to a leaf; changes to an interior node |
+//! | `read`, `write` | bytes to node; the next set to bytes |
+//! | `split` | what goes into fresh nodes when this one is full, or too empty |
+//! | `error` | what can be wrong with a node's bytes |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod children;
+mod error;
+mod extents;
+mod leaf;
+mod node;
+mod read;
+mod sorted_keys;
+mod split;
+mod write;
+
+pub use error::{NodeError, NodeFault};
+pub use node::{Node, memory_bytes_max};
+pub use split::{Division, coalesce, divide, fits_together};
+pub use write::SetWrite;

@@ -1,0 +1,279 @@
+//! The node: its parts, and the questions that are asked of it.
+//!
+//! Invariants:
+//! * the view has no hole and no key of size zero; in a leaf its extents do not overlap;
+//! * what a re-read of the sets on disk plus the pending keys would say is what the view says (less the keys that
+//!   [`Node::drop_where`] or [`Node::drop_dead`] took out of it, which the caller knows to mean nothing);
+//! * the pending keys fit behind the log: `written_blocks` and the next set are at most `total_blocks`;
+//! * the words of the view are at most twice those on disk plus those pending, so two fresh nodes can always hold
+//!   them.
+
+use alloc::vec::Vec;
+use core::mem::size_of;
+
+use bcached_format::bset::{BSET_HEADER_BYTES, BsetPlace};
+use bcached_format::units::{WORD_BYTES, bytes_of};
+use bcached_format::{Geometry, Inode, Key, Pointer, Position};
+
+use crate::extents;
+use crate::sorted_keys::{self, SortedKeys};
+
+/// Words kept free in a leaf's next set beside the keys to be added: an insert may cut a key in two, in the view and
+/// in the pending set (format 6.5).
+pub(crate) const LEAF_SPARE_WORDS: usize = 8;
+
+/// Words of the smallest key, one without pointers.
+const KEY_WORDS_MIN: usize = 2;
+
+/// A B-tree node in memory.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The key that points to the node: its upper bound, its size, its place.
+    pub(crate) own: Key,
+    pub(crate) level: u8,
+    pub(crate) seq: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) total_blocks: u32,
+    /// End of the log: the next set goes here.
+    pub(crate) written_blocks: u32,
+    /// Words of keys in the sets of the log.
+    pub(crate) words_on_disk: usize,
+    /// What all sets and the pending keys together say.
+    pub(crate) view: SortedKeys,
+    /// The next set. In an interior node without its freeing keys.
+    pub(crate) pending: SortedKeys,
+    /// The freeing keys of the next set.
+    pub(crate) pending_freeing: Vec<Key>,
+    /// Pointers of the freeing keys that were read, until [`Node::drop_dead`] was called.
+    pub(crate) freed: Vec<Pointer>,
+}
+
+/// Whole blocks in a node of this size.
+pub(crate) fn blocks_of(geometry: &Geometry, node_sectors: u16) -> u32 {
+    let blocks = u64::from(node_sectors) / geometry.block_sectors;
+    u32::try_from(blocks).expect("not more than the sectors")
+}
+
+/// The most memory that a node of `node_sectors` can ever take, in bytes: its view cut into as many pieces as two
+/// nodes can hold, its pending set full of holes. A usual node takes a fraction of it; see [`Node::memory_bytes`].
+#[must_use]
+pub fn memory_bytes_max(node_sectors: u16) -> usize {
+    let bytes = usize::try_from(bytes_of(u64::from(node_sectors))).expect("a node fits in memory");
+    let words = bytes / WORD_BYTES;
+    let pieces = 2 * words / (KEY_WORDS_MIN + 1);
+    let pending = words / KEY_WORDS_MIN;
+    let freeing = 2 * (words / (KEY_WORDS_MIN + 1)) * size_of::<Key>();
+    size_of::<Node>()
+        + sorted_keys::memory_bytes_max(pieces)
+        + sorted_keys::memory_bytes_max(pending)
+        + freeing
+}
+
+impl Node {
+    /// A fresh node without keys, of which nothing is written yet; its first set, empty or not, is pending.
+    ///
+    /// `own` is the key that points to it. `seq` marks its sets: random, because older contents of the bucket are not
+    /// erased and a repeated number would revive them.
+    ///
+    /// # Panics
+    /// If `own` names no place or less than a block, or `seq` is zero.
+    #[must_use]
+    pub fn create(own: Key, level: u8, seq: u64, geometry: &Geometry) -> Self {
+        let total_blocks = blocks_of(geometry, own.size);
+        assert!(!own.pointers.as_slice().is_empty(), "a node has a place");
+        assert!(total_blocks > 0, "a node has room for a set");
+        assert!(seq != 0, "a sequence number of zero marks a bucket that never held a node");
+        Self {
+            own,
+            level,
+            seq,
+            geometry: *geometry,
+            total_blocks,
+            written_blocks: 0,
+            words_on_disk: 0,
+            view: SortedKeys::default(),
+            pending: SortedKeys::default(),
+            pending_freeing: Vec::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// A fresh node whose first set will be `keys`: living keys in order, as [`divide`](crate::divide) hands them
+    /// out. They are the view as well.
+    ///
+    /// # Panics
+    /// As [`Node::create`]; and if the keys do not fit into the node or into its range.
+    #[must_use]
+    pub fn from_keys(own: Key, level: u8, seq: u64, geometry: &Geometry, keys: &[Key]) -> Self {
+        let mut node = Self::create(own, level, seq, geometry);
+        assert!(keys.iter().all(|key| key.size > 0 && !extents::is_hole(key)), "only living keys are kept");
+        assert!(
+            keys.last().is_none_or(|last| last.position() <= own.position()),
+            "the keys lie in the range"
+        );
+        node.view = SortedKeys::from_sorted(keys.iter().copied());
+        node.pending = node.view.clone();
+        node.assert_room();
+        node
+    }
+
+    /// The key that points to the node.
+    #[must_use]
+    pub const fn own(&self) -> &Key {
+        &self.own
+    }
+
+    /// The pointer to the node: its place, and the seed of its checksums. The one place that picks it.
+    #[must_use]
+    pub fn pointer(&self) -> Pointer {
+        pointer_of(&self.own)
+    }
+
+    /// Level in the tree; 0 is a leaf.
+    #[must_use]
+    pub const fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// The node holds extents of volumes, not children.
+    #[must_use]
+    pub const fn is_leaf(&self) -> bool {
+        self.level == 0
+    }
+
+    /// End of the node's range, inclusive.
+    #[must_use]
+    pub const fn position(&self) -> Position {
+        self.own.position()
+    }
+
+    /// The random number that marks the node's sets.
+    #[must_use]
+    pub const fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Blocks that the log takes; the next set goes to this block.
+    #[must_use]
+    pub const fn written_blocks(&self) -> u32 {
+        self.written_blocks
+    }
+
+    /// Blocks of the node.
+    #[must_use]
+    pub const fn total_blocks(&self) -> u32 {
+        self.total_blocks
+    }
+
+    /// There is something to write: keys in no set yet, or a fresh node's first set.
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        self.written_blocks == 0 || self.pending_words() > 0
+    }
+
+    /// Bytes of the next set, its header included and not rounded up to blocks; 0 if there is nothing to write.
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
+        if self.has_pending() { set_bytes(self.pending_words()) } else { 0 }
+    }
+
+    /// Words of the keys in the sets on disk, dead ones included.
+    #[must_use]
+    pub const fn words_on_disk(&self) -> usize {
+        self.words_on_disk
+    }
+
+    /// Words of the keys in the view. What the sets and the pending keys hold beyond this is certainly dead.
+    #[must_use]
+    pub fn words_in_view(&self) -> usize {
+        self.view.words()
+    }
+
+    /// Number of keys in the view.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.view.len()
+    }
+
+    /// The view has no key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.view.is_empty()
+    }
+
+    /// Memory that the node takes now, in bytes. Changes with every insert and never exceeds [`memory_bytes_max`].
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.view.memory_bytes()
+            + self.pending.memory_bytes()
+            + self.pending_freeing.capacity() * size_of::<Key>()
+            + self.freed.capacity() * size_of::<Pointer>()
+    }
+
+    /// Whether keys of `words` can be added such that the next set can still be written behind the log. Counts the
+    /// words that cutting older keys may take (format 6.5).
+    #[must_use]
+    pub fn fits(&self, words: usize) -> bool {
+        let spare = if self.is_leaf() { LEAF_SPARE_WORDS } else { 0 };
+        set_bytes(self.pending_words() + words + spare) <= self.room_bytes()
+    }
+
+    /// The keys of a leaf that share a sector with `[start, end)` of `inode`, in order and uncut. Keys whose pointer
+    /// is stale are among them.
+    pub fn overlapping(&self, inode: Inode, start: u64, end: u64) -> impl Iterator<Item = &Key> + Clone {
+        extents::overlapping(&self.view, inode, start, end)
+    }
+
+    /// No key of a leaf shares a sector with `[start, end)` of `inode`, not even one whose pointer is stale.
+    #[must_use]
+    pub fn is_hole(&self, inode: Inode, start: u64, end: u64) -> bool {
+        self.overlapping(inode, start, end).next().is_none()
+    }
+
+    /// The first key that ends after `position`, in its volume or a later one.
+    #[must_use]
+    pub fn first_after(&self, position: Position) -> Option<Key> {
+        self.view.get(self.view.after(position)).copied()
+    }
+
+    /// All keys of the view, in order.
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
+        self.view.iter()
+    }
+
+    /// Takes keys out of the view that the caller knows to mean nothing any more: their pointers are stale. They
+    /// stay in the sets on disk, and come back with the next read.
+    pub fn drop_where(&mut self, mut is_dead: impl FnMut(&Key) -> bool) {
+        self.view.retain(&mut |key| !is_dead(key));
+    }
+
+    pub(crate) fn pending_words(&self) -> usize {
+        self.pending.words() + self.pending_freeing.iter().map(Key::words).sum::<usize>()
+    }
+
+    /// Bytes between the end of the log and the end of the node.
+    pub(crate) fn room_bytes(&self) -> usize {
+        (self.total_blocks - self.written_blocks) as usize * self.geometry.block_bytes()
+    }
+
+    /// What the node's sets are sealed with.
+    pub(crate) fn place(&self) -> BsetPlace {
+        BsetPlace { magic: self.geometry.magic, node: self.pointer() }
+    }
+
+    /// Every change asks [`Node::fits`] first; afterwards the promise must hold.
+    pub(crate) fn assert_room(&self) {
+        assert!(set_bytes(self.pending_words()) <= self.room_bytes(), "the next set fits behind the log");
+    }
+}
+
+/// The pointer that a node's key is read from and its sums are seeded with.
+pub(crate) fn pointer_of(own: &Key) -> Pointer {
+    *own.pointers.as_slice().first().expect("a node has a place")
+}
+
+/// Bytes of a set of `words`, without the rest of its last block.
+pub(crate) const fn set_bytes(words: usize) -> usize {
+    BSET_HEADER_BYTES + words * WORD_BYTES
+}

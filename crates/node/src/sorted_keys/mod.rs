@@ -1,0 +1,178 @@
+//! Keys in position order, held so that a lookup is two binary searches and a change moves little memory.
+//!
+//! A node holds up to some ten thousand keys. One flat vector would move hundreds of KiB for an insert at its
+//! front; a tree of small nodes would spend more on its own structure than on keys. So the keys stand in chunks of
+//! up to [`CHUNK_KEYS`], and the last position of each chunk stands in a vector of its own, which the first search
+//! runs over without touching a chunk.
+//!
+//! The structure knows nothing of extents: it keeps order, and that is all. Keys at equal positions keep the order
+//! in which they were placed (an interior node has the newer one first until the older one is known to be dead).
+//!
+//! Invariants:
+//! * `bounds[i]` is the position of the last key of `chunks[i]`; no chunk is empty;
+//! * a chunk holds at most [`CHUNK_KEYS`] keys, and two neighbours together hold more than [`JOIN_KEYS`], which
+//!   bounds the memory a key can cost.
+
+mod splice;
+
+use alloc::vec::Vec;
+use core::mem::size_of;
+
+use bcached_format::{Key, Position};
+
+/// Most keys in a chunk: 2.5 KiB of keys, of which an insert moves half on average.
+const CHUNK_KEYS: usize = 64;
+/// Neighbouring chunks with no more keys than this become one.
+const JOIN_KEYS: usize = 56;
+/// Keys put into each chunk when all are known from the start; the rest is room for the first inserts.
+const FILL_KEYS: usize = 60;
+/// Most keys that one splice can add: what is left of an old key on either side, and the new key between.
+pub(crate) const SPLICE_KEYS: usize = 3;
+/// Room of a chunk: a splice may overfill it for the moment before it is split.
+const CHUNK_CAPACITY: usize = CHUNK_KEYS + SPLICE_KEYS;
+
+const _: () =
+    assert!(JOIN_KEYS < FILL_KEYS && FILL_KEYS <= CHUNK_KEYS, "freshly filled chunks must not join");
+
+/// The most memory that `count` keys can take in a [`SortedKeys`], in bytes.
+pub(crate) const fn memory_bytes_max(count: usize) -> usize {
+    // Two neighbours hold more than `JOIN_KEYS`, so at most one chunk in excess of two per `JOIN_KEYS` keys. The
+    // two outer vectors double when they grow.
+    let chunks = 2 * count.div_ceil(JOIN_KEYS) + 1;
+    chunks * CHUNK_CAPACITY * size_of::<Key>()
+        + 2 * (chunks + 4) * (size_of::<Vec<Key>>() + size_of::<Position>())
+}
+
+/// Keys in position order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SortedKeys {
+    bounds: Vec<Position>,
+    chunks: Vec<Vec<Key>>,
+    len: usize,
+    words: usize,
+}
+
+/// A place among the keys of one [`SortedKeys`]: in front of a key, or behind the last. Void after any change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    chunk: usize,
+    index: usize,
+}
+
+impl SortedKeys {
+    /// The keys of `sorted`, which must be in position order.
+    pub(crate) fn from_sorted(sorted: impl IntoIterator<Item = Key>) -> Self {
+        let mut keys = Self::default();
+        for key in sorted {
+            keys.push(key);
+        }
+        keys
+    }
+
+    fn push(&mut self, key: Key) {
+        let position = key.position();
+        assert!(self.bounds.last().is_none_or(|last| *last <= position), "keys come in position order");
+        self.len += 1;
+        self.words += key.words();
+        if let (Some(chunk), Some(bound)) = (self.chunks.last_mut(), self.bounds.last_mut())
+            && chunk.len() < FILL_KEYS
+        {
+            chunk.push(key);
+            *bound = position;
+            return;
+        }
+        let mut chunk = Vec::with_capacity(CHUNK_CAPACITY);
+        chunk.push(key);
+        self.chunks.push(chunk);
+        self.bounds.push(position);
+    }
+
+    /// Number of keys.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Words that all keys take on disk.
+    pub(crate) fn words(&self) -> usize {
+        self.words
+    }
+
+    /// Memory held, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.chunks.len() * CHUNK_CAPACITY * size_of::<Key>()
+            + self.chunks.capacity() * size_of::<Vec<Key>>()
+            + self.bounds.capacity() * size_of::<Position>()
+    }
+
+    /// In front of the first key whose position is greater than `position`.
+    pub(crate) fn after(&self, position: Position) -> Place {
+        let chunk = self.bounds.partition_point(|bound| *bound <= position);
+        let index =
+            self.chunks.get(chunk).map_or(0, |keys| keys.partition_point(|key| key.position() <= position));
+        Place { chunk, index }
+    }
+
+    /// In front of the first key whose position is `position` or greater.
+    pub(crate) fn at(&self, position: Position) -> Place {
+        let chunk = self.bounds.partition_point(|bound| *bound < position);
+        let index =
+            self.chunks.get(chunk).map_or(0, |keys| keys.partition_point(|key| key.position() < position));
+        Place { chunk, index }
+    }
+
+    /// The key behind `place`.
+    pub(crate) fn get(&self, place: Place) -> Option<&Key> {
+        self.chunks.get(place.chunk)?.get(place.index)
+    }
+
+    /// One key towards the front; `None` at the front.
+    pub(crate) fn before(&self, place: Place) -> Option<Place> {
+        if place.index > 0 {
+            return Some(Place { index: place.index - 1, ..place });
+        }
+        let chunk = place.chunk.checked_sub(1)?;
+        Some(Place { chunk, index: self.chunks[chunk].len() - 1 })
+    }
+
+    /// One key towards the end. There must be a key behind `place`.
+    pub(crate) fn next(&self, place: Place) -> Place {
+        if place.index + 1 < self.chunks[place.chunk].len() {
+            return Place { index: place.index + 1, ..place };
+        }
+        Place { chunk: place.chunk + 1, index: 0 }
+    }
+
+    /// All keys behind `place`, in order.
+    pub(crate) fn iter_from(&self, place: Place) -> impl Iterator<Item = &Key> + Clone {
+        let (first, rest) = match self.chunks.get(place.chunk..) {
+            Some([first, rest @ ..]) => (&first[place.index..], rest),
+            _ => (&[][..], &[][..]),
+        };
+        first.iter().chain(rest.iter().flatten())
+    }
+
+    /// All keys, in order.
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
+        self.chunks.iter().flatten()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Keeps the keys that `keep` says yes to.
+    pub(crate) fn retain(&mut self, keep: &mut dyn FnMut(&Key) -> bool) {
+        let before = self.len;
+        for chunk in &mut self.chunks {
+            chunk.retain(&mut *keep);
+        }
+        self.len = self.chunks.iter().map(Vec::len).sum();
+        if self.len != before {
+            *self = Self::from_sorted(core::mem::take(&mut self.chunks).into_iter().flatten());
+        }
+    }
+}

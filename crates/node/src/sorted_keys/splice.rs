@@ -1,0 +1,108 @@
+//! The one way in which sorted keys change: some keys go, a few others take their place.
+
+use alloc::vec::Vec;
+
+use super::{CHUNK_CAPACITY, CHUNK_KEYS, JOIN_KEYS, Place, SPLICE_KEYS, SortedKeys};
+use bcached_format::Key;
+
+impl SortedKeys {
+    /// Replaces the `removed` keys behind `place` with `new`, at most [`SPLICE_KEYS`] of them. The caller answers
+    /// for the order.
+    ///
+    /// Costs the move of half a chunk, plus a step for each removed key.
+    pub(crate) fn splice(&mut self, place: Place, removed: usize, new: &[Key]) {
+        assert!(new.len() <= SPLICE_KEYS, "a chunk has room for one splice only");
+        let Some(place) = self.inside(place, new.is_empty()) else {
+            assert!(removed == 0, "there are no keys to remove");
+            return;
+        };
+        let chunk = place.chunk;
+        let here = removed.min(self.chunks[chunk].len() - place.index);
+        let range = place.index..place.index + here;
+        self.forget(chunk, range.start, range.end);
+        self.chunks[chunk].splice(range, new.iter().copied());
+        self.len += new.len();
+        self.words += new.iter().map(Key::words).sum::<usize>();
+        self.remove_front(chunk + 1, removed - here);
+        self.settle(chunk);
+    }
+
+    /// `place` as a place inside a chunk: the end of all keys is the end of the last chunk. When there is no chunk
+    /// there is no such place, unless keys are to be put there.
+    fn inside(&mut self, place: Place, nothing_new: bool) -> Option<Place> {
+        if self.chunks.is_empty() {
+            if nothing_new {
+                return None;
+            }
+            self.chunks.push(Vec::with_capacity(CHUNK_CAPACITY));
+            self.bounds.push(bcached_format::Position::ZERO);
+        }
+        if place.chunk < self.chunks.len() {
+            return Some(place);
+        }
+        let chunk = self.chunks.len() - 1;
+        Some(Place { chunk, index: self.chunks[chunk].len() })
+    }
+
+    /// Takes the keys of a chunk that are about to go out of the sums.
+    fn forget(&mut self, chunk: usize, start: usize, end: usize) {
+        self.len -= end - start;
+        self.words -= self.chunks[chunk][start..end].iter().map(Key::words).sum::<usize>();
+    }
+
+    /// Removes `count` keys from the front of `chunk` on.
+    fn remove_front(&mut self, chunk: usize, count: usize) {
+        let mut left = count;
+        let mut emptied = chunk;
+        while left > 0 {
+            let len = self.chunks[emptied].len();
+            let here = left.min(len);
+            self.forget(emptied, 0, here);
+            left -= here;
+            if here < len {
+                self.chunks[emptied].drain(..here);
+            } else {
+                emptied += 1;
+            }
+        }
+        self.chunks.drain(chunk..emptied);
+        self.bounds.drain(chunk..emptied);
+    }
+
+    /// Restores the invariants around `chunk`, whose keys, or whose successor's first keys, have changed.
+    fn settle(&mut self, chunk: usize) {
+        let len = self.chunks[chunk].len();
+        if len > CHUNK_KEYS {
+            let mut upper = Vec::with_capacity(CHUNK_CAPACITY);
+            upper.extend(self.chunks[chunk].drain(len / 2..));
+            self.chunks.insert(chunk + 1, upper);
+            self.bounds.insert(chunk + 1, self.bounds[chunk]);
+            self.rebound(chunk + 1);
+        }
+        if len == 0 {
+            self.chunks.remove(chunk);
+            self.bounds.remove(chunk);
+        } else {
+            self.rebound(chunk);
+        }
+        for left in (chunk.saturating_sub(1)..=chunk + 1).rev() {
+            self.join(left);
+        }
+    }
+
+    fn rebound(&mut self, chunk: usize) {
+        let last = self.chunks[chunk].last().expect("no chunk is empty");
+        self.bounds[chunk] = last.position();
+    }
+
+    /// Makes one chunk of `left` and its successor if they are small.
+    fn join(&mut self, left: usize) {
+        let Some([first, second]) = self.chunks.get_mut(left..left + 2) else { return };
+        if first.len() + second.len() > JOIN_KEYS {
+            return;
+        }
+        first.append(second);
+        self.chunks.remove(left + 1);
+        self.bounds.remove(left);
+    }
+}

@@ -1,0 +1,155 @@
+//! What goes into fresh nodes when a node is full, or when several are too empty (format 6.5 and 12.3).
+//!
+//! The log of a node only grows, so a full node is never tidied in place: its living keys move to one fresh node, or
+//! to two, and the parent is told. The functions here only deal out keys; whoever calls them finds the buckets.
+
+use alloc::vec::Vec;
+
+use bcached_format::units::WORD_BYTES;
+use bcached_format::{Geometry, Key, MAX_POINTERS};
+
+use crate::extents::{is_hole, push_merged};
+use crate::node::{Node, set_bytes};
+
+/// Words of the largest key.
+const KEY_WORDS_MAX: usize = 2 + MAX_POINTERS;
+
+/// How living keys are dealt out to fresh nodes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Division {
+    /// One node holds them all; it keeps the old node's position.
+    One(Vec<Key>),
+    /// They are divided. The left node's position is that of its last key; the right one keeps the old position.
+    Two {
+        /// The front keys; never empty.
+        left: Vec<Key>,
+        /// The other keys; never empty.
+        right: Vec<Key>,
+    },
+}
+
+impl Node {
+    /// The keys that a fresh node in this one's place would start with: those of the view that `is_live` says yes to;
+    /// in a leaf adjacent ones are merged (format 7.4).
+    pub fn live_keys(&self, is_live: &mut dyn FnMut(&Key) -> bool) -> Vec<Key> {
+        let mut keys = Vec::with_capacity(self.len());
+        for key in self.keys().filter(|key| is_live(key)) {
+            debug_assert!(key.size > 0 && !is_hole(key), "the view has no holes");
+            if self.is_leaf() {
+                push_merged(&mut keys, *key, self.geometry.bucket_sectors);
+            } else {
+                keys.push(*key);
+            }
+        }
+        keys
+    }
+}
+
+/// Deals `keys`, in order, out to one fresh node or to two, each of `node_blocks` blocks.
+///
+/// One, if its set takes at most four fifths of the blocks. Otherwise the left node gets the keys until three fifths
+/// of the words lie behind, and the one after: what is inserted in rising order then finds more room on the right.
+///
+/// # Panics
+/// If the keys do not fit into two nodes. Those of one node always do.
+#[must_use]
+pub fn divide(keys: Vec<Key>, node_blocks: u32, geometry: &Geometry) -> Division {
+    let words = words_of(&keys);
+    if keys.len() < 2 || !is_crowded(words, node_blocks, geometry) {
+        assert!(fits_node(words, node_blocks, geometry), "a node holds its keys");
+        return Division::One(keys);
+    }
+    let mut count = 0;
+    let mut left_words = 0;
+    while left_words * 5 < words * 3 {
+        left_words += keys[count].words();
+        count += 1;
+    }
+    // Both sides get a key, and neither more than it can hold: a node whose sets had cut each other into many pieces
+    // may fill two nodes almost wholly.
+    count = (count + 1).min(keys.len() - 1);
+    left_words = words_of(&keys[..count]);
+    while !fits_node(left_words, node_blocks, geometry) {
+        count -= 1;
+        left_words -= keys[count].words();
+    }
+    assert!(fits_node(words - left_words, node_blocks, geometry), "two nodes hold the keys of one");
+    let mut left = keys;
+    let right = left.split_off(count);
+    Division::Two { left, right }
+}
+
+/// Whether neighbouring nodes with `words` words of living keys each fit into one fewer, filled to at most two thirds.
+#[must_use]
+pub fn fits_together(words: &[usize], node_blocks: u32, geometry: &Geometry) -> bool {
+    let Some(fewer) = words.len().checked_sub(1).filter(|fewer| *fewer > 0) else { return false };
+    // Keys are not divided, so a node may stay short of the limit by less than a key.
+    let slack = fewer * KEY_WORDS_MAX;
+    words.iter().sum::<usize>() + slack <= fewer * coalesced_words_max(node_blocks, geometry)
+}
+
+/// Deals the living keys of `nodes` neighbouring nodes, in order, out to as few nodes as hold them at two thirds;
+/// `None` if that would not be fewer. The position of each but the last is that of its last key, the last one keeps
+/// the last old node's. Only the last can be empty.
+///
+/// Extents that met at the border of two leaves become one here.
+#[must_use]
+pub fn coalesce(
+    keys: &[Key],
+    nodes: usize,
+    is_leaf: bool,
+    node_blocks: u32,
+    geometry: &Geometry,
+) -> Option<Vec<Vec<Key>>> {
+    let mut merged = Vec::with_capacity(keys.len());
+    for key in keys {
+        if is_leaf {
+            push_merged(&mut merged, *key, geometry.bucket_sectors);
+        } else {
+            merged.push(*key);
+        }
+    }
+    let words_max = coalesced_words_max(node_blocks, geometry);
+    let mut parts: Vec<Vec<Key>> = Vec::new();
+    let mut part = Vec::new();
+    let mut words = 0;
+    for key in merged {
+        if words + key.words() > words_max && !part.is_empty() {
+            parts.push(core::mem::take(&mut part));
+            words = 0;
+        }
+        words += key.words();
+        part.push(key);
+    }
+    parts.push(part);
+    (parts.len() < nodes).then_some(parts)
+}
+
+/// Most words of keys in each node that neighbours are merged into: two thirds of what it can hold.
+fn coalesced_words_max(node_blocks: u32, geometry: &Geometry) -> usize {
+    words_max(node_blocks, geometry) * 2 / 3
+}
+
+/// A set of `words` takes more than four fifths of the blocks. A node of one block has no room for a second set
+/// anyway; there the bytes are looked at, or it would be divided for ever.
+fn is_crowded(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
+    let blocks = node_blocks as usize;
+    let block_bytes = geometry.block_bytes();
+    if blocks == 1 {
+        return set_bytes(words) * 5 > block_bytes * 4;
+    }
+    set_bytes(words).div_ceil(block_bytes) * 5 > blocks * 4
+}
+
+fn fits_node(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
+    words <= words_max(node_blocks, geometry)
+}
+
+/// Words of keys that a node's first set can hold.
+fn words_max(node_blocks: u32, geometry: &Geometry) -> usize {
+    (node_blocks as usize * geometry.block_bytes() - set_bytes(0)) / WORD_BYTES
+}
+
+fn words_of(keys: &[Key]) -> usize {
+    keys.iter().map(Key::words).sum()
+}
