@@ -66,7 +66,10 @@ impl Pointer {
 
     /// The cache device. Only meaningful when this is not a check pointer.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "a set has at most eight devices; checked by the parser")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a set has at most eight devices; checked by the parser"
+    )]
     pub const fn device(self) -> DeviceIndex {
         DeviceIndex(self.device_number() as u8)
     }
@@ -238,7 +241,6 @@ impl Key {
 
     /// A key from its header, end offset and pointers, unchecked.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "the fields are masked to their width")]
     pub const fn from_words(header: u64, end: u64, pointers: Pointers) -> Self {
         Self {
             inode: Inode((header & INODE_MASK) as u32),

@@ -1,17 +1,65 @@
 //! The on-disk format of Linux bcache: bytes to checked Rust values, and values back to sealed bytes.
 //!
 //! Nothing here has an opinion, performs I/O or keeps state. Bytes from a device are untrusted: every `parse`
-//! returns a checked value or a [`FormatError`] with typed fields, and never panics.
+//! returns a checked value or an error with typed fields, and never panics.
+//!
+//! ```text
+//! cache device   | boot | superblock | journal buckets | buckets handed out: priorities, uuids, nodes, data |
+//!                         sector 8     from first_bucket on
+//!
+//! superblock     says where the journal is; the newest entry says where everything else is:
+//!   journal entry -> root node -> interior nodes -> leaves -> data       (B-tree, copied on split)
+//!                 -> uuid table                                          (rewritten elsewhere on change)
+//!                 -> chain of priority sets: generation of every bucket  (rewritten elsewhere on change)
+//!   journal entry holds keys that may not be in a leaf yet.
+//!
+//! backing device | boot | superblock | data, from data_offset on |
+//! ```
+//!
+//! Written last is always the name: a node before the parent that points to it, a chain or table before the journal
+//! entry, data before its key. A pointer is valid while it carries its bucket's generation, so moving the generation
+//! on makes all old pointers into a bucket void at once.
 //!
 //! See `docs/format.md` for the layout tables; a test prints them from this code.
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod bset;
+pub mod checksum;
+pub mod error;
+pub mod features;
+pub mod geometry;
+pub mod identity;
+pub mod jset;
 pub mod key;
+pub mod key_check;
+pub mod key_list;
+pub mod layout;
+pub mod node_log;
+pub mod prio;
+pub mod superblock;
 pub mod units;
+pub mod uuid;
 
+pub use bset::{Bset, BsetPlace};
+pub use error::{
+    BsetError, FormatError, JsetError, KeyError, KeyListError, NodeError, PrioError, SuperblockError,
+    UuidError,
+};
+pub use geometry::Geometry;
+pub use identity::{Label, SetMagic, Uuid};
+pub use jset::{Jset, JsetHeader};
 pub use key::{Key, MAX_POINTERS, Pointer, Pointers};
+pub use key_list::KeyList;
+pub use node_log::NodeLog;
+pub use prio::{BucketPrio, PrioSet};
+pub use superblock::{
+    BackingFormat, BackingState, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts,
+    RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+};
 pub use units::{BucketId, DeviceIndex, Gen, Inode, Position, SECTOR_BYTES};
+pub use uuid::UuidSlot;

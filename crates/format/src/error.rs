@@ -1,0 +1,537 @@
+//! What can be wrong with bytes of the format. One enum per structure, so that a signature says what can fail;
+//! [`FormatError`] is the sum of them.
+//!
+//! `Display` is the whole sentence, inner errors included, and none of these has a source: they are where a chain of
+//! causes ends. Fields carry what was wanted and what was found. Sizes are in sectors unless a field's name says bytes or words.
+
+use crate::identity::Uuid;
+use crate::units::Position;
+use thiserror::Error;
+
+/// Any refusal of this crate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// A superblock.
+    #[error("superblock: {0}")]
+    Superblock(SuperblockError),
+    /// A set of a B-tree node.
+    #[error("btree set: {0}")]
+    Bset(BsetError),
+    /// A B-tree node.
+    #[error("btree node: {0}")]
+    Node(NodeError),
+    /// A journal entry.
+    #[error("journal entry: {0}")]
+    Jset(JsetError),
+    /// A priority set.
+    #[error("priority set: {0}")]
+    Prio(PrioError),
+    /// The uuid table.
+    #[error("uuid table: {0}")]
+    Uuid(UuidError),
+    /// A key.
+    #[error("key: {0}")]
+    Key(KeyError),
+}
+
+macro_rules! from_parts {
+    ($($variant:ident $part:ident),* $(,)?) => {
+        $(impl From<$part> for FormatError {
+            fn from(part: $part) -> Self {
+                Self::$variant(part)
+            }
+        })*
+    };
+}
+
+from_parts!(Superblock SuperblockError, Bset BsetError, Node NodeError, Jset JsetError, Prio PrioError, Uuid UuidError, Key KeyError);
+
+/// Why 4096 bytes are not a superblock that can be run. Listed in the order in which they are checked, which is the
+/// order in which Linux checks them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum SuperblockError {
+    /// Fewer than 4096 bytes.
+    #[error("{found} bytes are too short for a superblock, which takes {wanted}")]
+    Truncated {
+        /// Bytes of a superblock.
+        wanted: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// The field that names the superblock's own sector is wrong.
+    #[error("not a bcache superblock: it says that it belongs at sector {found}, not {wanted}")]
+    BadOffset {
+        /// Where a superblock lies.
+        wanted: u64,
+        /// What the field says.
+        found: u64,
+    },
+    /// The magic is not that of bcache.
+    #[error("not a bcache superblock: the magic number is {found}")]
+    BadMagic {
+        /// The sixteen bytes found.
+        found: Uuid,
+    },
+    /// The count of journal buckets is beyond what the superblock holds, so not even the checksum can be computed.
+    #[error("{found} journal buckets are listed, more than the {limit} there is room for")]
+    TooManyJournalBuckets {
+        /// Buckets that fit.
+        limit: u64,
+        /// Buckets announced.
+        found: u64,
+    },
+    /// The checksum does not match.
+    #[error("bad checksum: computed {wanted:#018x}, found {found:#018x}")]
+    BadChecksum {
+        /// Sum over the bytes.
+        wanted: u64,
+        /// Sum stored.
+        found: u64,
+    },
+    /// The device has no uuid.
+    #[error("the device's uuid is zero")]
+    NilUuid,
+    /// The block size is below the device's logical block.
+    #[error("the block size of {found} sectors is smaller than the device's own of {wanted}")]
+    BlockBelowDevice {
+        /// Logical block of the device.
+        wanted: u64,
+        /// Block size of the superblock.
+        found: u64,
+    },
+    /// A backing device's data would overlap its superblock.
+    #[error("the data offset of sector {found} lies before sector {wanted}")]
+    DataOffsetTooSmall {
+        /// First allowed sector.
+        wanted: u64,
+        /// Data offset found.
+        found: u64,
+    },
+    /// The version is none of those that exist.
+    #[error("unsupported superblock version {found}")]
+    UnsupportedVersion {
+        /// Version found.
+        found: u64,
+    },
+    /// Unknown bits in the compatible features.
+    #[error("unsupported compatible features {found:#x}")]
+    UnsupportedCompat {
+        /// Unknown bits.
+        found: u64,
+    },
+    /// Unknown bits in the read-only compatible features.
+    #[error("unsupported read-only compatible features {found:#x}")]
+    UnsupportedRoCompat {
+        /// Unknown bits.
+        found: u64,
+    },
+    /// Unknown bits in the incompatible features.
+    #[error("unsupported incompatible features {found:#x}")]
+    UnsupportedIncompat {
+        /// Unknown bits.
+        found: u64,
+    },
+    /// More buckets than can be addressed.
+    #[error("{found} buckets are more than the format can address")]
+    TooManyBuckets {
+        /// Buckets found.
+        found: u64,
+    },
+    /// Fewer buckets than a set needs.
+    #[error("{found} buckets are too few, at least {wanted} are needed")]
+    NotEnoughBuckets {
+        /// Least number.
+        wanted: u64,
+        /// Buckets found.
+        found: u64,
+    },
+    /// The block size is not a power of two.
+    #[error("the block size of {found} sectors is not a power of two")]
+    BlockNotPowerOfTwo {
+        /// Block size found.
+        found: u64,
+    },
+    /// The block size is above a page.
+    #[error("the block size of {found} sectors is larger than a page of {limit}")]
+    BlockAbovePage {
+        /// Sectors of a page.
+        limit: u64,
+        /// Block size found.
+        found: u64,
+    },
+    /// The bucket size is not a power of two.
+    #[error("the bucket size of {found} sectors is not a power of two")]
+    BucketNotPowerOfTwo {
+        /// Bucket size found.
+        found: u64,
+    },
+    /// The logarithm of the bucket size is out of range.
+    #[error("the bucket size of 2^{found} sectors is larger than 2^{limit}")]
+    BucketLogarithmTooLarge {
+        /// Largest logarithm.
+        limit: u32,
+        /// Logarithm found.
+        found: u32,
+    },
+    /// The bucket size is below a page.
+    #[error("the bucket size of {found} sectors is smaller than a page of {wanted}")]
+    BucketBelowPage {
+        /// Sectors of a page.
+        wanted: u64,
+        /// Bucket size found.
+        found: u64,
+    },
+    /// The buckets reach beyond the end of the device.
+    #[error("the device is too small: the superblock describes {wanted} sectors, it has {found}")]
+    DeviceTooSmall {
+        /// Sectors of all buckets (saturated).
+        wanted: u64,
+        /// Sectors of the device.
+        found: u64,
+    },
+    /// A cache device that belongs to no set.
+    #[error("the cache set's uuid is zero")]
+    NilSetUuid,
+    /// The device's number in the set, or the set's size, makes no sense.
+    #[error("bad number of the cache device in its set: {index} of {count}")]
+    BadDeviceNumber {
+        /// Devices of the set.
+        count: u16,
+        /// Number of this one.
+        index: u16,
+    },
+    /// The journal buckets are not one run from the first bucket on.
+    #[error("journal bucket {index} is bucket {found} instead of {wanted}: they are not consecutive")]
+    JournalNotSequential {
+        /// Index in the list.
+        index: u64,
+        /// Bucket that belongs there.
+        wanted: u64,
+        /// Bucket found there.
+        found: u64,
+    },
+    /// The journal reaches beyond the last bucket.
+    #[error("the journal ends at bucket {wanted}, but there are only {found}")]
+    JournalBeyondEnd {
+        /// End of the journal, in buckets.
+        wanted: u64,
+        /// Number of buckets.
+        found: u64,
+    },
+    /// The first bucket overlaps the superblock.
+    #[error("the first bucket starts at sector {found}, inside the superblock which ends at {wanted}")]
+    FirstBucketInSuperblock {
+        /// End of the superblock.
+        wanted: u64,
+        /// Start of the first bucket.
+        found: u64,
+    },
+    /// The set spans several devices, which no kernel since 5.10 can run. Some kernels take such a device for a whole
+    /// set; that loses data.
+    #[error("the cache set has {found} devices; sets of more than one are not supported")]
+    SeveralDevices {
+        /// Devices of the set.
+        found: u16,
+    },
+    /// A replacement policy that does not exist. (A kernel takes it without complaint.)
+    #[error("unknown replacement policy {found}")]
+    UnknownReplacement {
+        /// Value found.
+        found: u8,
+    },
+    /// A cache mode that does not exist. (A kernel takes it without complaint.)
+    #[error("unknown cache mode {found}")]
+    UnknownCacheMode {
+        /// Value found.
+        found: u8,
+    },
+    /// A backing device's data would start beyond its end.
+    #[error("the data offset of sector {found} lies beyond the end of the device at {limit}")]
+    DataOffsetBeyondEnd {
+        /// Sectors of the device.
+        limit: u64,
+        /// Data offset found.
+        found: u64,
+    },
+}
+
+/// Why a key cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The key runs past the end of the key area.
+    #[error("it takes {wanted} words, but only {found} are left")]
+    Truncated {
+        /// Words of the key.
+        wanted: usize,
+        /// Words left.
+        found: usize,
+    },
+    /// More pointers than any program writes.
+    #[error("it has {found} pointers, more than the {limit} that are understood")]
+    TooManyPointers {
+        /// Most pointers.
+        limit: usize,
+        /// Pointers announced.
+        found: usize,
+    },
+    /// The end offset is beyond the key space.
+    #[error("its end {found:#x} lies beyond the largest offset")]
+    EndTooLarge {
+        /// End found.
+        found: u64,
+    },
+    /// The extent starts before zero.
+    #[error("its size {size} exceeds its end {end}")]
+    SizeExceedsEnd {
+        /// Size in sectors.
+        size: u16,
+        /// End in sectors.
+        end: u64,
+    },
+    /// A key that must name data names none.
+    #[error("it has no pointer")]
+    NoPointer,
+    /// A key that must cover something is empty.
+    #[error("its size is zero")]
+    ZeroSize,
+    /// A child key is marked dirty.
+    #[error("it is a child and marked dirty")]
+    DirtyChild,
+    /// A pointer to a device that the set does not have.
+    #[error("it points to device {found}, the set has only device 0")]
+    NoSuchDevice {
+        /// Device number found.
+        found: u16,
+    },
+    /// A pointer into a bucket that cannot hold data.
+    #[error("it points to bucket {found}, outside {first}..{limit}")]
+    BucketOutOfRange {
+        /// First bucket that can be pointed to.
+        first: u64,
+        /// Number of buckets.
+        limit: u64,
+        /// Bucket found.
+        found: u64,
+    },
+    /// An extent that leaves its bucket.
+    #[error("its {size} sectors from sector {sector} on leave the bucket")]
+    CrossesBucket {
+        /// First sector of the data.
+        sector: u64,
+        /// Sectors of the extent.
+        size: u16,
+    },
+    /// A child or a table that does not start at the start of its bucket. (A kernel does not look.)
+    #[error("it points to sector {sector}, which is not the start of a bucket")]
+    NotAtBucketStart {
+        /// Sector found.
+        sector: u64,
+    },
+    /// Size of a node or table that is not whole blocks. (A kernel does not look.)
+    #[error("its size of {size} sectors is not a whole number of blocks")]
+    NotWholeBlocks {
+        /// Size found.
+        size: u16,
+    },
+    /// A key of a list stands at the wrong place. (A kernel does not look.)
+    #[error("it starts at {start}, before {previous} where the one before it ended")]
+    OutOfOrder {
+        /// End of the key before.
+        previous: Position,
+        /// Start of this one.
+        start: Position,
+    },
+}
+
+/// A bad key inside a list, and which one it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("key {index} (at word {word}): {error}")]
+pub struct KeyListError {
+    /// Number of the key in the list, from 0.
+    pub index: usize,
+    /// Word of the list at which it starts.
+    pub word: usize,
+    /// What is wrong with it.
+    pub error: KeyError,
+}
+
+/// Why a set of a B-tree node cannot be used, in the order of the checks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum BsetError {
+    /// The node's first header has sequence number zero: nothing was ever written here.
+    #[error("bad btree header: the sequence number is zero")]
+    ZeroSeq,
+    /// A version that is not understood.
+    #[error("unsupported version {found}")]
+    UnsupportedVersion {
+        /// Version found.
+        found: u32,
+    },
+    /// The set does not fit in what is left of the node.
+    #[error("bad btree header: the set takes {wanted} bytes, but the node has only {found} left")]
+    BeyondNode {
+        /// Bytes of the set.
+        wanted: u64,
+        /// Bytes left in the node.
+        found: usize,
+    },
+    /// The magic is not that of this set's nodes.
+    #[error("bad magic: wanted {wanted:#018x}, found {found:#018x}")]
+    BadMagic {
+        /// Magic of the cache set's nodes.
+        wanted: u64,
+        /// Magic found.
+        found: u64,
+    },
+    /// The checksum does not match.
+    #[error("bad checksum: computed {wanted:#018x}, found {found:#018x}")]
+    BadChecksum {
+        /// Sum over the bytes.
+        wanted: u64,
+        /// Sum stored.
+        found: u64,
+    },
+    /// A set without keys that is not the node's first.
+    #[error("empty set")]
+    Empty,
+    /// The node's sequence number stands behind the end of its log: a set between them was lost.
+    #[error("corrupted btree: a set of this node stands behind the end of its log at block {end_block}")]
+    StraySet {
+        /// Block at which the log ends.
+        end_block: u32,
+    },
+    /// A key of the set is malformed.
+    #[error(transparent)]
+    Key(#[from] KeyListError),
+}
+
+/// Why a B-tree node cannot be read, and which of its sets is to blame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("set at block {block}: {error}")]
+pub struct NodeError {
+    /// Block of the node at which the set starts.
+    pub block: u32,
+    /// What is wrong with it.
+    pub error: BsetError,
+}
+
+/// Why bytes are not a journal entry that can be used, in the order of the checks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum JsetError {
+    /// Not even a header fits: the end of the bucket.
+    #[error("{found} bytes are left, too few for an entry's {wanted}")]
+    Truncated {
+        /// Bytes of an entry without keys.
+        wanted: usize,
+        /// Bytes left.
+        found: usize,
+    },
+    /// The magic is not that of this set's journal: no entry was written here.
+    #[error("bad magic: wanted {wanted:#018x}, found {found:#018x}")]
+    BadMagic {
+        /// Magic of the cache set's journal.
+        wanted: u64,
+        /// Magic found.
+        found: u64,
+    },
+    /// The entry is larger than an entry may be, or than the rest of the bucket.
+    #[error("it takes {wanted} bytes, but at most {limit} are possible here")]
+    TooLarge {
+        /// Bytes of the entry.
+        wanted: u64,
+        /// Bytes possible.
+        limit: usize,
+    },
+    /// The checksum does not match: a torn or damaged entry.
+    #[error("bad checksum: computed {wanted:#018x}, found {found:#018x}")]
+    BadChecksum {
+        /// Sum over the bytes.
+        wanted: u64,
+        /// Sum stored.
+        found: u64,
+    },
+    /// A version that is not understood. (A kernel does not look.)
+    #[error("unsupported version {found}")]
+    UnsupportedVersion {
+        /// Version found.
+        found: u32,
+    },
+    /// The sequence numbers contradict each other. (A kernel does not look.)
+    #[error("the entry {seq} says that it needs entries from {last_seq} on")]
+    BadSeq {
+        /// The entry's own number.
+        seq: u64,
+        /// Oldest entry it needs.
+        last_seq: u64,
+    },
+    /// The key of the root node is malformed.
+    #[error("bad btree root: {0}")]
+    Root(KeyError),
+    /// The key of the uuid table is malformed.
+    #[error("bad uuid pointer: {0}")]
+    Uuids(KeyError),
+    /// A key is malformed. (A kernel does not look, and panics on a key of size zero.)
+    #[error(transparent)]
+    Key(#[from] KeyListError),
+}
+
+impl JsetError {
+    /// The bytes are simply not a (whole) entry, which is how a bucket's log ends. The other errors are entries whose
+    /// checksum is good and that nevertheless make no sense: they must not be taken for the end of the log.
+    #[must_use]
+    pub const fn is_end_of_log(&self) -> bool {
+        matches!(
+            self,
+            Self::Truncated { .. } | Self::BadMagic { .. } | Self::TooLarge { .. } | Self::BadChecksum { .. }
+        )
+    }
+}
+
+/// Why bytes are not a priority set that can be used, in the order of the checks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum PrioError {
+    /// Not the meta area of a bucket.
+    #[error("{found} bytes are too few for a priority set, which takes at least {wanted}")]
+    Truncated {
+        /// Least bytes.
+        wanted: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// The checksum does not match.
+    #[error("bad csum reading priorities: computed {wanted:#018x}, found {found:#018x}")]
+    BadChecksum {
+        /// Sum over the bytes.
+        wanted: u64,
+        /// Sum stored.
+        found: u64,
+    },
+    /// The magic is not that of this set's priorities.
+    #[error("bad magic reading priorities: wanted {wanted:#018x}, found {found:#018x}")]
+    BadMagic {
+        /// Magic of the cache set's priorities.
+        wanted: u64,
+        /// Magic found.
+        found: u64,
+    },
+}
+
+/// Why bytes are not a uuid table. The table has no checksum: this is all that can be noticed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum UuidError {
+    /// The length is not a whole number of slots.
+    #[error("{found} bytes are not a whole number of slots of {slot} bytes")]
+    NotWholeSlots {
+        /// Bytes of a slot.
+        slot: usize,
+        /// Bytes given.
+        found: usize,
+    },
+}

@@ -1,0 +1,189 @@
+//! Sizes and places that follow from a cache superblock: how large a node is, how many priorities fit in a bucket.
+//!
+//! Some limits come from the largest contiguous allocation and the page of the kernels that made the format (4 MiB
+//! and 4 KiB); they are part of it now.
+
+use crate::identity::SetMagic;
+use crate::superblock::CacheSuperblock;
+use crate::units::{BucketId, DeviceIndex, SECTOR_BYTES, bytes_of, sectors_of};
+
+/// Most bytes of a bucket that one metadata structure uses.
+const META_BYTES_MAX: u64 = 4 << 20;
+
+/// Up to this meta area a node fills it; beyond, a quarter of it, but not less than this.
+const NODE_BYTES_STEP: u64 = 256 << 10;
+
+/// Largest journal entry.
+const JSET_BYTES_MAX: u64 = 32 << 10;
+
+/// Sizes of a cache set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Block size in sectors, 1..=8: metadata is written in whole blocks.
+    pub block_sectors: u64,
+    /// Bucket size in sectors, a power of two of at least 8.
+    pub bucket_sectors: u64,
+    /// Number of buckets N, counted from the start of the device.
+    pub buckets: u64,
+    /// First usable bucket; the journal starts here.
+    pub first_bucket: u64,
+    /// Number of journal buckets.
+    pub journal_buckets: u64,
+    /// Marks the set's metadata.
+    pub magic: SetMagic,
+}
+
+impl Geometry {
+    /// The sizes of the set of `superblock`.
+    #[must_use]
+    pub fn of(superblock: &CacheSuperblock) -> Self {
+        Self {
+            block_sectors: superblock.block_sectors(),
+            bucket_sectors: superblock.bucket_sectors(),
+            buckets: superblock.buckets(),
+            first_bucket: superblock.first_bucket(),
+            journal_buckets: superblock.journal_buckets(),
+            magic: superblock.set_magic(),
+        }
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        to_index(bytes_of(self.block_sectors))
+    }
+
+    /// Bytes of a bucket.
+    #[must_use]
+    pub const fn bucket_bytes(&self) -> u64 {
+        bytes_of(self.bucket_sectors)
+    }
+
+    /// Bytes that a priority set or the uuid table takes at the start of its bucket.
+    #[must_use]
+    pub fn meta_bytes(&self) -> usize {
+        to_index(self.bucket_bytes().min(META_BYTES_MAX))
+    }
+
+    /// The same in sectors.
+    #[must_use]
+    pub fn meta_sectors(&self) -> u64 {
+        sectors_of(self.meta_bytes() as u64)
+    }
+
+    /// Buckets that one priority set describes.
+    #[must_use]
+    pub fn prios_per_set(&self) -> u64 {
+        crate::prio::entries_in(self.meta_bytes()) as u64
+    }
+
+    /// Priority sets that describe all buckets.
+    #[must_use]
+    pub fn prio_sets(&self) -> u64 {
+        self.buckets.div_ceil(self.prios_per_set())
+    }
+
+    /// Slots of the uuid table.
+    #[must_use]
+    pub fn uuid_slots(&self) -> usize {
+        self.meta_bytes() / crate::uuid::SLOT_BYTES
+    }
+
+    /// Sectors of a new B-tree node. The size of an existing one stands in the key that points to it.
+    #[must_use]
+    pub fn node_sectors(&self) -> u64 {
+        let meta = self.meta_bytes() as u64;
+        let bytes = if meta <= NODE_BYTES_STEP { meta } else { (meta / 4).max(NODE_BYTES_STEP) };
+        sectors_of(bytes)
+    }
+
+    /// Most bytes of a journal entry, its header included.
+    #[must_use]
+    pub fn jset_bytes_max(&self) -> usize {
+        to_index(self.bucket_bytes().min(JSET_BYTES_MAX))
+    }
+
+    /// The journal bucket with this index, which is below [`Self::journal_buckets`].
+    #[must_use]
+    pub const fn journal_bucket(&self, index: u64) -> BucketId {
+        BucketId { device: DeviceIndex(0), index: self.first_bucket + index }
+    }
+
+    /// The bucket that holds `sector` of a cache device, existing or not.
+    #[must_use]
+    pub const fn bucket_at(&self, device: DeviceIndex, sector: u64) -> BucketId {
+        BucketId { device, index: sector / self.bucket_sectors }
+    }
+
+    /// First sector of a bucket.
+    #[must_use]
+    pub const fn sector_of(&self, bucket: BucketId) -> u64 {
+        bucket.index * self.bucket_sectors
+    }
+
+    /// Whether keys may point into the bucket with this index.
+    #[must_use]
+    pub const fn is_usable(&self, index: u64) -> bool {
+        index >= self.first_bucket && index < self.buckets
+    }
+
+    /// `bytes` rounded up to whole blocks.
+    #[must_use]
+    pub fn whole_blocks(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.block_bytes())
+    }
+}
+
+/// Sizes here are at most some MiB, except those of buckets, which nobody indexes as a whole.
+fn to_index(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("metadata fits in memory")
+}
+
+const _: () = assert!(NODE_BYTES_STEP < META_BYTES_MAX && JSET_BYTES_MAX.is_multiple_of(SECTOR_BYTES));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Uuid;
+
+    fn geometry(bucket_bytes: u64, buckets: u64) -> Geometry {
+        Geometry {
+            block_sectors: 1,
+            bucket_sectors: sectors_of(bucket_bytes),
+            buckets,
+            first_bucket: 1,
+            journal_buckets: 16,
+            magic: SetMagic::of(Uuid::NIL),
+        }
+    }
+
+    #[test]
+    fn node_sizes_of_the_format_document() {
+        let kib = 1024;
+        for (bucket, node) in
+            [(64, 64), (256, 256), (512, 256), (1024, 256), (2048, 512), (4096, 1024), (16384, 1024)]
+        {
+            assert_eq!(geometry(bucket * kib, 2048).node_sectors(), sectors_of(node * kib), "{bucket} KiB");
+        }
+    }
+
+    #[test]
+    fn sizes_of_the_worked_example() {
+        // 1 GiB, buckets of 512 KiB (on-disk format, 20.4).
+        let geometry = geometry(512 << 10, 2048);
+        assert_eq!(geometry.prios_per_set(), 174_749);
+        assert_eq!(geometry.prio_sets(), 1);
+        assert_eq!(geometry.uuid_slots(), 4096);
+        assert_eq!(geometry.jset_bytes_max(), 32 << 10);
+        assert_eq!(geometry.sector_of(BucketId { device: DeviceIndex(0), index: 34 }), 34816);
+    }
+
+    #[test]
+    fn small_buckets_bound_entries_and_need_several_priority_sets() {
+        let geometry = geometry(4096, 10_000);
+        assert_eq!(geometry.jset_bytes_max(), 4096);
+        assert_eq!(geometry.prios_per_set(), 1352);
+        assert_eq!(geometry.prio_sets(), 8);
+        assert_eq!(geometry.node_sectors(), 8);
+    }
+}

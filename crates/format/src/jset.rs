@@ -1,0 +1,189 @@
+//! A journal entry: keys that were inserted into leaves, and where the tree, the uuid table and the priorities are.
+//!
+//! Entries stand at block boundaries of the journal buckets, each right behind the one before. An entry that was torn
+//! is not there at all; what follows it in its bucket is of an older lap. Each entry names the *current* root, uuid
+//! table and priority chain; only those of the newest valid one count.
+
+use crate::checksum::{CHECKSUM_BYTES, checksum};
+use crate::error::{JsetError, KeyError, KeyListError};
+use crate::identity::SetMagic;
+use crate::key::Key;
+use crate::key_list::{KeyList, parse_key, write_key};
+use crate::layout::{Field, Structure};
+use crate::units::WORD_BYTES;
+use alloc::vec::Vec;
+
+const CSUM: Field = Field::new(0, 8, "csum", "standard checksum of bytes 8 .. 240 + 8 keys");
+const MAGIC: Field = Field::new(8, 8, "magic", "0x245235C1A3625032 xor set magic");
+const SEQ: Field = Field::new(16, 8, "seq", "from 1, one more at each entry");
+const VERSION: Field = Field::new(24, 4, "version", "1; 0: the uuid table has slots of 64 bytes");
+const KEYS: Field = Field::new(28, 4, "keys", "words of keys");
+const LAST_SEQ: Field = Field::new(32, 8, "last_seq", "oldest entry still needed");
+const UUIDS: Field = Field::new(40, 64, "uuid_bucket", "key of the uuid table, rest junk");
+const ROOT: Field = Field::new(104, 64, "btree_root", "key of the root node, rest junk");
+const LEVEL: Field = Field::new(168, 2, "btree_level", "level of the root, 0: a leaf");
+const JUNK: Field = Field::new(170, 6, "pad", "junk");
+const PRIOS: Field =
+    Field::new(176, 64, "prio_bucket", "u64 first priority bucket; a slot for each of 8 devices, one used");
+
+/// The table of an entry.
+pub const STRUCTURE: Structure = Structure {
+    name: "Journal entry",
+    fields: &[CSUM, MAGIC, SEQ, VERSION, KEYS, LAST_SEQ, UUIDS, ROOT, LEVEL, JUNK, PRIOS],
+};
+
+/// Bytes of an entry before its keys.
+pub const JSET_HEADER_BYTES: usize = PRIOS.end();
+
+/// Largest entry in bytes, whatever the bucket size.
+pub const JSET_BYTES_MAX: usize = 32 << 10;
+
+const VERSION_CURRENT: u32 = 1;
+
+/// What an entry says besides its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JsetHeader {
+    /// Number of the entry, from 1.
+    pub seq: u64,
+    /// Oldest entry that holds a key which may not be in the tree yet; at most `seq`.
+    pub last_seq: u64,
+    /// Key of the uuid table.
+    pub uuids: Key,
+    /// Key of the root node.
+    pub root: Key,
+    /// Level of the root node; 0 is a leaf.
+    pub root_level: u16,
+    /// First bucket of the priority chain.
+    pub prio_bucket: u64,
+}
+
+/// A checked entry; its keys lie in the bytes it was parsed from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Jset<'a> {
+    /// What it says besides its keys.
+    pub header: JsetHeader,
+    /// 1, or 0 for an old entry.
+    pub version: u32,
+    /// The keys in the order in which they were inserted, none of size zero; not yet judged (see `key_check`).
+    pub keys: KeyList<'a>,
+}
+
+impl<'a> Jset<'a> {
+    /// The entry at the start of `bytes`, which reach to the end of the bucket.
+    ///
+    /// # Errors
+    /// [`JsetError`]; ask it whether it [is the end of the log](JsetError::is_end_of_log).
+    pub fn parse(bytes: &'a [u8], magic: SetMagic) -> Result<Self, JsetError> {
+        if bytes.len() < JSET_HEADER_BYTES {
+            return Err(JsetError::Truncated { wanted: JSET_HEADER_BYTES, found: bytes.len() });
+        }
+        let (wanted, found) = (magic.jset(), MAGIC.u64(bytes));
+        if wanted != found {
+            return Err(JsetError::BadMagic { wanted, found });
+        }
+        let limit = bytes.len().min(JSET_BYTES_MAX);
+        let wanted = JSET_HEADER_BYTES as u64 + u64::from(KEYS.u32(bytes)) * WORD_BYTES as u64;
+        let fits = usize::try_from(wanted).ok().and_then(|length| bytes[..limit].get(..length));
+        let bytes = fits.ok_or(JsetError::TooLarge { wanted, limit })?;
+        let (wanted, found) = (checksum(&bytes[CHECKSUM_BYTES..]), CSUM.u64(bytes));
+        if wanted != found {
+            return Err(JsetError::BadChecksum { wanted, found });
+        }
+        let version = VERSION.u32(bytes);
+        if version > VERSION_CURRENT {
+            return Err(JsetError::UnsupportedVersion { found: version });
+        }
+        let header = parse_header(bytes)?;
+        let keys = KeyList::parse(&bytes[JSET_HEADER_BYTES..])?;
+        check_sizes(&keys)?;
+        Ok(Self { header, version, keys })
+    }
+
+    /// Bytes of the entry, without the rest of its last block.
+    #[must_use]
+    pub const fn byte_len(&self) -> usize {
+        JSET_HEADER_BYTES + self.keys.as_bytes().len()
+    }
+
+    /// The uuid table has the old slots of 64 bytes.
+    #[must_use]
+    pub const fn has_old_uuids(&self) -> bool {
+        self.version == 0
+    }
+}
+
+fn parse_header(bytes: &[u8]) -> Result<JsetHeader, JsetError> {
+    let (seq, last_seq) = (SEQ.u64(bytes), LAST_SEQ.u64(bytes));
+    if seq == 0 || last_seq == 0 || last_seq > seq {
+        return Err(JsetError::BadSeq { seq, last_seq });
+    }
+    let (uuids, _) = parse_key(UUIDS.slice(bytes)).map_err(JsetError::Uuids)?;
+    let (root, _) = parse_key(ROOT.slice(bytes)).map_err(JsetError::Root)?;
+    let prio_bucket = u64::from_le_bytes(PRIOS.slice(bytes)[..8].try_into().expect("eight bytes"));
+    Ok(JsetHeader { seq, last_seq, uuids, root, root_level: LEVEL.u16(bytes), prio_bucket })
+}
+
+/// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed.
+fn check_sizes(keys: &KeyList<'_>) -> Result<(), KeyListError> {
+    let mut word = 0;
+    for (index, key) in keys.iter().enumerate() {
+        if key.size == 0 {
+            return Err(KeyListError { index, word, error: KeyError::ZeroSize });
+        }
+        word += key.words();
+    }
+    Ok(())
+}
+
+/// Bytes of an entry with `words` words of keys.
+#[must_use]
+pub const fn byte_len_of(words: usize) -> usize {
+    JSET_HEADER_BYTES + words * WORD_BYTES
+}
+
+/// An entry with `keys`, sealed. The caller pads it to whole blocks.
+///
+/// # Panics
+/// If the entry would be larger than [`JSET_BYTES_MAX`], its sequence numbers contradict each other, or a key has
+/// size zero: no reader would take it.
+#[must_use]
+pub fn seal(magic: SetMagic, header: &JsetHeader, keys: &[Key]) -> Vec<u8> {
+    let words: usize = keys.iter().map(Key::words).sum();
+    let mut bytes = alloc::vec![0; byte_len_of(words)];
+    let mut at = JSET_HEADER_BYTES;
+    for key in keys {
+        assert!(key.size > 0, "a journalled key covers something");
+        at += write_key(&mut bytes[at..], key).expect("the room was counted") * WORD_BYTES;
+    }
+    seal_in_place(&mut bytes, magic, header);
+    bytes
+}
+
+/// Seals the entry that `bytes` hold exactly: the keys stand behind the room for the header, which is filled in whole.
+///
+/// # Panics
+/// As [`seal`], but the keys are not looked at.
+pub fn seal_in_place(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader) {
+    assert!(bytes.len() <= JSET_BYTES_MAX, "an entry has at most 32 KiB");
+    assert!(
+        header.last_seq > 0 && header.last_seq <= header.seq,
+        "an entry needs itself and older ones only"
+    );
+    let keys = bytes.len().checked_sub(JSET_HEADER_BYTES).expect("room for the header");
+    assert!(keys.is_multiple_of(WORD_BYTES), "keys are whole words");
+    bytes[..JSET_HEADER_BYTES].fill(0);
+    MAGIC.set_u64(bytes, magic.jset());
+    SEQ.set_u64(bytes, header.seq);
+    VERSION.set_u32(bytes, VERSION_CURRENT);
+    KEYS.set_u32(bytes, u32::try_from(keys / WORD_BYTES).expect("32 KiB at most"));
+    LAST_SEQ.set_u64(bytes, header.last_seq);
+    write_key(UUIDS.slice_mut(bytes), &header.uuids).expect("any key fits");
+    write_key(ROOT.slice_mut(bytes), &header.root).expect("any key fits");
+    LEVEL.set_u16(bytes, header.root_level);
+    PRIOS.slice_mut(bytes)[..8].copy_from_slice(&header.prio_bucket.to_le_bytes());
+    let sum = checksum(&bytes[CHECKSUM_BYTES..]);
+    CSUM.set_u64(bytes, sum);
+}
+
+const _: () =
+    assert!(UUIDS.size >= (2 + crate::key::MAX_POINTERS) * WORD_BYTES, "any key fits in a header's key");

@@ -1,0 +1,200 @@
+//! A run of keys as sets and journal entries hold them: back to back, each as long as its pointer count says.
+//!
+//! [`KeyList::parse`] looks at every key once; iterating the checked list cannot fail. What is checked here is what
+//! makes a key readable at all. Whether a key makes sense in a leaf or as a child is asked of `key_check`.
+
+use crate::error::{KeyError, KeyListError};
+use crate::key::{Key, MAX_POINTERS, Pointer, Pointers};
+use crate::units::{Position, WORD_BYTES};
+use alloc::vec::Vec;
+
+/// Words of a key before its pointers.
+const KEY_HEADER_WORDS: usize = 2;
+
+/// Keys back to back, each of them readable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyList<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> KeyList<'a> {
+    /// A list without keys.
+    pub const EMPTY: Self = Self { bytes: &[] };
+
+    /// The keys of `bytes`, which must be tiled by them.
+    ///
+    /// # Errors
+    /// The first key that is malformed, and which one it is.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, KeyListError> {
+        let (mut word, mut index) = (0, 0);
+        while word * WORD_BYTES < bytes.len() {
+            let (_, words) = parse_key(&bytes[word * WORD_BYTES..]).map_err(|error| KeyListError {
+                index,
+                word,
+                error,
+            })?;
+            word += words;
+            index += 1;
+        }
+        Ok(Self { bytes })
+    }
+
+    /// The keys in stored order.
+    #[must_use]
+    pub fn iter(&self) -> KeyIter<'a> {
+        KeyIter { rest: self.bytes }
+    }
+
+    /// There are no keys.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Length in words, which is what the `keys` fields count.
+    #[must_use]
+    pub const fn words(&self) -> usize {
+        self.bytes.len() / WORD_BYTES
+    }
+
+    /// The keys as stored.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+}
+
+impl<'a> IntoIterator for &KeyList<'a> {
+    type Item = Key;
+    type IntoIter = KeyIter<'a>;
+
+    fn into_iter(self) -> KeyIter<'a> {
+        self.iter()
+    }
+}
+
+/// Iterates over a checked list.
+#[derive(Clone, Debug)]
+pub struct KeyIter<'a> {
+    rest: &'a [u8],
+}
+
+impl Iterator for KeyIter<'_> {
+    type Item = Key;
+
+    fn next(&mut self) -> Option<Key> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (key, words) = parse_key(self.rest).expect("every key was read when the list was checked");
+        self.rest = &self.rest[words * WORD_BYTES..];
+        Some(key)
+    }
+}
+
+/// The key at the start of `bytes`, and how many words it takes. Bits of the header that mean nothing are ignored, as
+/// every kernel does.
+///
+/// # Errors
+/// [`KeyError`] if it runs past the bytes, has too many pointers, ends beyond the key space or starts before it.
+/// A key at position zero may have any size: in an interior node it frees a child.
+pub fn parse_key(bytes: &[u8]) -> Result<(Key, usize), KeyError> {
+    let found = bytes.len() / WORD_BYTES;
+    let header = word_at(bytes, 0).ok_or(KeyError::Truncated { wanted: KEY_HEADER_WORDS, found })?;
+    let count = Key::pointer_count_of(header);
+    if count > MAX_POINTERS {
+        return Err(KeyError::TooManyPointers { limit: MAX_POINTERS, found: count });
+    }
+    let wanted = KEY_HEADER_WORDS + count;
+    if wanted > found {
+        return Err(KeyError::Truncated { wanted, found });
+    }
+    let mut list = [Pointer::default(); MAX_POINTERS];
+    for (slot, index) in list.iter_mut().zip(KEY_HEADER_WORDS..wanted) {
+        *slot = Pointer::from_word(word_at(bytes, index).expect("the length was checked"));
+    }
+    let pointers = Pointers::from_slice(&list[..count]).expect("the count was checked");
+    let end = word_at(bytes, 1).expect("the length was checked");
+    if end > Position::MAX.offset {
+        return Err(KeyError::EndTooLarge { found: end });
+    }
+    let key = Key::from_words(header, end, pointers);
+    if u64::from(key.size) > end && key.position() != Position::ZERO {
+        return Err(KeyError::SizeExceedsEnd { size: key.size, end });
+    }
+    Ok((key, wanted))
+}
+
+/// Writes `key` to the start of `bytes` and says how many words it took; `None` if it does not fit.
+pub fn write_key(bytes: &mut [u8], key: &Key) -> Option<usize> {
+    let words = key.words();
+    let target = bytes.get_mut(..words * WORD_BYTES)?;
+    let pointers = key.pointers.as_slice().iter().map(|pointer| pointer.word());
+    for (slot, word) in
+        target.chunks_exact_mut(WORD_BYTES).zip([key.header_word(), key.end].into_iter().chain(pointers))
+    {
+        slot.copy_from_slice(&word.to_le_bytes());
+    }
+    Some(words)
+}
+
+/// `keys` as stored.
+#[must_use]
+pub fn keys_to_bytes(keys: &[Key]) -> Vec<u8> {
+    let words: usize = keys.iter().map(Key::words).sum();
+    let mut bytes = alloc::vec![0; words * WORD_BYTES];
+    let mut at = 0;
+    for key in keys {
+        at += write_key(&mut bytes[at * WORD_BYTES..], key).expect("the room was counted");
+    }
+    bytes
+}
+
+fn word_at(bytes: &[u8], index: usize) -> Option<u64> {
+    let word = bytes.get(index * WORD_BYTES..(index + 1) * WORD_BYTES)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Inode;
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn error_of(bytes: &[u8]) -> KeyListError {
+        KeyList::parse(bytes).expect_err("must be refused")
+    }
+
+    #[test]
+    fn a_key_that_runs_past_the_end_is_refused() {
+        let bytes = words(&[0x9000_0000_0080_0000, 0x18, 0xbc_0001, 0x9000_0000_0080_0000, 0x20]);
+        let error = KeyError::Truncated { wanted: 3, found: 2 };
+        assert_eq!(error_of(&bytes), KeyListError { index: 1, word: 3, error });
+        let error = KeyError::Truncated { wanted: 2, found: 0 };
+        assert_eq!(error_of(&[0; 7]), KeyListError { index: 0, word: 0, error });
+    }
+
+    #[test]
+    fn a_key_with_three_pointers_is_refused() {
+        let bytes = words(&[0xB000_0000_0080_0000, 0x18, 1, 2, 3]);
+        assert_eq!(error_of(&bytes).error, KeyError::TooManyPointers { limit: 2, found: 3 });
+    }
+
+    #[test]
+    fn a_key_outside_the_key_space_is_refused() {
+        let before = words(&[0x8000_0000_0080_0000, 7]);
+        assert_eq!(error_of(&before).error, KeyError::SizeExceedsEnd { size: 8, end: 7 });
+        let beyond = words(&[0x8000_0000_0080_0000, 1 << 63]);
+        assert_eq!(error_of(&beyond).error, KeyError::EndTooLarge { found: 1 << 63 });
+    }
+
+    #[test]
+    fn a_freeing_key_is_readable() {
+        let bytes = words(&[0x9000_0000_2000_0000, 0, 0x90_0002]);
+        let key = KeyList::parse(&bytes).expect("readable").iter().next().expect("one key");
+        assert_eq!((key.position(), key.size, key.inode), (Position::ZERO, 512, Inode(0)));
+    }
+}

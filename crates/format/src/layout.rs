@@ -1,0 +1,85 @@
+//! Where each field of a structure lies: one table per structure, read by the parsers and by `docs/format.md`.
+//!
+//! A parser never writes an offset as a number; it names a [`Field`]. The page of layout tables is rendered from the
+//! same constants, so page and code cannot drift apart.
+
+/// One field of a structure: its place in bytes, its name and what it means.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// First byte, from the start of the structure.
+    pub offset: usize,
+    /// Length in bytes.
+    pub size: usize,
+    /// The field's own name.
+    pub name: &'static str,
+    /// One phrase for the page of tables.
+    pub meaning: &'static str,
+}
+
+/// A structure of the disk, for the page of tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Structure {
+    /// Heading of its table.
+    pub name: &'static str,
+    /// Its fields in ascending order of offset.
+    pub fields: &'static [Field],
+}
+
+impl Field {
+    pub(crate) const fn new(offset: usize, size: usize, name: &'static str, meaning: &'static str) -> Self {
+        Self { offset, size, name, meaning }
+    }
+
+    /// First byte behind the field.
+    #[must_use]
+    pub const fn end(&self) -> usize {
+        self.offset + self.size
+    }
+
+    /// The field's bytes. The structure's length was checked by the caller.
+    pub(crate) fn slice<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        &bytes[self.offset..self.end()]
+    }
+
+    pub(crate) fn slice_mut<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
+        &mut bytes[self.offset..self.end()]
+    }
+
+    pub(crate) fn array<const N: usize>(&self, bytes: &[u8]) -> [u8; N] {
+        self.slice(bytes).try_into().expect("the field has the size its reader asks for")
+    }
+
+    pub(crate) fn u64(&self, bytes: &[u8]) -> u64 {
+        u64::from_le_bytes(self.array(bytes))
+    }
+
+    pub(crate) fn u32(&self, bytes: &[u8]) -> u32 {
+        u32::from_le_bytes(self.array(bytes))
+    }
+
+    pub(crate) fn u16(&self, bytes: &[u8]) -> u16 {
+        u16::from_le_bytes(self.array(bytes))
+    }
+
+    pub(crate) fn set_u64(&self, bytes: &mut [u8], value: u64) {
+        self.slice_mut(bytes).copy_from_slice(&value.to_le_bytes());
+    }
+
+    pub(crate) fn set_u32(&self, bytes: &mut [u8], value: u32) {
+        self.slice_mut(bytes).copy_from_slice(&value.to_le_bytes());
+    }
+
+    pub(crate) fn set_u16(&self, bytes: &mut [u8], value: u16) {
+        self.slice_mut(bytes).copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// Every structure that has a table, in the order of the page.
+pub const STRUCTURES: &[Structure] = &[
+    crate::superblock::STRUCTURE,
+    crate::bset::STRUCTURE,
+    crate::jset::STRUCTURE,
+    crate::prio::STRUCTURE,
+    crate::uuid::STRUCTURE,
+    crate::uuid::STRUCTURE_OLD,
+];

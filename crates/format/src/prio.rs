@@ -1,0 +1,111 @@
+//! A priority set: generation and priority of a run of buckets. A chain of them describes the whole device.
+//!
+//! Generations are vital, priorities only steer replacement. A chain is written whole into fresh buckets, last set
+//! first, and takes effect with the journal entry that names its first bucket. The chain's end is known by count: the
+//! last set's `next` is junk, and so are the entries behind the last bucket. Both are summed.
+
+use crate::checksum::{CHECKSUM_BYTES, checksum};
+use crate::error::PrioError;
+use crate::identity::SetMagic;
+use crate::layout::{Field, Structure};
+use crate::units::Gen;
+
+const CSUM: Field = Field::new(0, 8, "csum", "standard checksum of bytes 8 .. end of the meta area");
+const MAGIC: Field = Field::new(8, 8, "magic", "0x6750E15F87337F91 xor set magic");
+const SEQ: Field = Field::new(16, 8, "seq", "one more at each write; the same in all sets of a chain");
+const VERSION: Field = Field::new(24, 4, "version", "0");
+const PAD: Field = Field::new(28, 4, "pad", "0");
+const NEXT: Field = Field::new(32, 8, "next_bucket", "bucket of the chain's next set; of the last set: junk");
+const FIRST: Field = Field::new(40, 3, "data", "u16 prio, u8 gen of each bucket, as many as fit");
+
+/// The table of a priority set.
+pub const STRUCTURE: Structure =
+    Structure { name: "Priority set", fields: &[CSUM, MAGIC, SEQ, VERSION, PAD, NEXT, FIRST] };
+
+const HEADER_BYTES: usize = FIRST.offset;
+const ENTRY_BYTES: usize = FIRST.size;
+
+/// Priority of a bucket that was never used.
+pub const PRIO_NEVER_USED: u16 = 0;
+/// Priority of a bucket that was just filled or hit.
+pub const PRIO_FRESH: u16 = 32768;
+/// Priority of a bucket that holds a B-tree node.
+pub const PRIO_BTREE: u16 = 65535;
+
+/// Buckets that a set in a meta area of this many bytes describes.
+#[must_use]
+pub const fn entries_in(meta_bytes: usize) -> usize {
+    meta_bytes.saturating_sub(HEADER_BYTES) / ENTRY_BYTES
+}
+
+/// What is stored about one bucket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BucketPrio {
+    /// How much the bucket is worth keeping.
+    pub prio: u16,
+    /// Its generation: pointers of other generations are void.
+    pub generation: Gen,
+}
+
+/// A checked priority set; its entries lie in the bytes it was parsed from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrioSet<'a> {
+    /// Number of the write; the same in all sets of a chain.
+    pub seq: u64,
+    /// Bucket of the next set, unless this is the last by count.
+    pub next_bucket: u64,
+    entries: &'a [u8],
+}
+
+impl<'a> PrioSet<'a> {
+    /// The set in `bytes`, which are the whole meta area of its bucket.
+    ///
+    /// # Errors
+    /// [`PrioError`]: checksum, then magic.
+    pub fn parse(bytes: &'a [u8], magic: SetMagic) -> Result<Self, PrioError> {
+        if bytes.len() < FIRST.end() {
+            return Err(PrioError::Truncated { wanted: FIRST.end(), found: bytes.len() });
+        }
+        let (wanted, found) = (checksum(&bytes[CHECKSUM_BYTES..]), CSUM.u64(bytes));
+        if wanted != found {
+            return Err(PrioError::BadChecksum { wanted, found });
+        }
+        let (wanted, found) = (magic.prio(), MAGIC.u64(bytes));
+        if wanted != found {
+            return Err(PrioError::BadMagic { wanted, found });
+        }
+        Ok(Self { seq: SEQ.u64(bytes), next_bucket: NEXT.u64(bytes), entries: &bytes[HEADER_BYTES..] })
+    }
+
+    /// The buckets' entries in order; the caller stops at the last bucket, what follows is junk.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = BucketPrio> + 'a {
+        self.entries.chunks_exact(ENTRY_BYTES).map(|entry| BucketPrio {
+            prio: u16::from_le_bytes([entry[0], entry[1]]),
+            generation: Gen(entry[2]),
+        })
+    }
+}
+
+/// Fills `bytes`, the whole meta area of a bucket, with a sealed set. What the entries do not fill is zero.
+///
+/// # Panics
+/// If there are more entries than fit.
+pub fn seal(
+    bytes: &mut [u8],
+    magic: SetMagic,
+    seq: u64,
+    next_bucket: u64,
+    entries: impl ExactSizeIterator<Item = BucketPrio>,
+) {
+    assert!(entries.len() <= entries_in(bytes.len()), "the buckets' entries fit in the set");
+    bytes.fill(0);
+    MAGIC.set_u64(bytes, magic.prio());
+    SEQ.set_u64(bytes, seq);
+    NEXT.set_u64(bytes, next_bucket);
+    for (slot, entry) in bytes[HEADER_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(entries) {
+        slot[..2].copy_from_slice(&entry.prio.to_le_bytes());
+        slot[2] = entry.generation.0;
+    }
+    let sum = checksum(&bytes[CHECKSUM_BYTES..]);
+    CSUM.set_u64(bytes, sum);
+}

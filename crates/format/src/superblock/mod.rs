@@ -1,0 +1,199 @@
+//! Superblocks of cache and backing devices, all versions: 4096 unverified bytes -> a checked value -> sealed bytes.
+//!
+//! There is one copy on a device and it is overwritten in place; whoever writes one writes it alone and flushes.
+//! A checked superblock keeps every byte that it was read with and changes only the fields that are set, so sealing
+//! it again unchanged yields the same bytes, junk in undefined fields included (a kernel leaves some, and sums them).
+
+mod backing;
+mod cache;
+pub(crate) mod layout;
+
+use crate::checksum::{CHECKSUM_BYTES, checksum};
+use crate::error::SuperblockError;
+use crate::identity::{Label, Uuid};
+use crate::units::SECTOR_BYTES;
+use alloc::boxed::Box;
+use layout as field;
+
+pub use backing::{BackingFormat, BackingState, BackingSuperblock, CacheMode};
+pub use cache::{CacheFormat, CacheSuperblock, Replacement};
+pub use layout::STRUCTURE;
+
+/// Sector of the superblock on every device.
+pub const SUPERBLOCK_SECTOR: u64 = 8;
+
+/// Bytes of a superblock as read and written.
+pub const SUPERBLOCK_BYTES: usize = 4096;
+
+/// First sector behind the superblock: a backing device's data may start here.
+pub const SUPERBLOCK_END_SECTOR: u64 = SUPERBLOCK_SECTOR + SUPERBLOCK_BYTES as u64 / SECTOR_BYTES;
+
+/// Most journal buckets that a superblock can list.
+pub const MAX_JOURNAL_BUCKETS: u64 = 256;
+
+/// What marks a bcache superblock.
+pub const MAGIC: Uuid =
+    Uuid([0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81]);
+
+/// Facts about the device that a superblock is judged by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceFacts {
+    /// Length of the device in sectors.
+    pub sectors: u64,
+    /// Its logical block in sectors; 1 for a plain file.
+    pub logical_block_sectors: u64,
+}
+
+/// 4096 bytes that have not been checked.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RawSuperblock(Box<[u8; SUPERBLOCK_BYTES]>);
+
+/// A checked superblock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Superblock {
+    /// Of a cache device.
+    Cache(CacheSuperblock),
+    /// Of a backing device.
+    Backing(BackingSuperblock),
+}
+
+impl RawSuperblock {
+    /// The first 4096 of `bytes`, which were read from [`SUPERBLOCK_SECTOR`] on.
+    ///
+    /// # Errors
+    /// [`SuperblockError::Truncated`] if there are fewer.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, SuperblockError> {
+        let truncated = SuperblockError::Truncated { wanted: SUPERBLOCK_BYTES, found: bytes.len() };
+        let bytes = bytes.get(..SUPERBLOCK_BYTES).ok_or(truncated)?;
+        Ok(Self(Box::new(bytes.try_into().map_err(|_| truncated)?)))
+    }
+
+    fn zeroed() -> Self {
+        Self(Box::new([0; SUPERBLOCK_BYTES]))
+    }
+
+    /// The bytes carry the magic of bcache at its place; nothing else is said about them.
+    #[must_use]
+    pub fn has_magic(&self) -> bool {
+        field::MAGIC.array(&self.0[..]) == MAGIC.0
+    }
+
+    /// All checks of a kernel in its order, then those that it forgets.
+    ///
+    /// # Errors
+    /// The first check that fails.
+    pub fn check(self, device: DeviceFacts) -> Result<Superblock, SuperblockError> {
+        self.check_identity()?;
+        let block = self.block_sectors();
+        if block == 0 || block < device.logical_block_sectors {
+            return Err(SuperblockError::BlockBelowDevice {
+                wanted: device.logical_block_sectors,
+                found: block,
+            });
+        }
+        match self.version() {
+            0 | 3 | 5 => CacheSuperblock::check(self, device).map(Superblock::Cache),
+            1 | 4 | 6 => BackingSuperblock::check(self, device).map(Superblock::Backing),
+            found => Err(SuperblockError::UnsupportedVersion { found }),
+        }
+    }
+
+    /// Is it a superblock, is it whole, and does it have a name?
+    fn check_identity(&self) -> Result<(), SuperblockError> {
+        let bytes = &self.0[..];
+        let found = field::OFFSET.u64(bytes);
+        if found != SUPERBLOCK_SECTOR {
+            return Err(SuperblockError::BadOffset { wanted: SUPERBLOCK_SECTOR, found });
+        }
+        if !self.has_magic() {
+            return Err(SuperblockError::BadMagic { found: Uuid(field::MAGIC.array(bytes)) });
+        }
+        let (wanted, found) = (self.computed_checksum()?, field::CSUM.u64(bytes));
+        if wanted != found {
+            return Err(SuperblockError::BadChecksum { wanted, found });
+        }
+        if self.uuid().is_nil() {
+            return Err(SuperblockError::NilUuid);
+        }
+        Ok(())
+    }
+
+    /// The sum covers the listed journal buckets; a count that does not fit cannot be summed (a kernel reads past the
+    /// superblock here).
+    fn computed_checksum(&self) -> Result<u64, SuperblockError> {
+        let found = u64::from(field::JOURNAL_COUNT.u16(&self.0[..]));
+        if found > MAX_JOURNAL_BUCKETS {
+            return Err(SuperblockError::TooManyJournalBuckets { limit: MAX_JOURNAL_BUCKETS, found });
+        }
+        let end = field::JOURNAL.offset + 8 * usize::from(field::JOURNAL_COUNT.u16(&self.0[..]));
+        Ok(checksum(&self.0[CHECKSUM_BYTES..end]))
+    }
+
+    /// The bytes with their checksum brought up to date.
+    fn sealed(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
+        let sum = self.computed_checksum().expect("a checked superblock lists few enough journal buckets");
+        let mut bytes = self.0.clone();
+        field::CSUM.set_u64(&mut bytes[..], sum);
+        bytes
+    }
+
+    /// The fields that a newly formatted device of either kind has in common.
+    fn formatted(version: u64, uuid: Uuid, set_uuid: Uuid, block_sectors: u16) -> Self {
+        let mut raw = Self::zeroed();
+        let bytes = &mut raw.0[..];
+        field::OFFSET.set_u64(bytes, SUPERBLOCK_SECTOR);
+        field::VERSION.set_u64(bytes, version);
+        field::MAGIC.slice_mut(bytes).copy_from_slice(&MAGIC.0);
+        field::UUID.slice_mut(bytes).copy_from_slice(&uuid.0);
+        field::SET_UUID.slice_mut(bytes).copy_from_slice(&set_uuid.0);
+        field::BLOCK_SIZE.set_u16(bytes, block_sectors);
+        raw
+    }
+
+    fn version(&self) -> u64 {
+        field::VERSION.u64(&self.0[..])
+    }
+
+    fn uuid(&self) -> Uuid {
+        Uuid(field::UUID.array(&self.0[..]))
+    }
+
+    fn set_uuid(&self) -> Uuid {
+        Uuid(field::SET_UUID.array(&self.0[..]))
+    }
+
+    fn label(&self) -> Label {
+        Label(field::LABEL.array(&self.0[..]))
+    }
+
+    fn block_sectors(&self) -> u64 {
+        u64::from(field::BLOCK_SIZE.u16(&self.0[..]))
+    }
+
+    fn flag(&self, flag: field::Flag) -> u8 {
+        flag.of(field::FLAGS.u64(&self.0[..]))
+    }
+
+    fn set_flag(&mut self, flag: field::Flag, value: u8) {
+        let word = flag.with(field::FLAGS.u64(&self.0[..]), value);
+        field::FLAGS.set_u64(&mut self.0[..], word);
+    }
+
+    fn set_label(&mut self, label: Label) {
+        field::LABEL.slice_mut(&mut self.0[..]).copy_from_slice(&label.0);
+    }
+
+    fn last_mount(&self) -> u32 {
+        field::LAST_MOUNT.u32(&self.0[..])
+    }
+
+    fn set_last_mount(&mut self, seconds: u32) {
+        field::LAST_MOUNT.set_u32(&mut self.0[..], seconds);
+    }
+}
+
+impl core::fmt::Debug for RawSuperblock {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "superblock of {}, version {}", self.uuid(), self.version())
+    }
+}
