@@ -1,0 +1,47 @@
+//! A fixed hash for traces and contents: equal on every machine, in every run. FNV-1a over 64-bit words.
+
+/// A running hash.
+#[derive(Clone, Copy, Debug)]
+pub struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Digest {
+    /// The hash of nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    /// Takes in a number.
+    pub const fn word(&mut self, word: u64) {
+        // The rotation spreads the upper bits, which the multiplication alone never brings down.
+        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+    }
+
+    /// Takes in bytes, a rest shorter than a word padded with zeroes.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
+    }
+
+    /// The hash so far.
+    #[must_use]
+    pub const fn value(self) -> u64 {
+        self.0
+    }
+}
+
+/// A number that depends on all of `words` and on nothing else; for choices that must not shift with the order of
+/// asking.
+#[must_use]
+pub fn mix(words: &[u64]) -> u64 {
+    words.iter().fold(0, |value, word| bcached_env::rng::Rng::new(word ^ value).next())
+}

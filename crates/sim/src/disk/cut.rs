@@ -1,0 +1,100 @@
+//! What is left of a device when the power is cut, or when the process that used it dies.
+
+use super::Device;
+use super::store::PAGE_SECTORS;
+use crate::digest::mix;
+use std::fmt;
+use std::str::FromStr;
+
+/// Which of the writes that are not durable survive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Survivors {
+    /// None.
+    Nothing,
+    /// All, in their order.
+    Everything,
+    /// Some, some of them torn, as this seed says.
+    Seeded(u64),
+}
+
+impl Survivors {
+    /// Whether the unit `unit` (an address) of write `number` survives. Of a seeded subset three writes in eight
+    /// survive whole, three not at all, and two unit by unit.
+    fn keeps(self, device: u64, number: u64, unit: u64) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Everything => true,
+            Self::Seeded(seed) => match mix(&[seed, device, number]) % 8 {
+                0..3 => true,
+                3..6 => false,
+                _ => mix(&[seed, device, number, unit + 1]).is_multiple_of(2),
+            },
+        }
+    }
+
+    /// In which place of the order of landing a write in flight comes.
+    fn turn(self, device: u64, number: u64) -> u64 {
+        match self {
+            Self::Nothing | Self::Everything => number,
+            Self::Seeded(seed) => mix(&[seed, device, number, 0]),
+        }
+    }
+}
+
+impl fmt::Display for Survivors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(f, "nothing"),
+            Self::Everything => write!(f, "everything"),
+            Self::Seeded(seed) => write!(f, "{seed}"),
+        }
+    }
+}
+
+impl FromStr for Survivors {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "nothing" => Ok(Self::Nothing),
+            "everything" => Ok(Self::Everything),
+            seed => seed
+                .parse()
+                .map(Self::Seeded)
+                .map_err(|_| format!("a subset is nothing, everything or a number, not {seed:?}")),
+        }
+    }
+}
+
+impl Device {
+    /// Cuts the power: `survivors` of what is not durable reach the medium, the rest is gone. `device` is its number.
+    pub fn cut_power(&mut self, device: u64, survivors: Survivors) {
+        self.land_rest(device, survivors, |_, _| true);
+        let unit = self.model.torn_sectors;
+        for (page, versions) in std::mem::take(&mut self.volatile) {
+            for mut version in versions {
+                let number = version.number;
+                version.thin(|sector| survivors.keeps(device, number, (page * PAGE_SECTORS + sector) / unit));
+                version.apply(&mut self.medium, page);
+            }
+        }
+        self.view = self.medium.clone();
+        self.stalled_until = 0;
+    }
+
+    /// The process died: what is in flight lands as `survivors` says, everything else stays as it is.
+    pub fn kill_process(&mut self, device: u64, survivors: Survivors) {
+        let unit = self.model.torn_sectors;
+        self.land_rest(device, survivors, |number, sector| survivors.keeps(device, number, sector / unit));
+    }
+
+    /// Lands the sectors in flight of which `keep(write, sector)` approves, and forgets that they were in flight.
+    fn land_rest(&mut self, device: u64, survivors: Survivors, keep: impl Fn(u64, u64) -> bool) {
+        let mut rest: Vec<_> = std::mem::take(&mut self.in_flight).into_iter().collect();
+        rest.sort_by_key(|(number, _)| survivors.turn(device, *number));
+        for (number, write) in rest {
+            for sector in (write.landed_to..write.range.end).filter(|sector| keep(number, *sector)) {
+                self.land_range(number, sector..sector + 1, &write.content, write.range.start);
+            }
+        }
+    }
+}

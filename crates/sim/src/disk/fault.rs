@@ -1,0 +1,94 @@
+//! What a device will do wrong, and when: rules that a workload or scenario sets beforehand.
+
+use std::ops::Range;
+
+/// Kinds of operation a rule can name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum OpKind {
+    /// A read.
+    Read,
+    /// A write, with FUA or without, or a zeroing.
+    Write,
+    /// A flush.
+    Flush,
+    /// A discard.
+    Discard,
+}
+
+/// How much of a failed write has landed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Landed {
+    /// None of it.
+    Nothing,
+    /// The first half.
+    Part,
+    /// All of it.
+    Everything,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The operation fails; of a write this much has landed, a flush drops what it covered.
+    Fail(Landed),
+    /// It ends this many nanoseconds late.
+    Late(u64),
+    /// It never ends.
+    Never,
+    /// It fails as unreachable, with nothing landed.
+    Unreachable,
+}
+
+/// A fault for some operations.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Which kind.
+    pub on: OpKind,
+    /// Only those that touch these sectors of the device (a flush touches all).
+    pub sectors: Range<u64>,
+    /// Lets this many pass first.
+    pub skip: u32,
+    /// Then strikes this many.
+    pub count: u32,
+    /// What they suffer.
+    pub fault: Fault,
+}
+
+/// The rules of one device, the first that matches decides.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    rules: Vec<Rule>,
+    struck: u64,
+}
+
+impl Faults {
+    /// Adds a rule behind the others.
+    pub fn add(&mut self, rule: Rule) {
+        self.rules.push(rule);
+    }
+
+    /// How many operations have suffered a fault.
+    #[must_use]
+    pub const fn struck(&self) -> u64 {
+        self.struck
+    }
+
+    /// What the operation of this kind on `range` suffers.
+    pub fn strike(&mut self, kind: OpKind, range: &Range<u64>) -> Option<Fault> {
+        let everywhere = matches!(kind, OpKind::Flush);
+        for rule in &mut self.rules {
+            let touches = everywhere || (rule.sectors.start < range.end && range.start < rule.sectors.end);
+            if rule.on != kind || rule.count == 0 || !touches {
+                continue;
+            }
+            if rule.skip > 0 {
+                rule.skip -= 1;
+                continue;
+            }
+            rule.count -= 1;
+            self.struck += 1;
+            return Some(rule.fault);
+        }
+        None
+    }
+}

@@ -1,0 +1,172 @@
+//! Each sentence of the fault model that has code, once.
+
+use super::*;
+use crate::stamp::{self, SECTOR, Value};
+
+fn device(torn_sectors: u64) -> Device {
+    let background = Background::Stamped { volume: 0, data_start: 0 };
+    Device::new(Model { torn_sectors, background, ..Model::fast(1024, 1) })
+}
+
+fn content(number: u64, range: &Range<u64>) -> Content {
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap() * SECTOR];
+    stamp::fill(&mut bytes, 0, range.start, number);
+    Content::Data(bytes.into())
+}
+
+/// Takes and completes a write whose stamp is `number`.
+fn write(device: &mut Device, number: u64, range: Range<u64>) {
+    let taken = device.take(range.clone(), content(number, &range), false);
+    device.complete(taken);
+}
+
+fn read(device: &Device, sector: u64) -> Value {
+    let mut bytes = [0; SECTOR];
+    device.read(sector, &mut bytes).unwrap();
+    stamp::parse(&bytes, 0, sector).unwrap()
+}
+
+fn cut(device: &Device, survivors: Survivors) -> Device {
+    let mut after = device.clone();
+    after.cut_power(0, survivors);
+    after
+}
+
+#[test]
+fn only_flushed_writes_are_sure_to_survive() {
+    let mut device = device(1);
+    write(&mut device, 1, 0..8);
+    let flush = device.take_flush();
+    write(&mut device, 2, 4..8);
+    device.complete_flush(&flush);
+    assert_eq!(read(&device, 4), Value::Written(2));
+    let nothing = cut(&device, Survivors::Nothing);
+    assert_eq!((read(&nothing, 0), read(&nothing, 4)), (Value::Written(1), Value::Written(1)));
+    assert_eq!(read(&cut(&device, Survivors::Everything), 4), Value::Written(2));
+}
+
+#[test]
+fn a_flush_does_not_cover_what_was_in_flight() {
+    let mut device = device(1);
+    let taken = device.take(0..1, content(1, &(0..1)), false);
+    device.land(taken, u64::MAX);
+    let flush = device.take_flush();
+    device.complete(taken);
+    device.complete_flush(&flush);
+    assert_eq!(read(&cut(&device, Survivors::Nothing), 0), Value::Written(0));
+}
+
+#[test]
+fn fua_is_durable_alone_and_nothing_older_replaces_it() {
+    let mut device = device(1);
+    write(&mut device, 1, 0..4);
+    let taken = device.take(1..2, content(2, &(1..2)), true);
+    device.complete(taken);
+    let nothing = cut(&device, Survivors::Nothing);
+    assert_eq!((read(&nothing, 0), read(&nothing, 1)), (Value::Written(0), Value::Written(2)));
+    let everything = cut(&device, Survivors::Everything);
+    assert_eq!((read(&everything, 0), read(&everything, 1)), (Value::Written(1), Value::Written(2)));
+}
+
+#[test]
+fn without_a_volatile_cache_completed_is_durable() {
+    let mut device = device(1);
+    device.model.volatile_cache = false;
+    write(&mut device, 1, 0..4);
+    let taken = device.take(8..9, content(2, &(8..9)), false);
+    device.land(taken, u64::MAX);
+    let nothing = cut(&device, Survivors::Nothing);
+    assert_eq!((read(&nothing, 0), read(&nothing, 8)), (Value::Written(1), Value::Written(0)));
+}
+
+/// Over many seeds a subset shows: a later write without an earlier one, and a tear at each unit border but nowhere else.
+#[test]
+fn subsets_lose_reorder_and_tear() {
+    let mut later_only = 0;
+    let mut torn = 0;
+    for seed in 0..200 {
+        let mut device = device(8);
+        write(&mut device, 1, 0..24);
+        write(&mut device, 2, 32..56);
+        let after = cut(&device, Survivors::Seeded(seed));
+        let first: Vec<_> = (0..24).map(|sector| read(&after, sector)).collect();
+        let second: Vec<_> = (32..56).map(|sector| read(&after, sector)).collect();
+        for unit in first.chunks(8).chain(second.chunks(8)) {
+            assert!(unit.iter().all(|value| value == &unit[0]), "no tear inside a unit of 4096");
+        }
+        torn += u32::from(first.iter().any(|value| value != &first[0]));
+        let lost = |values: &[Value]| values.iter().all(|value| *value == Value::Written(0));
+        later_only += u32::from(lost(&first) && !lost(&second));
+    }
+    assert!(later_only > 10, "{later_only}");
+    assert!(torn > 10, "{torn}");
+}
+
+#[test]
+fn a_failed_flush_drops_and_the_next_one_succeeds() {
+    let mut device = device(1);
+    write(&mut device, 1, 0..8);
+    let flush = device.take_flush();
+    write(&mut device, 2, 2..3);
+    device.fail_flush(&flush);
+    assert_eq!((read(&device, 0), read(&device, 2)), (Value::Written(0), Value::Written(2)));
+    let flush = device.take_flush();
+    device.complete_flush(&flush);
+    let nothing = cut(&device, Survivors::Nothing);
+    assert_eq!((read(&nothing, 0), read(&nothing, 2)), (Value::Written(0), Value::Written(2)));
+}
+
+#[test]
+fn a_failed_write_lands_as_told() {
+    for (landed, first, last) in [(Landed::Nothing, 0, 0), (Landed::Part, 1, 0), (Landed::Everything, 1, 1)] {
+        let mut device = device(1);
+        let taken = device.take(0..8, content(1, &(0..8)), false);
+        device.fail(taken, landed);
+        assert_eq!((read(&device, 0), read(&device, 7)), (Value::Written(first), Value::Written(last)));
+    }
+}
+
+#[test]
+fn a_dead_process_leaves_the_volatile_cache_alone() {
+    let mut device = device(1);
+    write(&mut device, 1, 0..8);
+    device.take(8..16, content(2, &(8..16)), false);
+    let mut killed = device.clone();
+    killed.kill_process(0, Survivors::Nothing);
+    assert_eq!((read(&killed, 0), read(&killed, 8)), (Value::Written(1), Value::Written(0)));
+    assert_eq!(read(&cut(&killed, Survivors::Nothing), 0), Value::Written(0), "it is still volatile");
+    device.kill_process(0, Survivors::Everything);
+    assert_eq!(read(&device, 8), Value::Written(2));
+}
+
+#[test]
+fn latent_errors_go_with_the_next_write() {
+    let mut device = device(1);
+    device.make_unreadable(3..4);
+    let mut bytes = [0; 4 * SECTOR];
+    assert_eq!(device.read(0, &mut bytes), Err(IoErrorKind::Io));
+    write(&mut device, 1, 3..4);
+    assert_eq!(device.read(0, &mut bytes), Ok(()));
+}
+
+#[test]
+fn unaligned_and_outside_requests_are_refused() {
+    let device = Device::new(Model::fast(64, 8));
+    assert!(device.accepts(8, 16));
+    assert!(!device.accepts(4, 8));
+    assert!(!device.accepts(8, 4));
+    assert!(!device.accepts(56, 16));
+    assert!(!device.accepts(0, 0));
+}
+
+#[test]
+fn rules_strike_where_and_as_often_as_they_say() {
+    let mut faults = Faults::default();
+    faults.add(Rule { on: OpKind::Write, sectors: 10..20, skip: 1, count: 1, fault: Fault::Never });
+    assert_eq!(faults.strike(OpKind::Write, &(0..10)), None);
+    assert_eq!(faults.strike(OpKind::Write, &(8..12)), None, "skipped");
+    assert_eq!(faults.strike(OpKind::Read, &(8..12)), None);
+    assert_eq!(faults.strike(OpKind::Write, &(19..30)), Some(Fault::Never));
+    assert_eq!(faults.strike(OpKind::Write, &(10..20)), None, "used up");
+    assert_eq!(faults.struck(), 1);
+}

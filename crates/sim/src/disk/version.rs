@@ -1,0 +1,105 @@
+//! One write's part in one page, between landing and the medium.
+
+use super::store::{PAGE_SECTORS, Store};
+use crate::stamp::SECTOR;
+use bcached_env::Payload;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// What a write, zeroing or discard puts down.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// These bytes, shared with the engine.
+    Payload(Payload),
+    /// These bytes, of our own.
+    Data(Rc<[u8]>),
+    /// Zeroes.
+    Zero,
+    /// Nothing: a discard that the device does not carry out here.
+    Keep,
+}
+
+/// A part of a content: `range` in sectors of it.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    content: Content,
+    first: u64,
+}
+
+impl Content {
+    pub(super) fn slice(&self, range: Range<u64>) -> Part {
+        Part { content: self.clone(), first: range.start }
+    }
+}
+
+impl Part {
+    /// The bytes of the sector `index` of this part; `None` for zeroes.
+    fn sector(&self, index: u64) -> Option<&[u8]> {
+        let at = usize::try_from(self.first + index).expect("a request fits memory") * SECTOR;
+        match &self.content {
+            Content::Payload(payload) => Some(&payload.as_slice()[at..at + SECTOR]),
+            Content::Data(data) => Some(&data[at..at + SECTOR]),
+            Content::Zero | Content::Keep => None,
+        }
+    }
+}
+
+/// The sectors of one page that one write has put down.
+#[derive(Clone, Debug)]
+pub(super) struct Version {
+    /// Number of the write on its device.
+    pub(super) number: u64,
+    /// First sector within the page that `part` starts at.
+    first: u64,
+    /// Which sectors of the page it still stands for.
+    mask: u8,
+    part: Part,
+}
+
+impl Version {
+    /// `range` lies within one page.
+    pub(super) fn new(number: u64, range: Range<u64>, part: Part) -> Self {
+        let first = range.start % PAGE_SECTORS;
+        let count = range.end - range.start;
+        assert!(first + count <= PAGE_SECTORS, "a version stays within a page");
+        let ones = u8::MAX >> (PAGE_SECTORS - count);
+        let mask = if matches!(part.content, Content::Keep) { 0 } else { ones << first };
+        Self { number, first, mask, part }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.mask == 0
+    }
+
+    /// Puts its sectors into `store`.
+    pub(super) fn apply(&self, store: &mut Store, page: u64) {
+        if self.mask == 0 {
+            return;
+        }
+        if self.mask == u8::MAX && self.part.sector(0).is_none() {
+            store.zero(page * PAGE_SECTORS, PAGE_SECTORS);
+            return;
+        }
+        for sector in (0..PAGE_SECTORS).filter(|sector| self.mask >> sector & 1 == 1) {
+            let at = page * PAGE_SECTORS + sector;
+            match self.part.sector(sector - self.first) {
+                Some(bytes) => store.write(at, bytes),
+                None => store.zero(at, 1),
+            }
+        }
+    }
+
+    /// Gives up the sectors that `newer` stands for.
+    pub(super) const fn give_up(&mut self, newer: &Self) {
+        self.mask &= !newer.mask;
+    }
+
+    /// Keeps only the sectors of which `keep` approves, asked by sector within the page.
+    pub(super) fn thin(&mut self, keep: impl Fn(u64) -> bool) {
+        for sector in 0..PAGE_SECTORS {
+            if !keep(sector) {
+                self.mask &= !(1 << sector);
+            }
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The simulated world as the engine's driver: virtual time, latencies and order of completion from one seed, and an
+//! end of the world at any chosen operation.
+//!
+//! The [`World`] outlives the process that runs in it: a [`SimDriver`] is a handle, an executor owns it, and when the
+//! executor is dropped (the process died, the power was cut) [`World::reboot`] makes the world ready for the next one.
+//!
+//! *Points.* Every submission and every completion of an operation that changes a device (write, zeroing, flush,
+//! discard) is a point, counted from 1 over the whole run. A crash is asked for by point; an [`Observer`] sees the
+//! devices as they are at each. At a submission point the operation is in flight, at a completion point it has
+//! completed and the engine has not heard of it. Reads are no points: between two of them a device does not change.
+
+mod submit;
+pub mod trace;
+
+use crate::disk::{Device, Flush, Landed, OpKind, Survivors};
+use bcached_env::rng::Rng;
+use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
+use std::cell::{Ref, RefCell, RefMut};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use trace::Trace;
+
+/// CPU time of one turn of the executor, so that a loop that only yields does not stop the clock.
+const TURN_NS: u64 = 200;
+
+/// Turns in a row without a device event or timer after which the engine counts as spinning. Honest bursts of work
+/// between two events stay below a thousand turns of 256 polls.
+const IDLE_TURNS_MAX: u64 = 5_000;
+
+/// No CPU work in one piece may exceed this (the engine's rule for transitions).
+pub const CHARGE_NS_MAX: u64 = 200_000;
+
+/// How a world ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Crash {
+    /// The machine loses power: memory, the note and volatile caches are gone.
+    PowerCut,
+    /// The process dies; devices and note stay.
+    ProcessDeath,
+}
+
+impl std::fmt::Display for Crash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::PowerCut => "power",
+            Self::ProcessDeath => "death",
+        })
+    }
+}
+
+impl std::str::FromStr for Crash {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "power" => Ok(Self::PowerCut),
+            "death" => Ok(Self::ProcessDeath),
+            other => Err(format!("a crash is power or death, not {other:?}")),
+        }
+    }
+}
+
+/// Why the world halted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Halt {
+    /// As asked for, at this point.
+    Asked(u64),
+    /// Nothing is under way, no timer is set, and somebody still waits.
+    Stuck,
+    /// Virtual time ran past the deadline.
+    Late,
+    /// Tasks keep waking each other and nothing happens.
+    Spinning,
+}
+
+/// An operation as an [`Observer`] or trap sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpView {
+    /// On which device.
+    pub disk: DiskId,
+    /// What.
+    pub kind: OpKind,
+    /// Where; empty for a flush.
+    pub sectors: Range<u64>,
+    /// Carries FUA.
+    pub fua: bool,
+    /// It has completed, rather than just been submitted.
+    pub completed: bool,
+}
+
+/// Looks at the devices at each point: `(point, devices, what made the point)`.
+pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView)>;
+
+/// Ends the world at the first operation of which it says yes.
+pub type Trap = Box<dyn FnMut(&OpView) -> bool>;
+
+/// What happens at a moment of virtual time.
+enum Due {
+    /// A write becomes visible up to this sector.
+    Land { disk: usize, number: u64, end: u64 },
+    /// A read takes what is there; it ends later.
+    Sample { disk: usize, token: Token, sector: u64, buffer: Buffer, end: u64 },
+    /// An operation ends.
+    Done { disk: usize, token: Token, ending: Ending, view: OpView },
+}
+
+enum Ending {
+    Read(Result<(), IoErrorKind>, Buffer),
+    Write {
+        number: u64,
+        failed: Option<Landed>,
+    },
+    Flush {
+        flush: Flush,
+        failed: bool,
+    },
+    /// Nothing was done.
+    Refused(IoErrorKind, Option<Buffer>),
+}
+
+/// Devices, clock and what is on its way.
+pub struct World {
+    /// The devices, by [`DiskId`].
+    pub devices: Vec<Device>,
+    /// What happened, hashed and on request recorded.
+    pub trace: Trace,
+    now: u64,
+    deadline: u64,
+    rng: Rng,
+    due: BTreeMap<(u64, u64), Due>,
+    next_due: u64,
+    points: u64,
+    crash_at: Option<u64>,
+    observer: Option<Observer>,
+    trap: Option<Trap>,
+    halt: Option<Halt>,
+    idle_turns: u64,
+    charge_max: u64,
+    refused: Option<String>,
+    operations: u64,
+}
+
+impl World {
+    /// A world at time zero.
+    #[must_use]
+    pub fn new(devices: Vec<Device>, seed: u64) -> Self {
+        Self {
+            devices,
+            trace: Trace::default(),
+            now: 0,
+            deadline: u64::MAX,
+            rng: Rng::new(seed),
+            due: BTreeMap::new(),
+            next_due: 0,
+            points: 0,
+            crash_at: None,
+            observer: None,
+            trap: None,
+            halt: None,
+            idle_turns: 0,
+            charge_max: 0,
+            refused: None,
+            operations: 0,
+        }
+    }
+
+    /// Ends the world at this point.
+    pub const fn crash_at(&mut self, point: u64) {
+        self.crash_at = Some(point);
+    }
+
+    /// Shows every point to `observer`.
+    pub fn observe(&mut self, observer: Observer) {
+        self.observer = Some(observer);
+    }
+
+    /// Nobody looks any more.
+    pub fn stop_observing(&mut self) {
+        self.observer = None;
+    }
+
+    /// Ends the world at the first operation that `trap` picks; asked at submission and at completion, reads too.
+    pub fn set_trap(&mut self, trap: Trap) {
+        self.trap = Some(trap);
+    }
+
+    /// Ends the world now; no operation submitted from here on reaches a device.
+    pub fn halt_now(&mut self) {
+        self.halt.get_or_insert(Halt::Asked(self.points));
+    }
+
+    /// Something the clients wait for has happened: they wait `patience` more nanoseconds for the next.
+    pub const fn progress(&mut self, patience: u64) {
+        self.deadline = self.now.saturating_add(patience);
+    }
+
+    /// Points passed.
+    #[must_use]
+    pub const fn points(&self) -> u64 {
+        self.points
+    }
+
+    /// Operations taken, reads included.
+    #[must_use]
+    pub const fn operations(&self) -> u64 {
+        self.operations
+    }
+
+    /// Why the world halted, if it did.
+    #[must_use]
+    pub const fn halted(&self) -> Option<&Halt> {
+        self.halt.as_ref()
+    }
+
+    /// The first request whose form a device refused, in words.
+    #[must_use]
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    /// The longest piece of CPU work charged, in nanoseconds.
+    #[must_use]
+    pub const fn charge_max(&self) -> u64 {
+        self.charge_max
+    }
+
+    /// Virtual time in nanoseconds.
+    #[must_use]
+    pub const fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Crashes all devices and makes the world ready for the next process. Counts and trace go on.
+    pub fn reboot(&mut self, crash: Crash, survivors: Survivors) {
+        self.due.clear();
+        for (number, device) in self.devices.iter_mut().enumerate() {
+            match crash {
+                Crash::PowerCut => device.cut_power(number as u64, survivors),
+                Crash::ProcessDeath => device.kill_process(number as u64, survivors),
+            }
+        }
+        self.trace.reboot(self.now, crash, survivors);
+        self.halt = None;
+        self.crash_at = None;
+        self.trap = None;
+        self.idle_turns = 0;
+        self.deadline = u64::MAX;
+    }
+
+    fn schedule(&mut self, time: u64, due: Due) {
+        self.due.insert((time, self.next_due), due);
+        self.next_due += 1;
+    }
+
+    /// Counts a point if `view` makes one, shows it, and ends the world if that is asked for here.
+    fn pass(&mut self, view: &OpView) {
+        if self.trap.as_mut().is_some_and(|trap| trap(view)) {
+            self.halt_now();
+        }
+        if view.kind == OpKind::Read {
+            return;
+        }
+        self.points += 1;
+        if let Some(mut observer) = self.observer.take() {
+            observer(self.points, &self.devices, view);
+            self.observer = Some(observer);
+        }
+        if self.crash_at == Some(self.points) {
+            self.halt_now();
+        }
+    }
+
+    /// Lets what is due at `time` happen.
+    fn happen(&mut self, due: Due, events: &mut Vec<Event>) {
+        match due {
+            Due::Land { disk, number, end } => self.devices[disk].land(number, end),
+            Due::Sample { disk, token, sector, mut buffer, end } => {
+                let result = self.devices[disk].read(sector, buffer.as_mut_slice());
+                let sectors = sector..sector + (buffer.len() / crate::stamp::SECTOR) as u64;
+                let id = DiskId(u32::try_from(disk).expect("few devices"));
+                let view = OpView { disk: id, kind: OpKind::Read, sectors, fua: false, completed: true };
+                let ending = Ending::Read(result, buffer);
+                self.schedule(end, Due::Done { disk, token, ending, view });
+            }
+            Due::Done { disk, token, ending, view } => {
+                let completion = self.end(disk, token, ending);
+                self.trace.completed(self.now, &view, &completion);
+                events.push(Event::Done(completion));
+                self.pass(&view);
+            }
+        }
+    }
+
+    fn end(&mut self, disk: usize, token: Token, ending: Ending) -> Completion {
+        let device = &mut self.devices[disk];
+        let (result, buffer) = match ending {
+            Ending::Read(result, buffer) => (result, Some(buffer)),
+            Ending::Refused(kind, buffer) => (Err(kind), buffer),
+            Ending::Write { number, failed: Some(landed) } => {
+                device.fail(number, landed);
+                (Err(IoErrorKind::Io), None)
+            }
+            Ending::Write { number, failed: None } => {
+                device.complete(number);
+                (Ok(()), None)
+            }
+            Ending::Flush { flush, failed: true } => {
+                device.fail_flush(&flush);
+                (Err(IoErrorKind::Io), None)
+            }
+            Ending::Flush { flush, failed: false } => {
+                device.complete_flush(&flush);
+                (Ok(()), None)
+            }
+        };
+        Completion { token, result, buffer }
+    }
+
+    fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        if self.halt.is_none() {
+            self.collect(until, events);
+        }
+        if self.halt.is_some() {
+            events.clear();
+            events.push(Event::Halt);
+        }
+    }
+
+    fn collect(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        self.now += TURN_NS;
+        self.idle_turns += 1;
+        if self.idle_turns > IDLE_TURNS_MAX {
+            self.halt = Some(Halt::Spinning);
+        }
+        while self.halt.is_none() {
+            let first = self.due.first_key_value().map(|((time, _), _)| *time);
+            let Some(time) = first.filter(|time| until.is_none_or(|until| *time <= until.0)) else {
+                match until {
+                    Some(until) if until.0 > self.now => {
+                        self.now = until.0;
+                        self.idle_turns = 0;
+                    }
+                    None if events.is_empty() => self.halt = Some(Halt::Stuck),
+                    _ => {}
+                }
+                break;
+            };
+            if !events.is_empty() && time > self.now {
+                return;
+            }
+            let (_, due) = self.due.pop_first().expect("looked at above");
+            self.now = self.now.max(time);
+            self.idle_turns = 0;
+            if let Some(due) = self.delayed(due) {
+                self.happen(due, events);
+            }
+        }
+        if self.now > self.deadline {
+            self.halt.get_or_insert(Halt::Late);
+        }
+    }
+
+    /// Puts off what a stalled device would do now, and fails what a vanished one had begun.
+    fn delayed(&mut self, due: Due) -> Option<Due> {
+        let disk = match &due {
+            Due::Land { disk, .. } | Due::Sample { disk, .. } | Due::Done { disk, .. } => *disk,
+        };
+        let resume = self.devices[disk].stalled_until;
+        if resume > self.now {
+            self.schedule(resume, due);
+            return None;
+        }
+        if !self.devices[disk].gone {
+            return Some(due);
+        }
+        let gone = IoErrorKind::Unreachable;
+        match due {
+            Due::Done { disk, token, ending: Ending::Write { number, .. }, view } => {
+                let landed = if self.rng.one_in(2) { Landed::Everything } else { Landed::Nothing };
+                self.devices[disk].fail(number, landed);
+                Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
+            }
+            Due::Done { disk, token, ending: Ending::Flush { .. }, view } => {
+                Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
+            }
+            Due::Done { disk, token, ending: Ending::Read(_, buffer), view } => {
+                Some(Due::Done { disk, token, ending: Ending::Refused(gone, Some(buffer)), view })
+            }
+            other => Some(other),
+        }
+    }
+}
+
+/// A process's handle on the world.
+#[derive(Clone)]
+pub struct SimDriver(Rc<RefCell<World>>);
+
+impl SimDriver {
+    /// A handle on `world`.
+    #[must_use]
+    pub const fn new(world: Rc<RefCell<World>>) -> Self {
+        Self(world)
+    }
+
+    /// The world.
+    #[must_use]
+    pub fn world(&self) -> Ref<'_, World> {
+        self.0.borrow()
+    }
+
+    /// The world, to change.
+    #[must_use]
+    pub fn world_mut(&self) -> RefMut<'_, World> {
+        self.0.borrow_mut()
+    }
+}
+
+impl Driver for SimDriver {
+    fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        self.0.borrow_mut().submit(disk, token, op);
+    }
+
+    fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        self.0.borrow_mut().wait(until, events);
+    }
+
+    fn now(&self) -> Time {
+        Time(self.0.borrow().now)
+    }
+
+    fn wall_seconds(&self) -> u32 {
+        // Any fixed date will do; this one is in 2023.
+        1_700_000_000
+            + u32::try_from(self.0.borrow().now / 1_000_000_000).expect("a run lasts hours, not decades")
+    }
+
+    fn info(&self, disk: DiskId) -> DiskInfo {
+        self.0.borrow().devices[disk.0 as usize].info()
+    }
+
+    fn charge(&mut self, nanoseconds: u64) {
+        let mut world = self.0.borrow_mut();
+        world.now += nanoseconds;
+        world.charge_max = world.charge_max.max(nanoseconds);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Taking an operation: is its form acceptable, which fault strikes it, when does it land and end.
+
+use super::{Due, Ending, OpView, World};
+use crate::disk::{Content, Fault, Landed, OpKind};
+use bcached_env::{Buffer, DiskId, IoErrorKind, Op, Token};
+use std::ops::Range;
+
+/// How much longer than a write a flush takes.
+const FLUSH_FACTOR: u64 = 4;
+
+/// An operation that changes the device.
+struct Change {
+    range: Range<u64>,
+    content: Content,
+    fua: bool,
+    kind: OpKind,
+}
+
+impl World {
+    pub(super) fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        if self.halt.is_some() {
+            return;
+        }
+        self.operations += 1;
+        match op {
+            Op::Read { sector, buffer } => self.submit_read(disk, token, sector, buffer),
+            Op::Flush => self.submit_flush(disk, token),
+            Op::Write { sector, payload, fua } => {
+                let range = sector..sector.saturating_add(sectors_in(payload.len()));
+                let content = Content::Payload(payload);
+                self.submit_change(disk, token, Change { range, content, fua, kind: OpKind::Write });
+            }
+            Op::Zero { sector, sectors } => {
+                let range = sector..sector.saturating_add(sectors);
+                let change = Change { range, content: Content::Zero, fua: false, kind: OpKind::Write };
+                self.submit_change(disk, token, change);
+            }
+            Op::Discard { sector, sectors } => {
+                let range = sector..sector.saturating_add(sectors);
+                let content = if self.rng.one_in(2) { Content::Zero } else { Content::Keep };
+                let change = Change { range, content, fua: false, kind: OpKind::Discard };
+                self.submit_change(disk, token, change);
+            }
+        }
+    }
+
+    fn submit_read(&mut self, disk: DiskId, token: Token, sector: u64, buffer: Buffer) {
+        let range = sector..sector.saturating_add(sectors_in(buffer.len()));
+        let view = OpView { disk, kind: OpKind::Read, sectors: range, fua: false, completed: false };
+        self.trace.submitted(self.now, &view, &Content::Keep);
+        self.pass(&view);
+        let Some(fault) = self.screen(token, &view, Some(&buffer)) else {
+            return self.refuse(token, &view, IoErrorKind::Invalid, Some(buffer));
+        };
+        let latency = self.latency(disk, 1);
+        let done = OpView { completed: true, ..view };
+        let index = disk.0 as usize;
+        match fault {
+            Some(Fault::Never) => {}
+            Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, Some(buffer)),
+            Some(Fault::Fail(_)) => self.refuse(token, &done, IoErrorKind::Io, Some(buffer)),
+            Some(Fault::Late(_)) | None => {
+                let end = self.now + latency + late(fault);
+                let sample = self.now + self.rng.below(latency + 1);
+                self.schedule(sample, Due::Sample { disk: index, token, sector, buffer, end });
+            }
+        }
+    }
+
+    fn submit_flush(&mut self, disk: DiskId, token: Token) {
+        let view = OpView { disk, kind: OpKind::Flush, sectors: 0..0, fua: false, completed: false };
+        self.trace.submitted(self.now, &view, &Content::Keep);
+        let index = disk.0 as usize;
+        let fault = self.devices[index].faults.strike(OpKind::Flush, &(0..0));
+        let flush = self.devices[index].take_flush();
+        let end = self.now + self.latency(disk, FLUSH_FACTOR) + late(fault);
+        self.pass(&view);
+        let done = OpView { completed: true, ..view };
+        match fault {
+            Some(Fault::Never) => {}
+            Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, None),
+            _ if self.devices[index].gone => self.refuse(token, &done, IoErrorKind::Unreachable, None),
+            _ => {
+                let failed = matches!(fault, Some(Fault::Fail(_)));
+                let ending = Ending::Flush { flush, failed };
+                self.schedule(end, Due::Done { disk: index, token, ending, view: done });
+            }
+        }
+    }
+
+    fn submit_change(&mut self, disk: DiskId, token: Token, change: Change) {
+        let Change { range, content, fua, kind } = change;
+        let view = OpView { disk, kind, sectors: range.clone(), fua, completed: false };
+        self.trace.submitted(self.now, &view, &content);
+        let done = OpView { completed: true, ..view.clone() };
+        let Some(fault) = self.screen(token, &view, None) else {
+            self.pass(&view);
+            return self.refuse(token, &done, IoErrorKind::Invalid, None);
+        };
+        let index = disk.0 as usize;
+        let unsupported = kind == OpKind::Discard && !self.devices[index].model.discard;
+        if unsupported || matches!(fault, Some(Fault::Unreachable)) {
+            self.pass(&view);
+            let why = if unsupported { IoErrorKind::Unsupported } else { IoErrorKind::Unreachable };
+            return self.refuse(token, &done, why, None);
+        }
+        let number = self.devices[index].take(range.clone(), content, fua);
+        let latency = self.latency(disk, 1);
+        let failed = match fault {
+            Some(Fault::Fail(landed)) => Some(landed),
+            _ => None,
+        };
+        if matches!(failed, None | Some(Landed::Everything)) {
+            self.schedule_landing(index, number, &range, latency);
+        }
+        if !matches!(fault, Some(Fault::Never)) {
+            let ending = Ending::Write { number, failed };
+            let end = self.now + latency + late(fault);
+            self.schedule(end, Due::Done { disk: index, token, ending, view: done });
+        }
+        self.pass(&view);
+    }
+
+    /// A write becomes visible at once, or (one in four) in two parts.
+    fn schedule_landing(&mut self, disk: usize, number: u64, range: &Range<u64>, latency: u64) {
+        let whole = self.now + self.rng.below(latency);
+        if self.rng.one_in(4) {
+            let unit = self.devices[disk].model.torn_sectors;
+            let middle = (range.start + self.rng.below(range.end - range.start)) / unit * unit;
+            let first = self.now + self.rng.below(whole - self.now + 1);
+            self.schedule(first, Due::Land { disk, number, end: middle.max(range.start) });
+        }
+        self.schedule(whole, Due::Land { disk, number, end: range.end });
+    }
+
+    /// `None` if the device refuses the form of the request, else the fault that strikes it.
+    fn screen(&mut self, _token: Token, view: &OpView, buffer: Option<&Buffer>) -> Option<Option<Fault>> {
+        let device = &mut self.devices[view.disk.0 as usize];
+        let sectors = view.sectors.end - view.sectors.start;
+        let whole = buffer.is_none_or(|buffer| buffer.len().is_multiple_of(crate::stamp::SECTOR));
+        if !whole || !device.accepts(view.sectors.start, sectors) {
+            let what =
+                format!("disk {} refused a {:?} of sectors {:?}", view.disk.0, view.kind, view.sectors);
+            self.refused.get_or_insert(what);
+            return None;
+        }
+        if device.gone {
+            return Some(Some(Fault::Unreachable));
+        }
+        Some(device.faults.strike(view.kind, &view.sectors))
+    }
+
+    fn refuse(&mut self, token: Token, view: &OpView, kind: IoErrorKind, buffer: Option<Buffer>) {
+        let view = OpView { completed: true, ..view.clone() };
+        let end = self.now + self.latency(view.disk, 1);
+        let disk = view.disk.0 as usize;
+        self.schedule(end, Due::Done { disk, token, ending: Ending::Refused(kind, buffer), view });
+    }
+
+    /// From a quarter of the device's middle latency to four times of it; one in 64 takes ten times as long.
+    fn latency(&mut self, disk: DiskId, factor: u64) -> u64 {
+        let middle = self.devices[disk.0 as usize].model.latency_ns * factor;
+        let latency = middle / 4 + self.rng.below(middle * 15 / 4 + 1) + 1;
+        if self.rng.one_in(64) { latency * 10 } else { latency }
+    }
+}
+
+const fn late(fault: Option<Fault>) -> u64 {
+    match fault {
+        Some(Fault::Late(nanoseconds)) => nanoseconds,
+        _ => 0,
+    }
+}
+
+const fn sectors_in(bytes: usize) -> u64 {
+    // A rest of a sector makes the length wrong for every device, which is what it should be.
+    if bytes.is_multiple_of(crate::stamp::SECTOR) { (bytes / crate::stamp::SECTOR) as u64 } else { u64::MAX }
+}

@@ -1,0 +1,171 @@
+//! The driver alone: order, durability and the end of the world, through the engine's own executor.
+
+use super::*;
+use crate::disk::{Background, Fault, Model, Rule};
+use bcached_env::{Executor, Order, Outcome, join_all};
+use std::time::Duration;
+
+fn world(seed: u64) -> Rc<RefCell<World>> {
+    let background = Background::Zero;
+    let devices = vec![Device::new(Model::fast(4096, 1)), Device::new(Model::slow(4096, 8, background))];
+    let mut world = World::new(devices, seed);
+    world.trace.record();
+    Rc::new(RefCell::new(world))
+}
+
+fn executor(world: &Rc<RefCell<World>>, seed: u64) -> Executor {
+    Executor::new(Box::new(SimDriver::new(Rc::clone(world))), Order::Seeded(Rng::new(seed)), seed)
+}
+
+fn bytes(value: u8, sectors: usize) -> bcached_env::Payload {
+    Buffer::copied_from(&vec![value; sectors * 512]).freeze()
+}
+
+/// Writes 20 sectors at once, flushes, sleeps, reads one back.
+fn busy(executor: &mut Executor) -> Option<u8> {
+    let env = executor.env();
+    executor.block_on(async move {
+        let disk = env.disk(DiskId(0));
+        let writes = (0..20u8).map(|index| disk.write(u64::from(index), bytes(index + 1, 1)));
+        assert!(join_all(writes).await.iter().all(Result::is_ok));
+        disk.flush().await.unwrap();
+        env.sleep(Duration::from_millis(5)).await;
+        let (result, buffer) = disk.read(7, Buffer::zeroed(512)).await;
+        result.unwrap();
+        buffer.as_slice()[511]
+    })
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace_and_another_seed_another() {
+    let run = |seed| {
+        let world = world(seed);
+        assert_eq!(busy(&mut executor(&world, seed)), Some(8));
+        let lines = world.borrow().trace.lines().to_vec();
+        (lines, world.borrow().trace.digest(), world.borrow().now())
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1).0, run(2).0);
+    assert_ne!(run(1).1, run(2).1);
+}
+
+#[test]
+fn the_world_ends_at_the_point_asked_for() {
+    // 20 writes submitted, 20 completed, a flush submitted and completed.
+    let world = world(3);
+    assert_eq!(busy(&mut executor(&world, 3)), Some(8));
+    assert_eq!(world.borrow().points(), 42);
+    for point in [1, 20, 33, 41, 42] {
+        let world = self::world(3);
+        world.borrow_mut().crash_at(point);
+        assert_eq!(busy(&mut executor(&world, 3)), None);
+        assert_eq!(world.borrow().halted(), Some(&Halt::Asked(point)));
+        world.borrow_mut().reboot(Crash::PowerCut, Survivors::Nothing);
+        let there = world.borrow().devices[0].medium().digest() != crate::digest::Digest::new().value();
+        assert_eq!(there, point == 42, "nothing is durable before the flush has completed");
+    }
+}
+
+#[test]
+fn an_observer_sees_what_a_crash_there_would_leave() {
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let world = world(5);
+    let sink = Rc::clone(&seen);
+    world.borrow_mut().observe(Box::new(move |_, devices, _| {
+        let mut device = devices[0].clone();
+        device.cut_power(0, Survivors::Seeded(9));
+        sink.borrow_mut().push(device.medium().digest());
+    }));
+    busy(&mut executor(&world, 5));
+    for point in 1..=42 {
+        let world = self::world(5);
+        world.borrow_mut().crash_at(point);
+        busy(&mut executor(&world, 5));
+        world.borrow_mut().reboot(Crash::PowerCut, Survivors::Seeded(9));
+        let index = usize::try_from(point).unwrap() - 1;
+        assert_eq!(world.borrow().devices[0].medium().digest(), seen.borrow()[index], "point {point}");
+    }
+}
+
+#[test]
+fn waiting_for_nothing_and_spinning_are_seen() {
+    let world = world(1);
+    let mut stuck = executor(&world, 1);
+    assert_eq!(stuck.run_until(|| false), Outcome::Halted);
+    assert_eq!(world.borrow().halted(), Some(&Halt::Stuck));
+
+    let world = self::world(1);
+    let mut spinning = executor(&world, 1);
+    let env = spinning.env();
+    spinning.env().spawn(async move {
+        loop {
+            env.yield_now().await;
+        }
+    });
+    assert_eq!(spinning.run_until(|| false), Outcome::Halted);
+    assert_eq!(world.borrow().halted(), Some(&Halt::Spinning));
+
+    let world = self::world(1);
+    world.borrow_mut().progress(1_000_000_000);
+    let mut late = executor(&world, 1);
+    let env = late.env();
+    late.env().spawn(async move {
+        loop {
+            env.sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert_eq!(late.run_until(|| false), Outcome::Halted);
+    assert_eq!(world.borrow().halted(), Some(&Halt::Late));
+}
+
+#[test]
+fn faults_reach_the_one_who_asked() {
+    let world = world(1);
+    let write = |fault| Rule { on: OpKind::Write, sectors: 0..8, skip: 0, count: 1, fault };
+    let flush =
+        Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault: Fault::Fail(Landed::Nothing) };
+    for rule in [write(Fault::Fail(Landed::Everything)), write(Fault::Unreachable), flush] {
+        world.borrow_mut().devices[0].faults.add(rule);
+    }
+    let mut executor = executor(&world, 1);
+    let env = executor.env();
+    let kinds = executor.block_on(async move {
+        let disk = env.disk(DiskId(0));
+        let first = disk.write(0, bytes(1, 1)).await.map_err(|error| error.kind);
+        let second = disk.write(1, bytes(2, 1)).await.map_err(|error| error.kind);
+        let third = disk.flush().await.map_err(|error| error.kind);
+        let fourth = disk.flush().await.map_err(|error| error.kind);
+        [first, second, third, fourth]
+    });
+    let (failed, gone) = (Err(IoErrorKind::Io), Err(IoErrorKind::Unreachable));
+    assert_eq!(kinds, Some([failed, gone, failed, Ok(())]));
+    assert!(world.borrow().refused().is_none());
+}
+
+#[test]
+fn a_stalled_device_goes_on_and_a_vanished_one_says_so() {
+    let world = world(1);
+    world.borrow_mut().devices[0].stalled_until = 3_000_000_000;
+    let mut executor = executor(&world, 1);
+    let env = executor.env();
+    let shared = Rc::clone(&world);
+    let result = executor.block_on(async move {
+        let disk = env.disk(DiskId(0));
+        disk.write(0, bytes(1, 1)).await.unwrap();
+        assert!(env.now().0 >= 3_000_000_000);
+        shared.borrow_mut().devices[0].gone = true;
+        disk.write(0, bytes(2, 1)).await.map_err(|error| error.kind)
+    });
+    assert_eq!(result, Some(Err(IoErrorKind::Unreachable)));
+}
+
+#[test]
+fn an_unaligned_request_is_remembered() {
+    let world = world(1);
+    let mut executor = executor(&world, 1);
+    let env = executor.env();
+    let result =
+        executor.block_on(async move { env.disk(DiskId(1)).write(3, bytes(1, 1)).await.map_err(|e| e.kind) });
+    assert_eq!(result, Some(Err(IoErrorKind::Invalid)));
+    assert!(world.borrow().refused().unwrap().contains("disk 1"));
+}

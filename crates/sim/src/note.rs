@@ -1,0 +1,94 @@
+//! The note in memory that the simulator keeps: process death leaves it alone, a power cut empties it.
+
+use bcached_env::{Note, NoteRecord};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The records, on the simulator's side. A clone of the value is independent.
+#[derive(Clone, Debug)]
+pub struct NoteState {
+    records: Vec<NoteRecord>,
+    capacity: usize,
+}
+
+impl NoteState {
+    /// Empty, with room for `capacity` records.
+    #[must_use]
+    pub const fn new(capacity: usize) -> Self {
+        Self { records: Vec::new(), capacity }
+    }
+
+    /// What a power cut does.
+    pub fn wipe(&mut self) {
+        self.records.clear();
+    }
+
+    /// Records held now.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// No records are held.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+}
+
+/// The engine's handle on a shared [`NoteState`].
+pub struct MemoryNote(Rc<RefCell<NoteState>>);
+
+impl MemoryNote {
+    /// A handle for the next process.
+    #[must_use]
+    pub const fn new(state: Rc<RefCell<NoteState>>) -> Self {
+        Self(state)
+    }
+}
+
+impl Note for MemoryNote {
+    fn room(&self) -> usize {
+        let state = self.0.borrow();
+        state.capacity.saturating_sub(state.records.len())
+    }
+
+    fn append(&mut self, record: NoteRecord) {
+        let mut state = self.0.borrow_mut();
+        assert!(state.records.len() < state.capacity, "the caller has checked the room");
+        state.records.push(record);
+    }
+
+    fn forget_through(&mut self, sequence: u64) {
+        self.0.borrow_mut().records.retain(|record| record.sequence > sequence);
+    }
+
+    /// The records stay until they are forgotten: the process may die again before it has journalled them.
+    fn recovered(&mut self) -> Vec<NoteRecord> {
+        self.0.borrow().records.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_outlive_the_process_until_forgotten() {
+        let state = Rc::new(RefCell::new(NoteState::new(3)));
+        let record = |sequence| NoteRecord { sequence, words: [sequence; 4], count: 3 };
+        let mut first = MemoryNote::new(Rc::clone(&state));
+        for sequence in 1..=3 {
+            first.append(record(sequence));
+        }
+        assert_eq!(first.room(), 0);
+        drop(first);
+        let mut second = MemoryNote::new(Rc::clone(&state));
+        second.forget_through(2);
+        assert_eq!(second.recovered(), [record(3)]);
+        assert_eq!(second.recovered(), [record(3)], "still there for a third process");
+        assert_eq!(second.room(), 2);
+        state.borrow_mut().wipe();
+        assert!(second.recovered().is_empty());
+    }
+}
