@@ -12,7 +12,6 @@ pub struct NodeError {
     /// Its level as its parent says; 0 is a leaf.
     pub level: u8,
     /// What is wrong.
-    #[source]
     pub fault: NodeFault,
 }
 
@@ -24,13 +23,12 @@ pub enum NodeFault {
     #[error(transparent)]
     Log(#[from] bcached_format::NodeError),
     /// A key makes no sense in such a node, or stands out of order. (A kernel does not look at the order.)
-    #[error("block {block}: {source}")]
+    #[error("set at block {block}: {error}")]
     Key {
         /// Block of the node at which the key's set starts.
         block: u32,
         /// Which key, and what is wrong with it.
-        #[source]
-        source: KeyListError,
+        error: KeyListError,
     },
     /// A key lies behind the end of the node's range.
     #[error("short btree key: block {block} has a key at {found}, but the node ends at {limit}")]

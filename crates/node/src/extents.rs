@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use bcached_format::key::MAX_KEY_SECTORS;
 use bcached_format::{Inode, Key, Position};
 
-use crate::sorted_keys::{SPLICE_KEYS, SortedKeys};
+use crate::sorted_keys::{Place, SPLICE_KEYS, SortedKeys};
 
 /// Says of a key that there is nothing: it has no pointer, or the placeholder of a kernel's cache miss.
 pub(crate) fn is_hole(key: &Key) -> bool {
@@ -23,8 +23,17 @@ pub(crate) fn overlapping(
     start: u64,
     end: u64,
 ) -> impl Iterator<Item = &Key> + Clone {
-    keys.iter_from(keys.after(Position::new(inode, start)))
-        .take_while(move |key| key.inode == inode && key.start() < end)
+    overlapping_from(keys, keys.after(Position::new(inode, start)), inode, end)
+}
+
+/// The same, when the place of the first key that ends after the range's start is known.
+fn overlapping_from(
+    keys: &SortedKeys,
+    place: Place,
+    inode: Inode,
+    end: u64,
+) -> impl Iterator<Item = &Key> + Clone {
+    keys.iter_from(place).take_while(move |key| key.inode == inode && key.start() < end)
 }
 
 /// The one key that two adjacent keys amount to, if they do (format 7.4).
@@ -71,7 +80,7 @@ pub(crate) fn put(
     let (inode, start, end) = (range.inode, range.start(), range.end);
     let mut place = keys.after(Position::new(inode, start));
     let (mut count, mut front, mut tail) = (0, None, None);
-    for old in overlapping(keys, inode, start, end) {
+    for old in overlapping_from(keys, place, inode, end) {
         count += 1;
         front = front.or(old.cut(0, start));
         tail = old.cut(end, u64::MAX);

@@ -1,7 +1,7 @@
 //! Bytes to node: check every set, then merge them (format 6.3, 7.1 and 8).
 //!
-//! The sets are merged pairwise, neighbours first, so that n keys in s sets take n log s steps. All keys of size
-//! above zero take part, holes and stale ones included: filtering before the merge would bring back what they hide.
+//! n keys in s sets take n log s steps. All keys of size above zero take part in the merge, holes and stale ones
+//! included: filtering them before would bring back what they hide.
 
 use alloc::vec::Vec;
 
@@ -84,7 +84,7 @@ impl Reader<'_> {
         let (block, mut word) = (set.block, 0);
         let mut keys: Vec<Key> = Vec::new();
         for (index, key) in set.bset.keys.iter().enumerate() {
-            let fault = |source| NodeFault::Key { block, source: KeyListError { index, word, source } };
+            let fault = |error| NodeFault::Key { block, error: KeyListError { index, word, error } };
             let start = self.check(&key).map_err(fault)?;
             if key.size > 0 {
                 let previous = keys.last().map_or(Position::ZERO, Key::position);
@@ -125,20 +125,20 @@ impl Reader<'_> {
     }
 }
 
-/// All sets as one, oldest first, by `pair` (older, newer).
-fn merge(mut sets: Vec<Vec<Key>>, pair: fn(Vec<Key>, Vec<Key>) -> Vec<Key>) -> Vec<Key> {
-    while sets.len() > 1 {
-        let mut halved = Vec::with_capacity(sets.len().div_ceil(2));
-        let mut rest = sets.into_iter();
-        while let Some(older) = rest.next() {
-            halved.push(match rest.next() {
-                Some(newer) => pair(older, newer),
-                None => older,
-            });
+/// All sets as one, by `pair` (older, newer).
+///
+/// Of a run of finished merges, oldest first, each is more than twice as long as the next: so a key goes through a
+/// number of merges that is logarithmic in the number of sets, and the large first set of a node only through one.
+fn merge(sets: Vec<Vec<Key>>, pair: fn(Vec<Key>, Vec<Key>) -> Vec<Key>) -> Vec<Key> {
+    let mut merged: Vec<Vec<Key>> = Vec::new();
+    for mut newest in sets {
+        while let Some(older) = merged.pop_if(|older| older.len() <= 2 * newest.len()) {
+            newest = pair(older, newest);
         }
-        sets = halved;
+        merged.push(newest);
     }
-    sets.pop().unwrap_or_default()
+    let newest = merged.pop().unwrap_or_default();
+    merged.into_iter().rev().fold(newest, |newer, older| pair(older, newer))
 }
 
 /// The keys of two interior sets in position order, newer before older where they stand at one position.

@@ -44,7 +44,7 @@ pub(crate) const fn memory_bytes_max(count: usize) -> usize {
 }
 
 /// Keys in position order.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct SortedKeys {
     bounds: Vec<Position>,
     chunks: Vec<Vec<Key>>,
@@ -57,6 +57,13 @@ pub(crate) struct SortedKeys {
 pub(crate) struct Place {
     chunk: usize,
     index: usize,
+}
+
+impl Clone for SortedKeys {
+    /// The same keys in chunks with room: the clone of a vector has none, and would outgrow a chunk's allocation.
+    fn clone(&self) -> Self {
+        Self::from_sorted(self.iter().copied())
+    }
 }
 
 impl SortedKeys {
@@ -176,3 +183,6 @@ impl SortedKeys {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! What a lookup, an insert and a read of a full node cost: `cargo bench -p bcached-node`.
+//!
+//! Times only; nothing is asserted, so it can run on a busy machine. The figures that the crate's documentation
+//! quotes come from here.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, Position, SetMagic, Uuid};
+use bcached_node::Node;
+
+const GEOMETRY: Geometry = Geometry {
+    block_sectors: 8,
+    bucket_sectors: 1024,
+    buckets: 1 << 20,
+    first_bucket: 1,
+    journal_buckets: 16,
+    magic: SetMagic::of(Uuid([7; 16])),
+};
+
+/// A node of 256 KiB.
+const NODE_SECTORS: u16 = 512;
+
+/// Keys of 4 KiB that are in a node before it is measured: close to what it can hold.
+const KEYS: u64 = 10_000;
+
+fn own(bucket: u64) -> Key {
+    let Position { inode, offset } = Position::MAX;
+    Key { inode, size: NODE_SECTORS, dirty: false, end: offset, pointers: pointer(bucket * 1024) }
+}
+
+fn pointer(sector: u64) -> Pointers {
+    Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(1)))
+}
+
+/// The key of the `index`th other 4 KiB, somewhere on the cache device.
+fn key(index: u64, place: u64) -> Key {
+    Key {
+        inode: Inode(0),
+        size: 8,
+        dirty: true,
+        end: index * 16 + 8,
+        pointers: pointer(1 << 20 | (place * 8)),
+    }
+}
+
+/// Numbers without an order (splitmix64).
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+fn measure(what: &str, rounds: u64, mut round: impl FnMut(u64)) {
+    let start = Instant::now();
+    (0..rounds).for_each(&mut round);
+    let nanoseconds = start.elapsed().as_nanos() / u128::from(rounds);
+    println!("{what:<44} {nanoseconds:>8} ns");
+}
+
+fn full_node() -> Node {
+    let keys: Vec<Key> = (0..KEYS).map(|index| key(index, index * 2)).collect();
+    Node::from_keys(own(40), 0, 1, &GEOMETRY, &keys)
+}
+
+fn main() {
+    let mut seed = 1;
+    let node = full_node();
+    println!("a node of 256 KiB with {KEYS} keys, {} KiB in memory", node.memory_bytes() >> 10);
+    measure("look up 4 KiB", 1_000_000, |_| {
+        let start = random(&mut seed) % (KEYS * 16);
+        black_box(node.overlapping(Inode(0), start, start + 8).map(Key::sectors).sum::<u64>());
+    });
+    let mut nodes: Vec<Node> = (0..20).map(|_| node.clone()).collect();
+    measure("insert 4 KiB over an old key, first set open", 20_000, |round| {
+        let index = random(&mut seed) % KEYS;
+        let node = &mut nodes[usize::try_from(round % 20).expect("small")];
+        node.insert(&key(index, random(&mut seed) % (1 << 20)), &mut |gone| {
+            black_box(gone);
+        });
+    });
+    let sparse: Vec<Key> = (0..KEYS / 2).map(|index| key(index * 2, index * 2)).collect();
+    let mut nodes: Vec<Node> = (0..20).map(|_| Node::from_keys(own(40), 0, 1, &GEOMETRY, &sparse)).collect();
+    measure("insert 4 KiB into a gap", 20_000, |round| {
+        let index = random(&mut seed) % (KEYS / 2) * 2 + 1;
+        let node = &mut nodes[usize::try_from(round % 20).expect("small")];
+        node.insert(&key(index, random(&mut seed) % (1 << 20)), &mut |_| ());
+    });
+    measure_read(&mut seed);
+}
+
+/// A node of one large set and 32 small ones over it.
+fn measure_read(seed: &mut u64) {
+    let first: Vec<Key> = (0..KEYS / 2).map(|index| key(index, index * 2)).collect();
+    let mut node = Node::from_keys(own(40), 0, 1, &GEOMETRY, &first);
+    let mut bytes = vec![0; usize::from(NODE_SECTORS) * 512];
+    let mut sets = 0;
+    while node.fits(300) && sets < 33 {
+        if let Some(set) = node.seal_pending() {
+            let start = set.block as usize * 4096;
+            bytes[start..start + set.bytes.len()].copy_from_slice(&set.bytes);
+            sets += 1;
+        }
+        for _ in 0..100 {
+            node.insert(&key(random(seed) % KEYS, random(seed) % (1 << 20)), &mut |_| ());
+        }
+    }
+    let read = Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
+    println!("a node of {sets} sets, {} keys merged", read.len());
+    measure("read it", 200, |_| {
+        black_box(Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it"));
+    });
+    measure("its living keys, for a fresh node", 200, |_| {
+        black_box(read.live_keys(&mut |_| true));
+    });
+}

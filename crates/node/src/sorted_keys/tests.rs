@@ -1,0 +1,98 @@
+//! Sorted keys against a plain vector.
+
+use super::*;
+use bcached_format::{Inode, Pointers};
+use proptest::prelude::*;
+use std::vec::Vec;
+
+fn key(offset: u64) -> Key {
+    Key { inode: Inode(0), size: 1, dirty: false, end: offset, pointers: Pointers::NONE }
+}
+
+fn check_invariants(keys: &SortedKeys) {
+    assert_eq!(keys.bounds.len(), keys.chunks.len());
+    for (bound, chunk) in keys.bounds.iter().zip(&keys.chunks) {
+        assert_eq!(Some(*bound), chunk.last().map(Key::position), "a bound is the last position");
+        assert!((1..=CHUNK_KEYS).contains(&chunk.len()), "{} keys in a chunk", chunk.len());
+        assert_eq!(chunk.capacity(), CHUNK_CAPACITY, "a chunk keeps its first allocation");
+    }
+    for pair in keys.chunks.windows(2) {
+        assert!(pair[0].len() + pair[1].len() > JOIN_KEYS, "small neighbours are joined");
+    }
+    assert_eq!(keys.len, keys.iter().count());
+    assert_eq!(keys.words, keys.iter().map(Key::words).sum::<usize>());
+    assert!(keys.memory_bytes() <= memory_bytes_max(keys.len));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// From this index (scaled to the length) remove so many, and put so many in their place.
+    Splice(usize, usize, usize),
+    Retain(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let splice = |removed: core::ops::Range<usize>| (0..10_000_usize, removed, 0..=SPLICE_KEYS);
+    prop_oneof![
+        20 => splice(0..3).prop_map(|(at, removed, new)| Step::Splice(at, removed, new)),
+        2 => splice(0..200).prop_map(|(at, removed, new)| Step::Splice(at, removed, new)),
+        1 => (2..40_u64).prop_map(Step::Retain),
+    ]
+}
+
+/// The place in front of the key with this index.
+fn place(keys: &SortedKeys, index: usize) -> Place {
+    let mut left = index;
+    for (chunk, list) in keys.chunks.iter().enumerate() {
+        if left < list.len() {
+            return Place { chunk, index: left };
+        }
+        left -= list.len();
+    }
+    assert_eq!(left, 0);
+    Place { chunk: keys.chunks.len(), index: 0 }
+}
+
+proptest! {
+    #[test]
+    fn sorted_keys_are_a_sorted_vector(start in 0..500_u64, steps in prop::collection::vec(step(), 1..300)) {
+        let mut model: Vec<Key> = (0..start).map(|index| key(index << 32)).collect();
+        let mut keys = SortedKeys::from_sorted(model.iter().copied());
+        check_invariants(&keys);
+        for step in steps {
+            match step {
+                Step::Splice(at, removed, new) => {
+                    let at = at % (model.len() + 1);
+                    let removed = removed.min(model.len() - at);
+                    // Between the neighbours, or equal to both where there is no room.
+                    let low = at.checked_sub(1).map_or(0, |index| model[index].end);
+                    let high = model.get(at + removed).map_or(low + (1 << 33), |key| key.end);
+                    let new: Vec<Key> = (1..=new as u64).map(|i| key(low + (high - low) / 4 * i)).collect();
+                    keys.splice(place(&keys, at), removed, &new);
+                    model.splice(at..at + removed, new);
+                }
+                Step::Retain(modulus) => {
+                    keys.retain(&mut |key| !key.end.is_multiple_of(modulus));
+                    model.retain(|key| !key.end.is_multiple_of(modulus));
+                }
+            }
+            check_invariants(&keys);
+            check_invariants(&keys.clone());
+            prop_assert_eq!(keys.iter().collect::<Vec<_>>(), model.iter().collect::<Vec<_>>());
+        }
+        for probe in model.iter().flat_map(|key| [key.end.saturating_sub(1), key.end, key.end + 1]) {
+            let position = Position::new(Inode(0), probe);
+            let rest = |from: usize| model[from..].iter().collect::<Vec<_>>();
+            let after = keys.after(position);
+            prop_assert_eq!(keys.iter_from(after).collect::<Vec<_>>(), rest(model.partition_point(|key| key.end <= probe)));
+            let at = model.partition_point(|key| key.end < probe);
+            prop_assert_eq!(keys.iter_from(keys.at(position)).collect::<Vec<_>>(), rest(at));
+            let before = keys.before(keys.at(position)).and_then(|place| keys.get(place));
+            prop_assert_eq!(before, at.checked_sub(1).map(|index| &model[index]));
+            if at < model.len() {
+                let next = keys.next(keys.at(position));
+                prop_assert_eq!(keys.get(next), model.get(at + 1));
+            }
+        }
+    }
+}

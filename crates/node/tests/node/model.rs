@@ -1,0 +1,243 @@
+//! A leaf against a model that knows of each sector where its data is.
+//!
+//! Random inserts, replacements, holes, writes, re-reads and splits; after each the leaf must say what the model
+//! says, and the parts of keys it told as removed must be exactly what the model lost.
+
+use std::collections::BTreeMap;
+
+use bcached_format::{Inode, Key, Pointer, Pointers, Position};
+use bcached_node::{Division, Node, divide, memory_bytes_max};
+use proptest::prelude::*;
+
+use crate::sample::{GEOMETRY, Image, SEQ, extent, own, pointer};
+
+const NODE_SECTORS: u16 = 24;
+const VOLUME_SECTORS: u64 = 3000;
+
+/// Where each cached sector's data is, and whether it is dirty.
+type Sectors = BTreeMap<(u32, u64), (Pointer, bool)>;
+
+fn sectors_of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Sectors {
+    let mut sectors = Sectors::new();
+    for key in keys {
+        for sector in key.start()..key.end {
+            let Some(pointer) = key.pointers.as_slice().first() else { continue };
+            let there = (pointer.advanced(sector - key.start()), key.dirty);
+            let before = sectors.insert((key.inode.0, sector), there);
+            assert_eq!(before, None, "keys of a view do not overlap");
+        }
+    }
+    sectors
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(Key),
+    /// Replace the key that the step with this number inserted (or what is left of it).
+    Replace(prop::sample::Index, New),
+    Write,
+    /// Write, then read the bytes back.
+    Read,
+    /// Move the living keys to fresh nodes, and go on with the left one.
+    Split,
+    Query(u32, u64, u64),
+}
+
+/// What a replacement puts in the place of a key.
+#[derive(Clone, Debug)]
+enum New {
+    Clean,
+    Moved(u64),
+    Hole,
+}
+
+/// A key whose data lies at one of few places, so that neighbours often amount to one key.
+fn key() -> impl Strategy<Value = Key> {
+    let range = (0..2_u32, 0..VOLUME_SECTORS, 1..60_u64, 20..24_u64);
+    (range, any::<bool>(), 0..4_u8).prop_map(|((inode, start, length, bucket), dirty, kind)| {
+        let end = start + length;
+        let bucket_start = bucket * GEOMETRY.bucket_sectors;
+        let length = length.min(GEOMETRY.bucket_sectors - start % GEOMETRY.bucket_sectors);
+        match kind {
+            0 => Key::hole(Inode(inode), start, end),
+            _ => extent(inode, start, start + length, bucket_start + start % GEOMETRY.bucket_sectors, dirty),
+        }
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let new = prop_oneof![Just(New::Clean), (30..34_u64).prop_map(New::Moved), Just(New::Hole)];
+    let query = (0..3_u32, 0..VOLUME_SECTORS, 1..200_u64);
+    prop_oneof![
+        10 => key().prop_map(Step::Insert),
+        4 => (any::<prop::sample::Index>(), new).prop_map(|(index, new)| Step::Replace(index, new)),
+        1 => Just(Step::Write),
+        1 => Just(Step::Read),
+        1 => Just(Step::Split),
+        3 => query.prop_map(|(inode, start, length)| Step::Query(inode, start, start + length)),
+    ]
+}
+
+/// A leaf, its bytes, and the model.
+struct Pair {
+    node: Node,
+    image: Image,
+    sectors: Sectors,
+    inserted: Vec<Key>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let own = own(36, NODE_SECTORS, Position::MAX);
+        let node = Node::create(own, 0, SEQ, &GEOMETRY);
+        Self { node, image: Image::new(&own), sectors: Sectors::new(), inserted: Vec::new() }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Insert(key) => self.insert(key),
+            Step::Replace(index, new) if !self.inserted.is_empty() => {
+                let expected = *index.get(&self.inserted);
+                self.replace(&expected, new);
+            }
+            Step::Replace(..) => {}
+            Step::Write => self.image.write(&mut self.node),
+            Step::Read => self.read(),
+            Step::Split => self.split(),
+            Step::Query(inode, start, end) => self.query(*inode, *start, *end),
+        }
+        self.check();
+    }
+
+    /// The part of a key that belongs into this leaf.
+    fn part(&self, key: &Key) -> Option<Key> {
+        let position = self.node.position();
+        if key.position() <= position {
+            return Some(*key);
+        }
+        if key.inode == position.inode { key.cut(0, position.offset) } else { None }
+    }
+
+    fn insert(&mut self, key: &Key) {
+        let Some(key) = self.part(key) else { return };
+        while !self.node.fits(key.words()) {
+            self.split();
+        }
+        let Some(key) = self.part(&key) else { return };
+        let mut removed = Vec::new();
+        self.node.insert(&key, &mut |part| removed.push(part));
+        assert_eq!(sectors_of(&removed), self.take(&key), "removed by {key:?}");
+        self.sectors.extend(sectors_of([&key]));
+        self.inserted.push(key);
+    }
+
+    fn take(&mut self, range: &Key) -> Sectors {
+        let inode = range.inode.0;
+        let taken: Sectors = self
+            .sectors
+            .range((inode, range.start())..(inode, range.end))
+            .map(|(at, there)| (*at, *there))
+            .collect();
+        self.sectors.retain(|at, _| !taken.contains_key(at));
+        taken
+    }
+
+    fn replace(&mut self, expected: &Key, new: &New) {
+        let new = match new {
+            New::Clean => Key { dirty: false, ..*expected },
+            New::Moved(bucket) => Key { pointers: Pointers::one(pointer(bucket * 1024, 7)), ..*expected },
+            New::Hole => Key::hole(expected.inode, expected.start(), expected.end),
+        };
+        let words = self.node.words_to_replace(expected, &new.pointers);
+        if !self.node.fits(words) {
+            return;
+        }
+        let wanted: Sectors = sectors_of([expected])
+            .into_iter()
+            .filter(|(at, there)| self.sectors.get(at) == Some(there))
+            .collect();
+        assert_eq!(words == 0, wanted.is_empty(), "nothing to insert when nothing matches");
+        let before = self.node.pending_bytes();
+        let (mut removed, mut inserted) = (Vec::new(), Vec::new());
+        self.node.replace(expected, &new, &mut |part| removed.push(part), &mut |part| inserted.push(part));
+        assert!(
+            self.node.pending_bytes() <= before.max(32) + (words + 8) * 8,
+            "no more words than announced"
+        );
+        assert_eq!(sectors_of(&removed), wanted, "exactly the matching sectors go");
+        for part in &inserted {
+            assert_eq!(new.cut(part.start(), part.end), Some(*part), "what comes is a part of the new key");
+            self.take(part);
+        }
+        assert_eq!(inserted.iter().map(Key::sectors).sum::<u64>(), wanted.len() as u64);
+        self.sectors.extend(sectors_of(&inserted));
+        self.inserted.push(new);
+    }
+
+    fn read(&mut self) {
+        self.image.write(&mut self.node);
+        let read = Node::read(*self.node.own(), 0, &GEOMETRY, &self.image.bytes).expect("we wrote it");
+        assert_eq!(read.written_blocks(), self.node.written_blocks());
+        assert_eq!(read.words_on_disk(), self.node.words_on_disk());
+        assert_eq!(read.keys().collect::<Vec<_>>(), self.node.keys().collect::<Vec<_>>());
+        self.node = read;
+    }
+
+    fn split(&mut self) {
+        let keys = self.node.live_keys(&mut |_| true);
+        let blocks = self.node.total_blocks();
+        let position = match divide(keys.clone(), blocks, &GEOMETRY) {
+            Division::One(all) => {
+                assert_eq!(all, keys);
+                self.go_on(self.node.position(), &all);
+                return;
+            }
+            Division::Two { left, right } => {
+                assert_eq!([left.clone(), right].concat(), keys, "every key goes into one of the nodes");
+                let position = left.last().expect("not empty").position();
+                self.go_on(position, &left);
+                position
+            }
+        };
+        self.sectors.retain(|(inode, sector), _| Position::new(Inode(*inode), *sector) < position);
+    }
+
+    fn go_on(&mut self, position: Position, keys: &[Key]) {
+        let own = own(37, NODE_SECTORS, position);
+        self.node = Node::from_keys(own, 0, SEQ + 1, &GEOMETRY, keys);
+        self.image = Image::new(&own);
+        self.inserted.retain(|key| key.position() <= position);
+    }
+
+    fn query(&self, inode: u32, start: u64, end: u64) {
+        let (inode, all): (_, Vec<&Key>) = (Inode(inode), self.node.keys().collect());
+        let overlaps = |key: &&&Key| key.inode == inode && key.start() < end && key.end > start;
+        let wanted: Vec<&Key> = all.iter().filter(overlaps).copied().collect();
+        assert_eq!(self.node.overlapping(inode, start, end).collect::<Vec<_>>(), wanted);
+        assert_eq!(self.node.is_hole(inode, start, end), wanted.is_empty());
+        let position = Position::new(inode, start);
+        let first = all.iter().find(|key| key.position() > position).map(|key| **key);
+        assert_eq!(self.node.first_after(position), first);
+    }
+
+    fn check(&self) {
+        assert_eq!(sectors_of(self.node.keys()), self.sectors);
+        let words: usize = self.node.keys().map(Key::words).sum();
+        assert_eq!((self.node.words_in_view(), self.node.len()), (words, self.node.keys().count()));
+        assert!(self.node.memory_bytes() <= memory_bytes_max(NODE_SECTORS));
+        // No more pieces than written words: what two fresh nodes can hold.
+        let pending = self.node.pending_bytes().saturating_sub(32) / 8;
+        assert!(words <= self.node.words_on_disk() + pending, "every piece has a key of its own");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_leaf_says_what_a_table_of_sectors_says(steps in prop::collection::vec(step(), 1..250)) {
+        let mut pair = Pair::new();
+        for step in &steps {
+            pair.apply(step);
+        }
+        pair.read();
+    }
+}

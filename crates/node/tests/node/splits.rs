@@ -1,0 +1,130 @@
+//! Full nodes, and nodes that are too empty: keys are dealt out to fresh nodes, and none is lost.
+
+use bcached_format::{Geometry, Inode, Key, Position};
+use bcached_node::{Division, Node, coalesce, divide, fits_together};
+use proptest::prelude::*;
+
+use crate::sample::{GEOMETRY, Image, SEQ, extent, own, root};
+
+/// Keys of three words that do not merge.
+fn keys(count: u64) -> Vec<Key> {
+    (0..count).map(|index| extent(0, index * 16, index * 16 + 8, 20_480 + index % 1000, true)).collect()
+}
+
+#[test]
+fn four_fifths_of_the_blocks_are_one_node() {
+    // 10 blocks of 512 bytes: 8 of them hold 4096 - 32 bytes of keys, which are 169 keys of three words.
+    assert_eq!(divide(keys(169), 10, &GEOMETRY), Division::One(keys(169)));
+    let Division::Two { left, right } = divide(keys(170), 10, &GEOMETRY) else {
+        panic!("nine blocks are too many")
+    };
+    // Three fifths of 510 words are 306: 102 keys lie behind, and the one after is the last on the left.
+    assert_eq!((left.len(), right.len()), (103, 67));
+    assert_eq!([left, right].concat(), keys(170));
+}
+
+#[test]
+fn a_node_of_one_block_is_not_divided_for_ever() {
+    let geometry = Geometry { block_sectors: 8, ..GEOMETRY };
+    assert_eq!(divide(keys(2), 1, &geometry), Division::One(keys(2)));
+    assert!(matches!(divide(keys(160), 1, &geometry), Division::Two { .. }));
+}
+
+#[test]
+fn a_fresh_node_takes_inserts_before_it_is_written() {
+    let node_key = own(37, 8, Position::MAX);
+    let mut node = Node::from_keys(node_key, 0, SEQ, &GEOMETRY, &keys(100));
+    assert_eq!(node.pending_bytes(), 32 + 300 * 8);
+    node.insert(&Key::hole(Inode(0), 0, 16), &mut |_| ());
+    assert_eq!(node.len(), 99);
+    let mut image = Image::new(&node_key);
+    image.write(&mut node);
+    assert_eq!(Node::read(node_key, 0, &GEOMETRY, &image.bytes).expect("sound").len(), 99);
+}
+
+#[test]
+fn dead_keys_are_left_behind_and_neighbours_merge() {
+    let own = root(512);
+    let mut node = Node::create(own, 0, SEQ, &GEOMETRY);
+    let dead = extent(0, 8, 16, 30_000, true);
+    for key in [extent(0, 0, 8, 50_000, true), dead, extent(0, 16, 24, 50_016, true)] {
+        node.insert(&key, &mut |_| ());
+    }
+    // The dead key is overwritten by what fits between the others: three keys are one.
+    node.insert(&extent(0, 8, 16, 50_008, true), &mut |_| ());
+    assert_eq!(node.live_keys(&mut |_| true), [extent(0, 0, 24, 50_000, true)]);
+    node.insert(&dead, &mut |_| ());
+    let is_live = &mut |key: &Key| *key != dead;
+    let wanted = [extent(0, 0, 8, 50_000, true), extent(0, 16, 24, 50_016, true)];
+    assert_eq!(node.live_keys(is_live), wanted);
+}
+
+/// One long extent, cut into as many pieces as a full node of holes can cut it: more words than one node can hold.
+#[test]
+fn a_node_in_pieces_fits_into_two() {
+    let own = own(36, 24, Position::MAX);
+    let long = extent(0, 0, 1024, 20_480, true);
+    let other = Key { inode: Inode(1), ..extent(0, 0, 1024, 21_504, true) };
+    let holes =
+        |inode| (0..489_u64).map(move |index| extent(inode, index * 2 + 1, index * 2 + 2, 30_720, false));
+    let sets = [vec![long, other], holes(0).collect::<Vec<_>>()];
+    let image = Image::of_sets(&own, &sets);
+    let mut node = Node::read(own, 0, &GEOMETRY, &image.bytes).expect("legal: cutting is left to the reader");
+    assert!(node.words_in_view() > 512 * 24 / 8, "more than a node can hold");
+    assert_eq!(node.written_blocks(), 1 + 24 - 1);
+    assert!(!node.fits(3));
+    node.drop_where(|_| false);
+    let keys = node.live_keys(&mut |_| true);
+    let Division::Two { left, right } = divide(keys.clone(), 24, &GEOMETRY) else {
+        panic!("it does not fit")
+    };
+    assert_eq!([left.clone(), right.clone()].concat(), keys);
+    for part in [left, right] {
+        let key = crate::sample::own(37, 24, part.last().expect("not empty").position());
+        assert!(Node::from_keys(key, 0, SEQ, &GEOMETRY, &part).seal_pending().is_some());
+    }
+}
+
+#[test]
+fn extents_cut_at_a_leaf_border_become_one_again() {
+    let keys = [extent(0, 0, 100, 50_000, true), extent(0, 100, 200, 50_100, true)];
+    let parts = coalesce(&keys, 2, true, 8, &GEOMETRY).expect("two small leaves are one");
+    assert_eq!(parts, [vec![extent(0, 0, 200, 50_000, true)]]);
+    assert_eq!(coalesce(&keys, 1, true, 8, &GEOMETRY), None, "one node cannot become fewer");
+    assert_eq!(coalesce(&[], 3, true, 8, &GEOMETRY), Some(vec![vec![]]), "empty leaves are one empty leaf");
+}
+
+proptest! {
+    #[test]
+    fn what_is_divided_is_all_there(count in 0_u64..1000, blocks in 8_u32..40) {
+        let all = keys(count);
+        let words_max = (blocks as usize * 512 - 32) / 8;
+        prop_assume!(all.len() * 3 <= words_max);
+        let (parts, limit) = match divide(all.clone(), blocks, &GEOMETRY) {
+            Division::One(keys) => (vec![keys], 4),
+            Division::Two { left, right } => (vec![left, right], 4),
+        };
+        prop_assert_eq!(parts.concat(), all);
+        for part in &parts {
+            let used = (32 + part.len() * 24).div_ceil(512);
+            prop_assert!(used * 5 <= blocks as usize * limit, "no fresh node is crowded: {used} of {blocks}");
+            prop_assert!(parts.len() == 1 || !part.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_fits_together_can_be_merged(counts in prop::collection::vec(0_u64..400, 2..5), blocks in 8_u32..40) {
+        let all = keys(counts.iter().sum());
+        let words: Vec<usize> = counts.iter().map(|count| usize::try_from(*count).expect("small") * 3).collect();
+        let merged = coalesce(&all, counts.len(), true, blocks, &GEOMETRY);
+        if fits_together(&words, blocks, &GEOMETRY) {
+            prop_assert!(merged.is_some());
+        }
+        if let Some(parts) = merged {
+            prop_assert!(parts.len() < counts.len());
+            prop_assert_eq!(&parts.concat(), &all);
+            let most = parts.iter().map(Vec::len).max().unwrap_or(0);
+            prop_assert!(most * 3 * 3 <= (blocks as usize * 64 - 4) * 2, "at most two thirds are filled");
+        }
+    }
+}
