@@ -1,0 +1,342 @@
+//! The judge: which values may each sector of each volume be read as?
+//!
+//! Clients tell it what they ask for and what they are told; it says of every read whether a correct block device could
+//! have returned that. It knows nothing of caches, so it is the same for every system under test.
+//!
+//! The rules (`sector.rs` has them as a state machine; `tests.rs` has a run that must pass and one that must be caught
+//! for each):
+//!
+//! 1. A read returns the last acknowledged write, or one that was in flight during the read.
+//! 2. Overlapping writes in flight together may take effect in either order, sector by sector; once a read has shown the
+//!    order, it stays.
+//! 3. After a power cut a sector is what the last successful flush (or FUA) made sure of, or any later write, in flight or
+//!    acknowledged; never a third value. What is then read first stays, over further power cuts too.
+//! 4. After the death of a process every acknowledged write is there; writes in flight are there or not.
+//! 5. What was read once stays until it is written or the power is cut.
+//! 6. A failed write left each sector old or new.
+//! 7. A discard leaves each sector with any former value or zero; the first read fixes it.
+//! 8. A failed flush may have dropped what was not yet durable, and ends the promise for it.
+//! 9. An orderly stop is a flush.
+//!
+//! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
+
+mod sector;
+
+use crate::stamp::{self, SECTOR, StampError, Value};
+use sector::{Content, NEVER, Sector, Seen, Version};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Sectors in a chunk; clones share chunks that do not change.
+const CHUNK: u64 = 64;
+
+type Chunk = Vec<Option<Sector>>;
+
+/// Names an operation of a client.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct OpId(u64);
+
+impl OpId {
+    /// The number that the operation's data is stamped with.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Write { fua: bool },
+    Discard,
+    Flush,
+    Stop,
+    Read,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    kind: Kind,
+    volume: u32,
+    sectors: Range<u64>,
+    start: u64,
+}
+
+/// A read that no correct device could have answered so.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub struct Violation {
+    /// On which volume.
+    pub volume: u32,
+    /// At which sector.
+    pub sector: u64,
+    /// What stood there, or why it is nothing at all.
+    pub found: Result<Value, StampError>,
+    /// What might have stood there.
+    pub allowed: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volume {} sector {} read as ", self.volume, self.sector)?;
+        match self.found {
+            Ok(value) => write!(f, "{value}")?,
+            Err(error) => write!(f, "{error}")?,
+        }
+        write!(f, ", allowed: {}", self.allowed.join(" or "))
+    }
+}
+
+/// What is known of all volumes. Cheap to clone: each crash point judges a clone.
+#[derive(Clone)]
+pub struct Oracle {
+    /// What volume `i` holds where nothing was written.
+    firsts: Vec<Value>,
+    chunks: BTreeMap<(u32, u64), Rc<Chunk>>,
+    open: BTreeMap<OpId, Open>,
+    /// Where each write went, by number.
+    writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
+    /// Events so far.
+    clock: u64,
+    next: u64,
+}
+
+impl Oracle {
+    /// Volumes that hold, where nothing was written, what `firsts` says: zeroes or stamps of write 0.
+    #[must_use]
+    pub fn new(firsts: Vec<Value>) -> Self {
+        let (chunks, open) = (BTreeMap::new(), BTreeMap::new());
+        Self { firsts, chunks, open, writes: Rc::default(), clock: 0, next: 1 }
+    }
+
+    /// A client asks for a write of its stamp.
+    pub fn begin_write(&mut self, volume: u32, sectors: Range<u64>, fua: bool) -> OpId {
+        let id = self.begin(Kind::Write { fua }, volume, sectors.clone());
+        Rc::make_mut(&mut self.writes).insert(id.0, (volume, sectors.clone()));
+        self.put_down(id, volume, sectors, Content::Value(Value::Written(id.0)));
+        id
+    }
+
+    /// A client asks for zeroes.
+    pub fn begin_zeroes(&mut self, volume: u32, sectors: Range<u64>, fua: bool) -> OpId {
+        let id = self.begin(Kind::Write { fua }, volume, sectors.clone());
+        self.put_down(id, volume, sectors, Content::Value(Value::Zero));
+        id
+    }
+
+    /// A client asks for a discard.
+    pub fn begin_discard(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
+        let id = self.begin(Kind::Discard, volume, sectors.clone());
+        self.put_down(id, volume, sectors, Content::Former { before: id.0 });
+        id
+    }
+
+    /// A client asks for a flush of its volume.
+    pub fn begin_flush(&mut self, volume: u32) -> OpId {
+        self.begin(Kind::Flush, volume, 0..0)
+    }
+
+    /// The system is asked to stop in order.
+    pub fn begin_stop(&mut self) -> OpId {
+        self.begin(Kind::Stop, 0, 0..0)
+    }
+
+    /// A client asks for a read.
+    pub fn begin_read(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
+        self.begin(Kind::Read, volume, sectors)
+    }
+
+    /// A write, zeroing, discard, flush or stop was answered: with success or an error.
+    pub fn end(&mut self, id: OpId, success: bool) {
+        let Some(open) = self.open.remove(&id) else { return };
+        let now = self.tick();
+        let oldest_read = self.oldest_read();
+        match open.kind {
+            Kind::Write { .. } | Kind::Discard => {
+                let fua = matches!(open.kind, Kind::Write { fua: true });
+                self.each(open.volume, open.sectors, |sector| {
+                    if success {
+                        sector.acknowledge(id.0, now, fua);
+                    } else {
+                        sector.give_up(id.0, now);
+                    }
+                    sector.prune(oldest_read);
+                });
+            }
+            Kind::Flush if success => self.flush(Some(open.volume), open.start),
+            Kind::Stop if success => self.flush(None, open.start),
+            Kind::Flush => self.each_touched(Some(open.volume), |sector| sector.forget_promises(now)),
+            Kind::Stop | Kind::Read => {}
+        }
+    }
+
+    /// A read was answered with `bytes`.
+    ///
+    /// # Errors
+    /// The first sector that may not be what it is.
+    pub fn end_read(&mut self, id: OpId, bytes: &[u8]) -> Result<(), Violation> {
+        let Some(open) = self.open.remove(&id) else { return Ok(()) };
+        let end = self.tick();
+        let sectors = open.sectors.clone();
+        assert_eq!(bytes.len() as u64, (sectors.end - sectors.start) * SECTOR as u64, "the buffer asked for");
+        let oldest_read = self.oldest_read();
+        for (sector, bytes) in sectors.zip(bytes.chunks_exact(SECTOR)) {
+            let found = stamp::parse(bytes, open.volume, sector);
+            let Ok(value) = found else { return Err(self.violation(&open, sector, found)) };
+            let former = self.former(value, open.volume, sector);
+            if self.sector(open.volume, sector).is_none() && value == self.firsts[open.volume as usize] {
+                continue;
+            }
+            let seen = Seen { value, start: open.start, end, number: id.0, former };
+            let state = self.sector_mut(open.volume, sector);
+            if !state.read(&seen) {
+                return Err(self.violation(&open, sector, found));
+            }
+            state.prune(oldest_read);
+        }
+        Ok(())
+    }
+
+    /// A read was answered with an error, which tells nothing of the content.
+    pub fn abandon_read(&mut self, id: OpId) {
+        self.open.remove(&id);
+    }
+
+    /// The power was cut: everything asked for and not answered is over.
+    pub fn power_cut(&mut self) {
+        let now = self.tick();
+        self.open.clear();
+        self.each_touched(None, |sector| sector.cut_power(now));
+    }
+
+    /// The process died: what it was asked and did not answer was done or not.
+    pub fn process_death(&mut self) {
+        let now = self.tick();
+        self.open.clear();
+        self.each_touched(None, |sector| {
+            sector.kill(now);
+            sector.prune(NEVER);
+        });
+    }
+
+    /// A device under `volume` has dropped what it had not made durable (a flush of the system's own failed). Reads may
+    /// show older values; a flush of a client that succeeds afterwards promises all the same.
+    pub fn device_dropped(&mut self, volume: u32) {
+        let now = self.tick();
+        self.each_touched(Some(volume), |sector| sector.revert(now));
+    }
+
+    /// All ranges that any client has written, zeroed, discarded or read anything unusual from, in order; neighbours
+    /// joined.
+    #[must_use]
+    pub fn touched(&self) -> Vec<(u32, Range<u64>)> {
+        let mut ranges: Vec<(u32, Range<u64>)> = Vec::new();
+        for ((volume, chunk), sectors) in &self.chunks {
+            for (index, _) in sectors.iter().enumerate().filter(|(_, sector)| sector.is_some()) {
+                let at = chunk * CHUNK + index as u64;
+                match ranges.last_mut() {
+                    Some((last, range)) if last == volume && range.end == at => range.end += 1,
+                    _ => ranges.push((*volume, at..at + 1)),
+                }
+            }
+        }
+        ranges
+    }
+
+    /// Operations asked for so far.
+    #[must_use]
+    pub const fn asked(&self) -> u64 {
+        self.next - 1
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn begin(&mut self, kind: Kind, volume: u32, sectors: Range<u64>) -> OpId {
+        let start = self.tick();
+        let id = OpId(self.next);
+        self.next += 1;
+        self.open.insert(id, Open { kind, volume, sectors, start });
+        id
+    }
+
+    fn put_down(&mut self, id: OpId, volume: u32, sectors: Range<u64>, content: Content) {
+        let start = self.clock;
+        self.each(volume, sectors, |sector| sector.begin(Version::begun(id.0, content, start)));
+    }
+
+    fn flush(&mut self, volume: Option<u32>, started: u64) {
+        let oldest_read = self.oldest_read();
+        let in_volume = |key: &(u32, u64)| volume.is_none_or(|volume| key.0 == volume);
+        for (_, chunk) in self.chunks.iter_mut().filter(|(key, _)| in_volume(key)) {
+            if chunk.iter().flatten().any(|sector| sector.flush_matters(started)) {
+                for sector in Rc::make_mut(chunk).iter_mut().flatten() {
+                    sector.flush(started);
+                    sector.prune(oldest_read);
+                }
+            }
+        }
+    }
+
+    /// The event at which the oldest read under way began.
+    fn oldest_read(&self) -> u64 {
+        let reads = self.open.values().filter(|open| matches!(open.kind, Kind::Read));
+        reads.map(|open| open.start).min().unwrap_or(NEVER)
+    }
+
+    fn each(&mut self, volume: u32, sectors: Range<u64>, change: impl Fn(&mut Sector)) {
+        for sector in sectors {
+            change(self.sector_mut(volume, sector));
+        }
+    }
+
+    fn each_touched(&mut self, volume: Option<u32>, change: impl Fn(&mut Sector)) {
+        let in_volume = |key: &(u32, u64)| volume.is_none_or(|volume| key.0 == volume);
+        for (_, chunk) in self.chunks.iter_mut().filter(|(key, _)| in_volume(key)) {
+            if chunk.iter().flatten().any(|sector| !sector.is_settled()) {
+                Rc::make_mut(chunk).iter_mut().flatten().for_each(&change);
+            }
+        }
+    }
+
+    fn sector(&self, volume: u32, sector: u64) -> Option<&Sector> {
+        let chunk = self.chunks.get(&(volume, sector / CHUNK))?;
+        chunk[usize::try_from(sector % CHUNK).expect("below 64")].as_ref()
+    }
+
+    fn sector_mut(&mut self, volume: u32, sector: u64) -> &mut Sector {
+        let empty = || Rc::new((0..CHUNK).map(|_| None).collect());
+        let chunk = self.chunks.entry((volume, sector / CHUNK)).or_insert_with(empty);
+        let place = &mut Rc::make_mut(chunk)[usize::try_from(sector % CHUNK).expect("below 64")];
+        place.get_or_insert_with(|| Sector::new(self.firsts[volume as usize]))
+    }
+
+    /// The number by which a value can be a former one of this sector.
+    fn former(&self, value: Value, volume: u32, sector: u64) -> Option<u64> {
+        match value {
+            Value::Zero => Some(0),
+            Value::Written(0) => (self.firsts[volume as usize] == value).then_some(0),
+            Value::Written(number) => {
+                let (written, sectors) = self.writes.get(&number)?;
+                (*written == volume && sectors.contains(&sector)).then_some(number)
+            }
+        }
+    }
+
+    fn violation(&self, open: &Open, sector: u64, found: Result<Value, StampError>) -> Violation {
+        let allowed = match self.sector(open.volume, sector) {
+            Some(state) => state.allowed(open.start),
+            None => vec![Content::Value(self.firsts[open.volume as usize])],
+        };
+        let text = |content: &Content| match content {
+            Content::Value(value) => value.to_string(),
+            Content::Former { before } => format!("zeroes or anything before write {before}"),
+        };
+        Violation { volume: open.volume, sector, found, allowed: allowed.iter().map(text).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

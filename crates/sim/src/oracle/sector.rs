@@ -1,0 +1,351 @@
+//! One sector's history as far as it still matters: which values may be read, and which may be there after a crash.
+//!
+//! A *version* is a value that some operation may have put down. Its effect came at one unknown moment, not before
+//! `start` and, once known, not after `by`: the moment the client was told, or the end of the first read that saw it.
+//! Everything below follows from these two numbers.
+//!
+//! **Order.** Version *d* surely replaced *u* if *d* surely happened and `u.by < d.start`; or if a read that saw *d* began
+//! after `u.by` (then *u* is marked as *before* *d*). *u* is *dead* from then on: reads that begin later may not see it.
+//!
+//! **Reading.** A read from `start` to `end` may return any version that had started by its end and was not dead at its
+//! start. What it returns has happened; versions that had settled before the read began and are not what was returned
+//! are dead: once read, the value stays.
+//!
+//! **Durability.** An acknowledged write is *promised*; a flush that began after the promise makes it durable, FUA at
+//! once. A version is *lost* for good if a durable one surely replaced it. What is not lost may be there after a power cut.
+//!
+//! **A power cut** leaves one of the versions that are not lost, nobody knows which. They become equal candidates; the
+//! first read picks one. It is on the medium then, so the next power cut cannot take it back.
+//!
+//! **The death of a process** ends operations in flight: done or not. Nothing else changes, promises stay.
+//!
+//! **A failed write**, too, happened or did not; a read that begins afterwards and sees what it would have replaced shows
+//! that it did not, and it cannot come up later. **A discard** may have brought back any former value, or zero: a version that
+//! matches all of these, until a read turns it into one.
+
+use crate::stamp::Value;
+
+/// Not yet, never.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// What a version would read as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Content {
+    Value(Value),
+    /// After a discard: zero, or the data of any write to this sector with a number below `before`.
+    Former {
+        before: u64,
+    },
+}
+
+/// A value that an operation may have put down.
+#[derive(Clone, Debug)]
+pub(super) struct Version {
+    /// The operation.
+    pub(super) number: u64,
+    pub(super) content: Content,
+    /// Its effect did not come earlier.
+    pub(super) start: u64,
+    /// Nor later; [`NEVER`] while in flight and unseen.
+    by: u64,
+    /// The operation has not ended.
+    in_flight: bool,
+    /// It surely took effect: acknowledged, or seen by a read.
+    happened: bool,
+    /// A flush that begins later makes it durable.
+    promised: u64,
+    durable: bool,
+    /// A power cut has left it (if it is the one), so being read makes it durable.
+    on_medium: bool,
+    /// Reads that begin at or after this may not see it.
+    dead_at: u64,
+    /// Versions that surely came later, besides those that the times tell.
+    before: Vec<u64>,
+}
+
+impl Version {
+    /// An operation that has just begun.
+    pub(super) const fn begun(number: u64, content: Content, start: u64) -> Self {
+        Self {
+            number,
+            content,
+            start,
+            by: NEVER,
+            in_flight: true,
+            happened: false,
+            promised: NEVER,
+            durable: false,
+            on_medium: false,
+            dead_at: NEVER,
+            before: Vec::new(),
+        }
+    }
+
+    /// What was there before everything.
+    pub(super) const fn first(value: Value) -> Self {
+        let mut version = Self::begun(0, Content::Value(value), 0);
+        version.by = 0;
+        version.in_flight = false;
+        version.happened = true;
+        version.durable = true;
+        version
+    }
+
+    fn precedes(&self, later: &Self) -> bool {
+        self.by < later.start || self.before.contains(&later.number)
+    }
+}
+
+/// A read as one sector sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) value: Value,
+    /// Event numbers of the read's beginning and end.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Number of the read.
+    pub(super) number: u64,
+    /// For a former value: the number of its write, if that wrote this sector (0 for zero and the first content).
+    pub(super) former: Option<u64>,
+}
+
+/// The versions of one sector that are not yet out of the game.
+#[derive(Clone, Debug)]
+pub(super) struct Sector {
+    versions: Vec<Version>,
+}
+
+impl Sector {
+    pub(super) fn new(first: Value) -> Self {
+        Self { versions: vec![Version::first(first)] }
+    }
+
+    /// An operation begins.
+    pub(super) fn begin(&mut self, version: Version) {
+        self.versions.push(version);
+    }
+
+    /// Operation `number` is acknowledged at `now`.
+    pub(super) fn acknowledge(&mut self, number: u64, now: u64, fua: bool) {
+        for version in self.versions.iter_mut().filter(|version| version.number == number) {
+            version.in_flight = false;
+            version.by = version.by.min(now);
+            // A discard promises nothing in particular: what it left is fixed, and promised, by the first read.
+            if matches!(version.content, Content::Value(_)) {
+                version.happened = true;
+                version.promised = version.promised.min(now);
+                version.durable |= fua;
+            }
+        }
+        self.settle();
+    }
+
+    /// Operation `number` has failed, or will never be heard of again: it took effect by `now` or not at all.
+    pub(super) fn give_up(&mut self, number: u64, now: u64) {
+        for version in self.versions.iter_mut().filter(|version| version.number == number) {
+            version.in_flight = false;
+            version.by = version.by.min(now);
+        }
+    }
+
+    /// A read has returned; false if it may not return that.
+    pub(super) fn read(&mut self, seen: &Seen) -> bool {
+        let visible = |version: &Version| version.start < seen.end && version.dead_at > seen.start;
+        let same = |version: &Version| version.content == Content::Value(seen.value);
+        let matches: Vec<usize> = (0..self.versions.len())
+            .filter(|at| visible(&self.versions[*at]) && same(&self.versions[*at]))
+            .collect();
+        let former = |version: &Version| match version.content {
+            Content::Former { before } => seen.former.is_some_and(|number| number < before),
+            Content::Value(_) => false,
+        };
+        let formers: Vec<&Version> =
+            self.versions.iter().filter(|version| visible(version) && former(version)).collect();
+        if matches.is_empty() && formers.is_empty() {
+            return false;
+        }
+        let picked = if matches.len() == 1 && formers.is_empty() {
+            self.confirm(matches[0], seen)
+        } else {
+            let sources: Vec<&Version> =
+                matches.iter().map(|at| &self.versions[*at]).chain(formers).collect();
+            let fixed = Self::fixed(&sources, seen);
+            self.versions.push(fixed);
+            self.versions.len() - 1
+        };
+        let (number, by) = (self.versions[picked].number, self.versions[picked].by);
+        // What failed, or was in flight when the process died, and would have replaced what was read, did not happen.
+        self.versions.retain(|version| {
+            let undecided = !version.happened && matches!(version.content, Content::Value(_));
+            !(undecided && version.by < seen.start && by < version.start)
+        });
+        for version in &mut self.versions {
+            if version.number != number && version.by < seen.start {
+                version.before.push(number);
+                version.by = version.by.min(by);
+                version.dead_at = version.dead_at.min(by);
+            }
+        }
+        self.settle();
+        true
+    }
+
+    /// The one version that the read can have seen has happened.
+    fn confirm(&mut self, at: usize, seen: &Seen) -> usize {
+        let version = &mut self.versions[at];
+        version.by = version.by.min(seen.end);
+        version.happened = true;
+        if !version.in_flight {
+            version.promised = version.promised.min(seen.end);
+        }
+        version.durable |= version.on_medium;
+        at
+    }
+
+    /// The value seen has several sources, or comes from a discard: the read itself fixes it, as a version of its own.
+    fn fixed(sources: &[&Version], seen: &Seen) -> Version {
+        let start = sources.iter().map(|version| version.start).min().expect("there is a source");
+        let mut version = Version::begun(seen.number, Content::Value(seen.value), start);
+        version.by = seen.end;
+        version.in_flight = false;
+        version.happened = true;
+        version.on_medium = sources.iter().all(|version| version.on_medium);
+        version.durable = version.on_medium;
+        if !sources.iter().any(|version| version.in_flight) {
+            version.promised = seen.end;
+        }
+        version
+    }
+
+    /// A flush that began at `started` has succeeded. True if that changed anything.
+    pub(super) fn flush(&mut self, started: u64) {
+        for version in self.versions.iter_mut().filter(|version| version.promised < started) {
+            version.durable = true;
+        }
+    }
+
+    /// Whether a flush begun at `started` would change something.
+    pub(super) fn flush_matters(&self, started: u64) -> bool {
+        self.versions.iter().any(|version| !version.durable && version.promised < started)
+    }
+
+    /// Nothing is in doubt: one durable value.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.versions.as_slice(), [only] if only.durable)
+    }
+
+    /// The power was cut at `now`.
+    pub(super) fn cut_power(&mut self, now: u64) {
+        self.drop_lost(0);
+        self.forget_order(now, true, |_| true);
+    }
+
+    /// What is not durable may have gone back to an older version, but the clients have not been told: a later flush that
+    /// claims success still promises what was acknowledged.
+    pub(super) fn revert(&mut self, now: u64) {
+        self.drop_lost(0);
+        let durable_order: Vec<Vec<u64>> = self
+            .versions
+            .iter()
+            .map(|older| {
+                let later =
+                    self.versions.iter().filter(|later| later.promised != NEVER && older.precedes(later));
+                later.map(|later| later.number).collect()
+            })
+            .collect();
+        let promised: Vec<u64> = self.versions.iter().map(|version| version.promised).collect();
+        self.forget_order(now, false, |version| !version.in_flight);
+        // `forget_order` merges nothing unless it forgets on a power cut, so places still agree.
+        for ((version, before), promised) in self.versions.iter_mut().zip(durable_order).zip(promised) {
+            if !version.in_flight {
+                version.before = before;
+                version.promised = promised;
+            }
+        }
+    }
+
+    /// A flush has failed and its client knows: what was not durable may have gone back, and nothing of it is promised.
+    pub(super) fn forget_promises(&mut self, now: u64) {
+        self.drop_lost(0);
+        self.forget_order(now, false, |version| !version.in_flight);
+    }
+
+    /// Makes the `chosen` versions equal candidates, unless there is only one.
+    fn forget_order(&mut self, now: u64, power_cut: bool, chosen: impl Fn(&Version) -> bool) {
+        if power_cut {
+            let mut distinct: Vec<Version> = Vec::with_capacity(self.versions.len());
+            for version in self.versions.drain(..) {
+                if !distinct.iter().any(|kept| kept.content == version.content) {
+                    distinct.push(version);
+                }
+            }
+            self.versions = distinct;
+        }
+        let single = self.versions.len() == 1 && matches!(self.versions[0].content, Content::Value(_));
+        for version in self.versions.iter_mut().filter(|version| chosen(version)) {
+            let fresh = Version::begun(version.number, version.content, now);
+            *version = Version {
+                by: now,
+                in_flight: false,
+                happened: single,
+                durable: single && (power_cut || version.durable),
+                promised: if single { version.promised } else { NEVER },
+                on_medium: power_cut,
+                ..fresh
+            };
+        }
+    }
+
+    /// The process died at `now`: what was in flight happened by now or not at all.
+    pub(super) fn kill(&mut self, now: u64) {
+        for version in self.versions.iter_mut().filter(|version| version.in_flight) {
+            version.in_flight = false;
+            version.by = version.by.min(now);
+        }
+    }
+
+    /// Forgets versions that no read begun since `oldest_read` and no crash can bring up.
+    pub(super) fn prune(&mut self, oldest_read: u64) {
+        if self.versions.len() > 1 {
+            self.drop_lost(oldest_read);
+        }
+    }
+
+    /// Drops lost versions. With `oldest_read` zero no read is under way.
+    fn drop_lost(&mut self, oldest_read: u64) {
+        let lost = |at: usize| {
+            let version = &self.versions[at];
+            let readable = oldest_read > 0 && version.dead_at > oldest_read;
+            let replaced =
+                |(other, later): (usize, &Version)| other != at && later.durable && version.precedes(later);
+            !readable && self.versions.iter().enumerate().any(replaced)
+        };
+        let flags: Vec<bool> = (0..self.versions.len()).map(lost).collect();
+        let mut flags = flags.into_iter();
+        self.versions.retain(|_| !flags.next().expect("one flag each"));
+    }
+
+    /// Draws the conclusions from the order of times.
+    fn settle(&mut self) {
+        for later in 0..self.versions.len() {
+            let Version { happened, start, by, .. } = self.versions[later];
+            if !happened {
+                continue;
+            }
+            for (other, version) in self.versions.iter_mut().enumerate() {
+                if other != later && version.by < start {
+                    version.dead_at = version.dead_at.min(by);
+                }
+            }
+        }
+    }
+
+    /// What a read from `start` on might have returned, for the report.
+    pub(super) fn allowed(&self, start: u64) -> Vec<Content> {
+        self.versions
+            .iter()
+            .filter(|version| version.dead_at > start)
+            .map(|version| version.content)
+            .collect()
+    }
+}

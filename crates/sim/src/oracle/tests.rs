@@ -1,0 +1,397 @@
+//! For each rule a run that must pass and a run that must be caught.
+
+use super::*;
+
+/// One volume, sectors of stamped first content; `op` numbers are the stamps.
+struct Bench {
+    oracle: Oracle,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { oracle: Oracle::new(vec![Value::Written(0)]) }
+    }
+
+    /// Begins a write of sectors 0..2.
+    fn begin(&mut self) -> OpId {
+        self.oracle.begin_write(0, 0..2, false)
+    }
+
+    fn write(&mut self) -> u64 {
+        let id = self.begin();
+        self.oracle.end(id, true);
+        id.number()
+    }
+
+    fn write_fua(&mut self) -> u64 {
+        let id = self.oracle.begin_write(0, 0..2, true);
+        self.oracle.end(id, true);
+        id.number()
+    }
+
+    fn flush(&mut self) {
+        let id = self.oracle.begin_flush(0);
+        self.oracle.end(id, true);
+    }
+
+    fn discard(&mut self) {
+        let id = self.oracle.begin_discard(0, 0..2);
+        self.oracle.end(id, true);
+    }
+
+    fn begin_read(&mut self) -> OpId {
+        self.oracle.begin_read(0, 0..1)
+    }
+
+    fn returns(&mut self, id: OpId, value: Value) -> bool {
+        let mut bytes = [0; SECTOR];
+        if let Value::Written(number) = value {
+            stamp::fill(&mut bytes, 0, 0, number);
+        }
+        self.oracle.end_read(id, &bytes).is_ok()
+    }
+
+    /// Reads sector 0 as the stamp `number`; whether that is allowed.
+    fn reads(&mut self, number: u64) -> bool {
+        let id = self.begin_read();
+        self.returns(id, Value::Written(number))
+    }
+
+    fn reads_zero(&mut self) -> bool {
+        let id = self.begin_read();
+        self.returns(id, Value::Zero)
+    }
+
+    /// What sector 0 may be read as, of the stamps up to `most`, without fixing anything.
+    fn may_be(&self, most: u64) -> Vec<u64> {
+        (0..=most).filter(|number| Self { oracle: self.oracle.clone() }.reads(*number)).collect()
+    }
+}
+
+#[test]
+fn rule_1_the_last_acknowledged_write_is_read() {
+    let mut bench = Bench::new();
+    assert!(bench.reads(0));
+    let first = bench.write();
+    assert!(bench.reads(first));
+    let second = bench.write();
+    assert_eq!(bench.may_be(second), [second]);
+    assert!(!bench.reads_zero());
+}
+
+#[test]
+fn rule_1_a_write_in_flight_may_be_seen_and_then_is_there() {
+    let mut bench = Bench::new();
+    let id = bench.begin();
+    assert_eq!(bench.may_be(id.number()), [0, id.number()]);
+    assert!(bench.reads(0));
+    assert_eq!(bench.may_be(id.number()), [0, id.number()]);
+    assert!(bench.reads(id.number()));
+    assert!(!bench.reads(0), "it was seen");
+}
+
+#[test]
+fn rule_1_a_read_under_way_may_return_what_was_replaced_meanwhile() {
+    let mut bench = Bench::new();
+    let early = bench.begin_read();
+    let write = bench.write();
+    assert!(bench.returns(early, Value::Written(0)));
+    assert_eq!(bench.may_be(write), [write]);
+    let late = bench.begin_read();
+    assert!(!bench.returns(late, Value::Written(0)));
+}
+
+#[test]
+fn rule_2_overlapping_writes_end_in_either_order_and_reading_shows_it() {
+    let mut bench = Bench::new();
+    let (first, second) = (bench.begin(), bench.begin());
+    bench.oracle.end(second, true);
+    bench.oracle.end(first, true);
+    let (first, second) = (first.number(), second.number());
+    assert_eq!(bench.may_be(second), [first, second]);
+    assert!(bench.reads(first));
+    assert_eq!(bench.may_be(second), [first], "the order is known now");
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(second), [first], "and a flush keeps it");
+}
+
+#[test]
+fn rule_2_a_write_begun_after_the_other_ended_is_the_later_one() {
+    let mut bench = Bench::new();
+    let first = bench.begin();
+    let second = bench.begin();
+    bench.oracle.end(first, true);
+    let third = bench.begin();
+    bench.oracle.end(second, true);
+    bench.oracle.end(third, true);
+    assert_eq!(
+        bench.may_be(9),
+        [second.number(), third.number()],
+        "the first one was over when the third began"
+    );
+}
+
+#[test]
+fn rule_3_after_a_cut_the_flushed_one_or_a_later_one() {
+    let mut bench = Bench::new();
+    let lost = bench.write();
+    let flushed = bench.write();
+    bench.flush();
+    let later = bench.write();
+    let flying = bench.begin().number();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(flying), [flushed, later, flying]);
+    assert!(!bench.reads(lost));
+    assert!(!bench.reads(0));
+    assert!(!bench.reads_zero());
+}
+
+#[test]
+fn rule_3_what_is_read_after_a_cut_stays_over_further_cuts() {
+    let mut bench = Bench::new();
+    let first = bench.write();
+    let second = bench.write();
+    bench.oracle.power_cut();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(second), [0, first, second], "nobody has looked");
+    assert!(bench.reads(first));
+    assert_eq!(bench.may_be(second), [first]);
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(second), [first]);
+}
+
+#[test]
+fn rule_3_a_flush_covers_what_was_acknowledged_before_it_was_asked_for() {
+    let mut bench = Bench::new();
+    let flush = bench.oracle.begin_flush(0);
+    let write = bench.write();
+    bench.oracle.end(flush, true);
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(write), [0, write]);
+
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    bench.oracle.end(flush, true);
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(write), [write]);
+}
+
+#[test]
+fn rule_3_fua_is_durable_when_acknowledged_and_vouches_for_itself_only() {
+    let mut bench = Bench::new();
+    let other = bench.oracle.begin_write(0, 5..6, false);
+    bench.oracle.end(other, true);
+    let write = bench.write_fua();
+    let later = bench.write();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(later), [write, later]);
+    let mut bytes = [0; SECTOR];
+    stamp::fill(&mut bytes, 0, 5, 0);
+    let read = bench.oracle.begin_read(0, 5..6);
+    assert!(bench.oracle.end_read(read, &bytes).is_ok(), "sector 5 was not flushed");
+}
+
+#[test]
+fn rule_3_sectors_of_one_write_are_cut_one_by_one() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    bench.oracle.power_cut();
+    let mut bytes = [0; 2 * SECTOR];
+    stamp::fill(&mut bytes[..SECTOR], 0, 0, 0);
+    stamp::fill(&mut bytes[SECTOR..], 0, 1, write);
+    let read = bench.oracle.begin_read(0, 0..2);
+    assert!(bench.oracle.end_read(read, &bytes).is_ok());
+    assert_eq!(bench.may_be(write), [0]);
+}
+
+#[test]
+fn rule_4_a_dead_process_keeps_what_it_acknowledged() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let flying = bench.begin().number();
+    bench.oracle.process_death();
+    assert_eq!(bench.may_be(flying), [write, flying]);
+    assert!(bench.reads(write));
+    assert_eq!(bench.may_be(flying), [write], "what was in flight is decided");
+    bench.oracle.power_cut();
+    assert_eq!(
+        bench.may_be(flying),
+        [0, write],
+        "it was never flushed; what did not land does not come back"
+    );
+}
+
+#[test]
+fn rule_4_a_flush_after_the_death_covers_what_was_acknowledged_before() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    bench.oracle.process_death();
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(write), [write]);
+}
+
+#[test]
+fn rule_4_a_flush_in_flight_at_the_death_promises_nothing() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    bench.oracle.process_death();
+    bench.oracle.end(flush, true);
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(write), [0, write]);
+}
+
+#[test]
+fn rule_5_what_was_read_stays() {
+    let mut bench = Bench::new();
+    let (first, second) = (bench.begin(), bench.begin());
+    bench.oracle.end(first, true);
+    bench.oracle.end(second, true);
+    assert!(bench.reads(second.number()));
+    bench.oracle.process_death();
+    assert_eq!(bench.may_be(9), [second.number()]);
+    let third = bench.begin();
+    assert_eq!(bench.may_be(9), [second.number(), third.number()], "until it is written");
+}
+
+#[test]
+fn rule_6_a_failed_write_left_old_or_new() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let failed = bench.begin();
+    bench.oracle.end(failed, false);
+    assert_eq!(bench.may_be(9), [write, failed.number()]);
+    assert!(bench.reads(write));
+    assert_eq!(bench.may_be(9), [write], "once read it stays");
+    let next = bench.write();
+    assert_eq!(bench.may_be(9), [next]);
+}
+
+#[test]
+fn rule_7_a_discard_brings_zero_or_anything_former_once() {
+    let mut bench = Bench::new();
+    let first = bench.write();
+    let second = bench.write();
+    bench.flush();
+    bench.discard();
+    assert_eq!(bench.may_be(9), [0, first, second]);
+    let mut zero = Bench { oracle: bench.oracle.clone() };
+    assert!(zero.reads_zero());
+    assert!(!zero.reads(second) && zero.reads_zero(), "the first read fixed it");
+    assert!(bench.reads(first));
+    assert!(!bench.reads_zero());
+    assert_eq!(bench.may_be(9), [first]);
+    let third = bench.write();
+    assert_eq!(bench.may_be(9), [third]);
+}
+
+#[test]
+fn rule_7_a_cut_reopens_a_discard_that_was_not_flushed() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    bench.flush();
+    bench.discard();
+    assert!(bench.reads(write));
+    let mut flushed = Bench { oracle: bench.oracle.clone() };
+    bench.oracle.power_cut();
+    assert!(bench.reads_zero());
+    flushed.flush();
+    flushed.oracle.power_cut();
+    assert!(!flushed.reads_zero(), "what was read and then flushed stays");
+    assert!(flushed.reads(write));
+}
+
+#[test]
+fn rule_7_a_value_of_elsewhere_is_not_a_former_one() {
+    let mut bench = Bench::new();
+    let elsewhere = bench.oracle.begin_write(0, 8..9, false);
+    bench.oracle.end(elsewhere, true);
+    bench.discard();
+    assert!(!bench.reads(elsewhere.number()));
+    let future = bench.write();
+    let mut discarded_before = Bench::new();
+    discarded_before.discard();
+    assert!(!discarded_before.reads(future));
+}
+
+#[test]
+fn rule_7_zeroes_are_a_write() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let zeroes = bench.oracle.begin_zeroes(0, 0..2, false);
+    bench.oracle.end(zeroes, true);
+    assert!(!bench.reads(write));
+    assert!(bench.reads_zero());
+    bench.oracle.power_cut();
+    assert!(bench.may_be(9) == [0, write], "unflushed, like any write");
+}
+
+#[test]
+fn rule_8_a_failed_flush_may_have_dropped_what_it_covered() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let dropped = bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    bench.oracle.end(flush, false);
+    assert_eq!(bench.may_be(9), [kept, dropped]);
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [kept, dropped], "the next flush vouches for nothing of it");
+    assert!(!bench.reads(0));
+}
+
+#[test]
+fn rule_8_a_flush_that_hides_a_drop_is_caught() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let dropped = bench.write();
+    bench.oracle.device_dropped(0);
+    assert_eq!(bench.may_be(9), [kept, dropped]);
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [dropped], "the client was told that it is durable");
+}
+
+#[test]
+fn rule_9_an_orderly_stop_is_a_flush() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let stop = bench.oracle.begin_stop();
+    bench.oracle.end(stop, true);
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(write), [write]);
+}
+
+#[test]
+fn torn_misplaced_and_unknown_content_is_caught() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let read = bench.begin_read();
+    let mut bytes = [0; SECTOR];
+    stamp::fill(&mut bytes, 0, 0, write);
+    bytes[100] ^= 1;
+    assert_eq!(bench.oracle.end_read(read, &bytes).unwrap_err().found, Err(StampError::Torn));
+    let read = bench.begin_read();
+    stamp::fill(&mut bytes, 0, 1, write);
+    let error = bench.oracle.end_read(read, &bytes).unwrap_err();
+    assert!(matches!(error.found, Err(StampError::Misplaced { sector: 1, .. })));
+    assert!(!bench.reads(99));
+    assert_eq!(
+        error.to_string(),
+        "volume 0 sector 0 read as data of volume 0 sector 1 (write 1), allowed: write 1"
+    );
+}
+
+#[test]
+fn touched_ranges_are_joined() {
+    let mut oracle = Oracle::new(vec![Value::Zero, Value::Zero]);
+    for (volume, sectors) in [(0, 60..70), (0, 70..72), (1, 3..4)] {
+        oracle.begin_write(volume, sectors, false);
+    }
+    assert_eq!(oracle.touched(), [(0, 60..72), (1, 3..4)]);
+}
