@@ -1,0 +1,97 @@
+//! Waking the engine's thread: the bell that anybody may ring, and the helpers' "something is finished".
+//!
+//! Both are bits in one word. A bit that is already set is not announced again, so ringing a thousand times costs one
+//! wake-up. The eventfd is written only if the driver is asleep; a driver that is awake finds the bits by itself
+//! before it sleeps.
+//!
+//! Why no wake-up is lost: the sleeper stores `asleep`, then looks at the bits; a ringer sets its bit, then looks at
+//! `asleep`. All four are sequentially consistent, so at least one of the two sees the other: either the sleeper stays
+//! up, or the ringer writes the eventfd, which stays readable until the sleeper has drained it.
+
+use rustix::event::EventfdFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Somebody outside rang.
+pub(crate) const RUNG: u32 = 1;
+/// A helper thread has finished operations.
+pub(crate) const FINISHED: u32 = 2;
+
+/// What can wake a driver.
+pub(crate) struct Signals {
+    event: OwnedFd,
+    raised: AtomicU32,
+    asleep: AtomicBool,
+}
+
+impl Signals {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self { event, raised: AtomicU32::new(0), asleep: AtomicBool::new(false) }))
+    }
+
+    /// Sets `bit` and wakes the driver if it sleeps. From any thread.
+    pub(crate) fn raise(&self, bit: u32) {
+        let before = self.raised.fetch_or(bit, Ordering::SeqCst);
+        if before & bit == 0 && self.asleep.swap(false, Ordering::SeqCst) {
+            // It can only fail when the counter is full: then it is readable, which is all that is wanted.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes the bits raised since the last call. What a bit announces was done before it was raised, so it is
+    /// visible to the caller now.
+    pub(crate) fn take(&self) -> u32 {
+        if self.raised.load(Ordering::SeqCst) == 0 { 0 } else { self.raised.swap(0, Ordering::SeqCst) }
+    }
+
+    /// Announces sleep. False: something was raised meanwhile, do not sleep.
+    #[must_use = "a driver that sleeps on `false` may sleep for ever"]
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.raised.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        self.wake_up();
+        false
+    }
+
+    /// Ends sleep, however it came.
+    pub(crate) fn wake_up(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Makes the eventfd quiet again. To be called whenever it was seen readable.
+    pub(crate) fn drain(&self) {
+        let mut count = [0_u8; 8];
+        // Nothing to read is fine: the purpose is that there is nothing to read.
+        let _ = rustix::io::read(&self.event, &mut count);
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// Rings the engine's thread: it gets one [`bcached_env::Event::Bell`] for any number of rings before it looks.
+///
+/// What the ringer did before it rang is visible to whoever handles the event. A bell outlives its driver; ringing it
+/// then does nothing.
+#[derive(Clone)]
+pub struct Bell(pub(crate) Arc<Signals>);
+
+impl Bell {
+    /// Rings. Never blocks; costs a system call only if the driver sleeps.
+    pub fn ring(&self) {
+        self.0.raise(RUNG);
+    }
+}
+
+impl core::fmt::Debug for Bell {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str("Bell")
+    }
+}

@@ -1,0 +1,47 @@
+//! What the driver had to do beyond passing operations on. For metrics and tests.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The counters, written by the driver's threads, read by anybody.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) bounced: AtomicU64,
+    pub(crate) continued: AtomicU64,
+    pub(crate) retried: AtomicU64,
+    pub(crate) queued: AtomicU64,
+    pub(crate) helped: AtomicU64,
+}
+
+/// Adds one.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A reading of the driver's counters, all since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Operations whose memory the device would not take (alignment) and which went through an aligned copy.
+    pub bounced: u64,
+    /// Short transfers that were continued.
+    pub continued: u64,
+    /// Operations submitted again after `EINTR` or `EAGAIN`.
+    pub retried: u64,
+    /// Operations that found the ring full and had to queue in the driver.
+    pub queued: u64,
+    /// Operations the ring handed to a helper thread.
+    pub helped: u64,
+}
+
+impl Counters {
+    pub(crate) fn read(&self) -> Counts {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            bounced: value(&self.bounced),
+            continued: value(&self.continued),
+            retried: value(&self.retried),
+            queued: value(&self.queued),
+            helped: value(&self.helped),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Why a device could not be had: what, why, and what to do next, in one sentence for people and in parts for JSON.
+
+use super::holders::Holder;
+use rustix::io::Errno;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// A failure of opening a device or of offline work on it.
+#[derive(Debug, Error)]
+#[error("{}: {}; {}", self.what(), self.why(), self.next())]
+pub struct DeviceError {
+    /// The device, as it was named.
+    pub path: PathBuf,
+    /// What to decide on.
+    pub kind: DeviceErrorKind,
+}
+
+/// The kinds of failure.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DeviceErrorKind {
+    /// Nothing is there.
+    NotFound,
+    /// The user may not.
+    Permission,
+    /// The block device is set to read-only, or its file system is.
+    ReadOnly,
+    /// Neither a block device nor a regular file, but this.
+    NotADevice(&'static str),
+    /// The path led to another device a moment later.
+    Changed,
+    /// Somebody else has it. Empty if who could not be found out.
+    Busy(Vec<Holder>),
+    /// This process has it already, perhaps by another path.
+    Twice,
+    /// No whole block fits.
+    Empty,
+    /// The device's blocks are larger than the format's. In sectors.
+    BlockTooLarge {
+        /// The device's.
+        found: u32,
+        /// The format's.
+        wanted: u32,
+    },
+    /// Offline work outside the device. In sectors.
+    OutOfRange {
+        /// First sector asked for.
+        sector: u64,
+        /// Sectors of the device.
+        sectors: u64,
+    },
+    /// Offline work that is not whole blocks.
+    Unaligned {
+        /// First sector asked for.
+        sector: u64,
+        /// Sectors in a block of the device.
+        block: u32,
+    },
+    /// The operating system refused or the device failed.
+    Io {
+        /// What was being done: "open", "read sector 8"..
+        doing: String,
+        /// How it failed.
+        source: std::io::Error,
+    },
+}
+
+impl DeviceErrorKind {
+    pub(crate) fn from_errno(doing: impl Into<String>, errno: Errno) -> Self {
+        match errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::NODEV | Errno::NXIO => Self::NotFound,
+            Errno::ACCESS | Errno::PERM => Self::Permission,
+            errno => Self::Io { doing: doing.into(), source: errno.into() },
+        }
+    }
+}
+
+impl DeviceError {
+    /// What failed.
+    #[must_use]
+    pub fn what(&self) -> String {
+        let path = self.path.display();
+        match &self.kind {
+            DeviceErrorKind::Io { doing, .. } => format!("cannot {doing} {path}"),
+            DeviceErrorKind::OutOfRange { sector, .. } | DeviceErrorKind::Unaligned { sector, .. } => {
+                format!("cannot access sector {sector} of {path}")
+            }
+            _ => format!("cannot use {path}"),
+        }
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn why(&self) -> String {
+        match &self.kind {
+            DeviceErrorKind::NotFound => "it does not exist".into(),
+            DeviceErrorKind::Permission => "permission denied".into(),
+            DeviceErrorKind::ReadOnly => "it is read-only".into(),
+            DeviceErrorKind::NotADevice(found) => {
+                format!("it is {found}, not a block device or a regular file")
+            }
+            DeviceErrorKind::Changed => "the path began to lead to another device while it was opened".into(),
+            DeviceErrorKind::Busy(holders) if holders.is_empty() => {
+                "it is in use; by whom could not be found out".into()
+            }
+            DeviceErrorKind::Busy(holders) => {
+                let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
+                format!("it is in use by {}", names.join(", "))
+            }
+            DeviceErrorKind::Twice => "this process has opened it already, perhaps by another path".into(),
+            DeviceErrorKind::Empty => "it is empty".into(),
+            DeviceErrorKind::BlockTooLarge { found, wanted } => format!(
+                "it works in blocks of {} bytes and the format in blocks of {} bytes",
+                u64::from(*found) * 512,
+                u64::from(*wanted) * 512
+            ),
+            DeviceErrorKind::OutOfRange { sectors, .. } => format!("it has {sectors} sectors"),
+            DeviceErrorKind::Unaligned { block, .. } => {
+                format!("it is written in blocks of {block} sectors")
+            }
+            DeviceErrorKind::Io { source, .. } => source.to_string(),
+        }
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn next(&self) -> String {
+        match &self.kind {
+            DeviceErrorKind::NotFound => "check the name, or that the device is connected".into(),
+            DeviceErrorKind::Permission => "run as a user who may (root, or the group of the device)".into(),
+            DeviceErrorKind::ReadOnly => {
+                "make it writable (blockdev --setrw, or mount its file system read-write)".into()
+            }
+            DeviceErrorKind::NotADevice(_) => "name a disk, a partition or an image file".into(),
+            DeviceErrorKind::Changed => "name it by a path that stays, such as /dev/disk/by-id".into(),
+            DeviceErrorKind::Busy(holders) if holders.is_empty() => {
+                "look as root, or with lsblk and fuser -v".into()
+            }
+            DeviceErrorKind::Busy(holders) => holders[0].how_to_release(),
+            DeviceErrorKind::Twice => "name each device once".into(),
+            DeviceErrorKind::Empty => "give it a size first".into(),
+            DeviceErrorKind::BlockTooLarge { .. } => {
+                "use a device with smaller blocks, or make the set with larger ones".into()
+            }
+            DeviceErrorKind::OutOfRange { .. } => "check that it is the whole device".into(),
+            DeviceErrorKind::Unaligned { .. } => "write whole blocks".into(),
+            DeviceErrorKind::Io { .. } => "see the kernel's log".into(),
+        }
+    }
+
+    /// Who has the device, if that is the reason.
+    #[must_use]
+    pub fn holders(&self) -> &[Holder] {
+        if let DeviceErrorKind::Busy(holders) = &self.kind { holders } else { &[] }
+    }
+
+    /// True if the refusal protects somebody's data rather than reports a fault (exit status 3 instead of 4).
+    #[must_use]
+    pub const fn is_refusal(&self) -> bool {
+        matches!(self.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice)
+    }
+}

@@ -1,0 +1,221 @@
+//! Who has a device. Only for the sentence of a refusal: the refusal itself is the kernel's (`O_EXCL`, locks).
+//!
+//! Everything is best effort: without privileges other users' processes cannot be seen, and what is found may be gone
+//! a moment later. Sources: `/proc/PID/fd` and `fdinfo` (also in containers: only what is visible there), the mount
+//! table, swaps, and sysfs `holders` (md, device-mapper) and `bcache`, of the device and its partitions.
+
+use super::Identity;
+use super::limits::sysfs;
+use std::fmt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+/// Somebody who has a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Holder {
+    /// A process has it open.
+    Process {
+        /// Process id.
+        id: u32,
+        /// Its short name.
+        name: String,
+    },
+    /// It is mounted there.
+    Mount(PathBuf),
+    /// It is swap space.
+    Swap,
+    /// Another block device of the kernel is built on it: md, device-mapper (LVM, crypt, multipath), loop.
+    Device(String),
+    /// The kernel's own bcache has registered it.
+    KernelBcache,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { id, name } => write!(formatter, "process {id} ({name})"),
+            Self::Mount(place) => write!(formatter, "the mount {}", place.display()),
+            Self::Swap => formatter.write_str("swap"),
+            Self::Device(name) => write!(formatter, "the device {name}"),
+            Self::KernelBcache => formatter.write_str("the kernel's bcache"),
+        }
+    }
+}
+
+impl Holder {
+    /// What a person does about it.
+    #[must_use]
+    pub fn how_to_release(&self) -> String {
+        match self {
+            Self::Process { id, .. } => format!("stop process {id}, or ask it to let go"),
+            Self::Mount(place) => format!("unmount {}", place.display()),
+            Self::Swap => "turn it off with swapoff".into(),
+            Self::Device(name) if name.starts_with("loop") => {
+                format!("detach it with losetup -d /dev/{name}")
+            }
+            Self::Device(name) => {
+                format!("stop {name} (mdadm --stop, dmsetup remove), or use that device instead")
+            }
+            Self::KernelBcache => "stop it through /sys/block/DEVICE/bcache, then try again".into(),
+        }
+    }
+}
+
+/// Everybody who has the device open or built something on it.
+pub(super) fn find(identity: Identity) -> Vec<Holder> {
+    let mut holders = Vec::new();
+    if let Identity::Block { major, minor } = identity {
+        for (number, place) in with_partitions(major, minor) {
+            holders.extend(kernel_holders(&place));
+            holders.extend(mounts(&number));
+            holders.extend(swaps(&number));
+        }
+    }
+    // With a kernel holder found, a process that has the device open is probably only looking.
+    if holders.is_empty() { processes(identity, |_| true) } else { holders }
+}
+
+/// The processes that hold a lock on the file.
+pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
+    let holds_lock = |fdinfo: &Path| {
+        std::fs::read_to_string(fdinfo).is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
+    };
+    processes(identity, holds_lock)
+}
+
+/// The loop devices over the file.
+pub(super) fn find_loops(identity: Identity) -> Vec<Holder> {
+    let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
+    let mut loops = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Ok(backing) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        if identity_of(Path::new(backing.trim_end_matches('\n'))) == Some(identity) {
+            loops.push(Holder::Device(name));
+        }
+    }
+    loops
+}
+
+fn identity_of(path: &Path) -> Option<Identity> {
+    let found = std::fs::metadata(path).ok()?;
+    if found.file_type().is_block_device() {
+        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        return Some(Identity::Block { major, minor });
+    }
+    Some(Identity::File { device: found.dev(), inode: found.ino() })
+}
+
+/// The device's number (`8:1`) and place in sysfs, then those of its partitions.
+fn with_partitions(major: u32, minor: u32) -> Vec<(String, PathBuf)> {
+    let place = sysfs(major, minor);
+    let mut all = vec![(format!("{major}:{minor}"), place.clone())];
+    for entry in std::fs::read_dir(&place).into_iter().flatten().flatten() {
+        let partition = entry.path();
+        if !partition.join("partition").exists() {
+            continue;
+        }
+        if let Ok(number) = std::fs::read_to_string(partition.join("dev")) {
+            all.push((number.trim().to_owned(), partition));
+        }
+    }
+    all
+}
+
+fn kernel_holders(place: &Path) -> Vec<Holder> {
+    let mut holders = Vec::new();
+    if place.join("bcache").exists() {
+        holders.push(Holder::KernelBcache);
+    }
+    for entry in std::fs::read_dir(place.join("holders")).into_iter().flatten().flatten() {
+        let kernel_name = entry.file_name().to_string_lossy().into_owned();
+        let mapped = std::fs::read_to_string(entry.path().join("dm/name")).ok();
+        holders.push(Holder::Device(match mapped {
+            Some(name) => format!("{kernel_name} ({})", name.trim()),
+            None => kernel_name,
+        }));
+    }
+    holders
+}
+
+/// Mounts of the device with this number (`8:1`), in this mount namespace.
+fn mounts(number: &str) -> Vec<Holder> {
+    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return Vec::new() };
+    let mut found = Vec::new();
+    for line in table.lines() {
+        // "36 35 98:0 /root /mount/point options - type source superoptions"; see proc(5).
+        let mut fields = line.split(' ');
+        let (device, place) = (fields.nth(2), fields.nth(1));
+        let source = line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').nth(1));
+        // Some file systems (btrfs) have a number of their own; their source still names the device.
+        let by_source =
+            || source.filter(|source| source.starts_with('/')).is_some_and(|source| is(source, number));
+        if device == Some(number) || by_source() {
+            found.extend(place.map(|place| Holder::Mount(unescape(place).into())));
+        }
+    }
+    found
+}
+
+fn swaps(number: &str) -> Option<Holder> {
+    let table = std::fs::read_to_string("/proc/swaps").ok()?;
+    let mut paths = table.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    paths.any(|path| is(&unescape(path), number)).then_some(Holder::Swap)
+}
+
+/// True if `path` is the block device with this number.
+fn is(path: &str, number: &str) -> bool {
+    matches!(identity_of(Path::new(path)), Some(Identity::Block { major, minor }) if format!("{major}:{minor}") == number)
+}
+
+/// Undoes the octal escapes of proc's tables (space, tab, newline, backslash).
+fn unescape(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_owned(), |text, (escaped, plain)| text.replace(escaped, plain))
+}
+
+/// Processes that have the device open, as far as they can be seen; `counts` is asked with the path of the fdinfo.
+fn processes(identity: Identity, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let place = entry.path();
+        for descriptor in std::fs::read_dir(place.join("fd")).into_iter().flatten().flatten() {
+            let fdinfo = place.join("fdinfo").join(descriptor.file_name());
+            if identity_of(&descriptor.path()) != Some(identity) || !counts(&fdinfo) {
+                continue;
+            }
+            let name = std::fs::read_to_string(place.join("comm")).unwrap_or_default();
+            found.push(Holder::Process { id, name: name.trim().to_owned() });
+            break;
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_file_system_and_escapes_are_read_from_the_mount_table() {
+        assert_eq!(unescape("/mnt/two\\040words"), "/mnt/two words");
+        let root = std::fs::metadata("/").expect("there is a root");
+        let number = format!("{}:{}", rustix::fs::major(root.dev()), rustix::fs::minor(root.dev()));
+        assert!(mounts(&number).contains(&Holder::Mount("/".into())));
+        assert!(mounts("4095:1048575").is_empty());
+    }
+
+    #[test]
+    fn this_process_is_found_by_its_open_file() {
+        let file = tempfile::NamedTempFile::new().expect("a file in the temporary directory");
+        let identity = identity_of(file.path()).expect("it is there");
+        let own = |holder: &Holder| matches!(holder, Holder::Process { id, .. } if *id == std::process::id());
+        assert!(find(identity).iter().any(own));
+        assert!(!find_lockers(identity).iter().any(own), "it is not locked");
+        crate::ioctl::lock(file.as_file(), crate::ioctl::Lock::Exclusive).expect("nobody else has it");
+        assert!(find_lockers(identity).iter().any(own));
+    }
+}

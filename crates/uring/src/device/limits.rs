@@ -1,0 +1,151 @@
+//! What a device is and can do, asked without changing anything on it.
+//!
+//! Block devices tell through `BLKSSZGET` and `/sys/dev/block/MAJOR:MINOR/queue`; a partition's queue is its disk's.
+//! What sysfs does not tell is assumed in the safe direction: a volatile cache, no discard, no write-zeroes.
+//! Files are tried: direct reads show the smallest block their file system transfers directly, since `statx` knows
+//! it only on some file systems and since Linux 6.1.
+
+use super::{DeviceErrorKind, DeviceKind, Identity};
+use crate::work::SECTOR;
+use bcached_env::Buffer;
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Blocks that are tried on a file, in bytes: the smallest that works is taken.
+const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
+
+/// The largest alignment asked for by anything, in bytes. Devices that name a larger one are not used directly.
+const ALIGNMENT_MAX: u32 = 4096;
+
+/// The measurements.
+pub(super) struct Limits {
+    pub(super) sectors: u64,
+    pub(super) logical_block_sectors: u32,
+    pub(super) memory_alignment: usize,
+    pub(super) direct: bool,
+    pub(super) volatile_cache: bool,
+    pub(super) discard: bool,
+    pub(super) write_zeroes: bool,
+}
+
+impl Limits {
+    /// Measures `file`, which was opened with `O_DIRECT` if `direct`; turns that off where it does not work.
+    pub(super) fn of(file: &File, identity: Identity, direct: bool) -> Result<Self, DeviceErrorKind> {
+        let limits = match identity {
+            Identity::Block { major, minor } => Self::of_block(file, &sysfs(major, minor), direct)?,
+            Identity::File { .. } => Self::of_file(file, direct)?,
+        };
+        if limits.sectors == 0 { Err(DeviceErrorKind::Empty) } else { Ok(limits) }
+    }
+
+    fn of_block(file: &File, sysfs: &Path, direct: bool) -> Result<Self, DeviceErrorKind> {
+        let failed = |errno| DeviceErrorKind::from_errno("ask the block size of", errno);
+        let block = rustix::fs::ioctl_blksszget(file).map_err(failed)?.max(512);
+        let number = |name| queue(sysfs, name).and_then(|text| text.parse::<u64>().ok());
+        // Without a word from statx: before Linux 6.0 a direct transfer needed memory aligned to the block.
+        let memory = statx_memory_alignment(file).unwrap_or(block).clamp(1, ALIGNMENT_MAX);
+        Ok(Self {
+            sectors: whole_blocks(size(file, DeviceKind::Block)?, block),
+            logical_block_sectors: block / 512,
+            memory_alignment: if direct { alignment(memory) } else { 1 },
+            direct,
+            volatile_cache: queue(sysfs, "write_cache").is_none_or(|text| text != "write through"),
+            discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
+            write_zeroes: number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
+        })
+    }
+
+    fn of_file(file: &File, direct: bool) -> Result<Self, DeviceErrorKind> {
+        let bytes = size(file, DeviceKind::File)?;
+        let block = if direct { smallest_direct_block(file, bytes)? } else { None };
+        if direct && block.is_none() {
+            let failed = |errno| DeviceErrorKind::from_errno("leave O_DIRECT on", errno);
+            let flags = rustix::fs::fcntl_getfl(file).map_err(failed)?;
+            rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT).map_err(failed)?;
+        }
+        // Without O_DIRECT there is no block: a sector is the engine's smallest unit.
+        let sector = BLOCKS[0];
+        let memory = statx_memory_alignment(file).unwrap_or(0).max(block.unwrap_or(0)).min(ALIGNMENT_MAX);
+        Ok(Self {
+            sectors: whole_blocks(bytes, block.unwrap_or(sector)),
+            logical_block_sectors: block.unwrap_or(sector) / sector,
+            memory_alignment: if block.is_some() { alignment(memory) } else { 1 },
+            direct: block.is_some(),
+            // The page cache or the disk below: either loses what was not synced.
+            volatile_cache: true,
+            // Not known before it is tried; the first refusal is remembered.
+            discard: true,
+            write_zeroes: true,
+        })
+    }
+}
+
+/// Size in bytes.
+pub(super) fn size(file: &File, kind: DeviceKind) -> Result<u64, DeviceErrorKind> {
+    let failed = |errno| DeviceErrorKind::from_errno("ask the size of", errno);
+    match kind {
+        DeviceKind::Block => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(failed),
+        DeviceKind::File => {
+            let stat = rustix::fs::fstat(file).map_err(failed)?;
+            u64::try_from(stat.st_size).map_err(|_| DeviceErrorKind::Empty)
+        }
+    }
+}
+
+/// True if the block device is set to read-only.
+pub(super) fn is_read_only(identity: Identity) -> bool {
+    let Identity::Block { major, minor } = identity else { return false };
+    std::fs::read_to_string(sysfs(major, minor).join("ro")).is_ok_and(|text| text.trim() == "1")
+}
+
+/// Where the kernel tells about a block device.
+pub(super) fn sysfs(major: u32, minor: u32) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
+}
+
+/// Sectors of the whole blocks in `bytes`.
+const fn whole_blocks(bytes: u64, block: u32) -> u64 {
+    let block = block as u64;
+    bytes / block * block / SECTOR
+}
+
+/// As a number that addresses are tested against: a power of two.
+fn alignment(bytes: u32) -> usize {
+    usize::try_from(bytes.next_power_of_two()).expect("an alignment of at most 4096")
+}
+
+/// A queue setting of the disk, or of the partition's disk.
+fn queue(sysfs: &Path, name: &str) -> Option<String> {
+    // The link must be resolved first: `..` of a partition is its disk.
+    let device = std::fs::canonicalize(sysfs).ok()?;
+    let mut places = [Some(device.as_path()), device.parent()].into_iter().flatten();
+    let text = places.find_map(|place| std::fs::read_to_string(place.join("queue").join(name)).ok())?;
+    Some(text.trim().to_owned())
+}
+
+/// What `statx` says of memory for direct I/O, in bytes; `None` if it does not know.
+fn statx_memory_alignment(file: &File) -> Option<u32> {
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let known = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    (known && found.stx_dio_mem_align != 0).then_some(found.stx_dio_mem_align)
+}
+
+/// The smallest block that can be read directly; `None` if none can. A file too short to try has none.
+fn smallest_direct_block(file: &File, bytes: u64) -> Result<Option<u32>, DeviceErrorKind> {
+    let mut memory = Buffer::zeroed(4096);
+    for block in BLOCKS {
+        let length = usize::try_from(block).expect("at most 4096");
+        if bytes < u64::from(block) * 2 {
+            break;
+        }
+        // The second block: offset and length are multiples of this block and of no larger one.
+        match rustix::io::pread(file, &mut memory.as_mut_slice()[..length], u64::from(block)) {
+            Ok(_) => return Ok(Some(block)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(DeviceErrorKind::from_errno("read", errno)),
+        }
+    }
+    Ok(None)
+}

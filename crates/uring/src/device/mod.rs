@@ -1,0 +1,380 @@
+//! A device as the operating system has it: a block device or a regular file, opened, measured and claimed.
+//!
+//! The claim (one owner: the kernel, one bcached, or one offline tool) lasts as long as the [`Device`]:
+//! - block devices are opened `O_EXCL`, which the kernel refuses while they are mounted, swap, part of md, LVM or
+//!   multipath, registered with the kernel's bcache, or claimed by another process; a claimed partition also keeps
+//!   its disk from being claimed. No lasting `flock`: udev would skip its events.
+//! - files carry a lock of the open file description, exclusive for [`Access::Own`], shared for [`Access::Check`].
+//!
+//! Both are bound to the device, not to its name, so the same device by two paths is refused, in one process too.
+//! [`Access::Look`] claims nothing and never fails because somebody else does.
+//!
+//! `O_DIRECT` is used where the device takes it; where not (tmpfs), everything works through the page cache and
+//! [`Device::is_direct`] says so.
+
+mod error;
+mod holders;
+mod limits;
+mod offline;
+
+pub use error::{DeviceError, DeviceErrorKind};
+pub use holders::Holder;
+
+use crate::ioctl::Lock;
+use bcached_env::DiskInfo;
+use limits::Limits;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// What the opener is going to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Read only, claim nothing: `show` works on a device in use. What is read may change meanwhile.
+    Look,
+    /// Read only, and nobody may write meanwhile: `check`, `dump`.
+    Check,
+    /// Read and write, alone.
+    Own,
+}
+
+/// The two kinds of device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// A block device.
+    Block,
+    /// A regular file.
+    File,
+}
+
+/// Which device it is, whatever path led there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Identity {
+    /// A block device: its number.
+    Block {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// A file: its file system's number and its inode.
+    File {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
+}
+
+/// An opened device and, unless it was opened to look, the claim on it.
+#[derive(Debug)]
+pub struct Device {
+    path: PathBuf,
+    file: File,
+    kind: DeviceKind,
+    identity: Identity,
+    access: Access,
+    sectors: AtomicU64,
+    volatile_cache: bool,
+    direct: AtomicBool,
+    logical_block_sectors: AtomicU32,
+    /// What the device demands of a memory address, in bytes; a power of two.
+    memory_alignment: AtomicUsize,
+    discard: AtomicBool,
+    zero_range: AtomicBool,
+    dsync: AtomicBool,
+}
+
+impl Device {
+    /// Opens and claims the device at `path`.
+    ///
+    /// # Errors
+    /// Nothing is claimed then. If somebody else has the device, the error names who, as far as can be found out.
+    pub fn open(path: impl AsRef<Path>, access: Access) -> Result<Self, DeviceError> {
+        let path = path.as_ref();
+        let failed = |kind| DeviceError { path: path.to_owned(), kind };
+        let (kind, identity) = identify(path).map_err(failed)?;
+        let (file, direct) = open_file(path, kind, access).map_err(|errno| {
+            failed(match errno {
+                Errno::BUSY => busy(holders::find(identity)),
+                Errno::ACCESS | Errno::PERM | Errno::ROFS => refused(identity, access),
+                errno => DeviceErrorKind::from_errno("open", errno),
+            })
+        })?;
+        // The name may have been given to something else between the two looks; what counts is what was opened.
+        let opened =
+            rustix::fs::fstat(&file).map_err(|errno| failed(DeviceErrorKind::from_errno("stat", errno)))?;
+        if classify(&opened).map_err(failed)? != (kind, identity) {
+            return Err(failed(DeviceErrorKind::Changed));
+        }
+        claim_file(&file, kind, identity, access).map_err(failed)?;
+        let limits = Limits::of(&file, identity, direct).map_err(failed)?;
+        Ok(Self::new(path.to_owned(), file, (kind, identity), access, &limits))
+    }
+
+    fn new(
+        path: PathBuf,
+        file: File,
+        (kind, identity): (DeviceKind, Identity),
+        access: Access,
+        limits: &Limits,
+    ) -> Self {
+        Self {
+            path,
+            file,
+            kind,
+            identity,
+            access,
+            sectors: AtomicU64::new(limits.sectors),
+            volatile_cache: limits.volatile_cache,
+            direct: AtomicBool::new(limits.direct),
+            logical_block_sectors: AtomicU32::new(limits.logical_block_sectors),
+            memory_alignment: AtomicUsize::new(limits.memory_alignment),
+            discard: AtomicBool::new(limits.discard),
+            zero_range: AtomicBool::new(limits.write_zeroes),
+            dsync: AtomicBool::new(true),
+        }
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Block device or file.
+    #[must_use]
+    pub const fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Which device it is, by any path.
+    #[must_use]
+    pub const fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// What it was opened for.
+    #[must_use]
+    pub const fn access(&self) -> Access {
+        self.access
+    }
+
+    /// True if I/O goes past the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// Size and abilities, as the engine sees them. `discard` and `write_zeroes` of a file turn false when its file
+    /// system first refuses.
+    #[must_use]
+    pub fn info(&self) -> DiskInfo {
+        DiskInfo {
+            sectors: self.sectors.load(Ordering::Relaxed),
+            logical_block_sectors: self.logical_block_sectors.load(Ordering::Relaxed),
+            volatile_cache: self.volatile_cache,
+            discard: self.discard.load(Ordering::Relaxed),
+            write_zeroes: self.zero_range(),
+        }
+    }
+
+    /// Asks for the size again (a device can grow) and returns it, in sectors.
+    ///
+    /// # Errors
+    /// If the device does not tell; the old size stays.
+    pub fn refresh(&self) -> Result<u64, DeviceError> {
+        let bytes = limits::size(&self.file, self.kind).map_err(|kind| self.error(kind))?;
+        let block = u64::from(self.logical_block_sectors.load(Ordering::Relaxed));
+        let sectors = bytes / crate::work::SECTOR / block * block;
+        self.sectors.store(sectors, Ordering::Relaxed);
+        Ok(sectors)
+    }
+
+    /// Makes sure that blocks of `sectors` can be read and written on their own. A file on a disk with larger blocks
+    /// leaves `O_DIRECT` for that; a block device cannot.
+    ///
+    /// # Errors
+    /// [`DeviceErrorKind::BlockTooLarge`] if the device's own blocks are larger.
+    pub fn require_blocks(&self, sectors: u32) -> Result<(), DeviceError> {
+        let found = self.logical_block_sectors.load(Ordering::Relaxed);
+        if found <= sectors {
+            return Ok(());
+        }
+        if self.kind == DeviceKind::Block {
+            return Err(self.error(DeviceErrorKind::BlockTooLarge { found, wanted: sectors }));
+        }
+        let failed = |errno| self.error(DeviceErrorKind::from_errno("leave O_DIRECT", errno));
+        let flags = rustix::fs::fcntl_getfl(&self.file).map_err(failed)?;
+        rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT).map_err(failed)?;
+        self.direct.store(false, Ordering::Relaxed);
+        self.memory_alignment.store(1, Ordering::Relaxed);
+        self.logical_block_sectors.store(1, Ordering::Relaxed);
+        self.refresh().map(drop)
+    }
+
+    /// Keeps udev from probing the block device until the guard is dropped: for `make`, `convert` and `repair` only,
+    /// a lasting one would make udev miss events. Does nothing on files.
+    ///
+    /// # Errors
+    /// If somebody else holds the lock: udev itself (for moments) or another formatter.
+    pub fn quiet_udev(&self) -> Result<QuietUdev<'_>, DeviceError> {
+        if self.kind == DeviceKind::Block {
+            let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+            rustix::fs::flock(&self.file, operation).map_err(|errno| {
+                self.error(match errno {
+                    Errno::AGAIN => DeviceErrorKind::Busy(holders::find_lockers(self.identity)),
+                    errno => DeviceErrorKind::from_errno("flock", errno),
+                })
+            })?;
+        }
+        Ok(QuietUdev { device: self })
+    }
+
+    pub(crate) fn error(&self, kind: DeviceErrorKind) -> DeviceError {
+        DeviceError { path: self.path.clone(), kind }
+    }
+}
+
+/// While it lives, udev leaves the device alone.
+#[derive(Debug)]
+#[must_use = "dropping it lets udev in"]
+pub struct QuietUdev<'a> {
+    device: &'a Device,
+}
+
+impl Drop for QuietUdev<'_> {
+    fn drop(&mut self) {
+        if self.device.kind == DeviceKind::Block {
+            // Closing the device would unlock it as well; there is nothing to do about a failure.
+            let _ = rustix::fs::flock(&self.device.file, rustix::fs::FlockOperation::Unlock);
+        }
+    }
+}
+
+/// What the drivers ask.
+impl Device {
+    pub(crate) const fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.access == Access::Own
+    }
+
+    /// True if the device can transfer to or from this memory as it lies.
+    pub(crate) fn takes(&self, memory: &[u8]) -> bool {
+        memory.as_ptr().addr() & (self.memory_alignment.load(Ordering::Relaxed) - 1) == 0
+    }
+
+    /// Where to go on after a transfer of `got` bytes at `done`, of which `target` was the aim; `None` if no way
+    /// leads further. Direct transfers go on at a block: the rest of a block that came in part is transferred again.
+    pub(crate) fn advance(&self, done: usize, got: usize, target: usize) -> Option<usize> {
+        let reached = done.checked_add(got).filter(|reached| *reached <= target)?;
+        if reached == target {
+            return Some(reached);
+        }
+        let block = self.logical_block_sectors.load(Ordering::Relaxed);
+        let block = usize::try_from(u64::from(block) * crate::work::SECTOR).ok()?;
+        let next = if self.is_direct() { reached / block * block } else { reached };
+        (next > done).then_some(next)
+    }
+
+    pub(crate) fn dsync(&self) -> bool {
+        self.dsync.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refuse_dsync(&self) {
+        self.dsync.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn zero_range(&self) -> bool {
+        self.zero_range.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refuse_zero_range(&self) {
+        self.zero_range.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn refuse_discard(&self) {
+        self.discard.store(false, Ordering::Relaxed);
+    }
+}
+
+/// What `path` leads to. Looks before opening: opening a FIFO would block.
+fn identify(path: &Path) -> Result<(DeviceKind, Identity), DeviceErrorKind> {
+    let stat = rustix::fs::stat(path).map_err(|errno| DeviceErrorKind::from_errno("find", errno))?;
+    classify(&stat)
+}
+
+fn classify(stat: &rustix::fs::Stat) -> Result<(DeviceKind, Identity), DeviceErrorKind> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => {
+            let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+            Ok((DeviceKind::Block, Identity::Block { major, minor }))
+        }
+        FileType::RegularFile => {
+            Ok((DeviceKind::File, Identity::File { device: stat.st_dev, inode: stat.st_ino }))
+        }
+        FileType::Directory => Err(DeviceErrorKind::NotADevice("a directory")),
+        FileType::CharacterDevice => Err(DeviceErrorKind::NotADevice("a character device")),
+        FileType::Fifo => Err(DeviceErrorKind::NotADevice("a pipe")),
+        FileType::Socket => Err(DeviceErrorKind::NotADevice("a socket")),
+        _ => Err(DeviceErrorKind::NotADevice("of an unknown type")),
+    }
+}
+
+/// Opens with `O_DIRECT` if possible and tells whether it was.
+fn open_file(path: &Path, kind: DeviceKind, access: Access) -> Result<(File, bool), Errno> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+    flags |= if access == Access::Own { OFlags::RDWR } else { OFlags::RDONLY };
+    if kind == DeviceKind::Block && access != Access::Look {
+        flags |= OFlags::EXCL;
+    }
+    match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+            rustix::fs::open(path, flags, Mode::empty()).map(|file| (file.into(), false))
+        }
+        other => other.map(|file| (file.into(), true)),
+    }
+}
+
+/// Locks a file against other owners, and refuses one that a loop device has.
+fn claim_file(
+    file: &File,
+    kind: DeviceKind,
+    identity: Identity,
+    access: Access,
+) -> Result<(), DeviceErrorKind> {
+    let lock = match (kind, access) {
+        (DeviceKind::Block, _) | (_, Access::Look) => return Ok(()),
+        (DeviceKind::File, Access::Check) => Lock::Shared,
+        (DeviceKind::File, Access::Own) => Lock::Exclusive,
+    };
+    match crate::ioctl::lock(file, lock) {
+        Ok(()) => {}
+        Err(Errno::AGAIN | Errno::ACCESS) => return Err(busy(holders::find_lockers(identity))),
+        Err(errno) => return Err(DeviceErrorKind::from_errno("lock", errno)),
+    }
+    let loops = holders::find_loops(identity);
+    if loops.is_empty() { Ok(()) } else { Err(busy(loops)) }
+}
+
+/// In use, or given twice if the holder is this process.
+fn busy(holders: Vec<Holder>) -> DeviceErrorKind {
+    let own = std::process::id();
+    if holders.iter().any(|holder| matches!(holder, Holder::Process { id, .. } if *id == own)) {
+        return DeviceErrorKind::Twice;
+    }
+    DeviceErrorKind::Busy(holders)
+}
+
+/// Permission, or a device that is itself set to read-only.
+fn refused(identity: Identity, access: Access) -> DeviceErrorKind {
+    if access == Access::Own && limits::is_read_only(identity) {
+        return DeviceErrorKind::ReadOnly;
+    }
+    DeviceErrorKind::Permission
+}

@@ -1,0 +1,104 @@
+//! The driver on `io_uring`.
+//!
+//! One turn: entries are collected while tasks run and go to the kernel together when the executor waits, with the
+//! same system call that brings completions. What the ring cannot do goes to helper threads, which are started when
+//! first needed; their completions and the bell reach a sleeping driver through one eventfd that the ring polls.
+
+use crate::bell::{FINISHED, RUNG, Signals};
+use crate::clock::{Clock, wall_seconds};
+use crate::counters::{Counters, count};
+use crate::disks::{DiskTable, Disks};
+use crate::ring::{Reaped, Ring};
+use crate::threads::Pool;
+use crate::work::Work;
+use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
+use io_uring::IoUring;
+use std::sync::Arc;
+
+/// See the file's head.
+pub(crate) struct RingDriver {
+    ring: Ring,
+    helpers: Pool,
+    table: DiskTable,
+    counters: Arc<Counters>,
+    signals: Arc<Signals>,
+    clock: Clock,
+    /// Ended without having been started.
+    refused: Vec<Completion>,
+}
+
+impl RingDriver {
+    pub(crate) fn new(ring: IoUring, helpers_max: usize, signals: Arc<Signals>, disks: Disks) -> Self {
+        let counters = disks.counters();
+        Self {
+            ring: Ring::new(ring, Arc::clone(&signals), Arc::clone(&counters)),
+            helpers: Pool::new(helpers_max, Arc::clone(&signals), Arc::clone(&counters)),
+            table: DiskTable::new(disks),
+            counters,
+            signals,
+            clock: Clock::new(),
+            refused: Vec::new(),
+        }
+    }
+
+    /// Everything that has happened, without a system call.
+    fn collect(&mut self, events: &mut Vec<Event>) {
+        events.extend(self.refused.drain(..).map(Event::Done));
+        self.ring.reap(|reaped| match reaped {
+            Reaped::Done(completion) => events.push(Event::Done(completion)),
+            Reaped::Helper(work) => {
+                count(&self.counters.helped);
+                self.helpers.start(work);
+            }
+        });
+        let raised = self.signals.take();
+        if raised & FINISHED != 0 {
+            self.helpers.collect(events);
+        }
+        if raised & RUNG != 0 {
+            events.push(Event::Bell);
+        }
+    }
+}
+
+impl Driver for RingDriver {
+    fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        match Work::new(self.table.get(disk), token, op, &self.counters) {
+            Err(completion) => self.refused.push(completion),
+            Ok(work) if Ring::can_do(&work) => self.ring.start(work),
+            Ok(work) => {
+                count(&self.counters.helped);
+                self.helpers.start(work);
+            }
+        }
+    }
+
+    fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        self.table.renew();
+        loop {
+            self.ring.submit();
+            self.collect(events);
+            if !events.is_empty() {
+                // What came short goes on at once, not at the next wait.
+                return self.ring.submit();
+            }
+            let Some(left) = self.clock.remaining(until) else { return };
+            if self.signals.fall_asleep() {
+                self.ring.sleep(left);
+                self.signals.wake_up();
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn wall_seconds(&self) -> u32 {
+        wall_seconds()
+    }
+
+    fn info(&self, disk: DiskId) -> DiskInfo {
+        self.table.disks().info(disk)
+    }
+}

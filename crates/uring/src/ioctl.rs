@@ -1,0 +1,46 @@
+//! System calls that no crate wraps safely.
+#![allow(unsafe_code, reason = "BLKDISCARD and open-file-description locks have no safe wrapper")]
+
+use rustix::fd::{AsFd, AsRawFd};
+use rustix::io::Errno;
+use rustix::ioctl::{Setter, opcode};
+
+/// `BLKDISCARD` of `linux/fs.h`: number 119 of group 0x12, without size or direction in its code.
+const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
+
+/// Discards a byte range of a block device opened for writing.
+pub(crate) fn discard(device: impl AsFd, offset: u64, length: u64) -> Result<(), Errno> {
+    // SAFETY: `BLKDISCARD` reads two `u64`, start and length, from its argument and writes nothing. On a descriptor
+    // that is no block device the kernel refuses the number.
+    unsafe { rustix::ioctl::ioctl(device, Setter::<BLKDISCARD, [u64; 2]>::new([offset, length])) }
+}
+
+/// How a file is locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lock {
+    /// Together with other readers.
+    Shared,
+    /// Alone.
+    Exclusive,
+}
+
+/// Locks the whole of `file` for as long as this open file description lives. Never waits: `EAGAIN` if another
+/// description, also of this process, holds a lock in the way.
+pub(crate) fn lock(file: impl AsFd, lock: Lock) -> Result<(), Errno> {
+    let kind = match lock {
+        Lock::Shared => libc::F_RDLCK,
+        Lock::Exclusive => libc::F_WRLCK,
+    };
+    // SAFETY: `flock` is a plain C struct for which all zeroes is a value.
+    let mut range: libc::flock = unsafe { core::mem::zeroed() };
+    range.l_type = i16::try_from(kind).expect("lock types are small numbers");
+    range.l_whence = i16::try_from(libc::SEEK_SET).expect("zero");
+    // SAFETY: the descriptor is open for the call (`AsFd`), and `F_OFD_SETLK` reads one `flock`, which lives on this
+    // stack frame. A length of 0 means the whole file, and the kernel demands a process id of 0.
+    let result = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    if result == 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}

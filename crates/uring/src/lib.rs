@@ -1,0 +1,34 @@
+//! The real world under the engine: devices, the driver that does I/O on them, and the note.
+//!
+//! Two drivers implement [`bcached_env::Driver`]: one on `io_uring`, one on a pool of threads for places where
+//! `io_uring` is absent or forbidden (containers, hardened kernels). [`open_driver`] tries and chooses, and says which
+//! in one line. Both share what an operation means ([`work`]): checks, bouncing, errors; so the same tests run on both.
+//!
+//! Who owns what:
+//! - an operation in flight owns its memory and keeps its device open and claimed until its completion;
+//! - [`Device`] holds the claim on a block device or file for as long as it lives;
+//! - [`Disks`] gives devices their numbers and can be used while the executor runs;
+//! - [`Bell`] is the only way into the engine's thread from another one.
+//!
+//! `unsafe` is in three files: `ring.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
+//! shared mapping).
+
+mod bell;
+mod clock;
+mod counters;
+pub mod device;
+mod disks;
+mod driver;
+mod errno;
+mod ioctl;
+mod perform;
+pub mod probe;
+mod ring;
+mod threads;
+mod work;
+
+pub use bell::Bell;
+pub use counters::Counts;
+pub use device::{Access, Device, DeviceError, DeviceErrorKind, DeviceKind, Holder};
+pub use disks::Disks;
+pub use probe::{Backend, Choice, DriverError, DriverOptions, Opened, open_driver};

@@ -1,0 +1,135 @@
+//! One operation done with blocking calls, from start to end. The thread-pool driver does all of them this way; the
+//! ring those it cannot do itself.
+//!
+//! - *Force unit access* is `RWF_DSYNC`: on a block device opened `O_DIRECT` the kernel makes it `REQ_FUA` (or a flush
+//!   behind the write where the device has none), on a file it syncs the written range and what is needed to find it.
+//!   A file system that refuses the flag gets a write and an `fdatasync`, from then on without asking.
+//! - *Flush* is `fdatasync`, which reaches the device's own cache on both.
+//! - *Discard* on a file punches a hole. On a block device it is `BLKDISCARD`: punching a hole there means "write
+//!   zeroes without writing them", which many devices that can discard cannot do, and some do by writing.
+//! - *Zero* is `FALLOC_FL_ZERO_RANGE`, which keeps the space allocated; where a file system has none (tmpfs) zeroes
+//!   are written. A punched hole would read the same but could run out of space later.
+
+use crate::counters::{Counters, count};
+use crate::device::{Device, DeviceKind};
+use crate::errno::{is_transient, kind_of};
+use crate::work::{Action, Work};
+use bcached_env::{Buffer, Completion};
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::IoSlice;
+use std::time::Duration;
+
+/// Bytes of zeroes written by one call.
+const ZEROES: usize = 1 << 20;
+
+/// A blocking call that says "again" this often in a row has failed. With the pause between them 1 s.
+const ATTEMPTS: u32 = 1000;
+
+/// Does `work`; blocks.
+pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
+    let device = std::sync::Arc::clone(&work.device);
+    let result = match &mut work.action {
+        Action::Read { offset, buffer, bounce } => {
+            let memory = bounce.as_mut().unwrap_or(buffer);
+            read(&device, *offset, memory.as_mut_slice(), counters)
+        }
+        Action::Write { offset, payload, fua } => write(&device, *offset, payload.as_slice(), *fua, counters),
+        Action::Flush => flush(&device),
+        Action::Discard { offset, length } => discard(&device, *offset, *length),
+        Action::Zero { offset, length } => zero(&device, *offset, *length, counters),
+    };
+    work.finish(result.map_err(kind_of))
+}
+
+/// Repeats `call` while it says "again".
+fn patiently<T>(counters: &Counters, mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 0..ATTEMPTS {
+        match call() {
+            Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+            Err(errno) if is_transient(errno) => {}
+            other => return other,
+        }
+        count(&counters.retried);
+    }
+    Err(Errno::IO)
+}
+
+/// Fills `memory`; blocks. The end of the file before the end of the device is an error: it was cut behind our back.
+fn read(device: &Device, offset: u64, memory: &mut [u8], counters: &Counters) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < memory.len() {
+        let length = (memory.len() - done).min(TRANSFER_MAX);
+        let part = &mut memory[done..done + length];
+        let at = offset + done as u64;
+        let got = patiently(counters, || rustix::io::pread(device.file(), &mut *part, at))?;
+        done = device.advance(done, got, done + length).ok_or(Errno::IO)?;
+        if got < length {
+            count(&counters.continued);
+        }
+    }
+    Ok(())
+}
+
+/// The longest single transfer; the kernel stops below 2 GiB anyway.
+pub(crate) const TRANSFER_MAX: usize = 1 << 30;
+
+fn write(device: &Device, offset: u64, memory: &[u8], fua: bool, counters: &Counters) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < memory.len() {
+        let length = (memory.len() - done).min(TRANSFER_MAX);
+        let at = offset + done as u64;
+        let dsync = fua && device.dsync();
+        let flags = if dsync { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+        let part = [IoSlice::new(&memory[done..done + length])];
+        let put = match patiently(counters, || rustix::io::pwritev2(device.file(), &part, at, flags)) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) if dsync => {
+                device.refuse_dsync();
+                continue;
+            }
+            other => other?,
+        };
+        done = device.advance(done, put, done + length).ok_or(Errno::IO)?;
+        if put < length {
+            count(&counters.continued);
+        }
+    }
+    // Also covers a refusal in the middle of the loop.
+    if fua && !device.dsync() { flush(device) } else { Ok(()) }
+}
+
+fn flush(device: &Device) -> Result<(), Errno> {
+    rustix::fs::fdatasync(device.file())
+}
+
+fn discard(device: &Device, offset: u64, length: u64) -> Result<(), Errno> {
+    let result = match device.kind() {
+        DeviceKind::Block => crate::ioctl::discard(device.file(), offset, length),
+        DeviceKind::File => {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(device.file(), mode, offset, length)
+        }
+    };
+    if matches!(result, Err(Errno::OPNOTSUPP | Errno::NOTTY)) {
+        device.refuse_discard();
+    }
+    result
+}
+
+fn zero(device: &Device, offset: u64, length: u64, counters: &Counters) -> Result<(), Errno> {
+    if device.zero_range() {
+        let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        match patiently(counters, || rustix::fs::fallocate(device.file(), mode, offset, length)) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => device.refuse_zero_range(),
+            other => return other,
+        }
+    }
+    let zeroes = Buffer::zeroed(usize::try_from(length).unwrap_or(usize::MAX).min(ZEROES));
+    let mut done = 0;
+    while done < length {
+        let left = usize::try_from(length - done).unwrap_or(usize::MAX).min(zeroes.len());
+        write(device, offset + done, &zeroes.as_slice()[..left], false, counters)?;
+        done += left as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Which way of doing I/O this machine offers, found by trying; and opening a driver on it.
+//!
+//! A ring must not only be granted but work: containers and hardened kernels refuse at setup, at the first
+//! submission, or offer a kernel too old for what the driver relies on. What is refused, and by what, becomes the one
+//! line that the daemon logs.
+
+use crate::bell::{Bell, Signals};
+use crate::disks::Disks;
+use crate::driver::RingDriver;
+use crate::threads::ThreadDriver;
+use bcached_env::Driver;
+use io_uring::{IoUring, Probe, opcode};
+use std::ffi::OsString;
+use std::fmt;
+use thiserror::Error;
+
+/// The environment variable that forces a backend: `uring` or `threads`. Anything else is an error.
+pub const BACKEND_VARIABLE: &str = "BCACHED_IO";
+
+/// Which backend to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Choice {
+    /// What [`BACKEND_VARIABLE`] says; if it is not set, `io_uring` if it works, else threads.
+    #[default]
+    Environment,
+    /// `io_uring` or nothing.
+    Uring,
+    /// Threads.
+    Threads,
+}
+
+/// How to open a driver.
+#[derive(Clone, Debug)]
+pub struct DriverOptions {
+    /// Which backend.
+    pub choice: Choice,
+    /// Places in the submission queue, a power of two: how much goes to the kernel at once. More operations than
+    /// this can be in flight.
+    pub entries: u32,
+    /// Operations in the kernel at once, a power of two of at least `entries`; further ones queue in the driver.
+    pub in_flight_max: u32,
+    /// Threads of the thread backend.
+    pub threads_max: usize,
+    /// Threads beside a ring, for what it cannot do (discards on block devices, a few fallbacks).
+    pub helpers_max: usize,
+}
+
+impl Default for DriverOptions {
+    /// Sized for some thousand requests in flight; 16 threads saturate what blocking calls can get from one device.
+    fn default() -> Self {
+        Self {
+            choice: Choice::Environment,
+            entries: 256,
+            in_flight_max: 4096,
+            threads_max: 16,
+            helpers_max: 4,
+        }
+    }
+}
+
+/// What was opened.
+pub struct Opened {
+    /// For the executor. It must stay on the thread that opened it.
+    pub driver: Box<dyn Driver>,
+    /// To add and remove devices, also later and from other threads.
+    pub disks: Disks,
+    /// To wake the engine, from any thread.
+    pub bell: Bell,
+    /// Which way I/O is done, to be logged.
+    pub backend: Backend,
+}
+
+/// Which way I/O is done. `Display` is one line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Backend {
+    /// `io_uring`.
+    Uring {
+        /// Completions are collected when we ask (Linux 6.1), not by interrupting us.
+        deferred: bool,
+    },
+    /// A pool of threads with blocking calls.
+    Threads {
+        /// Why not `io_uring`.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uring { deferred: true } => formatter.write_str("I/O through io_uring"),
+            Self::Uring { deferred: false } => {
+                formatter.write_str("I/O through io_uring, without deferred completions (Linux 6.1 has them)")
+            }
+            Self::Threads { reason } => write!(formatter, "I/O through threads: {reason}"),
+        }
+    }
+}
+
+/// Why no driver could be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// [`BACKEND_VARIABLE`] has a value that means nothing.
+    #[error("{BACKEND_VARIABLE} is {0:?}; it can be \"uring\" or \"threads\"")]
+    UnknownChoice(OsString),
+    /// `io_uring` was demanded and does not work.
+    #[error(
+        "io_uring was demanded but cannot be used: {0}; with {BACKEND_VARIABLE}=threads it is not needed"
+    )]
+    UringRefused(String),
+    /// The system has no descriptor to give.
+    #[error("cannot create an eventfd: {0}")]
+    Eventfd(#[source] std::io::Error),
+}
+
+/// Opens a driver without disks.
+///
+/// # Errors
+/// See [`DriverError`]; with [`Choice::Environment`] and no variable set, a refused `io_uring` is no error.
+pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
+    let signals = Signals::new().map_err(DriverError::Eventfd)?;
+    let disks = Disks::default();
+    let bell = Bell(signals.clone());
+    let by_threads = |reason: String| {
+        let driver = ThreadDriver::new(options.threads_max, signals.clone(), disks.clone());
+        (Box::new(driver) as Box<dyn Driver>, Backend::Threads { reason })
+    };
+    let by_ring = |(ring, deferred): (IoUring, bool)| {
+        let driver = RingDriver::new(ring, options.helpers_max, signals.clone(), disks.clone());
+        (Box::new(driver) as Box<dyn Driver>, Backend::Uring { deferred })
+    };
+    let choice = match options.choice {
+        Choice::Environment => choice_of(std::env::var_os(BACKEND_VARIABLE))?,
+        choice => choice,
+    };
+    let (driver, backend) = match choice {
+        Choice::Threads => by_threads("demanded".into()),
+        Choice::Uring => by_ring(set_up(options).map_err(DriverError::UringRefused)?),
+        Choice::Environment => match set_up(options) {
+            Ok(ring) => by_ring(ring),
+            Err(reason) => by_threads(reason),
+        },
+    };
+    Ok(Opened { driver, disks, bell, backend })
+}
+
+fn choice_of(value: Option<OsString>) -> Result<Choice, DriverError> {
+    match value {
+        None => Ok(Choice::Environment),
+        Some(value) if value == "uring" => Ok(Choice::Uring),
+        Some(value) if value == "threads" => Ok(Choice::Threads),
+        Some(value) => Err(DriverError::UnknownChoice(value)),
+    }
+}
+
+/// A ring that has been seen to work, and whether its completions are deferred; or the reason why there is none.
+fn set_up(options: &DriverOptions) -> Result<(IoUring, bool), String> {
+    let mut builder = IoUring::builder();
+    builder.setup_clamp().setup_cqsize(options.in_flight_max.max(options.entries).max(2));
+    let mut deferring = builder.clone();
+    deferring.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    let entries = options.entries.max(1);
+    let (mut ring, deferred) = match deferring.build(entries) {
+        Ok(ring) => (ring, true),
+        // Flags of Linux 6.0 and 6.1.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            let ring = builder.build(entries).map_err(|error| explain(&error))?;
+            (ring, false)
+        }
+        Err(error) => return Err(explain(&error)),
+    };
+    check_features(&ring)?;
+    check_round_trip(&mut ring)?;
+    Ok((ring, deferred))
+}
+
+fn explain(error: &std::io::Error) -> String {
+    let why = match error.raw_os_error() {
+        Some(libc::ENOSYS) => "the kernel has no io_uring",
+        Some(libc::EPERM | libc::EACCES) => {
+            "io_uring is forbidden here (a container's seccomp profile, or kernel.io_uring_disabled)"
+        }
+        Some(libc::ENOMEM) => "not enough lockable memory for a ring (RLIMIT_MEMLOCK)",
+        _ => return format!("io_uring cannot be set up: {error}"),
+    };
+    format!("{why}: {error}")
+}
+
+/// What the driver relies on.
+fn check_features(ring: &IoUring) -> Result<(), String> {
+    let parameters = ring.params();
+    if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
+        return Err("the kernel's io_uring cannot wait with a time limit (Linux 5.11 can)".into());
+    }
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(|error| explain(&error))?;
+    let needed = [
+        ("read", opcode::Read::CODE),
+        ("write", opcode::Write::CODE),
+        ("fsync", opcode::Fsync::CODE),
+        ("fallocate", opcode::Fallocate::CODE),
+        ("poll", opcode::PollAdd::CODE),
+    ];
+    match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
+        Some((name, _)) => Err(format!("the kernel's io_uring has no {name}")),
+        None => Ok(()),
+    }
+}
+
+/// Some sandboxes grant a ring and refuse its use.
+fn check_round_trip(ring: &mut IoUring) -> Result<(), String> {
+    crate::ring::push_nothing(ring).map_err(|_| "a new ring has no room")?;
+    ring.submit_and_wait(1).map_err(|error| explain(&error))?;
+    match ring.completion().next() {
+        Some(entry) if entry.result() == 0 => Ok(()),
+        _ => Err("a ring was granted but does nothing".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_has_two_values() {
+        assert_eq!(choice_of(None).expect("unset is allowed"), Choice::Environment);
+        assert_eq!(choice_of(Some("uring".into())).expect("documented"), Choice::Uring);
+        assert_eq!(choice_of(Some("threads".into())).expect("documented"), Choice::Threads);
+        let error = choice_of(Some("aio".into())).expect_err("means nothing");
+        assert_eq!(error.to_string(), "BCACHED_IO is \"aio\"; it can be \"uring\" or \"threads\"");
+    }
+
+    #[test]
+    fn a_forbidden_ring_is_explained_in_one_line() {
+        for (errno, part) in
+            [(libc::EPERM, "forbidden"), (libc::ENOSYS, "no io_uring"), (libc::EMFILE, "set up")]
+        {
+            let line = explain(&std::io::Error::from_raw_os_error(errno));
+            assert!(line.contains(part) && !line.contains('\n'), "{line}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The ring: the one place where memory is handed to the kernel.
+//!
+//! The invariant that makes it sound: **an operation stays in `operations`, untouched, from before its entry is pushed
+//! until its completion has been reaped.** The slab may move an operation while it grows, but not its memory, which is
+//! on the heap; nobody looks at that memory meanwhile. A ring that is dropped waits for what the kernel still has,
+//! and leaks the memory of operations that do not end.
+//!
+//! Back pressure: at most as many operations are in the kernel as the completion queue has places, so that it cannot
+//! overflow; further ones wait in `backlog`, in order. There is progress because a backlog implies operations in the
+//! kernel, and each completion makes room.
+#![allow(unsafe_code, reason = "submission entries carry raw pointers into memory the operation owns")]
+
+use crate::bell::Signals;
+use crate::counters::{Counters, count};
+use crate::device::DeviceKind;
+use crate::errno::{is_transient, kind_of};
+use crate::perform::TRANSFER_MAX;
+use crate::work::{Action, Work};
+use bcached_env::{Completion, IoErrorKind};
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+use rustix::io::Errno;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// `user_data` of the poll on the eventfd; slab keys stay far below.
+const SIGNALS: u64 = u64::MAX;
+
+/// After so many `EAGAIN` or `EINTR` in a row a helper thread does the operation, where waiting is possible.
+const ATTEMPTS: u8 = 8;
+
+/// How long a dropped ring waits for the kernel before it leaks what is in flight.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+/// An operation and how far it has come.
+struct Operation {
+    work: Work,
+    /// Bytes transferred.
+    done: usize,
+    attempts: u8,
+}
+
+/// How an operation left the ring.
+pub(crate) enum Reaped {
+    /// It has ended.
+    Done(Completion),
+    /// The ring cannot do it; a helper thread starts it afresh.
+    Helper(Work),
+}
+
+/// A ring and what is in it.
+pub(crate) struct Ring {
+    ring: IoUring,
+    operations: Slab<Operation>,
+    /// Operations whose entry is not pushed yet.
+    backlog: VecDeque<usize>,
+    /// Operations whose entry is pushed and whose completion is not reaped.
+    in_kernel: usize,
+    in_kernel_max: usize,
+    /// Kept open for the poll that is in the ring.
+    signals: Arc<Signals>,
+    is_watching: bool,
+    counters: Arc<Counters>,
+}
+
+impl Ring {
+    pub(crate) fn new(ring: IoUring, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
+        // One place is the poll's.
+        let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(2) - 1;
+        Self {
+            ring,
+            operations: Slab::with_capacity(places),
+            backlog: VecDeque::with_capacity(places),
+            in_kernel: 0,
+            in_kernel_max: places,
+            signals,
+            is_watching: false,
+            counters,
+        }
+    }
+
+    /// Takes `work` in; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
+    pub(crate) fn start(&mut self, work: Work) {
+        let key = self.operations.insert(Operation { work, done: 0, attempts: 0 });
+        self.backlog.push_back(key);
+        self.fill();
+        if self.backlog.back() == Some(&key) {
+            count(&self.counters.queued);
+        }
+    }
+
+    /// True if the ring does this kind of work itself.
+    pub(crate) fn can_do(work: &Work) -> bool {
+        match &work.action {
+            Action::Read { .. } | Action::Flush => true,
+            // Without RWF_DSYNC a forced write takes two calls.
+            Action::Write { fua, .. } => !fua || work.device.dsync(),
+            // BLKDISCARD is an ioctl.
+            Action::Discard { .. } => work.device.kind() == DeviceKind::File,
+            Action::Zero { .. } => work.device.zero_range(),
+        }
+    }
+
+    /// Pushes what there is room for; true if nothing is left over.
+    fn fill(&mut self) -> bool {
+        if !self.is_watching {
+            let poll = opcode::PollAdd::new(Fd(self.signals.as_fd().as_raw_fd()), poll_in()).multi(true);
+            // SAFETY: the entry refers to no memory, and `signals` keeps the eventfd open as long as the ring.
+            self.is_watching =
+                unsafe { self.ring.submission().push(&poll.build().user_data(SIGNALS)) }.is_ok();
+        }
+        while self.in_kernel < self.in_kernel_max {
+            let Some(key) = self.backlog.pop_front() else { return true };
+            let operation = &mut self.operations[key];
+            let entry = entry_of(operation).user_data(key as u64);
+            // SAFETY: the entry points into memory owned by `operation`, which stays in the slab until its completion
+            // is reaped (the invariant above); the device in it keeps the descriptor open as long.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                self.backlog.push_front(key);
+                return false;
+            }
+            self.in_kernel += 1;
+        }
+        self.backlog.is_empty()
+    }
+
+    /// Gives the kernel everything there is room for, and lets it post what has completed. Does not block.
+    pub(crate) fn submit(&mut self) {
+        loop {
+            let filled = self.fill();
+            let queue = self.ring.submission();
+            let is_idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
+            drop(queue);
+            if is_idle {
+                return;
+            }
+            // EBUSY and EAGAIN: completions must be reaped, or memory is short; the next turn tries again.
+            // EINTR: the same. Nothing is lost, the entries stay in the queue.
+            if self.ring.submit().is_err() || filled || self.in_kernel >= self.in_kernel_max {
+                return;
+            }
+        }
+    }
+
+    /// Submits, and sleeps until something completes (a raised signal is a completion too) or `limit` is over.
+    pub(crate) fn sleep(&mut self, limit: Duration) {
+        if !self.fill() && (self.in_kernel < self.in_kernel_max || !self.is_watching) {
+            // More entries wait than the submission queue takes at once.
+            return self.submit();
+        }
+        let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
+        // An error is a wake-up: time over, a signal, or completions to reap first.
+        let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
+    }
+
+    /// Takes what has completed.
+    pub(crate) fn reap(&mut self, mut sink: impl FnMut(Reaped)) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { return };
+            if entry.user_data() == SIGNALS {
+                self.is_watching = cqueue::more(entry.flags());
+                self.signals.drain();
+                continue;
+            }
+            let key = usize::try_from(entry.user_data()).expect("keys are slab indices");
+            self.in_kernel -= 1;
+            if let Some(reaped) = self.step(key, entry.result()) {
+                sink(reaped);
+            }
+        }
+    }
+
+    /// What follows from the kernel's answer: the end, another round (`None`), or a helper.
+    fn step(&mut self, key: usize, answer: i32) -> Option<Reaped> {
+        let operation = &mut self.operations[key];
+        let device = &operation.work.device;
+        let result = match usize::try_from(answer) {
+            Ok(got) => match operation.length() {
+                None => Ok(()),
+                Some(length) => match device.advance(operation.done, got, length) {
+                    Some(done) if done == length => Ok(()),
+                    Some(done) => {
+                        (operation.done, operation.attempts) = (done, 0);
+                        count(&self.counters.continued);
+                        self.backlog.push_back(key);
+                        return None;
+                    }
+                    // The file ended before the device does, or the device stopped taking.
+                    None => Err(IoErrorKind::Io),
+                },
+            },
+            Err(_) => {
+                let errno = Errno::from_raw_os_error(answer.saturating_neg());
+                if is_transient(errno) {
+                    count(&self.counters.retried);
+                    operation.attempts += 1;
+                    if operation.attempts < ATTEMPTS {
+                        self.backlog.push_back(key);
+                        return None;
+                    }
+                    return Some(Reaped::Helper(self.operations.remove(key).work));
+                }
+                if errno == Errno::OPNOTSUPP && operation.learn_refusal() {
+                    return Some(Reaped::Helper(self.operations.remove(key).work));
+                }
+                Err(kind_of(errno))
+            }
+        };
+        Some(Reaped::Done(self.operations.remove(key).work.finish(result)))
+    }
+}
+
+impl Operation {
+    /// Bytes to transfer; `None` for operations that answer with zero.
+    fn length(&self) -> Option<usize> {
+        match &self.work.action {
+            Action::Read { buffer, .. } => Some(buffer.len()),
+            Action::Write { payload, .. } => Some(payload.len()),
+            _ => None,
+        }
+    }
+
+    /// Remembers that the device does not do this; true if a helper can do it another way.
+    fn learn_refusal(&self) -> bool {
+        match &self.work.action {
+            Action::Write { fua: true, .. } => self.work.device.refuse_dsync(),
+            Action::Zero { .. } => self.work.device.refuse_zero_range(),
+            Action::Discard { .. } => {
+                self.work.device.refuse_discard();
+                return false;
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.backlog.clear();
+        let deadline = Instant::now() + CLOSE_MAX;
+        while self.in_kernel > 0 && Instant::now() < deadline {
+            let time = Timespec::new().nsec(100_000_000);
+            let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
+            while let Some(entry) = self.ring.completion().next() {
+                // Short transfers are not continued: whoever asked is gone, as after a crash.
+                self.in_kernel -= usize::from(entry.user_data() != SIGNALS);
+            }
+        }
+        if self.in_kernel > 0 {
+            // The kernel may still write into these buffers: they are never freed.
+            core::mem::forget(core::mem::take(&mut self.operations));
+        }
+    }
+}
+
+/// The part of an operation that is still to be done, as the ring wants it.
+fn entry_of(operation: &mut Operation) -> Entry {
+    let fd = Fd(operation.work.device.file().as_raw_fd());
+    let done = operation.done;
+    match &mut operation.work.action {
+        Action::Read { offset, buffer, bounce } => {
+            let rest = &mut bounce.as_mut().unwrap_or(buffer).as_mut_slice()[done..];
+            opcode::Read::new(fd, rest.as_mut_ptr(), length_of(rest.len()))
+                .offset(*offset + done as u64)
+                .build()
+        }
+        Action::Write { offset, payload, fua } => {
+            let rest = &payload.as_slice()[done..];
+            let flags = if *fua { libc::RWF_DSYNC } else { 0 };
+            opcode::Write::new(fd, rest.as_ptr(), length_of(rest.len()))
+                .offset(*offset + done as u64)
+                .rw_flags(flags)
+                .build()
+        }
+        Action::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        Action::Discard { offset, length } => {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, *length).offset(*offset).mode(mode).build()
+        }
+        Action::Zero { offset, length } => {
+            let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, *length).offset(*offset).mode(mode).build()
+        }
+    }
+}
+
+/// The length of one transfer: the rest comes as a short transfer does.
+fn length_of(bytes: usize) -> u32 {
+    u32::try_from(bytes.min(TRANSFER_MAX)).expect("at most 1 GiB")
+}
+
+fn poll_in() -> u32 {
+    u32::try_from(libc::POLLIN).expect("a small positive flag")
+}
+
+/// Pushes an operation that does nothing, for the probe.
+pub(crate) fn push_nothing(ring: &mut IoUring) -> Result<(), io_uring::squeue::PushError> {
+    // SAFETY: the entry refers to nothing.
+    unsafe { ring.submission().push(&opcode::Nop::new().build()) }
+}

@@ -1,0 +1,138 @@
+//! An operation as both drivers see it: checked, in bytes, with memory the device takes.
+//!
+//! What is refused here never reaches the kernel, so both drivers and every kind of device refuse the same things:
+//! ranges that are not wholly inside the device, and anything that is not whole logical blocks. A range of no length
+//! is done at once.
+
+use crate::counters::{Counters, count};
+use crate::device::Device;
+use bcached_env::{Buffer, Completion, IoErrorKind, Op, Payload, Token};
+use std::sync::Arc;
+
+/// Bytes of a sector.
+pub(crate) const SECTOR: u64 = 512;
+
+/// An operation in flight. Owns its memory and keeps the device open.
+pub(crate) struct Work {
+    pub(crate) token: Token,
+    pub(crate) device: Arc<Device>,
+    pub(crate) action: Action,
+}
+
+/// What is to be done; offsets and lengths in bytes, inside the device and on its block grid.
+pub(crate) enum Action {
+    Read {
+        offset: u64,
+        buffer: Buffer,
+        /// Where the device reads to, if it does not take the caller's memory; same length.
+        bounce: Option<Buffer>,
+    },
+    Write {
+        offset: u64,
+        payload: Payload,
+        fua: bool,
+    },
+    Flush,
+    Discard {
+        offset: u64,
+        length: u64,
+    },
+    Zero {
+        offset: u64,
+        length: u64,
+    },
+}
+
+impl Work {
+    /// Checks `op` and prepares it; on refusal, or if there is nothing to do, the completion.
+    pub(crate) fn new(
+        device: Option<&Arc<Device>>,
+        token: Token,
+        op: Op,
+        counters: &Counters,
+    ) -> Result<Self, Completion> {
+        let Some(device) = device else {
+            return Err(finished(token, Err(IoErrorKind::Unreachable), op));
+        };
+        match check(device, &op) {
+            Ok(Some(offset)) => {
+                let action = prepare(device, offset, op, counters);
+                Ok(Self { token, device: Arc::clone(device), action })
+            }
+            Ok(None) => Err(finished(token, Ok(()), op)),
+            Err(kind) => Err(finished(token, Err(kind), op)),
+        }
+    }
+
+    /// Ends the operation: a bounced read lands in the caller's memory.
+    pub(crate) fn finish(self, result: Result<(), IoErrorKind>) -> Completion {
+        let buffer = match self.action {
+            Action::Read { mut buffer, bounce, .. } => {
+                if let (Ok(()), Some(bounce)) = (result, bounce) {
+                    buffer.as_mut_slice().copy_from_slice(bounce.as_slice());
+                }
+                Some(buffer)
+            }
+            _ => None,
+        };
+        Completion { token: self.token, result, buffer }
+    }
+}
+
+/// The completion of an operation that never started.
+fn finished(token: Token, result: Result<(), IoErrorKind>, op: Op) -> Completion {
+    let buffer = if let Op::Read { buffer, .. } = op { Some(buffer) } else { None };
+    Completion { token, result, buffer }
+}
+
+/// The first byte of `op` if it can be tried on `device`; `None` if it is empty.
+fn check(device: &Device, op: &Op) -> Result<Option<u64>, IoErrorKind> {
+    let bytes = |length: usize| u64::try_from(length).map_err(|_| IoErrorKind::Invalid);
+    let (sector, length) = match op {
+        Op::Flush => return Ok(Some(0)),
+        Op::Read { sector, buffer } => (*sector, bytes(buffer.len())?),
+        Op::Write { sector, payload, .. } => (*sector, bytes(payload.len())?),
+        Op::Discard { sector, sectors } | Op::Zero { sector, sectors } => {
+            (*sector, sectors.checked_mul(SECTOR).ok_or(IoErrorKind::Invalid)?)
+        }
+    };
+    let info = device.info();
+    let block = u64::from(info.logical_block_sectors) * SECTOR;
+    let offset = sector.checked_mul(SECTOR).ok_or(IoErrorKind::Invalid)?;
+    let end = offset.checked_add(length).ok_or(IoErrorKind::Invalid)?;
+    if end > info.sectors * SECTOR || offset % block != 0 || length % block != 0 {
+        return Err(IoErrorKind::Invalid);
+    }
+    if matches!(op, Op::Discard { .. }) && !info.discard {
+        return Err(IoErrorKind::Unsupported);
+    }
+    if !matches!(op, Op::Read { .. }) && !device.is_writable() {
+        return Err(IoErrorKind::Unsupported);
+    }
+    Ok(if length == 0 { None } else { Some(offset) })
+}
+
+fn prepare(device: &Device, offset: u64, op: Op, counters: &Counters) -> Action {
+    let length_of = |sectors: u64| sectors * SECTOR;
+    match op {
+        Op::Read { buffer, .. } => {
+            let bounce = if device.takes(buffer.as_slice()) {
+                None
+            } else {
+                count(&counters.bounced);
+                Some(Buffer::zeroed(buffer.len()))
+            };
+            Action::Read { offset, buffer, bounce }
+        }
+        Op::Write { payload, fua, .. } => {
+            if device.takes(payload.as_slice()) {
+                return Action::Write { offset, payload, fua };
+            }
+            count(&counters.bounced);
+            Action::Write { offset, payload: Buffer::copied_from(payload.as_slice()).freeze(), fua }
+        }
+        Op::Flush => Action::Flush,
+        Op::Discard { sectors, .. } => Action::Discard { offset, length: length_of(sectors) },
+        Op::Zero { sectors, .. } => Action::Zero { offset, length: length_of(sectors) },
+    }
+}

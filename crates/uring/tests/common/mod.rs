@@ -1,0 +1,82 @@
+//! What the tests of both backends share.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use bcached_env::{Env, Executor, Order};
+use bcached_uring::{Access, Backend, Choice, Device, DriverOptions, Opened, open_driver};
+use std::future::Future;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// The longest any test may take before it counts as hung.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Both backends; the ring only where it works, with a printed reason if not.
+pub fn backends() -> Vec<Choice> {
+    let ring = open_driver(&DriverOptions { choice: Choice::Uring, ..DriverOptions::default() });
+    match ring {
+        Ok(opened) => {
+            assert!(matches!(opened.backend, Backend::Uring { .. }));
+            vec![Choice::Uring, Choice::Threads]
+        }
+        Err(error) => {
+            println!("skipped: the ring's half of this test: {error}");
+            vec![Choice::Threads]
+        }
+    }
+}
+
+/// Opens a driver of one kind.
+pub fn open(choice: Choice) -> Opened {
+    open_driver(&DriverOptions { choice, ..DriverOptions::default() }).expect("it was probed")
+}
+
+/// Runs `flow` on each backend, in a thread that is given up after a while.
+pub fn on_each<F, R>(flow: F)
+where
+    F: Fn(Env, Parts) -> R + Send + Sync + Copy + 'static,
+    R: Future<Output = ()> + 'static,
+{
+    for choice in backends() {
+        within_limit(move || {
+            let Opened { driver, disks, bell, backend } = open(choice);
+            println!("{backend}");
+            let mut executor = Executor::new(driver, Order::Fifo, 1);
+            let env = executor.env();
+            executor.block_on(flow(env, Parts { disks, bell })).expect("this world does not halt");
+        });
+    }
+}
+
+/// What a flow may need beside its [`Env`].
+pub struct Parts {
+    pub disks: bcached_uring::Disks,
+    pub bell: bcached_uring::Bell,
+}
+
+/// Runs `work` in a thread and fails if it takes too long.
+pub fn within_limit(work: impl FnOnce() + Send + 'static) {
+    let (sender, receiver) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        let _ = sender.send(());
+    });
+    if receiver.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+        panic!("hung: nothing after {LIMIT:?}");
+    }
+    if let Err(reason) = thread.join() {
+        std::panic::resume_unwind(reason);
+    }
+}
+
+/// A file of `bytes` zeroes (sparse).
+pub fn image(bytes: u64) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("a file in the temporary directory");
+    file.as_file().set_len(bytes).expect("a sparse file");
+    file
+}
+
+/// Opens to own.
+pub fn own(path: &Path) -> Device {
+    Device::open(path, Access::Own).expect("nobody else has it")
+}
