@@ -9,9 +9,6 @@ use alloc::boxed::Box;
 const VERSION_FIXED_OFFSET: u64 = 1;
 const VERSION_DATA_OFFSET: u64 = 4;
 
-/// What the usual tools put into the bucket size of a backing device, where it means nothing.
-const BUCKET_SIZE_FORMATTED: u16 = 1024;
-
 /// How writes go to the cache and the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheMode {
@@ -90,6 +87,9 @@ pub struct BackingFormat {
     pub set_uuid: Uuid,
     /// Block size in sectors, a power of two.
     pub block_sectors: u16,
+    /// Bucket size in sectors, which means nothing here; the usual tools write that of the cache set made together with
+    /// the device, else 1024.
+    pub bucket_sectors: u16,
     /// Sector at which the data starts, at least 16; `None` for the usual 16 and version 1.
     pub data_offset: Option<u64>,
     /// Cache mode.
@@ -115,7 +115,7 @@ impl BackingSuperblock {
         let version = if format.data_offset.is_some() { VERSION_DATA_OFFSET } else { VERSION_FIXED_OFFSET };
         let mut raw = RawSuperblock::formatted(version, format.uuid, format.set_uuid, format.block_sectors);
         field::BUCKETS.set_u64(&mut raw.0[..], format.data_offset.unwrap_or(0));
-        field::BUCKET_SIZE.set_u16(&mut raw.0[..], BUCKET_SIZE_FORMATTED);
+        field::BUCKET_SIZE.set_u16(&mut raw.0[..], format.bucket_sectors);
         raw.set_flag(field::CACHE_MODE, format.cache_mode.value());
         raw.0 = raw.sealed();
         let device = DeviceFacts { sectors: format.device_sectors, logical_block_sectors: 1 };
