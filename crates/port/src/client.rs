@@ -1,0 +1,181 @@
+//! A front end's side: two halves, so that one thread can submit while another waits for replies.
+//!
+//! `T` is whatever the front end needs to make an answer of the reply (a cookie, a permit, a descriptor); it travels
+//! with the request and comes back with the reply.
+
+use crate::Bell;
+use crate::inbox::{Inbox, Refused};
+use crate::operation::{Operation, Reply, VolumeId};
+use crate::outbox::{Look, Outbox, Outlet};
+use crate::server::{ReplyTo, Request};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+/// Where clients connect to one engine. Clones lead to the same engine.
+#[derive(Clone)]
+pub struct Connector {
+    inbox: Arc<Inbox>,
+}
+
+/// The submitting half. Dropped, it says that nothing more will be asked: replies due still come, then
+/// [`Replies::next`] ends.
+pub struct Requests<T: Send + 'static> {
+    inbox: Arc<Inbox>,
+    outbox: Arc<Outbox<T>>,
+}
+
+/// The receiving half. Dropped, replies that are due are thrown away as they come; the requests are carried out.
+pub struct Replies<T: Send + 'static> {
+    outbox: Arc<Outbox<T>>,
+    /// Taken from the outbox, not yet given to the caller.
+    batch: VecDeque<(T, Reply)>,
+}
+
+/// A request that found no room; nothing happened. Ask again after taking replies, or use [`Requests::submit`].
+pub struct Full<T> {
+    /// As handed in.
+    pub context: T,
+    /// As handed in.
+    pub operation: Operation,
+}
+
+impl Connector {
+    pub(crate) const fn new(inbox: Arc<Inbox>) -> Self {
+        Self { inbox }
+    }
+
+    /// A new client with up to `window` (at least 1) requests whose replies it has not taken. Works also when the
+    /// engine is gone: the replies will say so.
+    #[must_use]
+    pub fn connect<T: Send + 'static>(&self, window: usize) -> (Requests<T>, Replies<T>) {
+        self.connect_halves(window, None)
+    }
+
+    /// As [`Connector::connect`], for a receiver that waits elsewhere (epoll): `bell` rings when a reply comes after
+    /// the last were taken, and when the submitting half goes away. It then calls [`Replies::try_next`] until `None`.
+    #[must_use]
+    pub fn connect_with_bell<T: Send + 'static>(
+        &self,
+        window: usize,
+        bell: Bell,
+    ) -> (Requests<T>, Replies<T>) {
+        self.connect_halves(window, Some(bell))
+    }
+
+    fn connect_halves<T: Send + 'static>(
+        &self,
+        window: usize,
+        bell: Option<Bell>,
+    ) -> (Requests<T>, Replies<T>) {
+        let outbox = Arc::new(Outbox::new(window, bell));
+        let requests = Requests { inbox: Arc::clone(&self.inbox), outbox: Arc::clone(&outbox) };
+        (requests, Replies { outbox, batch: VecDeque::with_capacity(window) })
+    }
+
+    /// Whether the engine takes no more requests.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.inbox.is_closed()
+    }
+}
+
+impl<T: Send + 'static> Requests<T> {
+    /// Submits a request; there will be exactly one reply. Waits while the window or the inbox is full.
+    pub fn submit(&self, context: T, volume: VolumeId, operation: Operation) {
+        let slot = self.outbox.enter(context);
+        match self.inbox.put(self.request(slot, volume, operation), true) {
+            Ok(()) => {}
+            // Dropped, it answers itself.
+            Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),
+        }
+    }
+
+    /// As [`Requests::submit`], but gives everything back instead of waiting.
+    ///
+    /// # Errors
+    /// The window or the inbox is full.
+    pub fn try_submit(&self, context: T, volume: VolumeId, operation: Operation) -> Result<(), Full<T>> {
+        let slot = match self.outbox.try_enter(context) {
+            Ok(slot) => slot,
+            Err(context) => return Err(Full { context, operation }),
+        };
+        match self.inbox.put(self.request(slot, volume, operation), false) {
+            Ok(()) => Ok(()),
+            Err(Refused::Closed(request)) => {
+                drop(request);
+                Ok(())
+            }
+            Err(Refused::Full(Request { operation, reply_to, .. })) => {
+                reply_to.disarm();
+                Err(Full { context: self.outbox.withdraw(slot), operation })
+            }
+        }
+    }
+
+    /// Sends a reply of the front end's own (to a request it refuses) the same way as the engine's, so that whoever
+    /// takes replies is the only one who writes to the peer. Waits while the window is full.
+    pub fn answer(&self, context: T, reply: Reply) {
+        let slot = self.outbox.enter(context);
+        self.outbox.deliver(slot, reply);
+    }
+
+    /// Requests submitted whose replies have not been taken.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.outbox.outstanding()
+    }
+
+    fn request(&self, slot: usize, volume: VolumeId, operation: Operation) -> Request {
+        let outlet: Arc<dyn Outlet> = Arc::<Outbox<T>>::clone(&self.outbox);
+        Request { volume, operation, reply_to: ReplyTo::new(outlet, slot) }
+    }
+}
+
+impl<T: Send + 'static> Drop for Requests<T> {
+    fn drop(&mut self) {
+        self.outbox.sender_gone();
+    }
+}
+
+impl<T: Send + 'static> Replies<T> {
+    /// The next reply, waiting for it. `None` when the submitting half is gone and everything has been answered.
+    /// Replies come in the order in which the engine gave them.
+    #[expect(clippy::should_implement_trait, reason = "a `for` over it would hide that it blocks")]
+    pub fn next(&mut self) -> Option<(T, Reply)> {
+        if self.batch.is_empty() {
+            let _: Look = self.outbox.take(&mut self.batch, true);
+        }
+        self.batch.pop_front()
+    }
+
+    /// The next reply if one has arrived. Never blocks.
+    pub fn try_next(&mut self) -> Option<(T, Reply)> {
+        if self.batch.is_empty() {
+            let _: Look = self.outbox.take(&mut self.batch, false);
+        }
+        self.batch.pop_front()
+    }
+
+    /// Moves all replies that have arrived to the end of `into`, waiting for at least one. `false` when there will
+    /// never be another one.
+    pub fn next_batch(&mut self, into: &mut VecDeque<(T, Reply)>) -> bool {
+        if !self.batch.is_empty() {
+            into.append(&mut self.batch);
+            return true;
+        }
+        self.outbox.take(into, true) != Look::Ended
+    }
+}
+
+impl<T: Send + 'static> Drop for Replies<T> {
+    fn drop(&mut self) {
+        self.outbox.receiver_gone();
+    }
+}
+
+impl<T> fmt::Debug for Full<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Full").field("operation", &self.operation).finish_non_exhaustive()
+    }
+}

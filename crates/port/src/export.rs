@@ -1,0 +1,260 @@
+//! What a front end must know of the volumes: who they are, how large, and which engine serves them.
+//!
+//! The daemon keeps one [`ExportTable`] and hands clones of it to every front end; volumes come, go and grow while
+//! clients are connected. A client keeps the [`Export`] it was given when it connected.
+
+use crate::client::Connector;
+use crate::lock::lock;
+use crate::operation::{SECTOR_BYTES, VolumeId};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use thiserror::Error;
+
+/// A volume's UUID, in the byte order of the superblock; printed in lower case with hyphens.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Uuid(pub [u8; 16]);
+
+/// A volume as front ends see it.
+#[derive(Clone)]
+pub struct Export {
+    /// Unique among all volumes of the daemon, not empty.
+    pub name: String,
+    /// Unique among all volumes of the daemon.
+    pub uuid: Uuid,
+    /// From the superblock; may be empty, and two volumes may have the same.
+    pub label: String,
+    /// Capacity in sectors.
+    pub sectors: u64,
+    /// The volume's block in sectors: smaller requests work and cost more.
+    pub block_sectors: u32,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// Several clients may write at once; they take care of each other (a cluster file system).
+    pub shared: bool,
+    /// The volume's number in its engine, and the way there. `None`: configured, but not served now (its devices are
+    /// missing, say). It counts when the empty name is resolved, and nobody can use it.
+    pub served: Option<(VolumeId, Connector)>,
+}
+
+/// Why a name leads to no volume.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum NoExport {
+    /// No volume has that name, UUID or label.
+    #[error("no volume is called {0:?}")]
+    Unknown(String),
+    /// Several volumes have that label.
+    #[error("the label {label:?} belongs to several volumes: {names}")]
+    Ambiguous {
+        /// What was asked for.
+        label: String,
+        /// The volumes' names, separated by commas.
+        names: String,
+    },
+    /// The empty name stands for the only volume, and there are several, or none.
+    #[error("a name is needed: {0} volumes are configured")]
+    NameNeeded(usize),
+    /// The volume is configured and not served now.
+    #[error("the volume {0:?} is not served at present")]
+    NotServed(String),
+}
+
+/// All volumes, by name. Clones share one table.
+#[derive(Clone, Default)]
+pub struct ExportTable {
+    by_name: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
+}
+
+impl Export {
+    /// Capacity in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.sectors * SECTOR_BYTES
+    }
+}
+
+impl ExportTable {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a volume, or replaces what is known of the one with its name (clients that are connected keep what they
+    /// were told).
+    pub fn insert(&self, export: Export) {
+        assert!(!export.name.is_empty(), "the empty name stands for the only volume");
+        lock(&self.by_name).insert(export.name.clone(), Arc::new(export));
+    }
+
+    /// Takes a volume out. Clients that use it go on until its engine says that it is gone.
+    pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
+        lock(&self.by_name).remove(name)
+    }
+
+    /// The volumes that are served now, by name.
+    #[must_use]
+    pub fn served(&self) -> Vec<Arc<Export>> {
+        lock(&self.by_name).values().filter(|export| export.served.is_some()).cloned().collect()
+    }
+
+    /// The served volume that `wanted` means: by name, else UUID, else label; the empty name means the only volume
+    /// configured.
+    ///
+    /// # Errors
+    /// [`NoExport`] says why there is none.
+    pub fn find(&self, wanted: &str) -> Result<Arc<Export>, NoExport> {
+        let by_name = lock(&self.by_name);
+        let export = if wanted.is_empty() {
+            let mut all = by_name.values();
+            match (all.next(), all.next()) {
+                (Some(only), None) => Arc::clone(only),
+                _ => return Err(NoExport::NameNeeded(by_name.len())),
+            }
+        } else if let Some(export) = by_name.get(wanted) {
+            Arc::clone(export)
+        } else if let Some(export) = by_uuid(&by_name, wanted) {
+            export
+        } else {
+            by_label(&by_name, wanted)?
+        };
+        if export.served.is_some() { Ok(export) } else { Err(NoExport::NotServed(export.name.clone())) }
+    }
+}
+
+fn by_uuid(by_name: &BTreeMap<String, Arc<Export>>, wanted: &str) -> Option<Arc<Export>> {
+    let uuid = wanted.parse::<Uuid>().ok()?;
+    by_name.values().find(|export| export.uuid == uuid).cloned()
+}
+
+fn by_label(by_name: &BTreeMap<String, Arc<Export>>, wanted: &str) -> Result<Arc<Export>, NoExport> {
+    let labelled: Vec<_> = by_name.values().filter(|export| export.label == wanted).collect();
+    match labelled.as_slice() {
+        [] => Err(NoExport::Unknown(wanted.to_owned())),
+        [only] => Ok(Arc::clone(only)),
+        several => {
+            let names: Vec<&str> = several.iter().map(|export| export.name.as_str()).collect();
+            Err(NoExport::Ambiguous { label: wanted.to_owned(), names: names.join(", ") })
+        }
+    }
+}
+
+/// Not a UUID in the usual form: 32 hexadecimal digits, grouped 8-4-4-4-12 by hyphens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("not a UUID of the form xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")]
+pub struct NotUuid;
+
+impl FromStr for Uuid {
+    type Err = NotUuid;
+
+    fn from_str(text: &str) -> Result<Self, NotUuid> {
+        let groups: Vec<&str> = text.split('-').collect();
+        if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
+            return Err(NotUuid);
+        }
+        let digits = groups.concat();
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(NotUuid);
+        }
+        u128::from_str_radix(&digits, 16).map(|number| Self(number.to_be_bytes())).map_err(|_| NotUuid)
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export")
+            .field("name", &self.name)
+            .field("uuid", &format_args!("{}", self.uuid))
+            .field("label", &self.label)
+            .field("sectors", &self.sectors)
+            .field("block_sectors", &self.block_sectors)
+            .field("read_only", &self.read_only)
+            .field("shared", &self.shared)
+            .field("served", &self.served.as_ref().map(|(volume, _)| volume))
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(volumes: &[(&str, u8, &str, bool)]) -> ExportTable {
+        let (connector, server) = crate::open(1, Arc::new(|| {}));
+        drop(server);
+        let table = ExportTable::new();
+        for (name, uuid, label, served) in volumes {
+            table.insert(Export {
+                name: (*name).to_owned(),
+                uuid: Uuid([*uuid; 16]),
+                label: (*label).to_owned(),
+                sectors: 8,
+                block_sectors: 8,
+                read_only: false,
+                shared: false,
+                served: served.then(|| (VolumeId(0), connector.clone())),
+            });
+        }
+        table
+    }
+
+    fn name_of(found: Result<Arc<Export>, NoExport>) -> String {
+        found.expect("there is such a volume").name.clone()
+    }
+
+    #[test]
+    fn a_name_goes_before_a_uuid_and_a_uuid_before_a_label() {
+        let second = "02020202-0202-0202-0202-020202020202";
+        let table = table(&[("one", 1, second, true), ("two", 2, "one", true)]);
+        assert_eq!(name_of(table.find("one")), "one");
+        assert_eq!(name_of(table.find(second)), "two");
+        assert_eq!(name_of(table.find(&second.to_uppercase())), "two");
+        assert_eq!(table.find("three").unwrap_err(), NoExport::Unknown("three".to_owned()));
+    }
+
+    #[test]
+    fn a_label_of_two_volumes_is_ambiguous() {
+        let table = table(&[("one", 1, "data", true), ("two", 2, "data", true), ("three", 3, "own", true)]);
+        assert_eq!(name_of(table.find("own")), "three");
+        let names = "one, two".to_owned();
+        assert_eq!(table.find("data").unwrap_err(), NoExport::Ambiguous { label: "data".to_owned(), names });
+    }
+
+    #[test]
+    fn the_empty_name_is_the_only_volume_configured() {
+        assert_eq!(table(&[]).find("").unwrap_err(), NoExport::NameNeeded(0));
+        assert_eq!(name_of(table(&[("one", 1, "", true)]).find("")), "one");
+        // The second is not served now; tomorrow it may be, and the empty name must not change its meaning.
+        let two = table(&[("one", 1, "", true), ("two", 2, "", false)]);
+        assert_eq!(two.find("").unwrap_err(), NoExport::NameNeeded(2));
+        assert_eq!(two.find("two").unwrap_err(), NoExport::NotServed("two".to_owned()));
+        assert_eq!(two.served().len(), 1);
+        assert!(two.remove("two").is_some());
+        assert_eq!(name_of(two.find("")), "one");
+    }
+
+    #[test]
+    fn uuids_print_as_they_are_parsed() {
+        let text = "f00dbeef-0123-4567-89ab-cdef01234567";
+        assert_eq!(text.parse::<Uuid>().unwrap().to_string(), text);
+        for bad in
+            ["", "f00dbeef", "f00dbeef-0123-4567-89ab-cdef0123456", "+00dbeef-0123-4567-89ab-cdef01234567"]
+        {
+            assert_eq!(bad.parse::<Uuid>(), Err(NotUuid), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Requests of all clients on their way into one engine, in order of arrival.
+
+use crate::Bell;
+use crate::lock::{lock, wait};
+use crate::server::Request;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex};
+
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    /// Waiting requests, at most.
+    capacity: usize,
+    /// Submitters sleep here while the inbox is full.
+    room: Condvar,
+    bell: Bell,
+}
+
+struct State {
+    waiting: VecDeque<Request>,
+    submitters_sleeping: u32,
+    /// The server takes no more requests.
+    closed: bool,
+}
+
+/// Why a request was not put in; it comes back.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// No room now.
+    Full(Request),
+    /// Never again. Dropping the request answers it.
+    Closed(Request),
+}
+
+impl Inbox {
+    pub(crate) fn new(capacity: usize, bell: Bell) -> Self {
+        assert!(capacity > 0, "an inbox without room could never be filled");
+        let state =
+            State { waiting: VecDeque::with_capacity(capacity), submitters_sleeping: 0, closed: false };
+        Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell }
+    }
+
+    /// Puts a request in. With `sleep`, waits for room.
+    pub(crate) fn put(&self, request: Request, sleep: bool) -> Result<(), Refused> {
+        let mut state = lock(&self.state);
+        while !state.closed && state.waiting.len() >= self.capacity {
+            if !sleep {
+                return Err(Refused::Full(request));
+            }
+            state.submitters_sleeping += 1;
+            state = wait(&self.room, state);
+            state.submitters_sleeping -= 1;
+        }
+        if state.closed {
+            return Err(Refused::Closed(request));
+        }
+        let first = state.waiting.is_empty();
+        state.waiting.push_back(request);
+        drop(state);
+        if first {
+            (self.bell)();
+        }
+        Ok(())
+    }
+
+    /// Exchanges everything waiting for the empty `batch`, so that the lock is held for an instant only.
+    pub(crate) fn swap(&self, batch: &mut VecDeque<Request>) {
+        debug_assert!(batch.is_empty(), "requests taken earlier come first");
+        let mut state = lock(&self.state);
+        std::mem::swap(&mut state.waiting, batch);
+        if state.submitters_sleeping > 0 {
+            self.room.notify_all();
+        }
+    }
+
+    /// No more requests. Those already in can still be taken.
+    pub(crate) fn close(&self) {
+        lock(&self.state).closed = true;
+        self.room.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.state).closed
+    }
+}

@@ -1,0 +1,51 @@
+//! The port: the one way into an engine from another thread.
+//!
+//! ```text
+//!   front end, any thread                                        engine, its own thread
+//!   Requests::submit ──► inbox (one per engine, bounded) ──bell──► Server::take
+//!   Replies::next ◄── outbox (one per client, bounded) ◄────────── ReplyTo::send
+//! ```
+//!
+//! Both directions carry owned memory and are bounded: a client may have `window` requests submitted whose replies it
+//! has not taken, and an engine's inbox holds so many requests that the engine has not taken. A full bound makes the
+//! submitter wait; it is never an error.
+//!
+//! **Exactly one reply.** Every submitted request is answered once, whatever happens: [`ReplyTo`] cannot be cloned,
+//! sending consumes it, and dropping it unsent (the engine is stopping, or its thread came to a bad end) sends
+//! [`ErrorKind::Gone`]. So a front end needs no time limit of its own against an engine that is no more.
+//!
+//! **Liveness: who wakes whom.** Everything shared is behind a mutex, and whoever waits decides to under that mutex,
+//! so no wake-up falls between the look and the sleep.
+//! - Engine, by the bell: a submission that finds the inbox *empty* rings after it has put the request in. One that
+//!   finds it filled does not: whoever filled it first has rung, and the engine has not emptied it since. The engine's
+//!   part of the bargain: after a bell it calls [`Server::take`] until `None`, and if it pauses before that
+//!   (because it has enough to do) it comes back by itself when it has room.
+//! - Submitter waiting for room in the inbox: woken when the engine empties it, and when the server closes.
+//! - Submitter waiting for its window: woken when its replies are taken.
+//! - Taker of replies: woken by a reply's arrival while it sleeps, and when the submitting half goes away.
+//!
+//! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod error;
+pub mod export;
+mod inbox;
+mod lock;
+pub mod operation;
+mod outbox;
+pub mod ram;
+pub mod server;
+
+pub use bcached_env::{Buffer, Payload};
+pub use client::{Connector, Full, Replies, Requests};
+pub use error::{Codes, ErrorKind};
+pub use export::{Export, ExportTable, NoExport, Uuid};
+pub use operation::{Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
+pub use server::{ReplyTo, Request, Server, open};
+
+use std::sync::Arc;
+
+/// Wakes the other side: rings an engine's eventfd, unparks a thread. Must not block and may be called from any
+/// thread, any number of times; two rings before the other side looks may count as one.
+pub type Bell = Arc<dyn Fn() + Send + Sync>;

@@ -1,0 +1,223 @@
+//! A server over plain memory on a thread of its own: the smallest thing that keeps the port's promises. Front ends
+//! are tested against it, and a short one here proves that the port asks little of an engine.
+//!
+//! A [`Hook`] sees each request first and may fail it or hold it back; faults live in the tests that want them.
+
+use crate::Bell;
+use crate::client::Connector;
+use crate::error::ErrorKind;
+use crate::lock::{lock, wait};
+use crate::operation::{Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
+use crate::server::{Request, Server, open};
+use bcached_env::Buffer;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+/// What is to become of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Carry it out.
+    Serve,
+    /// Answer with an error; nothing is done.
+    Fail(ErrorKind),
+    /// Keep it until [`Ram::release`].
+    Hold,
+}
+
+/// Sees every request before it is carried out.
+pub type Hook = Box<dyn FnMut(VolumeId, &Operation) -> Verdict + Send>;
+
+/// Volumes in memory, served until dropped.
+pub struct Ram {
+    connector: Connector,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    signals: Mutex<Signals>,
+    changed: Condvar,
+    volumes: Mutex<BTreeMap<VolumeId, Volume>>,
+}
+
+#[derive(Default)]
+struct Signals {
+    bell: bool,
+    release: bool,
+    stop: bool,
+}
+
+struct Volume {
+    bytes: Vec<u8>,
+    /// Per sector: was written since it was made or discarded.
+    allocated: Vec<bool>,
+}
+
+impl Ram {
+    /// Serves zeroed volumes of the given sectors; all requests are carried out.
+    #[must_use]
+    pub fn start(volumes: &[(VolumeId, u64)]) -> Self {
+        Self::start_with(volumes, 256, Box::new(|_, _| Verdict::Serve))
+    }
+
+    /// As [`Ram::start`], with room for `queue_max` requests in the inbox and a say for `hook`.
+    #[must_use]
+    pub fn start_with(volumes: &[(VolumeId, u64)], queue_max: usize, hook: Hook) -> Self {
+        let volumes = volumes.iter().map(|(id, sectors)| (*id, Volume::zeroed(*sectors))).collect();
+        let shared = Arc::new(Shared {
+            signals: Mutex::new(Signals::default()),
+            changed: Condvar::new(),
+            volumes: Mutex::new(volumes),
+        });
+        let ringer = Arc::clone(&shared);
+        let bell: Bell = Arc::new(move || ringer.signal(|signals| signals.bell = true));
+        let (connector, server) = open(queue_max, bell);
+        let serving = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || serving.run(server, hook));
+        Self { connector, shared, thread: Some(thread) }
+    }
+
+    /// The way in.
+    #[must_use]
+    pub fn connector(&self) -> Connector {
+        self.connector.clone()
+    }
+
+    /// Carries out what has been held back so far, the newest first.
+    pub fn release(&self) {
+        self.shared.signal(|signals| signals.release = true);
+    }
+
+    /// A copy of a range of a volume. Panics if there is no such range.
+    #[must_use]
+    pub fn content(&self, volume: VolumeId, sector: u64, sectors: u64) -> Vec<u8> {
+        let volumes = lock(&self.shared.volumes);
+        let volume = volumes.get(&volume).expect("the volume was named at the start");
+        let range = volume.range(sector, sectors).expect("the range is inside the volume");
+        volume.bytes[range].to_vec()
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        self.shared.signal(|signals| signals.stop = true);
+        if let Some(thread) = self.thread.take() {
+            // A panic of a test's hook has been reported by its own thread.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Shared {
+    fn signal(&self, set: impl FnOnce(&mut Signals)) {
+        set(&mut lock(&self.signals));
+        self.changed.notify_one();
+    }
+
+    fn run(&self, mut server: Server, mut hook: Hook) {
+        let mut held: Vec<Request> = Vec::new();
+        loop {
+            let mut signals = lock(&self.signals);
+            while !signals.bell && !signals.release && !signals.stop {
+                signals = wait(&self.changed, signals);
+            }
+            let Signals { release, stop, .. } = std::mem::take(&mut *signals);
+            drop(signals);
+            while let Some(request) = server.take() {
+                match hook(request.volume, &request.operation) {
+                    Verdict::Serve => self.serve(request),
+                    Verdict::Fail(kind) => {
+                        request.reply_to.send(Reply::failed(kind, buffer_of(request.operation)));
+                    }
+                    Verdict::Hold => held.push(request),
+                }
+            }
+            if release {
+                while let Some(request) = held.pop() {
+                    self.serve(request);
+                }
+            }
+            if stop {
+                return;
+            }
+        }
+    }
+
+    fn serve(&self, request: Request) {
+        let mut volumes = lock(&self.volumes);
+        let reply = match volumes.get_mut(&request.volume) {
+            Some(volume) => volume.serve(request.operation),
+            None => Reply::failed(ErrorKind::Gone, buffer_of(request.operation)),
+        };
+        request.reply_to.send(reply);
+    }
+}
+
+fn buffer_of(operation: Operation) -> Option<Buffer> {
+    match operation {
+        Operation::Read { buffer, .. } => Some(buffer),
+        _ => None,
+    }
+}
+
+impl Volume {
+    fn zeroed(sectors: u64) -> Self {
+        let sectors = usize::try_from(sectors).expect("the volume fits in memory");
+        Self { bytes: vec![0; sectors * SECTOR], allocated: vec![false; sectors] }
+    }
+
+    /// The bytes of a range of sectors, if it is inside.
+    fn range(&self, sector: u64, sectors: u64) -> Option<std::ops::Range<usize>> {
+        let end = sector.checked_add(sectors)?;
+        if end > self.allocated.len() as u64 {
+            return None;
+        }
+        Some(usize::try_from(sector).ok()? * SECTOR..usize::try_from(end).ok()? * SECTOR)
+    }
+
+    fn serve(&mut self, operation: Operation) -> Reply {
+        let range = match operation.range() {
+            None => return Reply::done(),
+            Some((sector, sectors)) => self.range(sector, sectors),
+        };
+        let Some(range) = range else { return Reply::failed(ErrorKind::Invalid, buffer_of(operation)) };
+        match operation {
+            Operation::Read { mut buffer, .. } => {
+                buffer.as_mut_slice().copy_from_slice(&self.bytes[range]);
+                Reply::content(buffer)
+            }
+            Operation::Write { payload, .. } => {
+                self.bytes[range.clone()].copy_from_slice(payload.as_slice());
+                self.allocate(&range, true)
+            }
+            Operation::Discard { .. } => {
+                self.bytes[range.clone()].fill(0);
+                self.allocate(&range, false)
+            }
+            Operation::WriteZeroes { may_discard, .. } => {
+                self.bytes[range.clone()].fill(0);
+                self.allocate(&range, !may_discard)
+            }
+            Operation::BlockStatus { extents_max, .. } => Reply::extents(self.status(&range, extents_max)),
+            Operation::Flush | Operation::Prefetch { .. } => Reply::done(),
+        }
+    }
+
+    fn allocate(&mut self, range: &std::ops::Range<usize>, allocated: bool) -> Reply {
+        self.allocated[range.start / SECTOR..range.end / SECTOR].fill(allocated);
+        Reply::done()
+    }
+
+    fn status(&self, range: &std::ops::Range<usize>, extents_max: u32) -> Vec<StatusExtent> {
+        let sectors = &self.allocated[range.start / SECTOR..range.end / SECTOR];
+        sectors
+            .chunk_by(|one, next| one == next)
+            .take(extents_max as usize)
+            .map(|run| StatusExtent { sectors: run.len() as u64, hole: !run[0], zero: !run[0] })
+            .collect()
+    }
+}
+
+const SECTOR: usize = 512;
+const _: () = assert!(SECTOR as u64 == SECTOR_BYTES, "one size of sector");
