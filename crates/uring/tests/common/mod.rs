@@ -61,9 +61,8 @@ pub fn within_limit(work: impl FnOnce() + Send + 'static) {
         work();
         let _ = sender.send(());
     });
-    if receiver.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("hung: nothing after {LIMIT:?}");
-    }
+    let waited = receiver.recv_timeout(LIMIT);
+    assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "hung: nothing after {LIMIT:?}");
     if let Err(reason) = thread.join() {
         std::panic::resume_unwind(reason);
     }

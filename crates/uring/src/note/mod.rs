@@ -1,0 +1,422 @@
+//! The note of production: a small file, mapped shared, that outlives the process (decision 12).
+//!
+//! It belongs on a file system in memory (`/run`): a power cut wipes it, which is right (then only flushed writes are
+//! promised), and storing to it can never wait for a disk. The boot id makes it void after a reboot wherever it lies,
+//! the set's UUID keeps it from another set, and a lock from a second daemon.
+//!
+//! ```text
+//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten
+//! page 1..  ring of records, 8 words each: number + 1, sequence, 4 key words, count, check
+//! ```
+//!
+//! Records are numbered from 0; number N lies in place N modulo capacity. `forgotten..appended` are alive.
+//!
+//! **A kill at any instruction leaves a consistent prefix**: a record is stored whole before `appended` counts it
+//! (release), and `forgotten` has passed a place before it is used again (fence). What a killed process has stored is
+//! in the page cache, in the order of its program, so the ordering has only to bind the compiler and readers on other
+//! processors. Each record also carries its number and a check over all of it: a damaged file is noticed, and what
+//! comes before the damage is used.
+
+mod mapping;
+
+use crate::ioctl::Lock;
+use bcached_env::{Note, NoteRecord};
+use mapping::Mapping;
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use thiserror::Error;
+
+/// "bcchNOTE", read as a little-endian word.
+const MAGIC: u64 = u64::from_le_bytes(*b"bcchNOTE");
+/// Grows when the layout changes; a note of another layout is void.
+const LAYOUT: u64 = 1;
+
+/// Words before the first record: one page, so that records never share one with the counters.
+const HEADER_WORDS: usize = 512;
+const RECORD_WORDS: usize = 8;
+/// Fixed words of the header that its check covers.
+const FIXED_WORDS: usize = 7;
+/// The counters have cache lines of their own.
+const APPENDED: usize = 16;
+const FORGOTTEN: usize = 24;
+const _: () = assert!(FIXED_WORDS < APPENDED && APPENDED < FORGOTTEN && FORGOTTEN < HEADER_WORDS);
+
+const WORD: u64 = 8;
+const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD;
+const RECORD_BYTES: u64 = RECORD_WORDS as u64 * WORD;
+
+/// The usual size of a note in bytes: 65,472 records, some journal entries' worth of the smallest keys.
+pub const NOTE_BYTES: u64 = 4 << 20;
+/// The largest note that is made or opened: all of it is mapped and held in memory.
+pub const NOTE_BYTES_MAX: u64 = 1 << 30;
+
+/// What a note is for; it is void for anything else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoteIdentity {
+    /// The boot the machine is in: [`NoteIdentity::of_this_boot`].
+    pub boot: [u8; 16],
+    /// The cache set's UUID.
+    pub set: [u8; 16],
+}
+
+/// What was found when a note was opened. `Display` is a line for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NoteFound {
+    /// No note, or an empty one.
+    Nothing,
+    /// Records of a former process in this boot, to be replayed.
+    Records(usize),
+    /// A note from before the last boot: void.
+    OtherBoot,
+    /// A note of another set: void.
+    OtherSet,
+    /// Something is wrong with it.
+    Damaged {
+        /// What.
+        what: &'static str,
+        /// Records before the damage, which are used.
+        usable: usize,
+    },
+}
+
+impl fmt::Display for NoteFound {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => formatter.write_str("the note is empty"),
+            Self::Records(count) => {
+                write!(formatter, "the note holds {count} keys that a former process left")
+            }
+            Self::OtherBoot => formatter.write_str("the note is from before the last boot and void"),
+            Self::OtherSet => formatter.write_str("the note belongs to another cache set and is void"),
+            Self::Damaged { what, usable } => {
+                write!(
+                    formatter,
+                    "the note is damaged ({what}): {usable} keys are used, writes acknowledged after them may be lost"
+                )
+            }
+        }
+    }
+}
+
+/// Why a note could not be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum NoteError {
+    /// Another process, or this one, has it open.
+    #[error("the note {} is in use: another daemon serves this cache set", .0.display())]
+    InUse(PathBuf),
+    /// Not a regular file.
+    #[error("the note {} is not a regular file", .0.display())]
+    NotAFile(PathBuf),
+    /// A size that holds no record, or more than [`NOTE_BYTES_MAX`].
+    #[error("a note of {0} bytes: it can have 8 KiB to 1 GiB")]
+    Size(u64),
+    /// The system refused.
+    #[error("cannot {doing} the note {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// How it failed.
+        source: std::io::Error,
+    },
+}
+
+impl NoteIdentity {
+    /// The identity of `set`'s note in this boot.
+    ///
+    /// # Errors
+    /// If the kernel does not tell the boot's id.
+    pub fn of_this_boot(set: [u8; 16]) -> Result<Self, NoteError> {
+        let path = Path::new("/proc/sys/kernel/random/boot_id");
+        let failed = |source| NoteError::Io { path: path.to_owned(), doing: "read the boot id for", source };
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let boot = parse_uuid(&text).ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))?;
+        Ok(Self { boot, set })
+    }
+}
+
+/// 32 hexadecimal digits, dashes between them ignored.
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
+    if digits.len() != 32 || !digits.is_ascii() {
+        return None;
+    }
+    u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
+}
+
+/// A note in a mapped file. See the module.
+#[derive(Debug)]
+pub struct MappedNote {
+    mapping: Mapping,
+    /// Holds the lock.
+    _file: File,
+    /// Records the file has room for.
+    capacity: u64,
+    /// Goes into the records' checks, so that another note's records are never taken for ours.
+    salt: u64,
+    appended: u64,
+    forgotten: u64,
+    /// Numbers below are of a former process.
+    left_until: u64,
+    found: NoteFound,
+    in_memory: bool,
+}
+
+impl MappedNote {
+    /// Opens the note at `path` for `identity`, or makes one of `bytes` ([`NOTE_BYTES`]). What a former process left
+    /// in this boot stays until it is forgotten; anything else is wiped. All its space is reserved here, so that no
+    /// later store can fail.
+    ///
+    /// # Errors
+    /// See [`NoteError`]. A damaged note is no error: see [`MappedNote::found`].
+    pub fn open(path: &Path, identity: &NoteIdentity, bytes: u64) -> Result<Self, NoteError> {
+        if !(HEADER_BYTES + RECORD_BYTES..=NOTE_BYTES_MAX).contains(&bytes) {
+            return Err(NoteError::Size(bytes));
+        }
+        let io =
+            |doing| move |errno: Errno| NoteError::Io { path: path.to_owned(), doing, source: errno.into() };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file: File = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(io("open"))?.into();
+        let stat = rustix::fs::fstat(&file).map_err(io("stat"))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(NoteError::NotAFile(path.to_owned()));
+        }
+        crate::ioctl::lock(&file, Lock::Exclusive).map_err(|errno| match errno {
+            Errno::AGAIN | Errno::ACCESS => NoteError::InUse(path.to_owned()),
+            errno => io("lock")(errno),
+        })?;
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        let header = read_header(&file).map_err(io("read"))?;
+        let (capacity, found) = match inspect(&header, length, identity) {
+            Ok(capacity) => (capacity, NoteFound::Nothing),
+            Err(found) => ((bytes - HEADER_BYTES) / RECORD_BYTES, found),
+        };
+        let whole = HEADER_BYTES + capacity * RECORD_BYTES;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, whole).map_err(io("reserve space for"))?;
+        let words = usize::try_from(whole / WORD).expect("at most 1 GiB");
+        let mapping = Mapping::new(&file, words).map_err(|source| NoteError::Io {
+            path: path.to_owned(),
+            doing: "map",
+            source,
+        })?;
+        let in_memory = rustix::fs::fstatfs(&file).is_ok_and(|found| lives_in_memory(&found));
+        Ok(Self::new(mapping, file, capacity, identity, found, in_memory))
+    }
+
+    fn new(
+        mapping: Mapping,
+        file: File,
+        capacity: u64,
+        identity: &NoteIdentity,
+        found: NoteFound,
+        in_memory: bool,
+    ) -> Self {
+        let salt = mix(words_of(identity).iter().copied());
+        let mut note = Self {
+            mapping,
+            _file: file,
+            capacity,
+            salt,
+            appended: 0,
+            forgotten: 0,
+            left_until: 0,
+            found,
+            in_memory,
+        };
+        if note.mapping.words()[0].load(Ordering::Relaxed) == MAGIC && note.found == NoteFound::Nothing {
+            note.take_over();
+        } else {
+            note.wipe(identity);
+        }
+        note
+    }
+
+    /// What was found when it was opened.
+    #[must_use]
+    pub const fn found(&self) -> &NoteFound {
+        &self.found
+    }
+
+    /// True if the file system it is on lives in memory. Elsewhere a store may wait for a disk.
+    #[must_use]
+    pub const fn is_in_memory(&self) -> bool {
+        self.in_memory
+    }
+
+    /// Takes the records a former process left, as far as they are whole.
+    fn take_over(&mut self) {
+        let words = self.mapping.words();
+        let appended = words[APPENDED].load(Ordering::Acquire);
+        let forgotten = words[FORGOTTEN].load(Ordering::Relaxed);
+        if appended.checked_sub(forgotten).is_none_or(|alive| alive > self.capacity) {
+            self.found = NoteFound::Damaged { what: "its counters contradict each other", usable: 0 };
+            self.publish(0, 0);
+            return;
+        }
+        let whole = (forgotten..appended).take_while(|number| self.record(*number).is_some()).count();
+        let end = forgotten + whole as u64;
+        self.found = if end < appended {
+            NoteFound::Damaged { what: "a record fails its check", usable: whole }
+        } else if whole == 0 {
+            NoteFound::Nothing
+        } else {
+            NoteFound::Records(whole)
+        };
+        self.left_until = end;
+        self.publish(end, forgotten);
+    }
+
+    /// Makes it an empty note of this identity. A kill on the way leaves no magic, so the next open wipes again.
+    fn wipe(&mut self, identity: &NoteIdentity) {
+        let words = self.mapping.words();
+        words[0].store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let fixed = fixed_words(identity, self.capacity);
+        for (word, value) in words.iter().zip(fixed).skip(1) {
+            word.store(value, Ordering::Relaxed);
+        }
+        words[FIXED_WORDS].store(mix(fixed), Ordering::Relaxed);
+        self.publish(0, 0);
+        self.mapping.words()[0].store(MAGIC, Ordering::Release);
+    }
+
+    /// Stores both counters.
+    fn publish(&mut self, appended: u64, forgotten: u64) {
+        (self.appended, self.forgotten) = (appended, forgotten);
+        let words = self.mapping.words();
+        words[FORGOTTEN].store(forgotten, Ordering::Relaxed);
+        words[APPENDED].store(appended, Ordering::Release);
+        // A place behind `forgotten` may be used again only after everybody can see that it is behind.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The words of the place of record `number`.
+    fn place(&self, number: u64) -> &[AtomicU64] {
+        let index = usize::try_from(number % self.capacity).expect("below the capacity");
+        let start = HEADER_WORDS + index * RECORD_WORDS;
+        &self.mapping.words()[start..start + RECORD_WORDS]
+    }
+
+    /// Record `number`, if it is whole.
+    fn record(&self, number: u64) -> Option<NoteRecord> {
+        let mut stored = [0; RECORD_WORDS];
+        for (value, word) in stored.iter_mut().zip(self.place(number)) {
+            *value = word.load(Ordering::Relaxed);
+        }
+        let [tag, sequence, first, second, third, fourth, count, check] = stored;
+        let expected = mix([self.salt].into_iter().chain(stored[..RECORD_WORDS - 1].iter().copied()));
+        let count = u8::try_from(count).ok().filter(|count| (2..=4).contains(count))?;
+        let is_whole = check == expected && tag == number.wrapping_add(1);
+        is_whole.then_some(NoteRecord { sequence, words: [first, second, third, fourth], count })
+    }
+}
+
+impl Note for MappedNote {
+    fn room(&self) -> usize {
+        usize::try_from(self.capacity - (self.appended - self.forgotten)).expect("at most 2^24 records")
+    }
+
+    fn append(&mut self, record: NoteRecord) {
+        assert!(self.room() > 0, "the caller has checked `room`");
+        assert!((2..=4).contains(&record.count), "a key has two to four words");
+        let [first, second, third, fourth] = record.words;
+        let number = self.appended;
+        let body =
+            [number.wrapping_add(1), record.sequence, first, second, third, fourth, u64::from(record.count)];
+        let check = mix([self.salt].into_iter().chain(body));
+        for (word, value) in self.place(number).iter().zip(body.into_iter().chain([check])) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.appended = number + 1;
+        self.mapping.words()[APPENDED].store(self.appended, Ordering::Release);
+    }
+
+    fn forget_through(&mut self, sequence: u64) {
+        let is_void = |number: &u64| self.place(*number)[1].load(Ordering::Relaxed) <= sequence;
+        let count = (self.forgotten..self.appended).take_while(is_void).count() as u64;
+        if count > 0 {
+            self.publish(self.appended, self.forgotten + count);
+        }
+    }
+
+    fn recovered(&mut self) -> Vec<NoteRecord> {
+        (self.forgotten..self.left_until).filter_map(|number| self.record(number)).collect()
+    }
+}
+
+/// The first words of the file; zeroes where it is shorter.
+fn read_header(file: &File) -> Result<[u64; FIXED_WORDS + 1], Errno> {
+    let mut bytes = [0; (FIXED_WORDS + 1) * size_of::<u64>()];
+    // The file was just opened and locked; nobody cuts it. A short read leaves zeroes, which are no header.
+    let _ = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut bytes[..], 0))?;
+    let mut words = [0; FIXED_WORDS + 1];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(chunk.try_into().expect("eight bytes"));
+    }
+    Ok(words)
+}
+
+/// The capacity of a note that is ours to take over, or what it is instead.
+fn inspect(header: &[u64; FIXED_WORDS + 1], length: u64, identity: &NoteIdentity) -> Result<u64, NoteFound> {
+    let damaged = |what| NoteFound::Damaged { what, usable: 0 };
+    if header[0] == 0 {
+        // Fresh, or killed while it was made.
+        return Err(NoteFound::Nothing);
+    }
+    if header[0] != MAGIC || header[FIXED_WORDS] != mix(header[..FIXED_WORDS].iter().copied()) {
+        return Err(damaged("it has no valid header"));
+    }
+    if header[1] != LAYOUT {
+        return Err(damaged("its layout is of another version"));
+    }
+    let [boot, boot_rest, set, set_rest] = words_of(identity);
+    if [header[2], header[3]] != [boot, boot_rest] {
+        return Err(NoteFound::OtherBoot);
+    }
+    if [header[4], header[5]] != [set, set_rest] {
+        return Err(NoteFound::OtherSet);
+    }
+    let capacity = header[6];
+    let needed = capacity.checked_mul(RECORD_BYTES).and_then(|bytes| bytes.checked_add(HEADER_BYTES));
+    match needed {
+        Some(needed) if capacity > 0 && needed <= length.min(NOTE_BYTES_MAX) => Ok(capacity),
+        _ => Err(damaged("it is shorter than it says")),
+    }
+}
+
+fn fixed_words(identity: &NoteIdentity, capacity: u64) -> [u64; FIXED_WORDS] {
+    let [boot, boot_rest, set, set_rest] = words_of(identity);
+    [MAGIC, LAYOUT, boot, boot_rest, set, set_rest, capacity]
+}
+
+fn words_of(identity: &NoteIdentity) -> [u64; 4] {
+    let halves = |id: [u8; 16]| {
+        let whole = u128::from_le_bytes(id);
+        [whole, whole >> 64].map(|half| u64::try_from(half & u128::from(u64::MAX)).expect("masked"))
+    };
+    let ([boot, boot_rest], [set, set_rest]) = (halves(identity.boot), halves(identity.set));
+    [boot, boot_rest, set, set_rest]
+}
+
+/// A check over words: notices damage, not malice. Each word goes through a bijection of 64 bits (the finaliser of
+/// `SplitMix64`), so any single changed word changes the result.
+fn mix(words: impl IntoIterator<Item = u64>) -> u64 {
+    words.into_iter().fold(0x9E37_79B9_7F4A_7C15, |state: u64, word| {
+        let mut mixed = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    })
+}
+
+fn lives_in_memory(found: &rustix::fs::StatFs) -> bool {
+    /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of `linux/magic.h`.
+    const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58F6];
+    u64::try_from(found.f_type).is_ok_and(|kind| IN_MEMORY.contains(&kind))
+}

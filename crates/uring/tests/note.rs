@@ -1,0 +1,170 @@
+//! The note survives its process, and nothing else: not another boot, not another set, not damage.
+
+use bcached_env::{Note as _, NoteRecord};
+use bcached_uring::note::NOTE_BYTES;
+use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
+use std::path::Path;
+
+const SET: [u8; 16] = *b"a set's uuid....";
+/// A header page and room for 64 records.
+const SMALL: u64 = 4096 + 64 * 64;
+
+fn here() -> NoteIdentity {
+    NoteIdentity::of_this_boot(SET).expect("Linux tells its boot id")
+}
+
+fn open(path: &Path) -> MappedNote {
+    MappedNote::open(path, &here(), SMALL).expect("the temporary directory can hold a note")
+}
+
+/// The record that is appended as number `index`: sixteen of them to a journal entry.
+fn record(index: u64) -> NoteRecord {
+    let count = u8::try_from(2 + index % 3).expect("2, 3 or 4");
+    NoteRecord { sequence: index / 16, words: [index, !index, index * 3, index << 7], count }
+}
+
+#[test]
+fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    assert_eq!(*note.found(), NoteFound::Nothing);
+    assert_eq!(note.room(), 64);
+    assert!(note.recovered().is_empty());
+    (0..40).for_each(|index| note.append(record(index)));
+    note.forget_through(0);
+    assert_eq!(note.room(), 64 - 24);
+    assert!(note.recovered().is_empty(), "these are this process's own");
+    drop(note);
+
+    let mut note = open(&path);
+    assert_eq!(*note.found(), NoteFound::Records(24));
+    let left: Vec<_> = (16..40).map(record).collect();
+    assert_eq!(note.recovered(), left);
+    // Recovering is not forgetting: a kill during the replay must find them again, with what was added behind.
+    note.append(record(40));
+    assert_eq!(note.recovered(), left);
+    drop(note);
+    let mut note = open(&path);
+    assert_eq!(note.recovered(), (16..41).map(record).collect::<Vec<_>>());
+    note.forget_through(u64::MAX);
+    assert!(note.recovered().is_empty());
+    assert_eq!(note.room(), 64);
+}
+
+#[test]
+fn the_ring_goes_round_and_a_full_one_has_no_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    for index in 0..1000 {
+        if note.room() == 0 {
+            note.forget_through((index - 64) / 16);
+        }
+        note.append(record(index));
+    }
+    let full = open_full(note, &path);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| { full }.append(record(0)))).is_err());
+}
+
+/// Fills `note` and checks that all of it is found again.
+fn open_full(mut note: MappedNote, path: &Path) -> MappedNote {
+    let first = 1000 - (64 - note.room() as u64);
+    (1000..1000 + note.room() as u64).for_each(|index| note.append(record(index)));
+    assert_eq!(note.room(), 0);
+    drop(note);
+    let mut note = open(path);
+    assert_eq!(note.room(), 0);
+    assert_eq!(note.recovered(), (first..first + 64).map(record).collect::<Vec<_>>());
+    note
+}
+
+#[test]
+fn another_boot_or_another_set_finds_nothing_and_wipes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let strangers = [
+        (NoteIdentity { boot: [7; 16], set: SET }, NoteFound::OtherBoot),
+        (NoteIdentity { boot: here().boot, set: [7; 16] }, NoteFound::OtherSet),
+    ];
+    for (stranger, expected) in strangers {
+        let mut note = open(&path);
+        note.append(record(5));
+        drop(note);
+        let mut other = MappedNote::open(&path, &stranger, SMALL).unwrap();
+        assert_eq!(*other.found(), expected);
+        assert!(other.recovered().is_empty());
+        assert_eq!(other.room(), 64);
+        drop(other);
+        assert!(open(&path).recovered().is_empty(), "it was wiped, not hidden");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn one_process_at_a_time_and_only_in_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let note = open(&path);
+    assert!(matches!(MappedNote::open(&path, &here(), SMALL), Err(NoteError::InUse(_))));
+    drop(note);
+    drop(open(&path));
+    let pipe = directory.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    assert!(matches!(MappedNote::open(&pipe, &here(), SMALL), Err(NoteError::NotAFile(_))));
+    for bytes in [0, 4096, u64::MAX] {
+        assert!(matches!(MappedNote::open(&path, &here(), bytes), Err(NoteError::Size(_))));
+    }
+}
+
+#[test]
+fn a_note_of_another_size_keeps_its_records() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    note.append(record(1));
+    drop(note);
+    let mut note = MappedNote::open(&path, &here(), NOTE_BYTES).unwrap();
+    assert_eq!(note.recovered(), [record(1)]);
+    assert_eq!(note.room(), 63, "it has the size it was made with");
+    drop(note);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(MappedNote::open(&path, &here(), NOTE_BYTES).unwrap().room(), 65_472);
+}
+
+/// Any single changed byte of a note in use is noticed, or does not matter: what is recovered is a prefix, or (a
+/// counter changed) a part of what was appended, each record as it was.
+#[test]
+fn damage_is_noticed_and_never_a_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    (0..20).for_each(|index| note.append(record(index)));
+    drop(note);
+    let good = std::fs::read(&path).unwrap();
+    let records: Vec<_> = (0..20).map(record).collect();
+    let mut noticed = 0;
+    let interesting = (0..256).chain(4096..4096 + 22 * 64);
+    for offset in interesting {
+        let mut bytes = good.clone();
+        bytes[offset] ^= 0x41;
+        std::fs::write(&path, &bytes).unwrap();
+        let mut note = open(&path);
+        let found = note.recovered();
+        assert!(
+            records.windows(found.len().max(1)).any(|part| part == found) || found.is_empty(),
+            "{offset}"
+        );
+        noticed += usize::from(*note.found() != NoteFound::Records(20));
+        drop(note);
+    }
+    // Everything but unused header bytes and the places not yet used.
+    assert_eq!(noticed, 8 * 8 + 2 * 8 + 20 * 64);
+    for length in [0, 1, 100, 4095, 4096, 4097, 5000, good.len() - 1] {
+        std::fs::write(&path, &good[..length]).unwrap();
+        assert!(open(&path).recovered().is_empty(), "cut to {length} bytes");
+    }
+    std::fs::write(&path, vec![0xFF; 20_000]).unwrap();
+    assert!(matches!(open(&path).found(), NoteFound::Damaged { usable: 0, .. }));
+}
