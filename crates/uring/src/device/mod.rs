@@ -96,10 +96,14 @@ impl Device {
         let path = path.as_ref();
         let failed = |kind| DeviceError { path: path.to_owned(), kind };
         let (kind, identity) = identify(path).map_err(failed)?;
+        // Linux lets a read-only device be opened for writing and fails the writes.
+        if access == Access::Own && limits::is_read_only(identity) {
+            return Err(failed(DeviceErrorKind::ReadOnly));
+        }
         let (file, direct) = open_file(path, kind, access).map_err(|errno| {
             failed(match errno {
                 Errno::BUSY => busy(holders::find(identity)),
-                Errno::ACCESS | Errno::PERM | Errno::ROFS => refused(identity, access),
+                Errno::ROFS => DeviceErrorKind::ReadOnly,
                 errno => DeviceErrorKind::from_errno("open", errno),
             })
         })?;
@@ -369,12 +373,4 @@ fn busy(holders: Vec<Holder>) -> DeviceErrorKind {
         return DeviceErrorKind::Twice;
     }
     DeviceErrorKind::Busy(holders)
-}
-
-/// Permission, or a device that is itself set to read-only.
-fn refused(identity: Identity, access: Access) -> DeviceErrorKind {
-    if access == Access::Own && limits::is_read_only(identity) {
-        return DeviceErrorKind::ReadOnly;
-    }
-    DeviceErrorKind::Permission
 }

@@ -1,0 +1,219 @@
+//! Devices among other processes and the kernel: loop devices, mounts, another daemon. As root, with loop devices;
+//! what cannot be had is skipped with the reason.
+//!
+//! The tests of this file run one after another: a child between fork and exec keeps its parent's claims for a moment.
+
+mod common;
+
+use bcached_env::{Buffer, IoErrorKind};
+use bcached_uring::{Access, Device, DeviceErrorKind, DeviceKind, Holder};
+use common::{image, on_each, own};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const MIB: u64 = 1 << 20;
+/// The same in memory.
+const MEBIBYTE: usize = 1 << 20;
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A loop device over a file of its own; detached at the end.
+struct Loop {
+    device: PathBuf,
+    file: tempfile::NamedTempFile,
+}
+
+impl Loop {
+    /// `None`, with a printed reason, where there are no loop devices.
+    fn new(bytes: u64, options: &[&str]) -> Option<Self> {
+        let file = image(bytes);
+        let output =
+            Command::new("losetup").args(["--find", "--show"]).args(options).arg(file.path()).output();
+        match output {
+            Ok(output) if output.status.success() => {
+                let device = String::from_utf8(output.stdout).expect("a path").trim().into();
+                Some(Self { device, file })
+            }
+            Ok(output) => {
+                println!("skipped: no loop device: {}", String::from_utf8_lossy(&output.stderr).trim());
+                None
+            }
+            Err(error) => {
+                println!("skipped: losetup cannot be run: {error}");
+                None
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        self.device.file_name().expect("/dev/loopN").to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
+    }
+}
+
+#[test]
+fn a_block_device_does_all_operations() {
+    let _turn = one_at_a_time();
+    on_each(|env, parts| async move {
+        let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+        let device = own(&under.device);
+        assert_eq!(device.kind(), DeviceKind::Block);
+        assert!(device.is_direct());
+        let disk = env.disk(parts.disks.add(device));
+        let info = disk.info();
+        assert_eq!(info.sectors, 8192);
+        assert!(info.discard, "a loop device over a file that can be punched");
+        let mut data = Buffer::zeroed(MEBIBYTE);
+        data.as_mut_slice().fill(0xA5);
+        let payload = data.freeze();
+        disk.write(0, payload.clone()).await.unwrap();
+        disk.write_fua(2048, payload.clone()).await.unwrap();
+        disk.flush().await.unwrap();
+        disk.zero(8, 16).await.unwrap();
+        disk.discard(2048, 1024).await.unwrap();
+        let mut odd = Buffer::zeroed(2 * MEBIBYTE + 4);
+        let _ = odd.split_to(4);
+        let (result, found) = disk.read(0, odd).await;
+        result.unwrap();
+        let mut expected = vec![0xA5; 2 * MEBIBYTE];
+        expected[8 * 512..24 * 512].fill(0);
+        expected[2048 * 512..3072 * 512].fill(0);
+        assert!(found.as_slice() == expected, "the loop device reads punched and zeroed ranges as zero");
+        let error = disk.write(8192, payload).await.unwrap_err();
+        assert_eq!(error.kind, IoErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn a_device_with_large_blocks_takes_whole_ones_only() {
+    let _turn = one_at_a_time();
+    on_each(|env, parts| async move {
+        let Some(under) = Loop::new(4 * MIB, &["--sector-size", "4096"]) else { return };
+        let device = own(&under.device);
+        assert_eq!(device.info().logical_block_sectors, 8);
+        let error = device.require_blocks(1).unwrap_err();
+        assert_eq!(error.why(), "it works in blocks of 4096 bytes and the format in blocks of 512 bytes");
+        device.require_blocks(8).unwrap();
+        // Offline reads do not mind.
+        device.write_at(8, &[7; 4096]).unwrap();
+        let mut sector = [0; 512];
+        device.read_at(9, &mut sector).unwrap();
+        assert_eq!(sector, [7; 512]);
+        assert!(matches!(device.write_at(9, &sector).unwrap_err().kind, DeviceErrorKind::Unaligned { .. }));
+        let disk = env.disk(parts.disks.add(device));
+        assert_eq!(disk.read(9, Buffer::zeroed(512)).await.0.unwrap_err().kind, IoErrorKind::Invalid);
+        assert_eq!(disk.zero(9, 8).await.unwrap_err().kind, IoErrorKind::Invalid);
+        disk.read(8, Buffer::zeroed(4096)).await.0.unwrap();
+    });
+}
+
+#[test]
+fn a_claimed_block_device_is_refused_and_grows() {
+    let _turn = one_at_a_time();
+    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    let owner = own(&under.device);
+    let _quiet = owner.quiet_udev().unwrap();
+    for access in [Access::Own, Access::Check] {
+        let error = Device::open(&under.device, access).unwrap_err();
+        assert!(matches!(error.kind, DeviceErrorKind::Twice), "{error}");
+    }
+    Device::open(&under.device, Access::Look).unwrap();
+    under.file.as_file().set_len(8 * MIB).unwrap();
+    assert!(Command::new("losetup").arg("--set-capacity").arg(&under.device).status().unwrap().success());
+    assert_eq!(owner.refresh().unwrap(), 16384);
+}
+
+#[test]
+fn a_file_under_a_loop_device_belongs_to_it() {
+    let _turn = one_at_a_time();
+    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    let error = Device::open(under.file.path(), Access::Own).unwrap_err();
+    assert_eq!(error.holders(), [Holder::Device(under.name())]);
+    assert_eq!(error.next(), format!("detach it with losetup -d {}", under.device.display()));
+    Device::open(under.file.path(), Access::Look).unwrap();
+}
+
+#[test]
+fn a_read_only_device_is_told_from_a_missing_permission() {
+    let _turn = one_at_a_time();
+    let Some(under) = Loop::new(4 * MIB, &["--read-only"]) else { return };
+    let error = Device::open(&under.device, Access::Own).unwrap_err();
+    assert!(matches!(error.kind, DeviceErrorKind::ReadOnly), "{error}");
+    Device::open(&under.device, Access::Check).unwrap();
+}
+
+#[test]
+fn a_mounted_device_is_refused_and_the_mount_named() {
+    let _turn = one_at_a_time();
+    let Some(under) = Loop::new(16 * MIB, &[]) else { return };
+    let made = Command::new("mkfs.ext4").arg("-q").arg(&under.device).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return println!("skipped: mkfs.ext4 cannot be run");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").arg(&under.device).arg(place.path()).output().unwrap();
+    if !mounted.status.success() {
+        return println!("skipped: cannot mount: {}", String::from_utf8_lossy(&mounted.stderr).trim());
+    }
+    let error = Device::open(&under.device, Access::Own).map(drop);
+    assert!(Command::new("umount").arg(place.path()).status().unwrap().success());
+    let error = error.unwrap_err();
+    assert_eq!(error.holders(), [Holder::Mount(place.path().to_owned())]);
+    assert_eq!(error.next(), format!("unmount {}", place.path().display()));
+    own(&under.device);
+}
+
+/// The device that the child of the next test takes.
+const CHILD: &str = "BCACHED_TEST_OWNER_CHILD";
+
+#[test]
+fn another_process_is_named_and_its_death_frees_the_device() {
+    if let Some(path) = std::env::var_os(CHILD) {
+        let _owned = own(Path::new(&path));
+        println!("\nowned");
+        // Until killed; or until the parent is gone, which closes this end.
+        let _ = std::io::stdin().read_line(&mut String::new());
+        std::process::exit(0);
+    }
+    let _turn = one_at_a_time();
+    let file = image(MIB);
+    let under = Loop::new(4 * MIB, &[]);
+    let devices = [Some(file.path().to_owned()), under.as_ref().map(|under| under.device.clone())];
+    for path in devices.into_iter().flatten() {
+        let mut child = owner_of(&path);
+        for access in [Access::Own, Access::Check] {
+            let error = Device::open(&path, access).unwrap_err();
+            let [Holder::Process { id, .. }] = error.holders() else { panic!("{error}") };
+            assert_eq!(*id, child.id());
+            assert!(error.to_string().contains(&format!("in use by process {id} (")), "{error}");
+        }
+        Device::open(&path, Access::Look).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        own(&path);
+    }
+}
+
+/// Another process that owns `path`.
+fn owner_of(path: &Path) -> Child {
+    let mut child = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "another_process_is_named_and_its_death_frees_the_device", "--nocapture"])
+        .env(CHILD, path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this test can be started again");
+    let output = BufReader::new(child.stdout.take().expect("piped"));
+    assert!(output.lines().map_while(Result::ok).any(|line| line == "owned"), "the child ended early");
+    child
+}
