@@ -88,8 +88,8 @@ pub struct OpView {
     pub completed: bool,
 }
 
-/// Looks at the devices at each point: `(point, devices, what made the point)`.
-pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView)>;
+/// Looks at the devices at each point: `(point, devices, what made the point)`. The world ends here if it returns true.
+pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView) -> bool>;
 
 /// Ends the world at the first operation of which it says yes.
 pub type Trap = Box<dyn FnMut(&OpView) -> bool>;
@@ -134,6 +134,7 @@ pub struct World {
     observer: Option<Observer>,
     trap: Option<Trap>,
     halt: Option<Halt>,
+    closed: bool,
     idle_turns: u64,
     charge_max: u64,
     refused: Option<String>,
@@ -157,6 +158,7 @@ impl World {
             observer: None,
             trap: None,
             halt: None,
+            closed: false,
             idle_turns: 0,
             charge_max: 0,
             refused: None,
@@ -212,6 +214,12 @@ impl World {
         self.halt.as_ref()
     }
 
+    /// An observer has seen enough: no further process is to run here.
+    #[must_use]
+    pub const fn closed(&self) -> bool {
+        self.closed
+    }
+
     /// The first request whose form a device refused, in words.
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
@@ -262,8 +270,12 @@ impl World {
         }
         self.points += 1;
         if let Some(mut observer) = self.observer.take() {
-            observer(self.points, &self.devices, view);
+            let end = observer(self.points, &self.devices, view);
             self.observer = Some(observer);
+            if end {
+                self.closed = true;
+                self.halt_now();
+            }
         }
         if self.crash_at == Some(self.points) {
             self.halt_now();

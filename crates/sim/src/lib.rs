@@ -1,15 +1,28 @@
 //! The world of the engine, simulated from one seed: task order, latencies, faults, crashes and time.
 //!
+//! Bottom up:
 //! - [`disk`]: the fault model in words, and the device that has these faults;
 //! - [`driver`]: the engine's driver over such devices, in virtual time, with an end of the world at any operation;
 //! - [`note`]: the note that outlives a process;
+//! - [`stamp`]: what clients write, so that each sector read names its write;
 //! - [`oracle`]: which values each sector may be read as;
-//! - [`stamp`]: what clients write, so that each sector read names its write.
+//! - [`system`]: what is under test, the smallest such thing, and faulty forms of it;
+//! - [`workload`]: what clients do, drawn from a seed;
+//! - [`rig`]: a system, its devices and its clients over several processes;
+//! - [`run`], [`crashpoints`]: a whole workload; the same with a crash at every operation;
+//! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there.
 #![forbid(unsafe_code)]
 
+pub mod crashpoints;
 pub mod digest;
 pub mod disk;
 pub mod driver;
+pub mod failure;
+pub mod minimise;
 pub mod note;
 pub mod oracle;
+pub mod rig;
+pub mod run;
 pub mod stamp;
+pub mod system;
+pub mod workload;

@@ -75,6 +75,7 @@ fn an_observer_sees_what_a_crash_there_would_leave() {
         let mut device = devices[0].clone();
         device.cut_power(0, Survivors::Seeded(9));
         sink.borrow_mut().push(device.medium().digest());
+        false
     }));
     busy(&mut executor(&world, 5));
     for point in 1..=42 {

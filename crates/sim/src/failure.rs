@@ -1,0 +1,144 @@
+//! What went wrong, and the one command that shows it again.
+
+use crate::disk::Survivors;
+use crate::driver::{Crash, Halt};
+use crate::oracle::Violation;
+use crate::system::Refusal;
+use crate::workload::{Workload, format_places};
+use std::fmt;
+use std::str::FromStr;
+
+/// What a system did that a correct one would not.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Fault {
+    /// A read returned what it may not.
+    #[error("{0}")]
+    Read(#[from] Violation),
+    /// A request failed although every device works.
+    #[error("{request} was refused: {refusal}")]
+    Refused {
+        /// The request in words.
+        request: String,
+        /// The system's words.
+        refusal: Refusal,
+    },
+    /// It did not open.
+    #[error("it did not open: {0}")]
+    Open(Refusal),
+    /// It opened and lacks volumes.
+    #[error("it opened with {found} volumes instead of {wanted}")]
+    Volumes {
+        /// Volumes served.
+        found: usize,
+        /// Volumes made.
+        wanted: usize,
+    },
+    /// It did not stop.
+    #[error("it did not stop: {0}")]
+    Stop(Refusal),
+    /// Somebody waits for ever.
+    #[error("{}", match .0 {
+        Halt::Stuck => "somebody waits and nothing is under way",
+        Halt::Late => "no answer came within the time allowed",
+        Halt::Spinning => "tasks wake each other for ever and nothing happens",
+        Halt::Asked(_) => "the world ended unexpectedly",
+    })]
+    Waiting(Halt),
+    /// It sent a request that a device refuses by its form.
+    #[error("a request of wrong form: {0}")]
+    Form(String),
+    /// One piece of CPU work was too long.
+    #[error("one piece of work took {0} ns")]
+    Long(u64),
+    /// The structure on the devices is not sound.
+    #[error("the structure is not sound: {}", .0.join("; "))]
+    Structure(Vec<String>),
+}
+
+/// Where a world is ended, how, and what survives: `point:crash:survivors`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// At which point.
+    pub point: u64,
+    /// How.
+    pub crash: Crash,
+    /// What survives.
+    pub survivors: Survivors,
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.point, self.crash, self.survivors)
+    }
+}
+
+impl FromStr for Cut {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.splitn(3, ':');
+        let mut part = || parts.next().ok_or_else(|| format!("a cut is POINT:CRASH:SUBSET, not {text:?}"));
+        let point = part()?;
+        let point = point.parse().map_err(|_| format!("a point is a number, not {point:?}"))?;
+        Ok(Self { point, crash: part()?.parse()?, survivors: part()?.parse()? })
+    }
+}
+
+/// A fault and how to get there.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What went wrong.
+    pub fault: Fault,
+    /// The system.
+    pub system: String,
+    /// The workload's name, seed and remaining steps.
+    pub workload: (String, u64, usize, Option<Vec<usize>>),
+    /// The crashes: none, one in the workload, and one in the recovery from it.
+    pub cuts: Vec<Cut>,
+}
+
+impl Failure {
+    /// A fault of `system` in `workload`.
+    #[must_use]
+    pub fn new(fault: Fault, system: &str, workload: &Workload, cuts: &[Cut]) -> Self {
+        let name = workload.name.clone();
+        let drawn = workload.drawn;
+        let workload = (name, workload.seed, drawn, workload.kept.clone());
+        Self { fault, system: system.to_owned(), workload, cuts: cuts.to_vec() }
+    }
+
+    /// The command that shows it again.
+    #[must_use]
+    pub fn command(&self) -> String {
+        let (name, seed, drawn, kept) = &self.workload;
+        let mut command =
+            format!("sim run --system {} --workload {name} --length {drawn} --seed {seed}", self.system);
+        if let Some(kept) = kept {
+            command += &format!(" --steps {}", format_places(kept));
+        }
+        for (cut, option) in self.cuts.iter().zip(["--cut", "--then"]) {
+            command += &format!(" {option} {cut}");
+        }
+        command
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n  again: {}", self.fault, self.command())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_read_back_as_written() {
+        for text in ["17:power:nothing", "3:death:everything", "9:power:12345"] {
+            assert_eq!(text.parse::<Cut>().unwrap().to_string(), text);
+        }
+        for text in ["", "1", "1:power", "x:power:nothing", "1:sleep:nothing", "1:power:some"] {
+            assert!(text.parse::<Cut>().is_err(), "{text}");
+        }
+    }
+}

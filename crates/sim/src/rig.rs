@@ -1,0 +1,237 @@
+//! A system under test with all that outlives its processes: devices, note, and what the clients remember.
+//!
+//! [`Rig::live`] is one process: a fresh executor, the system opened, a script of clients. It ends when the script does
+//! or when the world halts; then [`Rig::crash`] leaves the devices as the crash would, and the next life can begin.
+
+pub mod client;
+
+use crate::digest::mix;
+use crate::disk::{Device, Survivors};
+use crate::driver::{CHARGE_NS_MAX, Crash, Halt, SimDriver, World};
+use crate::failure::Fault;
+use crate::note::{MemoryNote, NoteState};
+use crate::oracle::Oracle;
+use crate::stamp::Value;
+use crate::system::{Geometry, System};
+use bcached_env::rng::Rng;
+use bcached_env::{Executor, Order};
+use client::Client;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+/// What was done, in numbers.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Figures {
+    /// Requests of clients, reads of verifications included.
+    pub requests: u64,
+    /// Device operations.
+    pub operations: u64,
+    /// Processes started.
+    pub lives: u64,
+    /// Crashes tried.
+    pub crashes: u64,
+    /// Of these, inside the recovery from another crash.
+    pub crashes_in_recovery: u64,
+    /// Virtual nanoseconds.
+    pub virtual_ns: u64,
+}
+
+impl Figures {
+    /// Adds `other`'s.
+    pub const fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.operations += other.operations;
+        self.lives += other.lives;
+        self.crashes += other.crashes;
+        self.crashes_in_recovery += other.crashes_in_recovery;
+        self.virtual_ns += other.virtual_ns;
+    }
+}
+
+/// Everything at one moment, to go on from more than once.
+#[derive(Clone)]
+pub struct Snapshot {
+    /// The devices.
+    pub devices: Vec<Device>,
+    /// The note.
+    pub note: NoteState,
+    /// The clients' knowledge.
+    pub oracle: Oracle,
+}
+
+impl Snapshot {
+    /// What a crash makes of it.
+    pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
+        for (number, device) in self.devices.iter_mut().enumerate() {
+            match crash {
+                Crash::PowerCut => device.cut_power(number as u64, survivors),
+                Crash::ProcessDeath => device.kill_process(number as u64, survivors),
+            }
+        }
+        remember(crash, &mut self.note, &mut self.oracle);
+    }
+}
+
+/// What a crash does to note and clients.
+fn remember(crash: Crash, note: &mut NoteState, oracle: &mut Oracle) {
+    match crash {
+        Crash::PowerCut => {
+            note.wipe();
+            oracle.power_cut();
+        }
+        Crash::ProcessDeath => oracle.process_death(),
+    }
+}
+
+/// A system and its surroundings.
+pub struct Rig {
+    /// What is under test.
+    pub system: Rc<dyn System>,
+    /// What it was made with.
+    pub geometry: Geometry,
+    /// Devices and clock.
+    pub world: Rc<RefCell<World>>,
+    /// The note.
+    pub note: Rc<RefCell<NoteState>>,
+    /// The judge.
+    pub oracle: Rc<RefCell<Oracle>>,
+    /// Requests in flight together.
+    pub depth: usize,
+    seed: u64,
+    lives: u64,
+    requests: Rc<Cell<u64>>,
+}
+
+impl Rig {
+    /// A newly made system.
+    #[must_use]
+    pub fn new(system: Rc<dyn System>, geometry: Geometry, depth: usize, seed: u64) -> Self {
+        let devices = system.make(&geometry, seed);
+        // Backing devices are made holding stamps.
+        let oracle = Oracle::new(vec![Value::Written(0); geometry.volumes.len()]);
+        let note = NoteState::new(geometry.note_records);
+        Self::resume(system, geometry, depth, seed, Snapshot { devices, note, oracle })
+    }
+
+    /// A system as `snapshot` has it, with nobody running.
+    #[must_use]
+    pub fn resume(
+        system: Rc<dyn System>,
+        geometry: Geometry,
+        depth: usize,
+        seed: u64,
+        snapshot: Snapshot,
+    ) -> Self {
+        let world = World::new(snapshot.devices, mix(&[seed, 1]));
+        Self {
+            system,
+            geometry,
+            world: Rc::new(RefCell::new(world)),
+            note: Rc::new(RefCell::new(snapshot.note)),
+            oracle: Rc::new(RefCell::new(snapshot.oracle)),
+            depth,
+            seed,
+            lives: 0,
+            requests: Rc::default(),
+        }
+    }
+
+    /// Runs one process: opens the system and lets `script` use it. `None` if the world was halted on request.
+    ///
+    /// # Errors
+    /// The first fault that anybody noticed.
+    pub fn live<T: 'static, F>(
+        &mut self,
+        script: impl FnOnce(Client) -> F + 'static,
+    ) -> Result<Option<T>, Fault>
+    where
+        F: Future<Output = Result<T, Fault>> + 'static,
+    {
+        let (mut executor, birth) = self.executor();
+        let noticed = Rc::clone(&birth.fault);
+        let outcome = executor.block_on(async move { script(birth.open().await?).await });
+        drop(executor);
+        let noticed = noticed.borrow_mut().take();
+        let found = self.verdict(noticed, outcome.is_none());
+        match (found, outcome) {
+            (Some(fault), _) | (None, Some(Err(fault))) => Err(fault),
+            (None, Some(Ok(result))) => Ok(Some(result)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// An executor for the next process, and what that process is born with.
+    pub(crate) fn executor(&mut self) -> (Executor, client::Birth) {
+        self.lives += 1;
+        let seed = mix(&[self.seed, self.lives, 2]);
+        let driver = Box::new(SimDriver::new(Rc::clone(&self.world)));
+        let executor = Executor::new(driver, Order::Seeded(Rng::new(seed)), mix(&[seed, 3]));
+        let birth = client::Birth {
+            env: executor.env(),
+            system: Rc::clone(&self.system),
+            geometry: self.geometry.clone(),
+            note: Box::new(MemoryNote::new(Rc::clone(&self.note))),
+            world: Rc::clone(&self.world),
+            oracle: Rc::clone(&self.oracle),
+            depth: self.depth,
+            requests: Rc::clone(&self.requests),
+            fault: Rc::default(),
+        };
+        (executor, birth)
+    }
+
+    /// The fault of a life, if it had one.
+    fn verdict(&self, noticed: Option<Fault>, halted: bool) -> Option<Fault> {
+        let world = self.world.borrow();
+        if let Some(fault) = noticed {
+            return Some(fault);
+        }
+        if let Some(what) = world.refused() {
+            return Some(Fault::Form(what.to_owned()));
+        }
+        if world.charge_max() > CHARGE_NS_MAX {
+            return Some(Fault::Long(world.charge_max()));
+        }
+        match world.halted() {
+            Some(halt @ (Halt::Stuck | Halt::Late | Halt::Spinning)) if halted => {
+                Some(Fault::Waiting(halt.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends what is left of the last life as `crash` would.
+    pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
+        self.world.borrow_mut().reboot(crash, survivors);
+        remember(crash, &mut self.note.borrow_mut(), &mut self.oracle.borrow_mut());
+    }
+
+    /// Checks the structure on the devices; nobody may be running.
+    ///
+    /// # Errors
+    /// What is not sound.
+    pub fn inspect(&self) -> Result<(), Fault> {
+        let faults = self.system.inspect(&self.world.borrow().devices);
+        if faults.is_empty() { Ok(()) } else { Err(Fault::Structure(faults)) }
+    }
+
+    /// Everything as it is now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            devices: self.world.borrow().devices.clone(),
+            note: self.note.borrow().clone(),
+            oracle: self.oracle.borrow().clone(),
+        }
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let world = self.world.borrow();
+        let (operations, virtual_ns) = (world.operations(), world.now());
+        let (lives, requests) = (self.lives, self.requests.get());
+        Figures { requests, operations, lives, virtual_ns, ..Figures::default() }
+    }
+}

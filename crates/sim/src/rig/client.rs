@@ -1,0 +1,258 @@
+//! The clients of one process: they ask, tell the judge what they asked and were told, and stop the world at the first
+//! fault.
+
+use crate::driver::World;
+use crate::failure::Fault;
+use crate::oracle::Oracle;
+use crate::stamp::{self, SECTOR};
+use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
+use crate::workload::Step;
+use bcached_env::sync::Semaphore;
+use bcached_env::{Buffer, Env, Note};
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long clients wait for the next answer of any kind, in virtual nanoseconds: thousands of times what the slowest
+/// device takes for one operation.
+pub const PATIENCE_NS: u64 = 60_000_000_000;
+
+/// Longest read of a verification, in sectors.
+const VERIFY_SECTORS: u64 = 128;
+
+/// Gaps between touched ranges up to this many sectors are read along.
+const VERIFY_GAP: u64 = 16;
+
+/// What a process is born with.
+pub struct Birth {
+    pub(super) env: Env,
+    pub(super) system: Rc<dyn System>,
+    pub(super) geometry: Geometry,
+    pub(super) note: Box<dyn Note>,
+    pub(super) world: Rc<RefCell<World>>,
+    pub(super) oracle: Rc<RefCell<Oracle>>,
+    pub(super) depth: usize,
+    pub(super) requests: Rc<Cell<u64>>,
+    /// The first fault noticed in this life.
+    pub(super) fault: Rc<RefCell<Option<Fault>>>,
+}
+
+impl Birth {
+    /// Opens the system.
+    ///
+    /// # Errors
+    /// If it does not open, or without all its volumes.
+    pub async fn open(self) -> Result<Client, Fault> {
+        self.world.borrow_mut().progress(PATIENCE_NS);
+        let opening = self.system.open(self.env.clone(), &self.geometry, self.note);
+        let running = opening.await.map_err(Fault::Open)?;
+        let shapes = running.volumes();
+        let (found, wanted) = (shapes.len(), self.geometry.volumes.len());
+        if found != wanted {
+            return Err(Fault::Volumes { found, wanted });
+        }
+        self.world.borrow_mut().progress(PATIENCE_NS);
+        let shared = Shared {
+            env: self.env,
+            running,
+            shapes,
+            world: self.world,
+            oracle: self.oracle,
+            places: Semaphore::new(self.depth),
+            depth: self.depth,
+            requests: self.requests,
+            fault: self.fault,
+        };
+        Ok(Client { shared: Rc::new(shared) })
+    }
+}
+
+struct Shared {
+    env: Env,
+    running: Rc<dyn Running>,
+    shapes: Vec<VolumeShape>,
+    world: Rc<RefCell<World>>,
+    oracle: Rc<RefCell<Oracle>>,
+    /// One for each request in flight.
+    places: Semaphore,
+    depth: usize,
+    requests: Rc<Cell<u64>>,
+    fault: Rc<RefCell<Option<Fault>>>,
+}
+
+/// A handle on the open system and its judge. Clones are the same client.
+#[derive(Clone)]
+pub struct Client {
+    shared: Rc<Shared>,
+}
+
+impl Client {
+    /// The executor's world.
+    #[must_use]
+    pub fn env(&self) -> &Env {
+        &self.shared.env
+    }
+
+    /// The simulated world.
+    #[must_use]
+    pub fn world(&self) -> &RefCell<World> {
+        &self.shared.world
+    }
+
+    /// Starts a step as soon as fewer than `depth` requests are in flight; does not wait for its answer. Restarts are not
+    /// for a client to carry out.
+    pub async fn go(&self, step: Step) {
+        match step {
+            Step::Pause(milliseconds) => self.pause(milliseconds).await,
+            Step::Settle => self.settle().await,
+            Step::Restart(_) => unreachable!("the rig restarts"),
+            request => {
+                let place = self.shared.places.acquire(1).await;
+                let client = self.clone();
+                self.shared.env.spawn(async move {
+                    client.ask(request).await;
+                    drop(place);
+                });
+            }
+        }
+    }
+
+    /// Waits until every request started has been answered.
+    pub async fn settle(&self) {
+        drop(self.shared.places.acquire(self.shared.depth).await);
+    }
+
+    async fn pause(&self, milliseconds: u64) {
+        self.shared.env.sleep(Duration::from_millis(milliseconds)).await;
+        self.shared.world.borrow_mut().progress(PATIENCE_NS);
+    }
+
+    /// Reads everything that was ever written, and judges it.
+    pub async fn verify(&self) {
+        for (volume, range) in self.verify_ranges() {
+            let mut at = range.start;
+            while at < range.end {
+                let sectors = at..range.end.min(at + VERIFY_SECTORS);
+                at = sectors.end;
+                self.go(Step::Read { volume, sectors }).await;
+            }
+        }
+        self.settle().await;
+    }
+
+    /// What was touched, widened to the volume's unit, ranges with small gaps joined.
+    fn verify_ranges(&self) -> Vec<(u32, Range<u64>)> {
+        let mut ranges: Vec<(u32, Range<u64>)> = Vec::new();
+        for (volume, touched) in self.shared.oracle.borrow().touched() {
+            let shape = self.shared.shapes[volume as usize];
+            let unit = u64::from(shape.unit_sectors);
+            let start = touched.start / unit * unit;
+            let end = (touched.end.div_ceil(unit) * unit + unit).min(shape.sectors);
+            match ranges.last_mut() {
+                Some((last, range)) if *last == volume && range.end + VERIFY_GAP >= start => {
+                    range.end = range.end.max(end);
+                }
+                _ => ranges.push((volume, start..end)),
+            }
+        }
+        ranges
+    }
+
+    /// Stops the system in order.
+    ///
+    /// # Errors
+    /// If it says that it could not.
+    pub async fn stop(&self) -> Result<(), Fault> {
+        self.settle().await;
+        let id = self.shared.oracle.borrow_mut().begin_stop();
+        let result = self.shared.running.stop().await;
+        self.shared.oracle.borrow_mut().end(id, result.is_ok());
+        self.shared.world.borrow_mut().progress(PATIENCE_NS);
+        result.map_err(Fault::Stop)
+    }
+
+    /// One request from asking to answer.
+    pub async fn ask(&self, step: Step) {
+        self.shared.requests.set(self.shared.requests.get() + 1);
+        let words = step.to_string();
+        let refusal = match step {
+            Step::Read { volume, sectors } => self.read(volume, sectors).await,
+            Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
+            other => self.change(other).await,
+        };
+        let now = self.shared.env.now().0;
+        {
+            let mut world = self.shared.world.borrow_mut();
+            world.progress(PATIENCE_NS);
+            world.trace.note(now, || format!("{words}: {refusal:?}"));
+        }
+        if let Err(refusal) = refusal {
+            self.notice(Fault::Refused { request: words, refusal });
+        }
+    }
+
+    async fn read(&self, volume: u32, sectors: Range<u64>) -> Result<(), Refusal> {
+        let bytes = bytes_of(&sectors);
+        let id = self.shared.oracle.borrow_mut().begin_read(volume, sectors.clone());
+        let request = Request::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes) };
+        let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
+        match (&result, buffer) {
+            (Ok(()), Some(buffer)) if buffer.len() == bytes => {
+                let judged = self.shared.oracle.borrow_mut().end_read(id, buffer.as_slice());
+                if let Err(violation) = judged {
+                    self.notice(Fault::Read(violation));
+                }
+                Ok(())
+            }
+            (Ok(()), buffer) => {
+                let length = buffer.map(|buffer| buffer.len());
+                Err(Refusal(format!("answered with memory of {length:?} bytes instead of {bytes}")))
+            }
+            (Err(_), _) => {
+                self.shared.oracle.borrow_mut().abandon_read(id);
+                result
+            }
+        }
+    }
+
+    /// A write, zeroing, discard or flush.
+    async fn change(&self, step: Step) -> Result<(), Refusal> {
+        let (volume, id, request) = {
+            let mut oracle = self.shared.oracle.borrow_mut();
+            match step {
+                Step::Write { volume, sectors, fua } => {
+                    let id = oracle.begin_write(volume, sectors.clone(), fua);
+                    let mut buffer = Buffer::zeroed(bytes_of(&sectors));
+                    stamp::fill(buffer.as_mut_slice(), volume, sectors.start, id.number());
+                    (volume, id, Request::Write { sector: sectors.start, payload: buffer.freeze(), fua })
+                }
+                Step::Zero { volume, sectors, fua } => {
+                    let id = oracle.begin_zeroes(volume, sectors.clone(), fua);
+                    let (sector, sectors) = (sectors.start, sectors.end - sectors.start);
+                    (volume, id, Request::WriteZeroes { sector, sectors, fua })
+                }
+                Step::Discard { volume, sectors } => {
+                    let id = oracle.begin_discard(volume, sectors.clone());
+                    let (sector, sectors) = (sectors.start, sectors.end - sectors.start);
+                    (volume, id, Request::Discard { sector, sectors })
+                }
+                Step::Flush { volume } => (volume, oracle.begin_flush(volume), Request::Flush),
+                other => unreachable!("{other} is no change"),
+            }
+        };
+        let reply = self.shared.running.serve(volume, request).await;
+        self.shared.oracle.borrow_mut().end(id, reply.result.is_ok());
+        reply.result
+    }
+
+    /// Keeps the first fault and ends the world.
+    fn notice(&self, fault: Fault) {
+        self.shared.fault.borrow_mut().get_or_insert(fault);
+        self.shared.world.borrow_mut().halt_now();
+    }
+}
+
+fn bytes_of(sectors: &Range<u64>) -> usize {
+    usize::try_from(sectors.end - sectors.start).expect("a request fits memory") * SECTOR
+}

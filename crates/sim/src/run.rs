@@ -1,0 +1,127 @@
+//! A whole workload, restarts included, from making to the last check; and what is done after each crash.
+
+use crate::digest::mix;
+use crate::disk::Survivors;
+use crate::driver::Crash;
+use crate::failure::Fault;
+use crate::rig::client::Client;
+use crate::rig::{Figures, Rig};
+use crate::system::System;
+use crate::workload::{Restart, Step, Workload};
+use std::cell::Cell;
+use std::future::pending;
+use std::rc::Rc;
+
+/// The rig on which `workload` runs.
+#[must_use]
+pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Rig {
+    let seed = mix(&[workload.seed, 100]);
+    Rig::new(Rc::clone(system), workload.geometry.clone(), workload.depth, seed)
+}
+
+/// Runs all of `workload` on `rig`, then verifies, stops, checks, cuts the power, and verifies once more.
+///
+/// # Errors
+/// The first fault.
+pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
+    play(rig, workload)?;
+    finish(rig)?;
+    Ok(rig.figures())
+}
+
+/// Where the run stands, shared with the process that runs it.
+struct Place {
+    next: Cell<usize>,
+    ending: Cell<Option<Restart>>,
+}
+
+/// Runs the steps of `workload`; returns false if the world was ended from outside.
+///
+/// # Errors
+/// The first fault.
+pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
+    let steps: Rc<[Step]> = workload.steps.clone().into();
+    let place = Rc::new(Place { next: Cell::new(0), ending: Cell::new(None) });
+    loop {
+        let (script_steps, script_place) = (Rc::clone(&steps), Rc::clone(&place));
+        let verify = place.next.get() % 2 == 1;
+        place.ending.set(None);
+        let lived = rig.live(move |client| steps_from(client, script_steps, script_place, verify))?;
+        if rig.world.borrow().closed() {
+            return Ok(false);
+        }
+        match (lived, place.ending.get()) {
+            (Some(()), None) => return Ok(true),
+            (Some(()), Some(_)) => {
+                rig.inspect()?;
+                rig.crash(Crash::ProcessDeath, Survivors::Nothing);
+                // Half of the orderly stops are followed by a loss of power, which must make no difference.
+                if place.next.get().is_multiple_of(2) {
+                    rig.crash(Crash::PowerCut, Survivors::Nothing);
+                }
+            }
+            (None, Some(Restart::Death(seed))) => rig.crash(Crash::ProcessDeath, survivors(seed)),
+            (None, Some(Restart::Power(seed))) => rig.crash(Crash::PowerCut, survivors(seed)),
+            (None, _) => return Ok(false),
+        }
+    }
+}
+
+/// A quarter of the seeds stand for each of the extremes.
+const fn survivors(seed: u64) -> Survivors {
+    match seed % 4 {
+        0 => Survivors::Nothing,
+        1 => Survivors::Everything,
+        _ => Survivors::Seeded(seed),
+    }
+}
+
+async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify: bool) -> Result<(), Fault> {
+    if verify {
+        client.verify().await;
+    }
+    while let Some(step) = steps.get(place.next.get()) {
+        place.next.set(place.next.get() + 1);
+        let Step::Restart(restart) = step else {
+            client.go(step.clone()).await;
+            continue;
+        };
+        place.ending.set(Some(*restart));
+        if *restart == Restart::Stop {
+            return client.stop().await;
+        }
+        client.world().borrow_mut().halt_now();
+        return pending().await;
+    }
+    client.settle().await;
+    Ok(())
+}
+
+/// After the last step: everything is verified and stopped, and a power cut then takes nothing.
+///
+/// # Errors
+/// The first fault.
+pub fn finish(rig: &mut Rig) -> Result<(), Fault> {
+    rig.crash(Crash::ProcessDeath, Survivors::Everything);
+    verified_life(rig, Vec::new())?;
+    rig.crash(Crash::PowerCut, Survivors::Nothing);
+    verified_life(rig, Vec::new())
+}
+
+/// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked.
+///
+/// # Errors
+/// The first fault.
+pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
+    let lived = rig.live(move |client| async move {
+        client.verify().await;
+        client.world().borrow_mut().stop_observing();
+        for step in steps {
+            client.go(step).await;
+        }
+        client.settle().await;
+        client.verify().await;
+        client.stop().await
+    })?;
+    if lived.is_some() { rig.inspect() } else { Ok(()) }
+}

@@ -1,0 +1,170 @@
+//! What is under test, as the simulator sees it: something that makes devices, opens them, and serves volumes.
+//!
+//! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty forms of it that prove
+//! that the simulator would notice.
+
+pub mod mutant;
+pub mod passthrough;
+
+use crate::disk::{Background, Device, Model};
+use bcached_env::{Buffer, Env, Note, Payload};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// An answer to come.
+pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// Sizes of the devices and of what is made on them. In sectors of 512 bytes.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Logical block of all devices, and the block of the cache set: 1 or 8.
+    pub block_sectors: u32,
+    /// Bucket.
+    pub bucket_sectors: u32,
+    /// Buckets on the cache device.
+    pub buckets: u64,
+    /// Size of each volume; its backing device is as much larger as the system needs.
+    pub volumes: Vec<u64>,
+    /// Unit within which a device never tears a write: 1 or 8, at least the block.
+    pub torn_sectors: u64,
+    /// The backing devices have volatile caches.
+    pub backing_volatile: bool,
+    /// The cache device has a volatile cache.
+    pub cache_volatile: bool,
+    /// Records the note has room for.
+    pub note_records: usize,
+}
+
+impl Geometry {
+    /// The cache device, empty.
+    #[must_use]
+    pub fn cache_device(&self) -> Device {
+        let sectors = self.buckets * u64::from(self.bucket_sectors);
+        let model = Model::fast(sectors, self.block_sectors);
+        Device::new(Model { torn_sectors: self.torn_sectors, volatile_cache: self.cache_volatile, ..model })
+    }
+
+    /// The backing device of `volume`, whose data starts at `data_start`, holding the volume's first content.
+    #[must_use]
+    pub fn backing_device(&self, volume: u32, data_start: u64) -> Device {
+        let sectors = data_start + self.volumes[volume as usize];
+        let model = Model::slow(sectors, self.block_sectors, Background::Stamped { volume, data_start });
+        Device::new(Model { torn_sectors: self.torn_sectors, volatile_cache: self.backing_volatile, ..model })
+    }
+}
+
+/// Cache modes by their kernel names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the kernel's own words")]
+pub enum Mode {
+    Writethrough,
+    Writeback,
+    Writearound,
+    None,
+}
+
+/// What a client asks of a volume. Sectors of 512 bytes, relative to the volume.
+pub enum Request {
+    /// Fill the buffer.
+    Read {
+        /// First sector.
+        sector: u64,
+        /// Whole sectors.
+        buffer: Buffer,
+    },
+    /// Write.
+    Write {
+        /// First sector.
+        sector: u64,
+        /// Whole sectors.
+        payload: Payload,
+        /// Durable on reply.
+        fua: bool,
+    },
+    /// Make all acknowledged writes durable.
+    Flush,
+    /// Give up content.
+    Discard {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u64,
+    },
+    /// Write zeroes.
+    WriteZeroes {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u64,
+        /// Durable on reply.
+        fua: bool,
+    },
+}
+
+/// The answer.
+pub struct Reply {
+    /// How it went.
+    pub result: Result<(), Refusal>,
+    /// A read's memory.
+    pub buffer: Option<Buffer>,
+}
+
+/// Why the system did not do what it was asked, in its own words.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+impl Refusal {
+    /// From any error.
+    pub fn from_error(error: impl fmt::Display) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// A volume's form.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VolumeShape {
+    /// Sectors.
+    pub sectors: u64,
+    /// Requests must be multiples of this many sectors.
+    pub unit_sectors: u32,
+}
+
+/// Something that can be put on simulated devices. Device 0 is the cache, device `1 + v` backs volume `v`.
+pub trait System {
+    /// Its name on the command line.
+    fn name(&self) -> &str;
+
+    /// New devices, as a tool would have made them.
+    fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device>;
+
+    /// Opens what is on the devices of `env`.
+    fn open(
+        &self,
+        env: Env,
+        geometry: &Geometry,
+        note: Box<dyn Note>,
+    ) -> Soon<Result<Rc<dyn Running>, Refusal>>;
+
+    /// Checks the structure on devices that nobody uses; one sentence for each fault found.
+    fn inspect(&self, _devices: &[Device]) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// An open system.
+pub trait Running {
+    /// The volumes served now.
+    fn volumes(&self) -> Vec<VolumeShape>;
+
+    /// Carries out a request.
+    fn serve(&self, volume: u32, request: Request) -> Soon<Reply>;
+
+    /// Changes a volume's cache mode.
+    fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;
+
+    /// Stops in order; everything acknowledged is durable then.
+    fn stop(&self) -> Soon<Result<(), Refusal>>;
+}

@@ -1,0 +1,281 @@
+//! Faulty forms of the passthrough, one fault each. A simulator that lets one of them pass is broken; the tests run all
+//! of them through the random workload and see each one caught.
+
+use super::passthrough::{disk_of, make, serve, shapes};
+use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use crate::disk::Device;
+use crate::stamp::SECTOR;
+use bcached_env::{Buffer, Disk, Env, Note, Payload};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A flush is acknowledged and not done.
+    FlushSkipped,
+    /// A flush is acknowledged before it is done.
+    FlushEarly,
+    /// FUA is dropped from writes.
+    FuaLost,
+    /// A stop does not flush.
+    StopWithoutFlush,
+    /// A write is acknowledged first and done a little later, in any order.
+    WriteLate,
+    /// A large write is acknowledged when its first half is done.
+    WriteHalfLate,
+    /// The last sector (or block) of some writes is not written.
+    WriteShort,
+    /// Some writes go one block too far.
+    WriteShifted,
+    /// Data once read is served from memory for a while, whatever was written since.
+    ReadStale,
+    /// Some reads come from another volume's place.
+    ReadElsewhere,
+    /// Only half of the range of a zeroing is zeroed.
+    ZeroesHalf,
+    /// A discard reaches one block beyond its range.
+    DiscardWide,
+    /// A discard is acknowledged, and takes effect later, under what was read or written since.
+    DiscardLate,
+    /// One request in a while is never answered.
+    Forgets,
+    /// Opening puts an old copy of a block back.
+    OpenReverts,
+    /// A write touches its device in two steps, the first of them zeroes.
+    WriteThroughZero,
+    /// Requests are sent to the device off its blocks (on 512-byte devices: beyond the end).
+    Unaligned,
+}
+
+/// All of them.
+pub const ALL: [Fault; 17] = [
+    Fault::FlushSkipped,
+    Fault::FlushEarly,
+    Fault::FuaLost,
+    Fault::StopWithoutFlush,
+    Fault::WriteLate,
+    Fault::WriteHalfLate,
+    Fault::WriteShort,
+    Fault::WriteShifted,
+    Fault::ReadStale,
+    Fault::ReadElsewhere,
+    Fault::ZeroesHalf,
+    Fault::DiscardWide,
+    Fault::DiscardLate,
+    Fault::Forgets,
+    Fault::OpenReverts,
+    Fault::WriteThroughZero,
+    Fault::Unaligned,
+];
+
+/// Acts wrongly once in this many times, so that it is not found by looking once.
+const SELDOM: u64 = 10;
+
+/// A passthrough with one fault.
+pub struct Mutant {
+    name: String,
+    fault: Fault,
+}
+
+impl Mutant {
+    /// With this fault.
+    #[must_use]
+    pub fn new(fault: Fault) -> Self {
+        Self { name: format!("mutant-{fault:?}"), fault }
+    }
+}
+
+/// What was read, by volume and first sector.
+type Seen = BTreeMap<(u32, u64), Vec<u8>>;
+
+struct Open {
+    env: Env,
+    fault: Fault,
+    volumes: u32,
+    requests: Cell<u64>,
+    seen: Rc<RefCell<Seen>>,
+}
+
+impl System for Mutant {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn make(&self, geometry: &Geometry, _seed: u64) -> Vec<Device> {
+        make(geometry)
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        geometry: &Geometry,
+        _note: Box<dyn Note>,
+    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let fault = self.fault;
+        let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
+        Box::pin(async move {
+            if fault == Fault::OpenReverts {
+                revert_something(&env).await;
+            }
+            let (requests, seen) = (Cell::new(0), Rc::default());
+            Ok(Rc::new(Open { env, fault, volumes, requests, seen }) as Rc<dyn Running>)
+        })
+    }
+}
+
+/// Keeps a copy of the first written block it finds on the unused cache device, and puts it back on the next opening.
+async fn revert_something(env: &Env) {
+    let (disk, spare) = (disk_of(env, 0), env.disk(bcached_env::DiskId(0)));
+    let unit = u64::from(disk.info().logical_block_sectors);
+    let bytes = disk.info().logical_block_sectors as usize * SECTOR;
+    let (result, kept) = spare.read(0, Buffer::zeroed(bytes)).await;
+    if result.is_ok() && kept.as_slice().iter().any(|byte| *byte != 0) {
+        let _unheard = disk.write_fua(64 * unit, kept.freeze()).await;
+        return;
+    }
+    let (result, found) = disk.read(64 * unit, Buffer::zeroed(bytes)).await;
+    if result.is_ok() {
+        let _unheard = spare.write_fua(0, found.freeze()).await;
+    }
+}
+
+impl Open {
+    /// One in [`SELDOM`] requests.
+    fn seldom(&self) -> bool {
+        self.requests.set(self.requests.get() + 1);
+        self.requests.get().is_multiple_of(SELDOM)
+    }
+
+    /// Does `work` after a while, unasked.
+    fn later(&self, work: impl Future<Output = Reply> + 'static) {
+        let env = self.env.clone();
+        let delay = Duration::from_micros(self.env.random() % 20_000);
+        self.env.spawn(async move {
+            env.sleep(delay).await;
+            work.await;
+        });
+    }
+
+    fn write(&self, disk: Disk, sector: u64, payload: Payload, fua: bool) -> Soon<Reply> {
+        let unit = u64::from(disk.info().logical_block_sectors);
+        let unit_bytes = disk.info().logical_block_sectors as usize * SECTOR;
+        let write = |sector, payload, fua| Request::Write { sector, payload, fua };
+        let half = payload.len() / unit_bytes / 2 * unit_bytes;
+        match self.fault {
+            Fault::FuaLost => Box::pin(serve(disk, write(sector, payload, false))),
+            Fault::WriteLate if self.seldom() => {
+                self.later(serve(disk, write(sector, payload, fua)));
+                done()
+            }
+            Fault::WriteHalfLate if half > 0 => {
+                let (first, rest) = (payload.slice(0..half), payload.slice(half..payload.len()));
+                let middle = sector + (half / SECTOR) as u64;
+                self.later(serve(disk.clone(), write(middle, rest, fua)));
+                Box::pin(serve(disk, write(sector, first, fua)))
+            }
+            Fault::WriteShort if half > 0 && self.seldom() => {
+                let short = payload.slice(0..payload.len() - unit_bytes);
+                Box::pin(serve(disk, write(sector, short, fua)))
+            }
+            Fault::WriteShifted if self.seldom() => {
+                let sectors = (payload.len() / SECTOR) as u64;
+                let shifted = (sector + unit).min(disk.info().sectors - sectors);
+                Box::pin(serve(disk, write(shifted, payload, fua)))
+            }
+            Fault::WriteThroughZero => Box::pin(async move {
+                let sectors = (payload.len() / SECTOR) as u64;
+                let _unheard = disk.zero(sector, sectors).await;
+                serve(disk, write(sector, payload, fua)).await
+            }),
+            Fault::Unaligned if self.seldom() => {
+                let off = if unit > 1 { sector + 1 } else { disk.info().sectors };
+                Box::pin(serve(disk, write(off, payload, fua)))
+            }
+            _ => Box::pin(serve(disk, write(sector, payload, fua))),
+        }
+    }
+
+    fn read(&self, volume: u32, disk: Disk, sector: u64, buffer: Buffer) -> Soon<Reply> {
+        match self.fault {
+            Fault::ReadStale => Box::pin(serve_seen(Rc::clone(&self.seen), disk, volume, sector, buffer)),
+            Fault::ReadElsewhere if self.seldom() => {
+                let other = disk_of(&self.env, (volume + 1) % self.volumes);
+                Box::pin(serve(other, Request::Read { sector, buffer }))
+            }
+            _ => Box::pin(serve(disk, Request::Read { sector, buffer })),
+        }
+    }
+}
+
+/// Serves what was read here before, once; else reads, and remembers.
+async fn serve_seen(seen: Rc<RefCell<Seen>>, disk: Disk, volume: u32, sector: u64, buffer: Buffer) -> Reply {
+    let kept = seen.borrow_mut().remove(&(volume, sector));
+    if let Some(kept) = kept.filter(|kept| kept.len() == buffer.len()) {
+        return Reply { result: Ok(()), buffer: Some(Buffer::copied_from(&kept)) };
+    }
+    let reply = serve(disk, Request::Read { sector, buffer }).await;
+    if let (Ok(()), Some(buffer)) = (&reply.result, &reply.buffer) {
+        seen.borrow_mut().insert((volume, sector), buffer.as_slice().to_vec());
+    }
+    reply
+}
+
+/// An answer at once.
+fn done() -> Soon<Reply> {
+    Box::pin(async { Reply { result: Ok(()), buffer: None } })
+}
+
+impl Running for Open {
+    fn volumes(&self) -> Vec<VolumeShape> {
+        shapes(&self.env, self.volumes)
+    }
+
+    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+        let disk = disk_of(&self.env, volume);
+        let unit = u64::from(disk.info().logical_block_sectors);
+        match (self.fault, request) {
+            (Fault::FlushSkipped, Request::Flush) => done(),
+            (Fault::FlushEarly, Request::Flush) => {
+                self.later(serve(disk, Request::Flush));
+                done()
+            }
+            (Fault::Forgets, _) if self.requests.replace(self.requests.get() + 1) == 60 => {
+                Box::pin(std::future::pending())
+            }
+            (Fault::DiscardWide, Request::Discard { sector, sectors }) => {
+                let sectors = (sectors + unit).min(disk.info().sectors - sector);
+                Box::pin(serve(disk, Request::WriteZeroes { sector, sectors, fua: false }))
+            }
+            (Fault::DiscardLate, Request::Discard { sector, sectors }) => {
+                self.later(serve(disk, Request::WriteZeroes { sector, sectors, fua: false }));
+                done()
+            }
+            (Fault::ZeroesHalf, Request::WriteZeroes { sector, sectors, fua }) => {
+                let sectors = (sectors / 2 / unit * unit).max(unit);
+                Box::pin(serve(disk, Request::WriteZeroes { sector, sectors, fua }))
+            }
+            (_, Request::Write { sector, payload, fua }) => self.write(disk, sector, payload, fua),
+            (_, Request::Read { sector, buffer }) => self.read(volume, disk, sector, buffer),
+            (_, request) => Box::pin(serve(disk, request)),
+        }
+    }
+
+    fn set_mode(&self, _volume: u32, _mode: Mode) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn stop(&self) -> Soon<Result<(), Refusal>> {
+        let skipped = self.fault == Fault::StopWithoutFlush;
+        let volumes = if skipped { 0 } else { self.volumes };
+        let disks: Vec<Disk> = (0..volumes).map(|volume| disk_of(&self.env, volume)).collect();
+        Box::pin(async move {
+            for disk in disks {
+                disk.flush().await.map_err(Refusal::from_error)?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! The smallest system: each volume is its backing device. It has no cache and no fault; it proves that the simulator
+//! does not cry wolf.
+
+use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use crate::disk::Device;
+use bcached_env::{Buffer, Disk, DiskId, Env, IoErrorKind, Note};
+use std::rc::Rc;
+
+/// Volume `v` is device `1 + v`.
+pub struct Passthrough;
+
+struct Open {
+    env: Env,
+    volumes: u32,
+}
+
+/// The device behind a volume.
+pub(super) fn disk_of(env: &Env, volume: u32) -> Disk {
+    env.disk(DiskId(1 + volume))
+}
+
+/// Devices without any metadata.
+pub(super) fn make(geometry: &Geometry) -> Vec<Device> {
+    let volumes = 0..u32::try_from(geometry.volumes.len()).expect("few volumes");
+    let backing = volumes.map(|volume| geometry.backing_device(volume, 0));
+    std::iter::once(geometry.cache_device()).chain(backing).collect()
+}
+
+/// The form of the volumes.
+pub(super) fn shapes(env: &Env, volumes: u32) -> Vec<VolumeShape> {
+    let info = |volume| disk_of(env, volume).info();
+    let shape = |volume| VolumeShape {
+        sectors: info(volume).sectors,
+        unit_sectors: info(volume).logical_block_sectors,
+    };
+    (0..volumes).map(shape).collect()
+}
+
+/// Does with the device what is asked of the volume.
+pub(super) async fn serve(disk: Disk, request: Request) -> Reply {
+    let mut memory: Option<Buffer> = None;
+    let result = match request {
+        Request::Read { sector, buffer } => {
+            let (result, buffer) = disk.read(sector, buffer).await;
+            memory = Some(buffer);
+            result
+        }
+        Request::Write { sector, payload, fua: true } => disk.write_fua(sector, payload).await,
+        Request::Write { sector, payload, fua: false } => disk.write(sector, payload).await,
+        Request::Flush => disk.flush().await,
+        Request::Discard { sector, sectors } => match disk.discard(sector, sectors).await {
+            // A discard is a hint; a device without it leaves the former values, which is allowed.
+            Err(error) if error.kind == IoErrorKind::Unsupported => Ok(()),
+            other => other,
+        },
+        Request::WriteZeroes { sector, sectors, fua } => match disk.zero(sector, sectors).await {
+            Ok(()) if fua => disk.flush().await,
+            other => other,
+        },
+    };
+    Reply { result: result.map_err(Refusal::from_error), buffer: memory }
+}
+
+impl System for Passthrough {
+    fn name(&self) -> &'static str {
+        "passthrough"
+    }
+
+    fn make(&self, geometry: &Geometry, _seed: u64) -> Vec<Device> {
+        make(geometry)
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        geometry: &Geometry,
+        _note: Box<dyn Note>,
+    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
+        Box::pin(async move { Ok(Rc::new(Open { env, volumes }) as Rc<dyn Running>) })
+    }
+}
+
+impl Running for Open {
+    fn volumes(&self) -> Vec<VolumeShape> {
+        shapes(&self.env, self.volumes)
+    }
+
+    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+        Box::pin(serve(disk_of(&self.env, volume), request))
+    }
+
+    fn set_mode(&self, _volume: u32, _mode: Mode) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn stop(&self) -> Soon<Result<(), Refusal>> {
+        let disks: Vec<Disk> = (0..self.volumes).map(|volume| disk_of(&self.env, volume)).collect();
+        Box::pin(async move {
+            for disk in disks {
+                disk.flush().await.map_err(Refusal::from_error)?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! What the clients do: a list of steps, drawn from a seed beforehand, so that it can be shown, shortened and replayed.
+//!
+//! The steps do not depend on answers; how they interleave does not stand here either: up to `depth` requests are in
+//! flight together, and the simulated world decides who comes when.
+
+mod generate;
+
+use crate::system::{Geometry, Mode};
+use std::fmt;
+use std::ops::Range;
+
+pub use generate::Shape;
+
+/// One thing that clients do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Ask for a write of a fresh stamp.
+    Write {
+        /// Volume.
+        volume: u32,
+        /// Sectors of the volume.
+        sectors: Range<u64>,
+        /// Durable on reply.
+        fua: bool,
+    },
+    /// Ask for a read and judge the answer.
+    Read {
+        /// Volume.
+        volume: u32,
+        /// Sectors of the volume.
+        sectors: Range<u64>,
+    },
+    /// Ask for a flush.
+    Flush {
+        /// Volume.
+        volume: u32,
+    },
+    /// Ask for a discard.
+    Discard {
+        /// Volume.
+        volume: u32,
+        /// Sectors of the volume.
+        sectors: Range<u64>,
+    },
+    /// Ask for zeroes.
+    Zero {
+        /// Volume.
+        volume: u32,
+        /// Sectors of the volume.
+        sectors: Range<u64>,
+        /// Durable on reply.
+        fua: bool,
+    },
+    /// Change a volume's cache mode, with requests in flight.
+    Mode {
+        /// Volume.
+        volume: u32,
+        /// New mode.
+        mode: Mode,
+    },
+    /// Let this many virtual milliseconds pass, for background work.
+    Pause(u64),
+    /// Wait for all answers.
+    Settle,
+    /// End this process, in one of three ways, and start the next.
+    Restart(Restart),
+}
+
+/// How a process ends within a workload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Restart {
+    /// All answers are awaited, then it stops in order.
+    Stop,
+    /// It dies with requests in flight; the seed says which operations land.
+    Death(u64),
+    /// The power goes with requests in flight; the seed says what survives.
+    Power(u64),
+}
+
+/// A run's script.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Its shape's name.
+    pub name: String,
+    /// The seed it was drawn from.
+    pub seed: u64,
+    /// What it runs on.
+    pub geometry: Geometry,
+    /// Requests in flight together.
+    pub depth: usize,
+    /// The steps, in order of asking.
+    pub steps: Vec<Step>,
+    /// How many steps were drawn.
+    pub drawn: usize,
+    /// Which of the originally drawn steps these are; `None` for all.
+    pub kept: Option<Vec<usize>>,
+}
+
+impl Workload {
+    /// The same workload with only the steps at these places (of the steps it has now).
+    #[must_use]
+    pub fn keep(&self, places: &[usize]) -> Self {
+        let original = |place: usize| self.kept.as_ref().map_or(place, |kept| kept[place]);
+        Self {
+            steps: places.iter().map(|place| self.steps[*place].clone()).collect(),
+            kept: Some(places.iter().map(|place| original(*place)).collect()),
+            ..self.clone()
+        }
+    }
+}
+
+/// Writes places as ranges: `0-3,7`.
+#[must_use]
+pub fn format_places(places: &[usize]) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for place in places {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *place => *last = *place,
+            _ => ranges.push((*place, *place)),
+        }
+    }
+    let text = |(first, last): &(usize, usize)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    ranges.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+/// Reads what [`format_places`] writes.
+///
+/// # Errors
+/// A sentence if it is something else.
+pub fn parse_places(text: &str) -> Result<Vec<usize>, String> {
+    let mut places = Vec::new();
+    for range in text.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number < 1_000_000);
+        match (number(first), number(last)) {
+            (Some(first), Some(last)) if first <= last => places.extend(first..=last),
+            _ => return Err(format!("steps are given as 0-3,7, not {text:?}")),
+        }
+    }
+    Ok(places)
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fua = |fua: &bool| if *fua { " fua" } else { "" };
+        match self {
+            Self::Write { volume, sectors, fua: durable } => {
+                write!(f, "write {volume} {sectors:?}{}", fua(durable))
+            }
+            Self::Read { volume, sectors } => write!(f, "read {volume} {sectors:?}"),
+            Self::Flush { volume } => write!(f, "flush {volume}"),
+            Self::Discard { volume, sectors } => write!(f, "discard {volume} {sectors:?}"),
+            Self::Zero { volume, sectors, fua: durable } => {
+                write!(f, "zero {volume} {sectors:?}{}", fua(durable))
+            }
+            Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
+            Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
+            Self::Settle => write!(f, "settle"),
+            Self::Restart(restart) => write!(f, "restart {restart:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_read_back_as_written() {
+        let places = [0, 1, 2, 3, 7, 9, 10];
+        assert_eq!(format_places(&places), "0-3,7,9-10");
+        assert_eq!(parse_places("0-3,7,9-10").unwrap(), places);
+        assert!(parse_places("3-1").is_err());
+        assert!(parse_places("x").is_err());
+    }
+
+    #[test]
+    fn keeping_twice_still_names_the_first_places() {
+        let workload = Shape::named("mixed").unwrap().draw(1);
+        let once = workload.keep(&[2, 4, 6]);
+        let twice = once.keep(&[0, 2]);
+        assert_eq!(twice.kept.as_deref(), Some(&[2, 6][..]));
+        assert_eq!(twice.steps, [workload.steps[2].clone(), workload.steps[6].clone()]);
+    }
+
+    /// Half the promises of a random workload: enough writes, and enough of them over live data.
+    #[test]
+    fn every_shape_has_its_share_of_writes_and_overlaps() {
+        for shape in Shape::all() {
+            let (mut requests, mut writes, mut overlaps) = (0u32, 0u32, 0u32);
+            for seed in 0..20 {
+                let mut live: Vec<(u32, Range<u64>)> = Vec::new();
+                for step in shape.draw(seed).steps {
+                    match step {
+                        Step::Write { volume, sectors, .. } | Step::Zero { volume, sectors, .. } => {
+                            let overlapping = live.iter().any(|(other, range)| {
+                                *other == volume && range.start < sectors.end && sectors.start < range.end
+                            });
+                            (requests, writes, overlaps) =
+                                (requests + 1, writes + 1, overlaps + u32::from(overlapping));
+                            live.push((volume, sectors));
+                        }
+                        Step::Read { .. } | Step::Discard { .. } | Step::Flush { .. } => requests += 1,
+                        _ => {}
+                    }
+                }
+            }
+            let name = shape.name;
+            assert!(writes * 100 >= requests * 40, "{name}: {writes} writes of {requests} requests");
+            assert!(overlaps * 100 >= writes * 20, "{name}: {overlaps} overlaps of {writes} writes");
+        }
+    }
+}

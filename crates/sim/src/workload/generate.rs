@@ -1,0 +1,278 @@
+//! Drawing workloads: named shapes, each a set of weights and sizes that brings out one kind of trouble.
+
+use super::{Restart, Step, Workload};
+use crate::digest::mix;
+use crate::system::{Geometry, Mode};
+use bcached_env::rng::Rng;
+use std::ops::Range;
+
+/// How likely each kind of step is, in parts of the sum.
+#[derive(Clone, Copy, Debug)]
+struct Weights {
+    write: u64,
+    read: u64,
+    flush: u64,
+    discard: u64,
+    zero: u64,
+    mode: u64,
+    pause: u64,
+    settle: u64,
+    restart: u64,
+}
+
+/// A kind of workload.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Its name on the command line.
+    pub name: &'static str,
+    weights: Weights,
+    steps: usize,
+    depth: usize,
+    volumes: usize,
+    /// Sectors of a volume that are used.
+    span: u64,
+    /// Longest request, in sectors.
+    longest: u64,
+    /// One write in so many carries FUA.
+    fua_one_in: u64,
+    /// Buckets are 8 or 16 KiB, so that trees get deep, rather than 64 KiB.
+    small_buckets: bool,
+}
+
+const MIXED: Weights =
+    Weights { write: 46, read: 30, flush: 6, discard: 4, zero: 4, mode: 1, pause: 4, settle: 2, restart: 1 };
+
+const SHAPES: [Shape; 6] = [
+    // A bit of everything, two volumes, restarts in between.
+    Shape {
+        name: "mixed",
+        weights: MIXED,
+        steps: 300,
+        depth: 8,
+        volumes: 2,
+        span: 4096,
+        longest: 128,
+        fua_one_in: 8,
+        small_buckets: false,
+    },
+    // Few steps, no restarts of its own: for crash points, each of which restarts.
+    Shape {
+        name: "points",
+        weights: Weights { restart: 0, mode: 0, ..MIXED },
+        steps: 60,
+        depth: 6,
+        volumes: 1,
+        span: 1024,
+        longest: 64,
+        fua_one_in: 6,
+        small_buckets: true,
+    },
+    // A few blocks that everybody wants.
+    Shape {
+        name: "hot",
+        weights: Weights { flush: 10, discard: 6, zero: 6, ..MIXED },
+        steps: 400,
+        depth: 16,
+        volumes: 1,
+        span: 96,
+        longest: 24,
+        fua_one_in: 5,
+        small_buckets: false,
+    },
+    // More data than the cache holds, over and over: buckets are reused, trees split.
+    Shape {
+        name: "turnover",
+        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..MIXED },
+        steps: 1500,
+        depth: 16,
+        volumes: 1,
+        span: 32 * 1024,
+        longest: 512,
+        fua_one_in: 32,
+        small_buckets: true,
+    },
+    // Small scattered writes: many keys, deep trees, a busy journal.
+    Shape {
+        name: "scatter",
+        weights: Weights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..MIXED },
+        steps: 1500,
+        depth: 16,
+        volumes: 2,
+        span: 16 * 1024,
+        longest: 9,
+        fua_one_in: 16,
+        small_buckets: true,
+    },
+    // Ends of processes, of all kinds, close to each other.
+    Shape {
+        name: "restarts",
+        weights: Weights { restart: 8, mode: 3, ..MIXED },
+        steps: 200,
+        depth: 8,
+        volumes: 2,
+        span: 2048,
+        longest: 128,
+        fua_one_in: 8,
+        small_buckets: true,
+    },
+];
+
+impl Shape {
+    /// All shapes.
+    #[must_use]
+    pub const fn all() -> &'static [Self] {
+        &SHAPES
+    }
+
+    /// The shape of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        SHAPES.iter().find(|shape| shape.name == name).cloned()
+    }
+
+    /// The same shape with another number of steps.
+    #[must_use]
+    pub const fn with_steps(mut self, steps: usize) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    /// The workload of this shape and seed.
+    #[must_use]
+    pub fn draw(&self, seed: u64) -> Workload {
+        let mut rng = Rng::new(mix(&[seed, self.steps as u64]));
+        let geometry = self.geometry(&mut rng);
+        let unit = u64::from(geometry.block_sectors);
+        let mut painter = Painter { shape: self, rng, unit, recent: Vec::new() };
+        let steps = (0..self.steps).map(|_| painter.step()).collect();
+        Workload {
+            name: self.name.to_owned(),
+            seed,
+            geometry,
+            depth: self.depth,
+            steps,
+            drawn: self.steps,
+            kept: None,
+        }
+    }
+
+    /// A few more steps for after a recovery.
+    #[must_use]
+    pub fn aftermath(workload: &Workload, seed: u64, steps: usize) -> Vec<Step> {
+        let shape = Self::named(&workload.name).unwrap_or_else(|| SHAPES[0].clone());
+        let calm = Self { weights: Weights { restart: 0, pause: 1, ..shape.weights }, ..shape };
+        let unit = u64::from(workload.geometry.block_sectors);
+        let mut painter = Painter { shape: &calm, rng: Rng::new(seed), unit, recent: Vec::new() };
+        (0..steps).map(|_| painter.step()).collect()
+    }
+
+    fn geometry(&self, rng: &mut Rng) -> Geometry {
+        let block_sectors = if rng.one_in(2) { 1 } else { 8 };
+        let bucket_sectors = match (self.small_buckets, rng.one_in(2)) {
+            (true, true) => 16,
+            (true, false) => 32,
+            (false, _) => 128,
+        };
+        let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
+        Geometry {
+            block_sectors,
+            bucket_sectors,
+            buckets: 600 + rng.below(400),
+            volumes: vec![self.span; self.volumes],
+            torn_sectors,
+            backing_volatile: !rng.one_in(4),
+            cache_volatile: !rng.one_in(4),
+            note_records: 64 << rng.below(6),
+        }
+    }
+}
+
+/// Draws steps one by one; remembers where it wrote, to come back there.
+struct Painter<'a> {
+    shape: &'a Shape,
+    rng: Rng,
+    unit: u64,
+    recent: Vec<(u32, Range<u64>)>,
+}
+
+/// Places remembered.
+const RECENT_MAX: usize = 32;
+
+impl Painter<'_> {
+    fn step(&mut self) -> Step {
+        let Weights { write, read, flush, discard, zero, mode, pause, settle, restart } = self.shape.weights;
+        let weights = [write, read, flush, discard, zero, mode, pause, settle, restart];
+        let mut pick = self.rng.below(weights.iter().sum());
+        let mut kind = 0;
+        while pick >= weights[kind] {
+            pick -= weights[kind];
+            kind += 1;
+        }
+        match kind {
+            0 => {
+                let (volume, sectors) = self.place();
+                self.remember(volume, &sectors);
+                Step::Write { volume, sectors, fua: self.rng.one_in(self.shape.fua_one_in) }
+            }
+            1 => {
+                let (volume, sectors) = self.place();
+                Step::Read { volume, sectors }
+            }
+            2 => Step::Flush { volume: self.volume() },
+            3 => {
+                let (volume, sectors) = self.place();
+                Step::Discard { volume, sectors }
+            }
+            4 => {
+                let (volume, sectors) = self.place();
+                self.remember(volume, &sectors);
+                Step::Zero { volume, sectors, fua: self.rng.one_in(self.shape.fua_one_in) }
+            }
+            5 => {
+                let modes =
+                    [Mode::Writethrough, Mode::Writeback, Mode::Writeback, Mode::Writearound, Mode::None];
+                let mode = modes[usize::try_from(self.rng.below(5)).expect("below five")];
+                Step::Mode { volume: self.volume(), mode }
+            }
+            6 => Step::Pause(1 << self.rng.below(8)),
+            7 => Step::Settle,
+            _ => Step::Restart(match self.rng.below(3) {
+                0 => Restart::Stop,
+                1 => Restart::Death(self.rng.next()),
+                _ => Restart::Power(self.rng.next()),
+            }),
+        }
+    }
+
+    fn volume(&mut self) -> u32 {
+        u32::try_from(self.rng.below(self.shape.volumes as u64)).expect("few volumes")
+    }
+
+    /// Half of the time at or near a recent write, else anywhere; lengths lean to the short.
+    fn place(&mut self) -> (u32, Range<u64>) {
+        let blocks = self.shape.span / self.unit;
+        let longest = (self.shape.longest / self.unit).clamp(1, blocks);
+        let length = 1 + (self.rng.below(longest) >> self.rng.below(5));
+        if !self.recent.is_empty() && self.rng.one_in(2) {
+            let pick = usize::try_from(self.rng.below(self.recent.len() as u64)).expect("few places");
+            let (volume, near) = self.recent[pick].clone();
+            if self.rng.one_in(3) {
+                return (volume, near);
+            }
+            let within = near.start / self.unit + self.rng.below((near.end - near.start) / self.unit);
+            let first = within.saturating_sub(self.rng.below(length)).min(blocks - length);
+            return (volume, first * self.unit..(first + length) * self.unit);
+        }
+        let first = self.rng.below(blocks - length + 1);
+        (self.volume(), first * self.unit..(first + length) * self.unit)
+    }
+
+    fn remember(&mut self, volume: u32, sectors: &Range<u64>) {
+        if self.recent.len() < RECENT_MAX {
+            self.recent.push((volume, sectors.clone()));
+        } else {
+            let place = usize::try_from(self.rng.below(RECENT_MAX as u64)).expect("few places");
+            self.recent[place] = (volume, sectors.clone());
+        }
+    }
+}

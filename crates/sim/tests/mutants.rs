@@ -1,0 +1,56 @@
+//! The simulator would notice: every fault of `system::mutant` is caught by random workloads alone.
+
+use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::failure::Failure;
+use bcached_sim::minimise::{fault_of, minimise};
+use bcached_sim::system::System;
+use bcached_sim::system::mutant::{ALL, Fault, Mutant};
+use bcached_sim::workload::Shape;
+use std::rc::Rc;
+
+/// The failure that the random workloads find first, and after how many of them.
+fn caught(system: &Rc<dyn System>) -> Option<(u64, Failure)> {
+    for seed in 0..6 {
+        for name in ["mixed", "hot", "restarts"] {
+            if let Some(failure) = fault_of(system, &Shape::named(name).unwrap().draw(seed)) {
+                return Some((seed, failure));
+            }
+        }
+        let workload = Shape::named("points").unwrap().draw(seed);
+        if let Err(failure) = sweep(system, &workload, Depth::QUICK) {
+            return Some((seed, *failure));
+        }
+    }
+    None
+}
+
+#[test]
+fn every_fault_is_caught() {
+    let mut missed = Vec::new();
+    for fault in ALL {
+        let system: Rc<dyn System> = Rc::new(Mutant::new(fault));
+        match caught(&system) {
+            Some((seed, failure)) => println!("{fault:?}: round {seed}: {failure}"),
+            None => missed.push(fault),
+        }
+    }
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+#[test]
+fn a_failure_is_shortened() {
+    let system: Rc<dyn System> = Rc::new(Mutant::new(Fault::ZeroesHalf));
+    let workload = Shape::named("mixed").unwrap().draw(1);
+    let failure = fault_of(&system, &workload).expect("zeroes are halved");
+    let minimal = minimise(&system, &workload, failure, 400);
+    println!("{}", minimal.failure);
+    // One zeroing and at most one read: even without, the last verification reads.
+    assert!(minimal.workload.steps.len() <= 3, "{:?}", minimal.workload.steps);
+    let command = minimal.failure.command();
+    assert!(
+        command.starts_with(
+            "sim run --system mutant-ZeroesHalf --workload mixed --length 300 --seed 1 --steps "
+        ),
+        "{command}"
+    );
+}
