@@ -168,3 +168,21 @@ pub trait Running {
     /// Stops in order; everything acknowledged is durable then.
     fn stop(&self) -> Soon<Result<(), Refusal>>;
 }
+
+/// The system of this name.
+#[must_use]
+pub fn system_named(name: &str) -> Option<Rc<dyn System>> {
+    all_systems().into_iter().find(|system| system.name() == name)
+}
+
+/// The names that [`system_named`] knows.
+#[must_use]
+pub fn system_names() -> Vec<String> {
+    all_systems().iter().map(|system| system.name().to_owned()).collect()
+}
+
+fn all_systems() -> Vec<Rc<dyn System>> {
+    let mut systems: Vec<Rc<dyn System>> = vec![Rc::new(passthrough::Passthrough)];
+    systems.extend(mutant::ALL.map(|fault| Rc::new(mutant::Mutant::new(fault)) as Rc<dyn System>));
+    systems
+}

@@ -10,10 +10,10 @@ use std::rc::Rc;
 
 fn trace(name: &str, seed: u64) -> (Vec<String>, u64, u64) {
     let system: Rc<dyn System> = Rc::new(Passthrough);
-    let workload = Shape::named(name).unwrap().with_steps(150).draw(seed);
+    let workload = Shape::named(name).expect("a shape").with_steps(150).draw(seed);
     let mut rig = rig_for(&system, &workload);
     rig.world.borrow_mut().trace.record();
-    whole(&mut rig, &workload).unwrap();
+    whole(&mut rig, &workload).expect("no fault");
     let world = rig.world.borrow();
     let contents = world.devices.iter().fold(0, |sum, device| sum ^ device.medium().digest());
     (world.trace.lines().to_vec(), world.trace.digest(), contents)

@@ -12,11 +12,11 @@ use std::rc::Rc;
 fn caught(system: &Rc<dyn System>) -> Option<(u64, Failure)> {
     for seed in 0..6 {
         for name in ["mixed", "hot", "restarts"] {
-            if let Some(failure) = fault_of(system, &Shape::named(name).unwrap().draw(seed)) {
+            if let Some(failure) = fault_of(system, &Shape::named(name).expect("a shape").draw(seed)) {
                 return Some((seed, failure));
             }
         }
-        let workload = Shape::named("points").unwrap().draw(seed);
+        let workload = Shape::named("points").expect("a shape").draw(seed);
         if let Err(failure) = sweep(system, &workload, Depth::QUICK) {
             return Some((seed, *failure));
         }

@@ -1,0 +1,276 @@
+//! `sim`: runs seeds, and shows a failing one again.
+//!
+//! Exit status: 0 when nothing was found, 1 when a fault was, 2 when the command line is wrong.
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use bcached_sim::crashpoints::{Depth, replay, sweep};
+use bcached_sim::failure::{Cut, Failure};
+use bcached_sim::minimise::{fault_of, minimise};
+use bcached_sim::rig::Figures;
+use bcached_sim::run::{rig_for, whole};
+use bcached_sim::system::{System, system_named, system_names};
+use bcached_sim::workload::{Shape, Workload, parse_places};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Runs that shortening a failure may take.
+const MINIMISE_TRIES: u32 = 300;
+
+#[derive(Parser)]
+#[command(name = "sim", about = "Runs a system in a simulated world, from a seed", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run one workload, or show a failure again.
+    Run(RunArgs),
+    /// Run many seeds, each whole and then with a crash at every operation.
+    Sweep(SweepArgs),
+    /// Name the systems and workloads.
+    List,
+}
+
+/// What is run.
+#[derive(Args, Clone)]
+struct What {
+    /// The system under test.
+    #[arg(long, default_value = "passthrough")]
+    system: String,
+    /// The workload's shape.
+    #[arg(long, default_value = "mixed")]
+    workload: String,
+    /// Number of steps instead of the shape's own.
+    #[arg(long)]
+    length: Option<usize>,
+}
+
+#[derive(Args)]
+struct RunArgs {
+    #[command(flatten)]
+    what: What,
+    /// The seed.
+    #[arg(long)]
+    seed: u64,
+    /// Only these of the steps, as 0-3,7.
+    #[arg(long)]
+    steps: Option<String>,
+    /// Crash at this point, as POINT:power|death:nothing|everything|SUBSET.
+    #[arg(long)]
+    cut: Option<String>,
+    /// Crash the recovery from it at this point of its own.
+    #[arg(long, requires = "cut")]
+    then: Option<String>,
+    /// Print the steps and every device operation (of the run, not of what follows a crash).
+    #[arg(long)]
+    trace: bool,
+    /// Look for a shorter way to the failure.
+    #[arg(long)]
+    minimise: bool,
+}
+
+#[derive(Args)]
+struct SweepArgs {
+    #[command(flatten)]
+    what: What,
+    /// First and one past the last seed, as 0..100.
+    #[arg(long, value_parser = parse_seeds)]
+    seeds: std::ops::Range<u64>,
+    /// How thorough.
+    #[arg(long, value_enum, default_value = "quick")]
+    depth: Thoroughness,
+    /// Crash at one point in so many.
+    #[arg(long, default_value_t = 1)]
+    every: u64,
+    /// Threads.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+    /// Go on after a failure.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Thoroughness {
+    /// No crashes but those of the workload.
+    Whole,
+    /// Two seeded subsets at each point.
+    Quick,
+    /// Eight.
+    Full,
+}
+
+fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let wrong = || format!("seeds are given as 0..100, not {text:?}");
+    let (first, end) = text.split_once("..").ok_or_else(wrong)?;
+    Ok(first.parse().map_err(|_| wrong())?..end.parse().map_err(|_| wrong())?)
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run(&args),
+        Command::Sweep(args) => sweep_seeds(&args),
+        Command::List => {
+            println!("systems: {}", system_names().join(" "));
+            let shapes: Vec<&str> = Shape::all().iter().map(|shape| shape.name).collect();
+            println!("workloads: {}", shapes.join(" "));
+            Ok(true)
+        }
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("sim: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+impl What {
+    fn system(&self) -> Result<Rc<dyn System>> {
+        let names = || system_names().join(", ");
+        system_named(&self.system)
+            .with_context(|| format!("no system {:?}; there are {}", self.system, names()))
+    }
+
+    fn draw(&self, seed: u64) -> Result<Workload> {
+        let shape =
+            Shape::named(&self.workload).with_context(|| format!("no workload {:?}", self.workload))?;
+        let shape = self.length.map_or(shape.clone(), |length| shape.with_steps(length));
+        Ok(shape.draw(seed))
+    }
+}
+
+fn run(args: &RunArgs) -> Result<bool> {
+    let system = args.what.system()?;
+    let mut workload = args.what.draw(args.seed)?;
+    if let Some(text) = &args.steps {
+        let places = parse_places(text).map_err(|sentence| anyhow!(sentence))?;
+        if places.iter().any(|place| *place >= workload.steps.len()) {
+            bail!("the workload has only {} steps", workload.steps.len());
+        }
+        workload = workload.keep(&places);
+    }
+    let mut cuts: Vec<Cut> = Vec::new();
+    for text in [&args.cut, &args.then].into_iter().flatten() {
+        cuts.push(text.parse().map_err(|sentence: String| anyhow!(sentence))?);
+    }
+    if args.trace {
+        for (place, step) in workload.steps.iter().enumerate() {
+            println!("{place} {step}");
+        }
+        let mut rig = rig_for(&system, &workload);
+        rig.world.borrow_mut().trace.record();
+        // What goes wrong is reported below.
+        let _outcome = whole(&mut rig, &workload);
+        for line in rig.world.borrow().trace.lines() {
+            println!("{line}");
+        }
+    }
+    let found = if cuts.is_empty() {
+        fault_of(&system, &workload)
+    } else {
+        replay(&system, &workload, &cuts, Depth::QUICK).err().map(|failure| *failure)
+    };
+    match found {
+        None => println!("nothing found"),
+        Some(failure) => {
+            println!("{failure}");
+            if args.minimise {
+                shorten(&system, &workload, failure);
+            }
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) {
+    let minimal = minimise(system, workload, failure, MINIMISE_TRIES);
+    println!(
+        "shortened to {} steps in {} tries: {}",
+        minimal.workload.steps.len(),
+        minimal.tries,
+        minimal.failure
+    );
+    for step in &minimal.workload.steps {
+        println!("    {step}");
+    }
+}
+
+/// One seed: the whole workload, then the crash points.
+fn sweep_seed(args: &SweepArgs, seed: u64) -> Result<Result<Figures, Failure>> {
+    let system = args.what.system()?;
+    let workload = args.what.draw(seed)?;
+    let depth = match args.depth {
+        Thoroughness::Whole => {
+            let result = whole(&mut rig_for(&system, &workload), &workload);
+            return Ok(result.map_err(|fault| Failure::new(fault, system.name(), &workload, &[])));
+        }
+        Thoroughness::Quick => Depth::QUICK,
+        Thoroughness::Full => Depth::FULL,
+    };
+    let depth = Depth { every: args.every.max(1), ..depth };
+    Ok(match sweep(&system, &workload, depth) {
+        Ok(figures) => Ok(figures),
+        Err(failure) => {
+            println!("{failure}");
+            let minimal = minimise(&system, &workload, *failure, MINIMISE_TRIES / 10);
+            Err(minimal.failure)
+        }
+    })
+}
+
+fn sweep_seeds(args: &SweepArgs) -> Result<bool> {
+    args.what.system()?;
+    args.what.draw(0)?;
+    let next = AtomicU64::new(args.seeds.start);
+    let (total, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0));
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.clamp(1, 64) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    let stop = !args.keep_going && failures.load(Ordering::Relaxed) > 0;
+                    if seed >= args.seeds.end || stop {
+                        return;
+                    }
+                    match sweep_seed(args, seed) {
+                        Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
+                        Ok(Err(failure)) => {
+                            failures.fetch_add(1, Ordering::Relaxed);
+                            println!("seed {seed}: {failure}");
+                        }
+                        // The arguments were tried before the first seed.
+                        Err(error) => println!("seed {seed}: {error:#}"),
+                    }
+                }
+            });
+        }
+    });
+    let figures = *total.lock().expect("no thread panics with it");
+    print_figures(&figures, began.elapsed().as_secs_f64());
+    let failures = failures.load(Ordering::Relaxed);
+    println!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
+    Ok(failures == 0)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn print_figures(figures: &Figures, seconds: f64) {
+    let rate = |count: u64| count as f64 / seconds.max(0.001);
+    let Figures { requests, operations, lives, crashes, crashes_in_recovery, virtual_ns } = *figures;
+    println!("requests            {requests:>12} {:>10.0}/s", rate(requests));
+    println!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
+    println!("processes           {lives:>12} {:>10.0}/s", rate(lives));
+    println!("crashes             {crashes:>12} {:>10.0}/s", rate(crashes));
+    println!("  inside recoveries {crashes_in_recovery:>12}");
+    println!("virtual seconds     {:>12.1}", virtual_ns as f64 / 1e9);
+}
