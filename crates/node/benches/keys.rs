@@ -72,22 +72,33 @@ fn main() {
         let start = random(&mut seed) % (KEYS * 16);
         black_box(node.overlapping(Inode(0), start, start + 8).map(Key::sectors).sum::<u64>());
     });
-    let mut nodes: Vec<Node> = (0..20).map(|_| node.clone()).collect();
-    measure("insert 4 KiB over an old key, first set open", 20_000, |round| {
-        let index = random(&mut seed) % KEYS;
-        let node = &mut nodes[usize::try_from(round % 20).expect("small")];
-        node.insert(&key(index, random(&mut seed) % (1 << 20)), &mut |gone| {
+    drop(node);
+    for count in [1, 20] {
+        measure_inserts(count, &mut seed);
+    }
+    measure_read(&mut seed);
+}
+
+/// Inserts spread over `count` nodes: one stays in the processor's cache, 20 do not.
+fn measure_inserts(count: u64, seed: &mut u64) {
+    let rounds = 1000 * count;
+    let nodes_of = |keys: Vec<Key>| -> Vec<Node> {
+        (0..count).map(|_| Node::from_keys(own(40), 0, 1, &GEOMETRY, &keys)).collect()
+    };
+    let mut nodes = nodes_of((0..KEYS).map(|index| key(index, index * 2)).collect());
+    measure(&format!("insert over an old key, {count} nodes"), rounds, |round| {
+        let node = &mut nodes[usize::try_from(round % count).expect("small")];
+        let key = key(random(seed) % KEYS, random(seed) % (1 << 20));
+        node.insert(&key, &mut |gone| {
             black_box(gone);
         });
     });
-    let sparse: Vec<Key> = (0..KEYS / 2).map(|index| key(index * 2, index * 2)).collect();
-    let mut nodes: Vec<Node> = (0..20).map(|_| Node::from_keys(own(40), 0, 1, &GEOMETRY, &sparse)).collect();
-    measure("insert 4 KiB into a gap", 20_000, |round| {
-        let index = random(&mut seed) % (KEYS / 2) * 2 + 1;
-        let node = &mut nodes[usize::try_from(round % 20).expect("small")];
-        node.insert(&key(index, random(&mut seed) % (1 << 20)), &mut |_| ());
+    let mut nodes = nodes_of((0..KEYS / 2).map(|index| key(index * 2, index * 2)).collect());
+    measure(&format!("insert into a gap, {count} nodes"), rounds, |round| {
+        let node = &mut nodes[usize::try_from(round % count).expect("small")];
+        let key = key(random(seed) % (KEYS / 2) * 2 + 1, random(seed) % (1 << 20));
+        node.insert(&key, &mut |_| ());
     });
-    measure_read(&mut seed);
 }
 
 /// A node of one large set and 32 small ones over it.
@@ -108,7 +119,7 @@ fn measure_read(seed: &mut u64) {
     }
     let read = Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
     println!("a node of {sets} sets, {} keys merged", read.len());
-    measure("read it", 200, |_| {
+    measure(&format!("read it ({} KiB in memory)", read.memory_bytes() >> 10), 200, |_| {
         black_box(Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it"));
     });
     measure("its living keys, for a fresh node", 200, |_| {

@@ -85,7 +85,8 @@ impl SortedKeys {
         } else {
             self.rebound(chunk);
         }
-        for left in (chunk.saturating_sub(1)..=chunk + 1).rev() {
+        // A chunk may be overfull although the one behind it lost keys: then that is two further now.
+        for left in (chunk.saturating_sub(1)..=chunk + 2).rev() {
             self.join(left);
         }
     }

@@ -53,6 +53,21 @@ fn place(keys: &SortedKeys, index: usize) -> Place {
     Place { chunk: keys.chunks.len(), index: 0 }
 }
 
+/// One key of a full chunk and some of the next are replaced by three: the chunk is divided, and the rest of the next
+/// one, now two further, must find its neighbour.
+#[test]
+fn a_splice_can_divide_a_chunk_and_shrink_the_next_but_one() {
+    let mut keys = SortedKeys::from_sorted((0..200).map(|index| key(index << 32)));
+    assert_eq!(keys.chunks.iter().map(Vec::len).collect::<Vec<_>>(), [60, 60, 60, 20]);
+    for index in 0..4 {
+        keys.splice(place(&keys, 0), 0, &[key(index)]);
+    }
+    let after = keys.chunks[0][63].end;
+    keys.splice(place(&keys, 63), 50, &[key(after), key(after), key(after)]);
+    check_invariants(&keys);
+    assert_eq!(keys.chunks.iter().map(Vec::len).collect::<Vec<_>>(), [33, 44, 60, 20]);
+}
+
 proptest! {
     #[test]
     fn sorted_keys_are_a_sorted_vector(start in 0..500_u64, steps in prop::collection::vec(step(), 1..300)) {

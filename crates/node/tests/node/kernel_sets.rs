@@ -198,3 +198,19 @@ fn dropped_keys_come_back_with_the_next_read() {
     assert_eq!((node.len(), node.words_in_view(), node.words_on_disk()), (1, 3, 6));
     assert_eq!(Node::read(own, 0, &GEOMETRY, &image.bytes).expect("legal").len(), 2);
 }
+
+#[test]
+fn more_pieces_than_two_nodes_can_hold_are_refused() {
+    // Each key of one pointer cuts a piece of two pointers off: three words on disk make seven.
+    let pointers = [49_152, 53_248].map(|sector| extent(0, 0, 8, sector, true).pointers.as_slice()[0]);
+    let pointers = Pointers::from_slice(&pointers).expect("two");
+    let mirrored = Key { pointers, ..extent(0, 0, 1000, 49_152, true) };
+    let cuts =
+        |count: u64| (0..count).map(|i| extent(0, i * 8 + 4, i * 8 + 8, 60_000, true)).collect::<Vec<_>>();
+    let (own, few) = (root(512), [vec![mirrored], cuts(4)]);
+    let node =
+        Node::read(own, 0, &GEOMETRY, &Image::of_sets(&own, &few).bytes).expect("twice as many at most");
+    assert_eq!((node.words_on_disk(), node.words_in_view()), (16, 32));
+    let fault = fault_of(own, 0, &[vec![mirrored], cuts(5)]);
+    assert_eq!(fault, NodeFault::TooManyPieces { limit: 2 * 19, found: 39 });
+}

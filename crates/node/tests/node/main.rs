@@ -5,5 +5,6 @@ mod children;
 mod damage;
 mod kernel_sets;
 mod model;
+mod replace;
 mod sample;
 mod splits;
