@@ -34,3 +34,24 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     });
     done.collect()
 }
+
+/// Runs two futures to their end.
+pub async fn join_two<A: Future, B: Future>(first: A, second: B) -> (A::Output, B::Output) {
+    let (mut first, mut second) = (core::pin::pin!(first), core::pin::pin!(second));
+    let (mut first_done, mut second_done) = (None, None);
+    core::future::poll_fn(|context| {
+        if first_done.is_none()
+            && let Poll::Ready(output) = first.as_mut().poll(context)
+        {
+            first_done = Some(output);
+        }
+        if second_done.is_none()
+            && let Poll::Ready(output) = second.as_mut().poll(context)
+        {
+            second_done = Some(output);
+        }
+        if first_done.is_some() && second_done.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    (first_done.expect("both are done"), second_done.expect("both are done"))
+}

@@ -1,0 +1,308 @@
+//! The tree as synchronous attempts: each completes, or names what is missing and has changed nothing.
+//!
+//! An attempt touches one leaf; longer ranges go leaf by leaf (decision 14). Only here do keys of a leaf change, and
+//! in the same transition the live and dirty counts of their buckets, the volume's dirty count, the journal entry and
+//! the note change with them.
+
+pub mod cache;
+pub mod load;
+pub mod split;
+pub mod walk;
+pub mod write;
+
+use crate::space::Buckets;
+use crate::state::State;
+use alloc::vec::Vec;
+use bcached_env::NoteRecord;
+use bcached_format::{Inode, Key, Pointer, Pointers, Position};
+
+/// What an attempt came to.
+#[derive(Debug)]
+pub enum Attempt<T> {
+    /// It completed.
+    Done(T),
+    /// It changed nothing; see to this and try again.
+    Needs(Need),
+}
+
+/// What an attempt is missing.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// A node must be in memory.
+    Node(Child),
+    /// The leaf for the start `at` has no room for `words` more: it must be compacted or split.
+    Split {
+        /// Start of an extent in the leaf.
+        at: Position,
+        /// Words of keys to be added.
+        words: usize,
+    },
+    /// The leaf is being split.
+    Gate,
+    /// The journal or the note has no room.
+    Journal,
+}
+
+/// A node as its parent names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Child {
+    /// The parent's key for it.
+    pub key: Key,
+    /// Its level; 0 is a leaf.
+    pub level: u8,
+}
+
+impl Child {
+    /// Where the node is. The one place that chooses among a node's copies.
+    #[must_use]
+    pub fn pointer(&self) -> Pointer {
+        pointer_to_read(&self.key.pointers).expect("child keys are checked to have a pointer")
+    }
+}
+
+/// Which copy of an extent to read: the only place that picks one.
+#[must_use]
+pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
+    pointers.as_slice().first().copied()
+}
+
+/// What a part of a range is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Nothing cached.
+    Hole,
+    /// Cached.
+    Cached {
+        /// Where the part starts on the cache device.
+        pointers: Pointers,
+        /// The newest data is only here.
+        dirty: bool,
+    },
+}
+
+/// A part of a range, in sectors of the key space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// First sector.
+    pub start: u64,
+    /// End, exclusive.
+    pub end: u64,
+    /// What is there.
+    pub content: Content,
+}
+
+/// How an insert is recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// In the journal and, if the data above has been or will be acknowledged, in the note.
+    Journal,
+    /// It comes from this journal entry.
+    Replay(u64),
+    /// Not at all: a fill, whose loss loses nothing.
+    Fill,
+}
+
+impl State {
+    /// The leaf whose range holds the extent start `start`.
+    fn leaf_for(&mut self, start: Position) -> Result<usize, Need> {
+        self.descend(start, 0)
+    }
+
+    /// The node at `level` on the way to `start`.
+    pub(crate) fn descend(&mut self, start: Position, level: u8) -> Result<usize, Need> {
+        let mut child = self.root;
+        loop {
+            let Some(slot) = self.nodes.find(child.pointer()) else { return Err(Need::Node(child)) };
+            if child.level == level {
+                return Ok(slot);
+            }
+            let key = self.nodes.get(slot).node.child_for(start);
+            let key = *key.expect("the children of a checked node reach its end");
+            child = Child { key, level: child.level - 1 };
+        }
+    }
+
+    /// What is known of `[start, end)` of volume `inode`, as far as one leaf says: the pieces in order, and where
+    /// they end (at most `end`).
+    pub(crate) fn lookup(
+        &mut self,
+        inode: Inode,
+        start: u64,
+        end: u64,
+        pieces: &mut dyn FnMut(Piece),
+    ) -> Attempt<u64> {
+        let slot = match self.leaf_for(Position::new(inode, start)) {
+            Ok(slot) => slot,
+            Err(need) => return Attempt::Needs(need),
+        };
+        let node = &self.nodes.get(slot).node;
+        let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
+        let mut at = start;
+        for key in node.overlapping(inode, start, upto) {
+            let Some(part) = key.cut(start, upto) else { continue };
+            if part.pointers.as_slice().iter().all(|pointer| self.buckets.is_stale(*pointer)) {
+                continue;
+            }
+            if at < part.start() {
+                pieces(Piece { start: at, end: part.start(), content: Content::Hole });
+            }
+            let content = Content::Cached { pointers: part.pointers, dirty: part.dirty };
+            pieces(Piece { start: part.start(), end: part.end, content });
+            at = part.end;
+        }
+        if at < upto {
+            pieces(Piece { start: at, end: upto, content: Content::Hole });
+        }
+        Attempt::Done(upto)
+    }
+
+    /// The keys of one leaf that overlap `[start, end)`, uncut and stale ones included; returns where the leaf (or the
+    /// range) ends.
+    pub(crate) fn keys_in_leaf(
+        &mut self,
+        inode: Inode,
+        start: u64,
+        end: u64,
+        visit: &mut dyn FnMut(&Buckets, &Key),
+    ) -> Attempt<u64> {
+        let slot = match self.leaf_for(Position::new(inode, start)) {
+            Ok(slot) => slot,
+            Err(need) => return Attempt::Needs(need),
+        };
+        let node = &self.nodes.get(slot).node;
+        let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
+        for key in node.overlapping(inode, start, upto) {
+            visit(&self.buckets, key);
+        }
+        Attempt::Done(upto)
+    }
+
+    /// Inserts as much of `key` as its first leaf takes, over whatever is there. Returns where that ends.
+    pub(crate) fn insert(&mut self, key: &Key, record: Record) -> Attempt<u64> {
+        let slot = match self.leaf_to_change(key.start_position(), key.words()) {
+            Ok(slot) => slot,
+            Err(need) => return Attempt::Needs(need),
+        };
+        if record == Record::Journal && !self.can_record(key.words(), 1) {
+            return Attempt::Needs(Need::Journal);
+        }
+        let position = self.nodes.get(slot).node.position();
+        let part = if position.inode > key.inode { Some(*key) } else { key.cut(0, position.offset) };
+        let part = part.expect("the leaf for a start reaches beyond it");
+        let sequence = self.record(slot, &part, record);
+        self.put(slot, &part, sequence);
+        Attempt::Done(part.end)
+    }
+
+    /// Replaces what still equals `expected` in `[expected.start(), upto)` by the same part of `new`, within the
+    /// first leaf; returns where that leaf ends and how many sectors were replaced.
+    pub(crate) fn replace(&mut self, expected: &Key, new: &Key) -> Attempt<(u64, u64)> {
+        let slot = match self.leaf_to_change(expected.start_position(), 0) {
+            Ok(slot) => slot,
+            Err(need) => return Attempt::Needs(need),
+        };
+        let node = &self.nodes.get(slot).node;
+        let position = node.position();
+        let upto = if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
+        let matching: Vec<(u64, u64)> = matching_parts(node, expected, upto).collect();
+        let words = matching.len() * new.words();
+        if !node.fits(words) {
+            return Attempt::Needs(Need::Split { at: expected.start_position(), words });
+        }
+        if !self.can_record(words, matching.len()) {
+            return Attempt::Needs(Need::Journal);
+        }
+        let mut replaced = 0;
+        for (start, end) in matching {
+            let part = new.cut(start, end).expect("expected and new cover the same range");
+            let sequence = self.record(slot, &part, Record::Journal);
+            self.put(slot, &part, sequence);
+            replaced += end - start;
+        }
+        Attempt::Done((upto, replaced))
+    }
+
+    /// The leaf for `start`, in memory, not gated, with room for `words` more.
+    fn leaf_to_change(&mut self, start: Position, words: usize) -> Result<usize, Need> {
+        let slot = self.leaf_for(start)?;
+        let cached = self.nodes.get(slot);
+        if cached.gated {
+            return Err(Need::Gate);
+        }
+        if !cached.node.fits(words) {
+            return Err(Need::Split { at: start, words });
+        }
+        Ok(slot)
+    }
+
+    fn can_record(&self, words: usize, keys: usize) -> bool {
+        self.journal.has_room(words) && self.note.room() >= keys
+    }
+
+    /// Writes down that `part` enters the leaf in `slot`; returns the journal entry it belongs to.
+    fn record(&mut self, slot: usize, part: &Key, record: Record) -> u64 {
+        let sequence = match record {
+            Record::Journal => {
+                let sequence = self.journal.append(part);
+                self.note.append(note_record(sequence, part));
+                sequence
+            }
+            Record::Replay(sequence) => sequence,
+            Record::Fill => return self.journal.open_sequence(),
+        };
+        let cached = self.nodes.get_mut(slot);
+        if cached.pending_since.is_none_or(|since| since > sequence) {
+            if let Some(since) = cached.pending_since.replace(sequence) {
+                self.journal.unpin(since);
+            }
+            self.journal.pin(sequence);
+        }
+        sequence
+    }
+
+    /// Changes the leaf and every count that depends on it.
+    fn put(&mut self, slot: usize, part: &Key, sequence: u64) {
+        let now = self.now;
+        let Self { nodes, buckets, dirty, .. } = self;
+        let cached = nodes.get_mut(slot);
+        cached.dirty_since.get_or_insert(now);
+        cached.node.insert(part, &mut |gone: Key| {
+            let live = gone.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
+            for pointer in gone.pointers.as_slice() {
+                buckets.remove(*pointer, u32::from(gone.size), gone.dirty, sequence);
+            }
+            if live && gone.dirty {
+                dirty.remove(gone.inode, gone.sectors());
+            }
+        });
+        for pointer in part.pointers.as_slice() {
+            buckets.add(*pointer, u32::from(part.size), part.dirty);
+        }
+        if part.dirty {
+            dirty.add(part.inode, part.sectors());
+        }
+    }
+}
+
+/// The sub-ranges of `[expected.start(), upto)` whose key equals `expected` there (format 7.3).
+fn matching_parts<'a>(
+    node: &'a bcached_node::Node,
+    expected: &'a Key,
+    upto: u64,
+) -> impl Iterator<Item = (u64, u64)> + 'a {
+    node.overlapping(expected.inode, expected.start(), upto).filter_map(move |key| {
+        let part = key.cut(expected.start(), upto)?;
+        let wanted = expected.cut(part.start(), part.end)?;
+        (part == wanted).then_some((part.start(), part.end))
+    })
+}
+
+/// A key as the note keeps it.
+fn note_record(sequence: u64, key: &Key) -> NoteRecord {
+    let mut words = [key.header_word(), key.end, 0, 0];
+    for (word, pointer) in words[2..].iter_mut().zip(key.pointers.as_slice()) {
+        *word = pointer.word();
+    }
+    let count = u8::try_from(key.words()).expect("at most four words");
+    NoteRecord { sequence, words, count }
+}

@@ -1,0 +1,228 @@
+//! Rewrites a full node: compacts it, or splits it in two, up to and including a new root.
+//!
+//! Order (format 6.5, 14): buckets and memory first, so that nothing is held while waiting for them; the old node is
+//! gated for writers while readers go on; the new nodes are durable before the parent set that names them, the parent
+//! set (or the journal entry that names a new root) before the old bucket is let go. Until then the old node's
+//! journal entries stay needed: a crash in between finds the old node and replays them. The new nodes open for
+//! writers only after that, so a key never depends on a node that a crash would make unreachable.
+//!
+//! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion.
+
+use crate::btree::cache::Pin;
+use crate::btree::{Child, load, write};
+use crate::error::Error;
+use crate::journal::writer;
+use crate::set::CacheSet;
+use crate::space::allocator;
+use crate::state::State;
+use alloc::vec::Vec;
+use bcached_env::join_all;
+use bcached_format::{BucketId, Key, Pointer, Pointers, Position};
+use bcached_node::{Division, Node};
+
+/// Words a parent must have room for: two children and the freeing key of the old one.
+const PARENT_WORDS: usize = 9;
+/// Buckets of one rewrite: two nodes and a new root.
+const BUCKETS: usize = 3;
+
+/// Makes room for `words` more in the leaf for the extent start `at`.
+pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
+    let _structure = set.inner.structure.acquire(1).await;
+    loop {
+        let path = load_path(set, at).await?;
+        let Some(depth) = set.with(|s| node_to_rewrite(s, &path, words)) else { return Ok(()) };
+        rewrite(set, &path, depth).await?;
+        if depth + 1 == path.len() {
+            return Ok(());
+        }
+    }
+}
+
+/// Rewrites the leaf for `at` although it has room: GC drops what is dead in it.
+pub async fn compact(set: &CacheSet, at: Position) -> Result<(), Error> {
+    let _structure = set.inner.structure.acquire(1).await;
+    loop {
+        let path = load_path(set, at).await?;
+        let leaf = path.len() - 1;
+        let depth = set.with(|s| topmost_full(s, &path, leaf));
+        rewrite(set, &path, depth).await?;
+        if depth == leaf {
+            return Ok(());
+        }
+    }
+}
+
+/// Loads and pins root to leaf. The pins come from the share of the budget that tickets do not cover.
+async fn load_path(set: &CacheSet, at: Position) -> Result<Vec<Pin>, Error> {
+    let mut path = Vec::new();
+    let mut child = set.with(|s| s.root);
+    loop {
+        let pin = load::load(set, child).await?;
+        let next = set.with(|s| {
+            let node = &s.nodes.get(pin.slot()).node;
+            (!node.is_leaf()).then(|| {
+                let key = node.child_for(at).expect("the children of a checked node reach its end");
+                Child { key: *key, level: child.level - 1 }
+            })
+        });
+        path.push(pin);
+        match next {
+            Some(next) => child = next,
+            None => return Ok(path),
+        }
+    }
+}
+
+/// The node of the path to rewrite next; `None` if the leaf has room by now.
+fn node_to_rewrite(s: &State, path: &[Pin], words: usize) -> Option<usize> {
+    let leaf = path.len() - 1;
+    if s.nodes.get(path[leaf].slot()).node.fits(words) {
+        return None;
+    }
+    Some(topmost_full(s, path, leaf))
+}
+
+/// Upwards from `depth`: a node can be rewritten only when its parent has room for what comes of it.
+fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
+    while depth > 0 && !s.nodes.get(path[depth - 1].slot()).node.fits(PARENT_WORDS) {
+        depth -= 1;
+    }
+    depth
+}
+
+/// What comes of a rewrite, before it is written.
+struct Fresh {
+    /// The nodes that replace the old one, and last a new root above them if there is one.
+    nodes: Vec<Node>,
+    /// How many of them replace the old one.
+    children: usize,
+}
+
+async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error> {
+    let sectors = set.with(|s| s.geometry.node_sectors());
+    load::set_aside(set, sectors, BUCKETS).await?;
+    let mut buckets = allocator::take_metadata(set, BUCKETS).await?;
+    let slot = path[depth].slot();
+    set.with(|s| s.nodes.get_mut(slot).gated = true);
+    while set.with(|s| s.nodes.get(slot).writing) {
+        set.check_alive()?;
+        set.signals().node_progress.wait().await;
+    }
+    let mut fresh = set.with(|s| build(s, slot, depth == 0, &mut buckets, set));
+    set.with(|s| {
+        for bucket in buckets.drain(..) {
+            s.buckets.put_back(bucket);
+            s.nodes.give_back(sectors);
+        }
+    });
+    write::flush_cache(set).await?;
+    let writes: Vec<_> = fresh
+        .nodes
+        .iter_mut()
+        .map(|node| (write::first_sector(node), node.seal_pending().expect("a fresh node has a first set")))
+        .collect();
+    let written = join_all(writes.iter().map(|(sector, first)| write::write_set(set, *sector, first))).await;
+    written.into_iter().collect::<Result<(), Error>>()?;
+    let parent = depth.checked_sub(1).map(|above| path[above].slot());
+    let new_slots = link(set, slot, parent, fresh).await?;
+    set.with(|s| retire(s, slot, &new_slots));
+    set.signals().node_progress.notify_all();
+    set.signals().journal_progress.notify_all();
+    set.signals().allocator_work.notify_all();
+    Ok(())
+}
+
+/// Makes the new nodes from the live keys of the old one.
+fn build(s: &mut State, slot: usize, is_root: bool, free: &mut Vec<BucketId>, set: &CacheSet) -> Fresh {
+    let geometry = s.geometry;
+    let buckets = &s.buckets;
+    let node = &s.nodes.get(slot).node;
+    let (level, position) = (node.level(), node.position());
+    let is_leaf = node.is_leaf();
+    let keys = node.live_keys(&mut |key| {
+        !is_leaf || key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer))
+    });
+    let blocks =
+        u32::try_from(s.geometry.node_sectors() / s.geometry.block_sectors).expect("a node is small");
+    let parts = match bcached_node::divide(keys, blocks, &geometry) {
+        Division::One(keys) => alloc::vec![keys],
+        Division::Two { left, right } => alloc::vec![left, right],
+    };
+    let children = parts.len();
+    let mut nodes = Vec::new();
+    for (index, keys) in parts.into_iter().enumerate() {
+        let end = if index + 1 == children { position } else { last_position(&keys) };
+        let own = node_key(s, free.pop().expect("taken for this"), end);
+        nodes.push(Node::from_keys(own, level, set.env().random(), &geometry, &keys));
+    }
+    if is_root && children > 1 {
+        let keys: Vec<Key> = nodes.iter().map(|node| *node.own()).collect();
+        let own = node_key(s, free.pop().expect("taken for this"), Position::MAX);
+        nodes.push(Node::from_keys(own, level + 1, set.env().random(), &geometry, &keys));
+    }
+    s.stats.btree_rewrites += 1;
+    Fresh { nodes, children }
+}
+
+fn last_position(keys: &[Key]) -> Position {
+    keys.last().expect("the left half of a split has keys").position()
+}
+
+/// The key of a new node in `bucket` whose range ends at `end`.
+pub fn node_key(s: &State, bucket: BucketId, end: Position) -> Key {
+    let pointer = Pointer::new(bucket.device, s.buckets.sector(bucket), s.buckets.get(bucket).generation);
+    let size = u16::try_from(s.geometry.node_sectors()).expect("node sizes fit a key");
+    Key { inode: end.inode, size, dirty: false, end: end.offset, pointers: Pointers::one(pointer) }
+}
+
+/// Makes the durable new nodes reachable: in the parent, or as root. Returns their slots, gated, when that is durable.
+async fn link(set: &CacheSet, old: usize, parent: Option<usize>, fresh: Fresh) -> Result<Vec<usize>, Error> {
+    let old_key = set.with(|s| *s.nodes.get(old).node.own());
+    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|node| *node.own()).collect();
+    let slots = set.with(|s| {
+        let mut slots = Vec::new();
+        for node in fresh.nodes {
+            let level = node.level();
+            let child = Child { key: *node.own(), level };
+            let slot = s.nodes.enter(node, child.pointer());
+            s.nodes.get_mut(slot).gated = true;
+            slots.push(slot);
+            if parent.is_none() {
+                // The last one entered is the root.
+                s.root = child;
+                s.root_pin = Some(s.nodes.pin(slot));
+            }
+        }
+        slots
+    });
+    let Some(parent) = parent else {
+        writer::commit_now(set).await?;
+        return Ok(slots);
+    };
+    let (sector, append) = set.with(|s| {
+        let cached = s.nodes.get_mut(parent);
+        cached.writing = true;
+        cached.node.replace_children(&[old_key], &keys);
+        let append = cached.node.seal_pending().expect("children were just replaced");
+        (write::first_sector(&cached.node) + u64::from(append.block) * s.geometry.block_sectors, append)
+    });
+    write::write_set(set, sector, &append).await?;
+    set.with(|s| s.nodes.get_mut(parent).writing = false);
+    Ok(slots)
+}
+
+/// The replacement is durable and reachable: the old node, its bucket and its claim on the journal go.
+fn retire(s: &mut State, old: usize, new: &[usize]) {
+    for slot in new {
+        s.nodes.get_mut(*slot).gated = false;
+    }
+    let cached = s.nodes.get_mut(old);
+    if let Some(sequence) = cached.pending_since.take() {
+        s.journal.unpin(sequence);
+    }
+    let child = Child { key: *cached.node.own(), level: cached.node.level() };
+    let pointer = child.pointer();
+    s.nodes.remove(old);
+    let bucket = s.buckets.of(pointer).expect("a node lies in a bucket");
+    s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
+}

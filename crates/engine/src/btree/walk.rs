@@ -1,0 +1,152 @@
+//! The walk of the whole tree at start: every node verified, generations pulled forward, live and dirty sectors
+//! counted, metadata buckets found (format 15, step 5). Parent before children; leaves are read several at a time.
+//! Nothing of it stays in the node cache.
+
+use crate::btree::{Child, load};
+use crate::error::Error;
+use crate::space::Buckets;
+use crate::state::DirtyCounts;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use bcached_env::{Disk, join_all};
+use bcached_format::{Geometry, Key, Pointer, Position};
+use bcached_node::Node;
+
+/// Nodes read at once.
+const DEPTH: usize = 16;
+
+/// What the walk found.
+#[derive(Default)]
+pub struct Findings {
+    /// Buckets that hold nodes.
+    pub nodes: BTreeSet<u64>,
+    /// Dirty sectors a volume.
+    pub dirty: DirtyCounts,
+    /// Largest distance seen between a bucket's generation and a key in the tree.
+    pub stale_max: u8,
+    /// Keys in leaves.
+    pub keys: u64,
+}
+
+struct Walk<'a> {
+    disk: &'a Disk,
+    geometry: &'a Geometry,
+    buckets: &'a mut Buckets,
+    findings: Findings,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+/// A node to visit, with the lower bound of its range.
+#[derive(Clone, Copy)]
+struct Visit {
+    child: Child,
+    low: Position,
+}
+
+/// Walks from `root`; `buckets` gets its generations and counts. `progress` is told how many nodes have been read.
+pub async fn walk(
+    disk: &Disk,
+    geometry: &Geometry,
+    root: Child,
+    buckets: &mut Buckets,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Findings, Error> {
+    let mut walk = Walk { disk, geometry, buckets, findings: Findings::default(), progress };
+    let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO }];
+    while !stack.is_empty() {
+        // Depth first, so that the stack holds at most the children of one path; as many as can be read at once.
+        let batch: Vec<Visit> = stack.split_off(stack.len().saturating_sub(DEPTH));
+        for visit in &batch {
+            walk.enter(visit)?;
+        }
+        let reads = batch.iter().map(|visit| load::read_from(walk.disk, visit.child, walk.geometry));
+        for (visit, node) in batch.iter().zip(join_all(reads).await) {
+            walk.visit(visit, node?, &mut stack)?;
+        }
+    }
+    let data_in_node =
+        walk.findings.nodes.iter().any(|index| walk.buckets.get(walk.buckets.id(*index)).live > 0);
+    if data_in_node {
+        return Err(Error::Inconsistent("a bucket is used both as a btree node and for data"));
+    }
+    Ok(walk.findings)
+}
+
+impl Walk<'_> {
+    fn enter(&mut self, visit: &Visit) -> Result<(), Error> {
+        let pointer = visit.child.pointer();
+        let Some(bucket) = self.buckets.of(pointer) else {
+            return Err(Error::Inconsistent("a btree node lies outside the usable buckets"));
+        };
+        if !self.findings.nodes.insert(bucket.index) {
+            return Err(Error::Inconsistent("a btree node is reachable twice"));
+        }
+        (self.progress)(self.findings.nodes.len() as u64);
+        Ok(())
+    }
+
+    fn visit(&mut self, visit: &Visit, mut node: Node, stack: &mut Vec<Visit>) -> Result<(), Error> {
+        if node.is_leaf() {
+            for key in node.keys() {
+                self.count(key)?;
+            }
+            return Ok(());
+        }
+        for pointer in node.freed() {
+            self.raise(pointer)?;
+        }
+        let own: Vec<Pointer> = node.children().flat_map(|key| key.pointers.as_slice().to_vec()).collect();
+        for pointer in own {
+            self.raise(pointer)?;
+        }
+        node.drop_dead(&mut |pointer| self.buckets.is_stale(pointer));
+        let sector = visit.child.pointer().sector();
+        node.check_children(visit.low)
+            .map_err(|source| Error::Node { sector, source: alloc::boxed::Box::new(source) })?;
+        let mut low = visit.low;
+        let mut children: Vec<Visit> = Vec::new();
+        for key in node.children() {
+            let child = Child { key: *key, level: visit.child.level - 1 };
+            children.push(Visit { child, low });
+            low = key.position();
+        }
+        children.reverse();
+        stack.append(&mut children);
+        Ok(())
+    }
+
+    fn raise(&mut self, pointer: Pointer) -> Result<(), Error> {
+        raise(self.buckets, pointer)
+    }
+
+    fn count(&mut self, key: &Key) -> Result<(), Error> {
+        self.findings.keys += 1;
+        for pointer in key.pointers.as_slice() {
+            let Some(bucket) = self.buckets.of(*pointer) else { continue };
+            self.raise(*pointer)?;
+            let distance = self.buckets.get(bucket).generation.after(pointer.generation());
+            self.findings.stale_max = self.findings.stale_max.max(distance);
+            self.buckets.note_oldest(bucket, pointer.generation());
+            if distance > 0 {
+                continue;
+            }
+            let bucket = self.buckets.get(bucket);
+            if u64::from(bucket.live) + key.sectors() > self.buckets.bucket_sectors() {
+                return Err(Error::Inconsistent("two extents share sectors of a cache bucket"));
+            }
+            self.buckets.add(*pointer, u32::from(key.size), key.dirty);
+            if key.dirty {
+                self.findings.dirty.add(key.inode, key.sectors());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Pulls a bucket's generation forward to that of a pointer; dirty data of the older one must not be there.
+pub fn raise(buckets: &mut Buckets, pointer: Pointer) -> Result<(), Error> {
+    if buckets.raise(pointer) {
+        return Err(Error::Inconsistent("dirty data lies in a bucket that was reused"));
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! Appends pending keys to leaves on the device.
+//!
+//! Rules (format 14): the data that keys name is durable before the set that holds them, so the cache device is
+//! flushed first; one set of a node is in flight at a time; the journal lets an entry go only when the sets that hold
+//! its keys are durable.
+
+use crate::error::{Doing, Error};
+use crate::set::CacheSet;
+use crate::state::State;
+use alloc::vec::Vec;
+use bcached_env::{Buffer, join_all};
+use bcached_node::SetWrite;
+
+/// Leaves written at once: they share one flush of the cache device.
+const BATCH: usize = 16;
+/// Pending keys of a leaf are written when they pass this, or a quarter of the node.
+const PENDING_BYTES_MAX: usize = 16 << 10;
+
+struct Write {
+    slot: usize,
+    sector: u64,
+    set: SetWrite,
+}
+
+/// The task: writes leaves that are due, until the set stops.
+pub async fn run(set: CacheSet) {
+    loop {
+        let (stop, next) = set.with(|s| (s.stopped || s.failed.is_some(), next_due(s)));
+        if stop {
+            return;
+        }
+        let due = set.with(due_leaves);
+        if due.is_empty() {
+            match next {
+                Some(time) => set.env().wait_until(&set.signals().leaf_work, time).await,
+                None => set.signals().leaf_work.wait().await,
+            }
+            continue;
+        }
+        if write_leaves(&set, due).await.is_err() {
+            return;
+        }
+        set.with(|s| {
+            // What was written frees journal space only once an entry says so.
+            if s.journal.is_low() && s.journal.oldest_pin().is_none_or(|pin| pin > s.reclaim_to) {
+                s.journal.want(s.journal.open_sequence());
+            }
+        });
+        set.signals().journal_work.notify_all();
+    }
+}
+
+/// Asks for node memory: leaves with unwritten keys become evictable once written.
+pub fn relieve(set: &CacheSet) {
+    set.with(|s| s.node_pressure = true);
+    set.signals().leaf_work.notify_all();
+}
+
+/// Writes every leaf that has pending keys: at stop and after replay.
+pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
+    loop {
+        set.check_alive()?;
+        let (due, busy) = set.with(|s| {
+            let due = s.nodes.iter().filter(|(_, cached)| cached.node.is_leaf() && cached.node.has_pending());
+            let (ready, waiting): (Vec<_>, Vec<_>) =
+                due.partition(|(_, cached)| !cached.writing && !cached.gated);
+            let writing = s.nodes.iter().any(|(_, cached)| cached.writing);
+            (
+                ready.into_iter().take(BATCH).map(|(slot, _)| slot).collect::<Vec<_>>(),
+                writing || !waiting.is_empty(),
+            )
+        });
+        if !due.is_empty() {
+            write_leaves(set, due).await?;
+        } else if busy {
+            set.signals().node_progress.wait().await;
+        } else {
+            return Ok(());
+        }
+    }
+}
+
+fn next_due(s: &State) -> Option<bcached_env::Time> {
+    let oldest = s
+        .nodes
+        .iter()
+        .filter(|(_, cached)| !cached.writing)
+        .filter_map(|(_, cached)| cached.dirty_since)
+        .min();
+    oldest.map(|since| since + s.options.leaf_delay)
+}
+
+fn due_leaves(s: &mut State) -> Vec<usize> {
+    let limit =
+        PENDING_BYTES_MAX.min(usize::try_from(s.geometry.node_sectors() * 512 / 4).unwrap_or(usize::MAX));
+    let mut due = Vec::new();
+    for (slot, cached) in s.nodes.iter() {
+        if !cached.node.is_leaf() || cached.writing || cached.gated || !cached.node.has_pending() {
+            continue;
+        }
+        let needed = cached.pending_since.is_some_and(|since| since <= s.reclaim_to);
+        let aged = cached.dirty_since.is_some_and(|since| since + s.options.leaf_delay <= s.now);
+        if needed || aged || cached.node.pending_bytes() > limit {
+            due.push(slot);
+        }
+    }
+    due.truncate(BATCH);
+    if core::mem::take(&mut s.node_pressure) {
+        for slot in s.nodes.unwritten_unpinned() {
+            if due.len() >= BATCH {
+                break;
+            }
+            if !due.contains(&slot) {
+                due.push(slot);
+            }
+        }
+    }
+    due
+}
+
+/// Writes the pending set of each of `slots` (leaves, not being written, not gated).
+async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
+    let writes: Vec<Write> = set.with(|s| slots.into_iter().map(|slot| begin(s, slot)).collect());
+    flush_cache(set).await?;
+    let results = join_all(writes.into_iter().map(|write| append(set, write))).await;
+    set.signals().node_progress.notify_all();
+    set.signals().node_memory.notify_all();
+    set.signals().journal_progress.notify_all();
+    results.into_iter().collect()
+}
+
+fn begin(s: &mut State, slot: usize) -> Write {
+    let cached = s.nodes.get_mut(slot);
+    assert!(!cached.writing && !cached.gated, "one set of a node is in flight at a time");
+    cached.writing = true;
+    cached.writing_since = cached.pending_since.take();
+    cached.dirty_since = None;
+    let set = cached.node.seal_pending().expect("chosen because it has pending keys");
+    let start = first_sector(&cached.node);
+    Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set }
+}
+
+/// Where a node starts on the cache device.
+pub fn first_sector(node: &bcached_node::Node) -> u64 {
+    crate::btree::pointer_to_read(&node.own().pointers).expect("a node's key has a pointer").sector()
+}
+
+async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
+    write_set(set, write.sector, &write.set).await?;
+    set.with(|s| {
+        let cached = s.nodes.get_mut(write.slot);
+        cached.writing = false;
+        if let Some(sequence) = cached.writing_since.take() {
+            s.journal.unpin(sequence);
+        }
+    });
+    Ok(())
+}
+
+/// Writes one set of a node, durably. A failure latches: the tree on the device is behind what was promised.
+pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+    set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
+    let payload = Buffer::copied_from(&write.bytes).freeze();
+    let written = set.cache().write_fua(sector, payload).await;
+    written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
+}
+
+/// Makes everything written to the cache device so far durable. A failure latches: what it covered may be gone and
+/// the next flush would claim success.
+pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
+    if !set.cache().info().volatile_cache {
+        return Ok(());
+    }
+    let flushed = set.cache().flush().await;
+    flushed.map_err(|source| set.fail(Error::Io { doing: Doing::CacheFlush, source }))
+}

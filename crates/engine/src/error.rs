@@ -1,0 +1,155 @@
+//! What can fail, for those who must decide, and the context, for those who must understand.
+
+use alloc::boxed::Box;
+use bcached_env::IoError;
+use bcached_node::NodeError;
+use thiserror::Error;
+
+/// What the engine was doing when something failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Doing {
+    /// Reading or writing cached data.
+    Data,
+    /// Writing a journal entry.
+    Journal,
+    /// Reading or writing a B-tree node.
+    Node,
+    /// Reading or writing generations and priorities.
+    Priorities,
+    /// Reading or writing the table of volumes.
+    Uuids,
+    /// Reading or writing a superblock.
+    Superblock,
+    /// Flushing the cache device.
+    CacheFlush,
+    /// Flushing the backing device.
+    BackingFlush,
+    /// Reading or writing the backing device.
+    Backing,
+}
+
+impl core::fmt::Display for Doing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Data => "cached data",
+            Self::Journal => "journal entry",
+            Self::Node => "btree node",
+            Self::Priorities => "priorities",
+            Self::Uuids => "uuid table",
+            Self::Superblock => "superblock",
+            Self::CacheFlush => "flush of the cache device",
+            Self::BackingFlush => "flush of the backing device",
+            Self::Backing => "backing device",
+        })
+    }
+}
+
+/// Why work was refused or failed. Cheap to clone: a latched failure is handed to everybody.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device failed.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: Doing,
+        /// The device's answer.
+        source: IoError,
+    },
+    /// A B-tree node is damaged. Its key range is not served; it is never read as a hole.
+    #[error("btree node at sector {sector} is damaged: {source}")]
+    Node {
+        /// First sector of the node on the cache device.
+        sector: u64,
+        /// What is wrong with it.
+        source: Box<NodeError>,
+    },
+    /// The set has failed before: nothing more is written. The first reason.
+    #[error("the cache set stopped writing after a failure: {0}")]
+    Failed(Box<Error>),
+    /// The set is being stopped.
+    #[error("the cache set is being stopped")]
+    Stopping,
+    /// No bucket can be had and none can be freed without writing dirty data back.
+    #[error("no space left in the cache: everything is dirty or metadata")]
+    NoSpace,
+    /// A flush of the backing device failed before: what it covered may be lost.
+    #[error("an earlier flush of the backing device failed: writes it should have covered may be lost")]
+    LostWrites,
+    /// No such volume.
+    #[error("no such volume")]
+    NoVolume,
+    /// The request is outside the volume or not in whole sectors.
+    #[error("request outside the volume: sector {sector}, {sectors} sectors, volume of {volume_sectors}")]
+    Range {
+        /// First sector asked for.
+        sector: u64,
+        /// Length asked for.
+        sectors: u64,
+        /// The volume's size.
+        volume_sectors: u64,
+    },
+    /// The tree contradicts itself or the other structures.
+    #[error("inconsistent metadata: {0}")]
+    Inconsistent(&'static str),
+    /// The backing device has dirty data in a cache that is not here.
+    #[error(
+        "the backing device has dirty data in cache set {0}, which is not this one: refusing to serve it without"
+    )]
+    DirtyElsewhere(bcached_format::Uuid),
+    /// The backing device is dirty but the set's table does not know it.
+    #[error("the backing device is marked dirty for this set, but the set does not know it")]
+    DirtyUnknown,
+    /// The backing device's block size does not fit the set's.
+    #[error("block size of the backing device ({backing} sectors) is smaller than the set's ({set})")]
+    BlockSize {
+        /// The backing device's, in sectors.
+        backing: u64,
+        /// The set's, in sectors.
+        set: u64,
+    },
+    /// The table of volumes has no free slot.
+    #[error("no room for another volume: all {0} slots of the table are used up")]
+    NoSlot(usize),
+    /// A device with the same UUID is attached already.
+    #[error("a backing device with this UUID is attached already")]
+    Duplicate,
+    /// Bytes of the format are damaged or not acceptable.
+    #[error("{doing}: {source}")]
+    Format {
+        /// Which structure.
+        doing: Doing,
+        /// What is wrong.
+        source: bcached_format::FormatError,
+    },
+    /// The device is a backing device.
+    #[error("this is a backing device, not a cache device")]
+    NotACache,
+    /// The device is a cache device.
+    #[error("this is a cache device, not a backing device")]
+    NotABacking,
+    /// The backing device belongs to another cache set.
+    #[error(
+        "the backing device is attached to cache set {0}, which is not this one: its cached data there would become stale"
+    )]
+    OtherSet(bcached_format::Uuid),
+    /// No valid journal entry on a device that says it has been started.
+    #[error("no journal entries found")]
+    NoJournal,
+    /// Journal entries that are needed are missing.
+    #[error("journal entries {from}-{to} are missing")]
+    JournalGap {
+        /// First missing sequence.
+        from: u64,
+        /// Last missing sequence.
+        to: u64,
+    },
+}
+
+impl Error {
+    /// An I/O error with what was being done; for `map_err`.
+    pub fn io(doing: Doing) -> impl FnOnce(IoError) -> Self {
+        move |source| Self::Io { doing, source }
+    }
+}

@@ -1,0 +1,78 @@
+//! Applies what the journal and the note hold to the tree, through the same transition as a write.
+//!
+//! Keys whose pointer is stale belong to buckets that were reused since: they are skipped (format 9.5). The buckets
+//! of all others are pinned before anything is allocated, because nothing else says yet that they are in use.
+
+use crate::btree::walk;
+use crate::btree::{Record, write};
+use crate::error::Error;
+use crate::journal::scan::Entry;
+use crate::journal::writer;
+use crate::set::CacheSet;
+use crate::space::Buckets;
+use alloc::vec::Vec;
+use bcached_env::NoteRecord;
+use bcached_format::{Key, Pointer, Pointers};
+
+/// The keys of `entries`, pinned as far as they are valid. `record_of`: 0 for keys of the note.
+pub struct Pending {
+    keys: Vec<(u64, Key)>,
+}
+
+/// Pulls generations forward and pins the buckets of every key that will be replayed.
+pub fn prepare(entries: Vec<Entry>, note: &[NoteRecord], buckets: &mut Buckets) -> Result<Pending, Error> {
+    let newest = entries.last().map_or(0, |entry| entry.header.seq);
+    let mut keys: Vec<(u64, Key)> = Vec::new();
+    for entry in entries {
+        keys.extend(entry.keys.into_iter().map(|key| (entry.header.seq, key)));
+    }
+    // What the note holds beyond the newest entry was acknowledged after it, in this order.
+    let beyond = note.iter().filter(|record| record.sequence > newest);
+    keys.extend(beyond.filter_map(key_of_note).map(|key| (0, key)));
+    for (_, key) in &keys {
+        for pointer in key.pointers.as_slice() {
+            walk::raise(buckets, *pointer)?;
+        }
+    }
+    for (_, key) in &keys {
+        for pointer in valid(buckets, key) {
+            buckets.pin(pointer);
+        }
+    }
+    Ok(Pending { keys })
+}
+
+/// Replays; afterwards every leaf is written and an entry without keys says that nothing is needed any more, so that
+/// the next start (a kernel's too) has nothing to do.
+pub async fn apply(set: &CacheSet, pending: Pending) -> Result<u64, Error> {
+    let mut applied = 0;
+    for (sequence, key) in &pending.keys {
+        if !key.pointers.as_slice().is_empty() && set.with(|s| valid(&s.buckets, key).is_empty()) {
+            continue;
+        }
+        let record = if *sequence == 0 { Record::Journal } else { Record::Replay(*sequence) };
+        set.put_key(key, record).await?;
+        applied += 1;
+    }
+    set.with(|s| {
+        for (_, key) in &pending.keys {
+            for pointer in valid(&s.buckets, key) {
+                s.buckets.unpin(pointer);
+            }
+        }
+    });
+    write::write_all(set).await?;
+    writer::commit(set).await?;
+    Ok(applied)
+}
+
+fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {
+    key.pointers.as_slice().iter().copied().filter(|pointer| !buckets.is_stale(*pointer)).collect()
+}
+
+fn key_of_note(record: &NoteRecord) -> Option<Key> {
+    let words = record.words.get(..usize::from(record.count))?;
+    let pointers: Vec<Pointer> = words.get(2..)?.iter().map(|word| Pointer::from_word(*word)).collect();
+    let key = Key::from_words(words[0], words[1], Pointers::from_slice(&pointers)?);
+    (key.size > 0 && key.sectors() <= key.end).then_some(key)
+}

@@ -1,0 +1,319 @@
+//! Sequence numbers, pins, the open entry, and where entries go.
+//!
+//! Invariants:
+//! 1. `last_seq` of an entry is the oldest sequence with a key that is not in a durable leaf yet (format 9.1), taken
+//!    when the entry is closed.
+//! 2. A journal bucket is reused only when every entry in it is older than the `last_seq` of a *durable* entry (T16).
+//! 3. Buckets are used in ascending circular order (9.4); one is always left unused as a gap.
+
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+use bcached_format::Key;
+
+/// Entries without keys that must always find room: a priority write, a new root, one that carries `last_seq`, and
+/// one more of each for the split of a parent.
+pub const RESERVE_ENTRIES: u64 = 6;
+
+/// Words of an entry before its keys (240 bytes).
+const HEADER_WORDS: u64 = 30;
+const WORDS_PER_SECTOR: u64 = 64;
+/// Largest entry, in sectors (32 KiB).
+const ENTRY_SECTORS_MAX: u64 = 64;
+
+/// Where a closed entry goes and what it says about the past.
+#[derive(Debug)]
+pub struct Closed {
+    /// Its sequence number.
+    pub sequence: u64,
+    /// The oldest entry still needed.
+    pub last_sequence: u64,
+    /// First sector on the cache device.
+    pub sector: u64,
+    /// The keys, in the order they were inserted.
+    pub keys: Vec<Key>,
+}
+
+/// The journal's state. Sectors are of the cache device.
+pub struct Journal {
+    /// First sectors of the journal buckets, in ring order.
+    buckets: Vec<u64>,
+    /// Newest sequence in each bucket; 0 = none.
+    newest: Vec<u64>,
+    bucket_sectors: u64,
+    block_sectors: u64,
+    current: usize,
+    used_sectors: u64,
+    /// Sequence of the open entry.
+    next: u64,
+    keys: Vec<Key>,
+    /// Words of `keys`.
+    words: usize,
+    pins: BTreeMap<u64, u32>,
+    durable: u64,
+    durable_last: u64,
+    wanted: u64,
+    in_flight: bool,
+}
+
+impl Journal {
+    /// The journal of a set that has never been started: the first entry goes to index 1 (9.2).
+    #[must_use]
+    pub fn fresh(buckets: Vec<u64>, bucket_sectors: u64, block_sectors: u64) -> Self {
+        let newest = vec![0; buckets.len()];
+        Self {
+            current: 1 % buckets.len(),
+            buckets,
+            newest,
+            bucket_sectors,
+            block_sectors,
+            used_sectors: 0,
+            next: 1,
+            keys: Vec::new(),
+            words: 0,
+            pins: BTreeMap::new(),
+            durable: 0,
+            durable_last: 0,
+            wanted: 0,
+            in_flight: false,
+        }
+    }
+
+    /// The journal as found: `newest[i]` is the newest sequence in bucket i (0 = none), `current` the bucket holding
+    /// the newest entry, `used_sectors` where that entry ends.
+    ///
+    /// Writing resumes in the next bucket, as in a kernel; if that one is still needed (starts repeated without any
+    /// progress in between) it resumes behind the newest entry instead.
+    #[must_use]
+    pub fn resumed(
+        mut self,
+        newest: Vec<u64>,
+        current: usize,
+        used_sectors: u64,
+        sequence: u64,
+        last_sequence: u64,
+    ) -> Self {
+        assert_eq!(newest.len(), self.buckets.len(), "one number a journal bucket");
+        self.newest = newest;
+        self.current = current;
+        self.used_sectors = used_sectors;
+        self.next = sequence + 1;
+        self.durable = sequence;
+        self.durable_last = last_sequence;
+        if self.free_buckets() > 1 {
+            self.current = (current + 1) % self.buckets.len();
+            self.used_sectors = 0;
+        }
+        self
+    }
+
+    /// Sequence of the entry that is being filled.
+    #[must_use]
+    pub const fn open_sequence(&self) -> u64 {
+        self.next
+    }
+
+    /// The newest durable entry.
+    #[must_use]
+    pub const fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Asks the writer to make everything up to `sequence` durable.
+    pub fn want(&mut self, sequence: u64) {
+        self.wanted = self.wanted.max(sequence);
+    }
+
+    /// The sequence that must be durable for every key appended so far to be.
+    #[must_use]
+    pub const fn appended(&self) -> u64 {
+        if self.keys.is_empty() { self.next - 1 } else { self.next }
+    }
+
+    /// True when the writer has something to do: somebody waits for the open entry.
+    #[must_use]
+    pub const fn should_close(&self) -> bool {
+        !self.in_flight && self.wanted >= self.next
+    }
+
+    /// True when the open entry holds keys.
+    #[must_use]
+    pub const fn has_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Can `words` more words of keys be appended now? False: wait for the writer or for space.
+    #[must_use]
+    pub fn has_room(&self, words: usize) -> bool {
+        let sectors = self.entry_sectors(self.words + words);
+        let fits_here = self.used_sectors + sectors <= self.bucket_sectors;
+        let largest = ENTRY_SECTORS_MAX.min(self.bucket_sectors);
+        sectors <= largest
+            && (fits_here && self.free_buckets() >= self.reserve() || self.free_buckets() > self.reserve())
+    }
+
+    /// True when only old entries stand in the way of [`Journal::has_room`]: leaves must be written.
+    #[must_use]
+    pub fn is_low(&self) -> bool {
+        self.free_buckets() <= self.reserve() + 1
+    }
+
+    /// Up to which sequence leaves should be written to free a bucket: the newest entry of the oldest bucket in use.
+    #[must_use]
+    pub fn reclaim_target(&self) -> u64 {
+        let count = self.buckets.len();
+        let oldest = (1..=count)
+            .map(|step| self.newest[(self.current + step) % count])
+            .find(|newest| *newest >= self.durable_last.max(1));
+        oldest.unwrap_or(self.durable)
+    }
+
+    /// The oldest sequence that still holds a key not in a durable leaf.
+    #[must_use]
+    pub fn oldest_pin(&self) -> Option<u64> {
+        self.pins.first_key_value().map(|(sequence, _)| *sequence)
+    }
+
+    /// Appends a key; the caller has checked [`Journal::has_room`]. Returns the sequence it will be in.
+    pub fn append(&mut self, key: &Key) -> u64 {
+        self.words += key.words();
+        self.keys.push(*key);
+        self.next
+    }
+
+    /// A key of entry `sequence` is in a leaf that is not written yet.
+    pub fn pin(&mut self, sequence: u64) {
+        *self.pins.entry(sequence).or_insert(0) += 1;
+    }
+
+    /// The end of what [`Journal::pin`] began.
+    pub fn unpin(&mut self, sequence: u64) {
+        let count = self.pins.get_mut(&sequence).expect("pins and unpins are in pairs");
+        *count -= 1;
+        if *count == 0 {
+            self.pins.remove(&sequence);
+        }
+    }
+
+    /// Closes the open entry and opens the next; `None` if it has no place yet (its space must be reclaimed first).
+    pub fn close(&mut self) -> Option<Closed> {
+        assert!(!self.in_flight, "one entry in flight at a time");
+        let sectors = self.entry_sectors(self.words);
+        if self.used_sectors + sectors > self.bucket_sectors {
+            // Even an entry without keys leaves the gap: a kernel that opens the set after a crash resumes there.
+            if self.free_buckets() < 2 {
+                return None;
+            }
+            self.current = (self.current + 1) % self.buckets.len();
+            self.used_sectors = 0;
+        }
+        let closed = Closed {
+            sequence: self.next,
+            last_sequence: self.oldest_pin().unwrap_or(self.next).min(self.next),
+            sector: self.buckets[self.current] + self.used_sectors,
+            keys: core::mem::take(&mut self.keys),
+        };
+        self.words = 0;
+        self.newest[self.current] = self.next;
+        self.used_sectors += sectors;
+        self.next += 1;
+        self.in_flight = true;
+        Some(closed)
+    }
+
+    /// The entry is durable.
+    pub fn completed(&mut self, sequence: u64, last_sequence: u64) {
+        assert!(self.in_flight && sequence == self.durable + 1, "entries become durable in order");
+        self.in_flight = false;
+        self.durable = sequence;
+        assert!(last_sequence >= self.durable_last, "last_seq never goes back");
+        self.durable_last = last_sequence;
+    }
+
+    /// Buckets behind the current one that hold nothing needed.
+    fn free_buckets(&self) -> u64 {
+        let count = self.buckets.len();
+        let free = |step: &usize| self.newest[(self.current + step) % count] < self.durable_last.max(1);
+        (1..count).take_while(free).count() as u64
+    }
+
+    /// Free buckets that entries with keys do not touch: the gap, and room for [`RESERVE_ENTRIES`]; but never so many
+    /// that a small journal could not take keys at all.
+    fn reserve(&self) -> u64 {
+        let blocks = self.bucket_sectors / self.block_sectors;
+        let entries_a_bucket = (blocks / self.entry_sectors(0).div_ceil(self.block_sectors)).max(1);
+        (1 + RESERVE_ENTRIES.div_ceil(entries_a_bucket)).min(self.buckets.len() as u64 - 1)
+    }
+
+    fn entry_sectors(&self, words: usize) -> u64 {
+        (HEADER_WORDS + words as u64).div_ceil(WORDS_PER_SECTOR).next_multiple_of(self.block_sectors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{Inode, Key};
+
+    fn journal(buckets: usize, bucket_sectors: u64, block_sectors: u64) -> Journal {
+        Journal::fresh((0..buckets as u64).map(|index| 100 * index).collect(), bucket_sectors, block_sectors)
+    }
+
+    fn complete(journal: &mut Journal) -> Closed {
+        let closed = journal.close().expect("has a place");
+        journal.completed(closed.sequence, closed.last_sequence);
+        closed
+    }
+
+    #[test]
+    fn the_first_entry_goes_to_index_one() {
+        let mut journal = journal(4, 16, 1);
+        let closed = journal.close().expect("an empty journal has room");
+        assert_eq!((closed.sequence, closed.last_sequence, closed.sector), (1, 1, 100));
+    }
+
+    #[test]
+    fn keys_stop_before_the_reserve_and_entries_without_keys_go_on() {
+        for (buckets, bucket_sectors, block_sectors) in [(4, 16, 8), (8, 16, 1), (4, 128, 1)] {
+            let mut journal = journal(buckets, bucket_sectors, block_sectors);
+            complete(&mut journal);
+            journal.pin(2); // nothing after entry 1 can be reclaimed
+            let mut keyed = 0;
+            while journal.has_room(3) {
+                journal.append(&Key::hole(Inode(0), 8, 16));
+                complete(&mut journal);
+                keyed += 1;
+                assert!(keyed < 10_000, "the ring is finite");
+            }
+            assert!(keyed > 0, "a journal of {buckets} buckets takes keys");
+            let mut empty = 0;
+            while journal
+                .close()
+                .map(|closed| journal.completed(closed.sequence, closed.last_sequence))
+                .is_some()
+            {
+                empty += 1;
+            }
+            assert!(empty >= 3, "{empty} entries without keys fit the reserve");
+            journal.unpin(2);
+            assert!(journal.free_buckets() >= 1, "the gap stays");
+        }
+    }
+
+    #[test]
+    fn a_bucket_is_reused_only_after_a_durable_entry_lets_it_go() {
+        let mut journal = journal(4, 8, 8);
+        for _ in 0..3 {
+            complete(&mut journal);
+        }
+        // All three entries are unpinned, and entry 3 says so: everything but its own bucket is free.
+        assert_eq!(journal.free_buckets(), 3);
+        journal.pin(4);
+        let closed = journal.close().expect("room");
+        assert_eq!(journal.free_buckets(), 2, "closing alone frees nothing");
+        journal.completed(closed.sequence, closed.last_sequence);
+        assert_eq!(closed.last_sequence, 4);
+        complete(&mut journal);
+        assert_eq!(journal.free_buckets(), 2, "entry 4 is needed");
+    }
+}

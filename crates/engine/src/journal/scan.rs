@@ -1,0 +1,125 @@
+//! Finds the journal's entries: every bucket is read to the end of its log, and only what the newest entry still
+//! needs is kept (format 9.3).
+
+use crate::error::{Doing, Error};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use bcached_env::{Buffer, Disk, join_all};
+use bcached_format::jset::{Jset, JsetHeader};
+use bcached_format::{Geometry, Key};
+
+/// Journal buckets read at once.
+const DEPTH: u64 = 8;
+/// Bytes read at a time from one bucket: most logs end early.
+const STEP_BYTES: usize = 128 << 10;
+
+/// An entry, out of its bytes.
+#[derive(Debug)]
+pub struct Entry {
+    /// Where root, table and priorities were.
+    pub header: JsetHeader,
+    /// Its table of volumes has the old slots.
+    pub old_uuids: bool,
+    /// Its keys, in the order of insertion.
+    pub keys: Vec<Key>,
+}
+
+/// What the journal holds.
+#[derive(Debug)]
+pub struct Scan {
+    /// The entries to replay, oldest first; the last is the newest.
+    pub entries: Vec<Entry>,
+    /// Newest sequence in each journal bucket, 0 = none.
+    pub newest: Vec<u64>,
+    /// Journal bucket of the newest entry.
+    pub current: usize,
+    /// Where that entry ends in its bucket, in sectors.
+    pub used_sectors: u64,
+}
+
+struct Found {
+    entry: Entry,
+    end_sector: u64,
+}
+
+/// Reads the journal. An unreadable bucket fails the scan: it may hold the newest entry.
+pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
+    let mut found = BTreeMap::new();
+    let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
+    let mut current = (0, 0, 0);
+    for first in (0..geometry.journal_buckets).step_by(DEPTH as usize) {
+        let indices = first..(first + DEPTH).min(geometry.journal_buckets);
+        let logs = join_all(indices.clone().map(|index| read_bucket(disk, geometry, index))).await;
+        for (index, log) in indices.zip(logs) {
+            let index = usize::try_from(index).expect("at most 256");
+            for Found { entry, end_sector } in log? {
+                let sequence = entry.header.seq;
+                newest[index] = newest[index].max(sequence);
+                current = current.max((sequence, index, end_sector));
+                found.entry(sequence).or_insert(entry);
+            }
+        }
+    }
+    let (sequence, bucket, used_sectors) = current;
+    let last = found.get(&sequence).ok_or(Error::NoJournal)?;
+    let oldest = last.header.last_seq;
+    let mut entries = Vec::new();
+    for wanted in oldest..=sequence {
+        match found.remove(&wanted) {
+            Some(entry) => entries.push(entry),
+            None => return Err(gap(&found, wanted, sequence)),
+        }
+    }
+    Ok(Scan { entries, newest, current: bucket, used_sectors })
+}
+
+fn gap(found: &BTreeMap<u64, Entry>, from: u64, newest: u64) -> Error {
+    let next = found.range(from..).next().map_or(newest, |(sequence, _)| *sequence);
+    Error::JournalGap { from, to: next - 1 }
+}
+
+/// The log of one bucket. It ends at the first place that is not a valid entry, and where sequence numbers go back:
+/// behind the newest entry of this lap lie those of the former one.
+async fn read_bucket(disk: &Disk, geometry: &Geometry, index: u64) -> Result<Vec<Found>, Error> {
+    let start = geometry.sector_of(geometry.journal_bucket(index));
+    let bucket_bytes = usize::try_from(geometry.bucket_bytes()).expect("a bucket fits in memory");
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut at = 0;
+    let mut log: Vec<Found> = Vec::new();
+    loop {
+        match Jset::parse(&bytes[at..], geometry.magic) {
+            Ok(jset) => {
+                if log.last().is_some_and(|before| before.entry.header.seq >= jset.header.seq) {
+                    return Ok(log);
+                }
+                at += geometry.whole_blocks(jset.byte_len());
+                let entry = Entry {
+                    header: jset.header,
+                    old_uuids: jset.has_old_uuids(),
+                    keys: jset.keys.iter().collect(),
+                };
+                log.push(Found { entry, end_sector: at as u64 / 512 });
+                if at >= bucket_bytes {
+                    return Ok(log);
+                }
+                if at > bytes.len() {
+                    read_more(disk, start, &mut bytes, bucket_bytes).await?;
+                }
+            }
+            // An entry may go on behind what has been read.
+            Err(_) if bytes.len() < bucket_bytes && bytes.len() - at < geometry.jset_bytes_max() => {
+                read_more(disk, start, &mut bytes, bucket_bytes).await?;
+            }
+            Err(error) if error.is_end_of_log() => return Ok(log),
+            Err(error) => return Err(Error::Format { doing: Doing::Journal, source: error.into() }),
+        }
+    }
+}
+
+async fn read_more(disk: &Disk, start: u64, bytes: &mut Vec<u8>, limit: usize) -> Result<(), Error> {
+    let length = STEP_BYTES.min(limit - bytes.len());
+    let (result, buffer) = disk.read(start + bytes.len() as u64 / 512, Buffer::zeroed(length)).await;
+    result.map_err(Error::io(Doing::Journal))?;
+    bytes.extend_from_slice(buffer.as_slice());
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Writes journal entries: one in flight, pre-flush and FUA, so that a durable entry proves that all data completed
+//! before it is durable too.
+
+use crate::error::{Doing, Error};
+use crate::journal::ring::Closed;
+use crate::set::CacheSet;
+use crate::state::State;
+use bcached_env::{Buffer, Time};
+use bcached_format::jset::{JsetHeader, seal};
+
+/// The task: writes the open entry when somebody needs it durable, or when its keys have waited long enough.
+pub async fn run(set: CacheSet) {
+    let mut keys_since: Option<Time> = None;
+    loop {
+        let (stop, close, has_keys, delay) = set.with(|s| {
+            (
+                s.failed.is_some() || s.stopped,
+                s.journal.should_close(),
+                s.journal.has_keys(),
+                s.options.journal_delay,
+            )
+        });
+        if stop {
+            return;
+        }
+        if close {
+            keys_since = None;
+            if write_entry(&set).await.is_err() {
+                return;
+            }
+        } else if has_keys {
+            let since = *keys_since.get_or_insert_with(|| set.env().now());
+            if set.env().now() >= since + delay {
+                set.with(|s| s.journal.want(s.journal.appended()));
+                continue;
+            }
+            set.env().wait_until(&set.signals().journal_work, since + delay).await;
+        } else {
+            keys_since = None;
+            set.signals().journal_work.wait().await;
+        }
+    }
+}
+
+async fn write_entry(set: &CacheSet) -> Result<(), Error> {
+    let Some((closed, bytes)) = set.with(close) else {
+        return Err(set.fail(Error::Inconsistent("the journal has no room for an entry without keys")));
+    };
+    let result = put_on_disk(set, closed.sector, &bytes).await;
+    result.map_err(|source| set.fail(Error::Io { doing: Doing::Journal, source }))?;
+    set.with(|s| {
+        s.journal.completed(closed.sequence, closed.last_sequence);
+        s.note.forget_through(closed.sequence);
+        s.stats.journal_entries += 1;
+        s.stats.journal_written_bytes += bytes.len() as u64;
+    });
+    set.signals().journal_progress.notify_all();
+    set.signals().allocator_work.notify_all();
+    Ok(())
+}
+
+async fn put_on_disk(set: &CacheSet, sector: u64, bytes: &[u8]) -> Result<(), bcached_env::IoError> {
+    if set.cache().info().volatile_cache {
+        set.cache().flush().await?;
+    }
+    set.cache().write_fua(sector, Buffer::copied_from(bytes).freeze()).await
+}
+
+fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {
+    let closed = s.journal.close()?;
+    let header = JsetHeader {
+        seq: closed.sequence,
+        last_seq: closed.last_sequence,
+        uuids: s.uuid_key,
+        root: s.root.key,
+        root_level: u16::from(s.root.level),
+        prio_bucket: s.prios.current.first().expect("a chain has a first bucket").index,
+    };
+    let mut bytes = seal(s.geometry.magic, &header, &closed.keys);
+    bytes.resize(s.geometry.whole_blocks(bytes.len()), 0);
+    Some((closed, bytes))
+}
+
+/// Waits until everything appended so far is durable.
+pub async fn commit(set: &CacheSet) -> Result<(), Error> {
+    let sequence = set.with(|s| s.journal.appended());
+    commit_through(set, sequence).await
+}
+
+/// Writes an entry that carries today's root, table and priorities, with or without keys, and waits for it.
+pub async fn commit_now(set: &CacheSet) -> Result<(), Error> {
+    let sequence = set.with(|s| s.journal.open_sequence());
+    commit_through(set, sequence).await
+}
+
+/// Waits until entry `sequence` is durable.
+pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> {
+    loop {
+        set.check_alive()?;
+        if set.with(|s| s.journal.durable() >= sequence) {
+            return Ok(());
+        }
+        set.with(|s| s.journal.want(sequence));
+        set.signals().journal_work.notify_all();
+        set.signals().journal_progress.wait().await;
+    }
+}
+
+/// An attempt found no room in the journal or the note: the open entry is written; if old entries stand in the way,
+/// the leaves that hold their keys are.
+pub async fn wait_for_room(set: &CacheSet) -> Result<(), Error> {
+    set.check_alive()?;
+    set.with(|s| {
+        s.journal.want(s.journal.appended());
+        if s.journal.is_low() {
+            s.reclaim_to = s.reclaim_to.max(s.journal.reclaim_target());
+            if s.journal.oldest_pin().is_none_or(|pin| pin > s.reclaim_to) {
+                // Every old key is in a durable leaf: only an entry that says so is missing.
+                s.journal.want(s.journal.open_sequence());
+            }
+        }
+        s.stats.journal_waits += 1;
+    });
+    set.signals().journal_work.notify_all();
+    set.signals().leaf_work.notify_all();
+    set.signals().journal_progress.wait().await;
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! The cache set: a fast device in front of slow ones, in the on-disk format of Linux bcache.
+//!
+//! One state with one owner ([`state`]); transitions are synchronous and complete or change nothing; flows are short
+//! async functions that ask the state, wait for a disk, and tell the state. The world is a driver behind
+//! `bcached-env`: the same code runs on io_uring and in the simulator.
+//!
+//! | folder | noun |
+//! |---|---|
+//! | `open`, `set`, `state` | start-up, the handle, what transitions change |
+//! | `request/` | what a client asks for: reads, writes, flush, discard; who waits for whom |
+//! | `volume/` | backing devices and flash-only volumes, their durable record, what a flush covers |
+//! | `btree/` | the index: attempts, nodes in memory, loads, writes, splits, the walk at start |
+//! | `journal/` | the ring, the writer, finding entries, replay |
+//! | `space/` | buckets, where data goes, how buckets become free, stored generations |
+//! | `gc/` | dropping what is stale in the tree, moving live data together |
+//! | `writeback/` | dirty data to the backing device |
+//! | `policy/` | which bucket to give up next |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod btree;
+mod error;
+mod journal;
+mod open;
+mod options;
+mod policy;
+mod request;
+mod set;
+mod space;
+mod state;
+mod stats;
+mod stop;
+mod uuids;
+mod volume;
+mod writeback;
+
+pub use error::{Doing, Error};
+pub use options::Options;
+pub use request::{Reply, Request};
+pub use set::CacheSet;
+pub use stats::Stats;
+pub use volume::{VolumeId, VolumeInfo};

@@ -1,0 +1,324 @@
+//! Start-up (format 15): a set that has been started is recovered, one that has not is initialised.
+//!
+//! Recovery reads in the order in which things point at each other: superblock, journal, priorities, the tree from
+//! its root, the table of volumes. Nothing is written before all of that has been read and verified; then the journal
+//! is replayed through the same transitions as writes.
+
+use crate::btree::cache::NodeCache;
+use crate::btree::{Child, load, walk, write};
+use crate::error::{Doing, Error};
+use crate::journal::{Journal, replay, scan, writer};
+use crate::options::Options;
+use crate::set::{CacheSet, Inner, Signals};
+use crate::space::{Buckets, OpenBuckets, Usage, allocator, prios};
+use crate::state::{BTREE_RESERVE, PrioChains, State};
+use crate::stats::Stats;
+use crate::uuids::{self, UuidTable};
+use crate::volume::{Volumes, record};
+use crate::writeback;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use bcached_env::sync::Semaphore;
+use bcached_env::{Buffer, Disk, DiskId, Env, Note};
+use bcached_format::{
+    CacheSuperblock, DeviceIndex, Gen, Geometry, Key, Pointers, Position, SUPERBLOCK_SECTOR, Superblock,
+};
+use bcached_node::Node;
+use core::cell::{Cell, RefCell};
+
+/// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
+/// of a replay, which must not need the journal to find space.
+const STARTING_FREE: usize = 4 * BTREE_RESERVE;
+
+impl CacheSet {
+    /// Opens the cache set on `cache`. `progress` is told how many B-tree nodes have been walked.
+    pub async fn open(env: Env, cache: DiskId, note: Box<dyn Note>, options: Options) -> Result<Self, Error> {
+        let disk = env.disk(cache);
+        let Superblock::Cache(superblock) = record::read_superblock(&disk).await? else {
+            return Err(Error::NotACache);
+        };
+        if superblock.is_synchronous() {
+            recover(env, disk, superblock, note, options).await
+        } else {
+            initialise(env, disk, superblock, note, options).await
+        }
+    }
+}
+
+/// What a state is made of; the rest is the same for every start.
+struct Parts {
+    geometry: Geometry,
+    buckets: Buckets,
+    root: Child,
+    journal: Journal,
+    prios: PrioChains,
+    uuids: UuidTable,
+    uuid_key: Key,
+    dirty: crate::state::DirtyCounts,
+}
+
+fn assemble(
+    env: Env,
+    cache: Disk,
+    superblock: CacheSuperblock,
+    note: Box<dyn Note>,
+    options: Options,
+    parts: Parts,
+) -> CacheSet {
+    let signals = Signals::default();
+    let budget = options.node_budget_bytes;
+    let charge = crate::btree::cache::charge(parts.geometry.node_sectors());
+    // A share for splits: a path and the nodes made; the rest is what attempts may pin together.
+    let tickets = (budget / charge).saturating_sub(SPLIT_SHARE).max(8);
+    let state = State {
+        geometry: parts.geometry,
+        options,
+        now: env.now(),
+        nodes: NodeCache::new(budget.max(charge * (SPLIT_SHARE + 8)), Rc::clone(&signals.node_memory)),
+        root: parts.root,
+        root_pin: None,
+        journal: parts.journal,
+        note,
+        buckets: parts.buckets,
+        open: OpenBuckets::default(),
+        prios: parts.prios,
+        uuids: parts.uuids,
+        uuid_key: parts.uuid_key,
+        dirty: parts.dirty,
+        volumes: Volumes::default(),
+        superblock,
+        reclaim_to: 0,
+        node_pressure: false,
+        failed: None,
+        background: 0,
+        stopped: false,
+        stopping: false,
+        stats: Stats::default(),
+    };
+    let inner = Inner {
+        env,
+        cache,
+        state: RefCell::new(state),
+        signals,
+        tickets: Semaphore::new(tickets),
+        structure: Semaphore::new(1),
+        metadata: Semaphore::new(1),
+        tasks: Cell::new(0),
+    };
+    CacheSet { inner: Rc::new(inner) }
+}
+
+/// Nodes of the budget kept for the tree's own changes: a path of eight levels, three new nodes, and slack.
+const SPLIT_SHARE: usize = 14;
+
+fn start_tasks(set: &CacheSet) {
+    set.spawn_task(writer::run);
+    set.spawn_task(write::run);
+    set.spawn_task(allocator::run);
+}
+
+async fn write_superblock(set: &CacheSet) -> Result<(), Error> {
+    let seconds = set.env().wall_seconds();
+    let bytes = set.with(|s| {
+        s.superblock.advance();
+        s.superblock.set_last_mount(seconds);
+        s.superblock.seal()
+    });
+    let payload = Buffer::copied_from(&bytes[..]).freeze();
+    let written = set.cache().write(SUPERBLOCK_SECTOR, payload).await;
+    written.map_err(|source| set.fail(Error::Io { doing: Doing::Superblock, source }))?;
+    write::flush_cache(set).await
+}
+
+// ---- A set that has been started ----
+
+async fn recover(
+    env: Env,
+    disk: Disk,
+    superblock: CacheSuperblock,
+    mut note: Box<dyn Note>,
+    options: Options,
+) -> Result<CacheSet, Error> {
+    let geometry = Geometry::of(&superblock);
+    let scan = scan::scan(&disk, &geometry).await?;
+    let newest = scan.entries.last().expect("a scan without entries is an error");
+    let (header, old_uuids) = (newest.header, newest.old_uuids);
+    let root = root_of(&geometry, &header.root, header.root_level)?;
+    let stored = prios::read(&disk, &geometry, header.prio_bucket).await?;
+    let entries = stored.entries.iter().copied();
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
+    walk::raise(&mut buckets, root.pointer())?;
+    let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
+    let found = walk::walk(&disk, &geometry, root, &mut buckets, &mut |_| {}).await?;
+    let recovered = note.recovered();
+    let sequence = header.seq;
+    let oldest = header.last_seq;
+    let journal_buckets = journal_sectors(&geometry);
+    let journal = Journal::fresh(journal_buckets, geometry.bucket_sectors, geometry.block_sectors).resumed(
+        scan.newest,
+        scan.current,
+        scan.used_sectors,
+        sequence,
+        oldest,
+    );
+    let pending = replay::prepare(scan.entries, &recovered, &mut buckets)?;
+    let metadata = metadata_buckets(&geometry, &found.nodes, &stored.chain, &header.uuids)?;
+    buckets.classify(|index| metadata.contains(&index));
+    let spare = reserve_unreferenced(&mut buckets, geometry.prio_sets())?;
+    let prios = PrioChains { current: stored.chain, spare, sequence: stored.sequence };
+    let uuid_key = header.uuids;
+    let parts = Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty };
+    let set = assemble(env, disk, superblock, note, options, parts);
+    set.with(|s| s.journal.pin(oldest));
+    let pin = load::load(&set, root).await?;
+    set.with(|s| s.root_pin = Some(pin));
+    start_tasks(&set);
+    replay::apply(&set, pending).await?;
+    set.with(|s| s.journal.unpin(oldest));
+    writer::commit_now(&set).await?;
+    if old_uuids {
+        uuids::store(&set).await?;
+    }
+    write_superblock(&set).await?;
+    finish(&set).await;
+    Ok(set)
+}
+
+/// Checks the key of a root: a node of a sensible size in a usable bucket that covers the whole key space.
+fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<Child, Error> {
+    bcached_format::key_check::check_child_key(geometry, key)
+        .map_err(|source| Error::Format { doing: Doing::Node, source: source.into() })?;
+    if key.position() != Position::MAX {
+        return Err(Error::Inconsistent("the root does not cover the whole key space"));
+    }
+    let level = u8::try_from(level).ok().filter(|level| *level < LEVELS_MAX);
+    let level = level.ok_or(Error::Inconsistent("the root's level is impossible"))?;
+    Ok(Child { key: *key, level })
+}
+
+/// More levels than any tree that fits a device has.
+const LEVELS_MAX: u8 = 16;
+
+fn journal_sectors(geometry: &Geometry) -> Vec<u64> {
+    (0..geometry.journal_buckets).map(|index| geometry.sector_of(geometry.journal_bucket(index))).collect()
+}
+
+/// Every bucket that holds metadata. They must be distinct.
+fn metadata_buckets(
+    geometry: &Geometry,
+    nodes: &BTreeSet<u64>,
+    chain: &[bcached_format::BucketId],
+    uuids: &Key,
+) -> Result<BTreeSet<u64>, Error> {
+    let mut metadata: BTreeSet<u64> = nodes.clone();
+    let mut distinct = true;
+    for index in geometry.first_bucket..geometry.first_bucket + geometry.journal_buckets {
+        distinct &= metadata.insert(index);
+    }
+    for bucket in chain {
+        distinct &= metadata.insert(bucket.index);
+    }
+    for pointer in uuids.pointers.as_slice() {
+        distinct &= metadata.insert(pointer.sector() / geometry.bucket_sectors);
+    }
+    if distinct { Ok(metadata) } else { Err(Error::Inconsistent("two kinds of metadata share a bucket")) }
+}
+
+/// Takes unreferenced buckets: a spare chain of priorities, and a stock for the splits of the replay.
+fn reserve_unreferenced(buckets: &mut Buckets, chain: u64) -> Result<Vec<bcached_format::BucketId>, Error> {
+    let wanted = usize::try_from(chain).expect("a chain is short") + STARTING_FREE;
+    let unreferenced: Vec<_> = buckets
+        .iter()
+        .filter(|(_, bucket)| bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0)
+        .map(|(id, _)| id)
+        .take(wanted)
+        .collect();
+    for id in unreferenced {
+        buckets.free_unreferenced(id);
+    }
+    prios::take_unreferenced(buckets, chain)
+}
+
+// ---- A set that has never been started ----
+
+async fn initialise(
+    env: Env,
+    disk: Disk,
+    mut superblock: CacheSuperblock,
+    mut note: Box<dyn Note>,
+    options: Options,
+) -> Result<CacheSet, Error> {
+    // A note of a set that is being made anew is void.
+    drop(note.recovered());
+    note.forget_through(u64::MAX);
+    superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
+    let geometry = Geometry::of(&superblock);
+    let nothing = (0..geometry.buckets).map(|_| (Gen(0), 0));
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing);
+    let first_free = geometry.first_bucket + geometry.journal_buckets;
+    buckets.classify(|index| index < first_free);
+    let sets = geometry.prio_sets();
+    let current = reserve_unreferenced(&mut buckets, sets)?;
+    let spare = prios::take_unreferenced(&mut buckets, sets)?;
+    let uuid_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
+    let root_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
+    let journal = Journal::fresh(journal_sectors(&geometry), geometry.bucket_sectors, geometry.block_sectors);
+    let uuid_key = uuids::table_key(&geometry, &buckets, uuid_bucket);
+    let size = u16::try_from(geometry.node_sectors()).expect("node sizes fit a key");
+    let pointer = bcached_format::Pointer::new(
+        root_bucket.device,
+        buckets.sector(root_bucket),
+        buckets.get(root_bucket).generation,
+    );
+    let end = Position::MAX;
+    let root_key =
+        Key { inode: end.inode, size, dirty: false, end: end.offset, pointers: Pointers::one(pointer) };
+    let root = Child { key: root_key, level: 0 };
+    let parts = Parts {
+        geometry,
+        buckets,
+        root,
+        journal,
+        // The order is turned: what is stored first goes to the spare chain.
+        prios: PrioChains { current: spare, spare: current, sequence: 0 },
+        uuids: UuidTable::empty(geometry.uuid_slots()),
+        uuid_key,
+        dirty: crate::state::DirtyCounts::default(),
+    };
+    let set = assemble(env, disk, superblock, note, options, parts);
+    write_first(&set, root).await?;
+    set.spawn_task(writer::run);
+    // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
+    prios::store(&set).await?;
+    set.with(|s| s.superblock.set_synchronous(true));
+    write_superblock(&set).await?;
+    set.spawn_task(write::run);
+    set.spawn_task(allocator::run);
+    finish(&set).await;
+    Ok(set)
+}
+
+/// The empty table and the empty root.
+async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
+    let mut node = Node::create(root.key, 0, set.env().random(), &set.with(|s| s.geometry));
+    let first = node.seal_pending().expect("a fresh node has a first set");
+    write::write_set(set, root.pointer().sector(), &first).await?;
+    let (sector, bytes) = set.with(|s| {
+        let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");
+        (pointer.sector(), s.uuids.to_bytes())
+    });
+    let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
+    written.map_err(Error::io(Doing::Uuids))?;
+    let pin = load::load(set, root).await?;
+    set.with(|s| s.root_pin = Some(pin));
+    Ok(())
+}
+
+/// What every start ends with: flash-only volumes, and write-back.
+async fn finish(set: &CacheSet) {
+    crate::volume::attach::add_flash_only(set);
+    set.spawn_task(writeback::pass::run);
+    set.spawn_task(crate::request::parked::run);
+}

@@ -1,0 +1,45 @@
+//! The knobs, under the kernel's names where the kernel has them.
+
+use core::time::Duration;
+
+/// Options of a cache set.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Memory for B-tree nodes, in bytes: a hard limit.
+    pub node_budget_bytes: usize,
+    /// How long keys wait in the open journal entry when nobody asks for durability (`journal_delay_ms`).
+    pub journal_delay: Duration,
+    /// How long keys wait in a leaf before it is written for no other reason.
+    pub leaf_delay: Duration,
+    /// Above this share of used buckets, in percent, nothing is added to the cache.
+    pub cutoff_cache_add: u64,
+    /// Above this share of used buckets, in percent, nothing is written back-cached.
+    pub cutoff_writeback: u64,
+    /// How long clean data may wait for the backing device's flush before we flush it ourselves.
+    pub parked_delay: Duration,
+    /// How long write-back rests after a pass that found nothing.
+    pub writeback_delay: Duration,
+    /// Most sectors of dirty data read at once by write-back.
+    pub writeback_batch_sectors: u64,
+    /// Write-back runs at all (`writeback_running`).
+    pub writeback_running: bool,
+    /// Dirty data below this share of the cache, in percent, is left to age (`writeback_percent`).
+    pub writeback_percent: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            node_budget_bytes: 128 << 20,
+            journal_delay: Duration::from_millis(100),
+            leaf_delay: Duration::from_secs(30),
+            cutoff_cache_add: 95,
+            cutoff_writeback: 90,
+            parked_delay: Duration::from_secs(5),
+            writeback_delay: Duration::from_secs(5),
+            writeback_batch_sectors: 8192,
+            writeback_running: true,
+            writeback_percent: 10,
+        }
+    }
+}

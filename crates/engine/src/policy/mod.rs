@@ -1,0 +1,6 @@
+//! Which bucket to give up next. Policies see bucket numbers and touches, no I/O and no keys, and are replayable
+//! alone over traces (decision 15).
+
+pub mod lru;
+
+pub use lru::Lru;

@@ -1,0 +1,120 @@
+//! Discard and write-zeroes.
+//!
+//! A discard makes void what the cache holds and is passed down; the hole is durable before the backing device drops
+//! its copy, so that a crash cannot bring back a cached value that differs from what was read since. Only whole
+//! blocks inside the range are touched: a discard is a hint.
+
+use crate::error::{Doing, Error};
+use crate::request::write::{self, Survey};
+use crate::request::{Range, Target};
+use crate::set::CacheSet;
+use bcached_env::{Buffer, IoErrorKind};
+
+/// Zeroes written through the cache at once, in sectors.
+const ZERO_SECTORS_MAX: u64 = 2048;
+
+/// Gives up the content of a range.
+pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    let block = target.block_sectors;
+    let start = range.start.next_multiple_of(block);
+    let end = range.end.min(target.cacheable_end);
+    let inside = Range { start, end: end - end % block };
+    if target.inode.is_none() || inside.start >= inside.end {
+        return Ok(());
+    }
+    let claim = write::lock(set, target, inside).await?;
+    let done = discard_locked(set, target, inside).await;
+    write::unlock(set, target, claim);
+    done
+}
+
+async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    let survey = write::survey(set, target, range).await?;
+    let passed_down = target.backing.as_ref().is_some_and(|disk| disk.info().discard);
+    if !passed_down {
+        return if survey.present { write::punch(set, target, range).await } else { Ok(()) };
+    }
+    write::invalidate(set, target, range, survey).await?;
+    let disk = write::begin_backing_write(set, target, range).await?;
+    // Whether it is carried out is the device's business.
+    let _ = disk.discard(range.start, range.sectors()).await;
+    write::end_backing_write(set, target);
+    Ok(())
+}
+
+/// Writes zeroes over a range.
+pub async fn write_zeroes(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+    let block = target.block_sectors;
+    let body = Range {
+        start: range.start.next_multiple_of(block),
+        end: range.end.min(target.cacheable_end) / block * block,
+    };
+    if target.inode.is_none() || body.start >= body.end {
+        return write_zero_payload(set, target, range, fua).await;
+    }
+    let edges = [Range { start: range.start, end: body.start }, Range { start: body.end, end: range.end }];
+    for edge in edges.into_iter().filter(|edge| edge.start < edge.end) {
+        write_zero_payload(set, target, edge, fua).await?;
+    }
+    let claim = write::lock(set, target, body).await?;
+    let done = zero_locked(set, target, body, fua).await;
+    write::unlock(set, target, claim);
+    done
+}
+
+async fn zero_locked(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+    let survey = write::survey(set, target, range).await?;
+    let Some(backing) = &target.backing else {
+        // What a flash-only volume does not hold reads as zero.
+        write::punch(set, target, range).await?;
+        return if fua { crate::journal::writer::commit(set).await } else { Ok(()) };
+    };
+    if survey.dirty || !backing.info().write_zeroes {
+        return zero_blocks(set, target, range, fua).await;
+    }
+    match zero_backing(set, target, range, survey).await {
+        Err(Error::Io { source, .. }) if source.kind == IoErrorKind::Unsupported => {
+            zero_blocks(set, target, range, fua).await
+        }
+        Ok(()) if fua => crate::request::flush::flush_backing(set, target).await,
+        other => other,
+    }
+}
+
+async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Survey) -> Result<(), Error> {
+    write::invalidate(set, target, range, survey).await?;
+    let disk = write::begin_backing_write(set, target, range).await?;
+    let zeroed = disk.zero(range.start, range.sectors()).await;
+    write::end_backing_write(set, target);
+    zeroed.map_err(Error::io(Doing::Backing))
+}
+
+/// Writes zeroes like any data, the range being locked.
+async fn zero_blocks(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+    let zeroes = zeroes(range.sectors().min(ZERO_SECTORS_MAX));
+    let mut at = range.start;
+    while at < range.end {
+        let end = range.end.min(at + ZERO_SECTORS_MAX);
+        let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
+        write::write_blocks(set, target, Range { start: at, end }, &payload, fua).await?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// Writes zeroes as an ordinary write, which locks for itself.
+async fn write_zero_payload(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+    let zeroes = zeroes(range.sectors().min(ZERO_SECTORS_MAX));
+    let mut at = range.start;
+    while at < range.end {
+        let end = range.end.min(at + ZERO_SECTORS_MAX);
+        let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
+        write::write(set, target, Range { start: at, end }, payload, fua).await?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn zeroes(sectors: u64) -> bcached_env::Payload {
+    Buffer::zeroed(usize::try_from(sectors * 512).expect("bounded")).freeze()
+}

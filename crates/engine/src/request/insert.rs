@@ -1,0 +1,214 @@
+//! Puts data in the cache: space, data, then keys. A key enters the tree only after its data has been written
+//! (format 14, rule 1), and a failed write is never indexed.
+
+use crate::btree::{Attempt, Need, Piece, Record, pointer_to_read};
+use crate::error::{Doing, Error};
+use crate::request::ranges::{Claim, Parked};
+use crate::request::{Range, Target};
+use crate::set::CacheSet;
+use crate::space::{Class, Space};
+use crate::volume::epoch::Stamp;
+use alloc::vec::Vec;
+use bcached_env::{Buffer, Payload, join_all};
+use bcached_format::Key;
+
+/// Fills in flight at once, for all volumes; beyond, a miss just does not fill.
+const FILLS_MAX: u64 = 64;
+
+/// Space for a part of a range.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    /// First sector in the key space.
+    pub start: u64,
+    /// Where the data goes.
+    pub space: Space,
+}
+
+impl Chunk {
+    /// End of the part.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.start + self.space.sectors
+    }
+
+    /// As a key of volume `inode`.
+    #[must_use]
+    pub fn key(&self, inode: bcached_format::Inode, dirty: bool) -> Key {
+        let size = u16::try_from(self.space.sectors).expect("space is cut to a key");
+        Key { inode, size, dirty, end: self.end(), pointers: self.space.pointers }
+    }
+}
+
+impl CacheSet {
+    /// Takes space for as much of the range as there is; pinned.
+    pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Vec<Chunk> {
+        let chunks = self.with(|s| {
+            let mut chunks = Vec::new();
+            let mut at = range.start;
+            while at < range.end {
+                let wanted = (range.end - at).min(bcached_format::key::MAX_KEY_SECTORS - 7);
+                let Some(space) = s.take_space(class, wanted) else { break };
+                chunks.push(Chunk { start: at, space });
+                at += space.sectors;
+            }
+            chunks
+        });
+        if self.with(|s| s.buckets.free_count() < s.free_low()) {
+            self.signals().allocator_work.notify_all();
+        }
+        chunks
+    }
+
+    /// Gives chunks back that will not be indexed.
+    pub(crate) fn release_chunks(&self, chunks: &[Chunk]) {
+        self.with(|s| {
+            for chunk in chunks {
+                s.unpin(&chunk.space.pointers);
+            }
+        });
+    }
+
+    /// Writes the chunks' data, which lies in `payload` from `base` on. Returns each chunk with its outcome.
+    pub(crate) async fn write_chunks(
+        &self,
+        chunks: &[Chunk],
+        base: u64,
+        payload: &Payload,
+    ) -> Vec<(Chunk, Result<(), Error>)> {
+        let writes = chunks.iter().map(|chunk| {
+            let from = usize::try_from((chunk.start - base) * 512).expect("a request fits in memory");
+            let length = usize::try_from(chunk.space.sectors * 512).expect("a request fits in memory");
+            let part = payload.slice(from..from + length);
+            let chunk = *chunk;
+            async move {
+                // One pointer a copy; every copy is written.
+                for pointer in chunk.space.pointers.as_slice() {
+                    if let Err(source) = self.cache().write(pointer.sector(), part.clone()).await {
+                        return (chunk, Err(Error::Io { doing: Doing::Data, source }));
+                    }
+                }
+                (chunk, Ok(()))
+            }
+        });
+        let written = join_all(writes).await;
+        self.with(|s| {
+            let sectors: u64 = chunks.iter().map(|chunk| chunk.space.sectors).sum();
+            s.stats.data_written_bytes += sectors * 512;
+            s.buckets.age(sectors);
+        });
+        written
+    }
+
+    /// Inserts a key, leaf by leaf, over whatever is there.
+    pub(crate) async fn put_key(&self, key: &Key, record: Record) -> Result<(), Error> {
+        let mut rest = Some(*key);
+        while let Some(key) = rest {
+            let upto = self.attempt(|s| s.insert(&key, record)).await?;
+            rest = key.cut(upto, key.end);
+        }
+        Ok(())
+    }
+}
+
+/// Starts putting what was read for a hole into the cache. The caller has its answer first.
+pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, data: &Buffer) {
+    let busy = set.with(|s| s.background >= FILLS_MAX);
+    let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
+    let (Some((start, end)), false) = (range, busy) else {
+        release_fill(set, target, claim);
+        return;
+    };
+    let stamp =
+        set.with(|s| s.volumes.get(target.id)?.backing.as_ref().map(|backing| backing.epoch.read_now()));
+    let Some(stamp) = stamp else {
+        release_fill(set, target, claim);
+        return;
+    };
+    let bytes = usize::try_from((end - start) * 512).expect("a fill fits in memory");
+    assert_eq!(start, piece.start, "a fill starts where its hole does");
+    let payload = Buffer::copied_from(&data.as_slice()[..bytes]).freeze();
+    set.with(|s| s.background += 1);
+    let (set, target) = (set.clone(), target.clone());
+    set.env().clone().spawn(async move {
+        fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
+        set.with(|s| s.background -= 1);
+        release_fill(&set, &target, claim);
+    });
+}
+
+/// The end of a fill, however it went.
+pub fn release_fill(set: &CacheSet, target: &Target, claim: Claim) {
+    set.with(|s| {
+        if let Some(volume) = s.volumes.get_mut(target.id) {
+            volume.ranges.release(claim);
+        }
+    });
+    set.signals().ranges.notify_all();
+}
+
+async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp: Stamp, payload: &Payload) {
+    // No waiting for space: a clean insert is a favour, not a duty.
+    let chunks = set.take_chunks(Class::Clean, range);
+    for (chunk, written) in set.write_chunks(&chunks, range.start, payload).await {
+        let stored = match written {
+            Ok(()) => settle_clean(set, target, chunk, claim, stamp).await,
+            Err(error) => Err(error),
+        };
+        if stored.is_err() {
+            set.release_chunks(&[chunk]);
+        }
+    }
+}
+
+/// A clean chunk is in the cache: its key enters the tree if what it copies is durable on the backing device, else it
+/// is parked until it is (decision 9). Dropped if somebody wrote to the range since `claim` was entered. On success
+/// the chunk's pin is gone or belongs to the parked piece.
+async fn settle_clean(
+    set: &CacheSet,
+    target: &Target,
+    chunk: Chunk,
+    claim: Claim,
+    stamp: Stamp,
+) -> Result<(), Error> {
+    let parked = set.with(|s| {
+        let volume = s.volumes.get_mut(target.id)?;
+        let epoch = &volume.backing.as_ref()?.epoch;
+        if epoch.is_durable(stamp) || !epoch.has_unflushed() || !volume.ranges.fill_is_good(claim) {
+            return None;
+        }
+        volume.ranges.park(chunk.start, Parked { end: chunk.end(), pointers: chunk.space.pointers, stamp });
+        Some(())
+    });
+    if parked.is_some() {
+        return Ok(());
+    }
+    insert_clean(set, target, &chunk.key(target.inode.expect("attached"), false), claim).await
+}
+
+/// Inserts a clean key unless somebody wrote to its range since `claim` was entered: asked in the transition that
+/// inserts. Its pin ends with success.
+pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Claim) -> Result<(), Error> {
+    debug_assert!(pointer_to_read(&key.pointers).is_some(), "clean data lies somewhere");
+    let mut rest = Some(*key);
+    while let Some(part) = rest {
+        let upto = set
+            .attempt(|s| {
+                let good = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.fill_is_good(claim));
+                if !good {
+                    s.stats.fill_races += 1;
+                    return Attempt::Done(None);
+                }
+                match s.insert(&part, Record::Fill) {
+                    Attempt::Done(upto) => Attempt::Done(Some(upto)),
+                    // A favour does not make the tree's caller wait for the journal: nothing of it is recorded.
+                    Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),
+                    Attempt::Needs(need) => Attempt::Needs(need),
+                }
+            })
+            .await?;
+        let Some(upto) = upto else { break };
+        rest = part.cut(upto, part.end);
+    }
+    set.with(|s| s.unpin(&key.pointers));
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! Requests: from a volume-relative range to flows over the cache and the backing device.
+//!
+//! | file | what |
+//! |---|---|
+//! | `read` | pieces from the cache, holes from the backing device, fills |
+//! | `write` | the table of modes: back, through, around |
+//! | `insert` | space, data, then keys |
+//! | `flush` | flush, and what a backing flush sets free |
+//! | `discard` | discard and write-zeroes |
+//! | `ranges` | who waits for whom |
+//! | `parked` | clean data that waits for the backing device's flush |
+
+pub mod discard;
+pub mod flush;
+pub mod insert;
+pub mod parked;
+pub mod ranges;
+pub mod read;
+pub mod write;
+
+use crate::error::Error;
+use crate::set::CacheSet;
+use crate::volume::VolumeId;
+use bcached_env::{Buffer, Disk, Payload};
+use bcached_format::{CacheMode, Inode};
+
+/// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
+#[derive(Debug)]
+pub enum Request {
+    /// Fill `buffer`.
+    Read {
+        /// First sector.
+        sector: u64,
+        /// Where to; comes back in the reply.
+        buffer: Buffer,
+    },
+    /// Write `payload`.
+    Write {
+        /// First sector.
+        sector: u64,
+        /// What.
+        payload: Payload,
+        /// Durable when answered.
+        fua: bool,
+    },
+    /// Everything answered before this was asked becomes durable.
+    Flush,
+    /// The content is not needed any more.
+    Discard {
+        /// First sector.
+        sector: u64,
+        /// Length in sectors.
+        sectors: u64,
+    },
+    /// Write zeroes.
+    WriteZeroes {
+        /// First sector.
+        sector: u64,
+        /// Length in sectors.
+        sectors: u64,
+        /// Durable when answered.
+        fua: bool,
+    },
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub struct Reply {
+    /// How it ended.
+    pub result: Result<(), Error>,
+    /// A read's memory, also after a failure.
+    pub buffer: Option<Buffer>,
+}
+
+/// What a flow must know of its volume; it does not change while requests are in flight, except `mode`, which each
+/// request takes as it is when it begins.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub id: VolumeId,
+    pub inode: Option<Inode>,
+    pub backing: Option<Disk>,
+    pub data_offset: u64,
+    pub sectors: u64,
+    pub cacheable_end: u64,
+    pub mode: CacheMode,
+    pub block_sectors: u64,
+}
+
+/// A range of a volume in the key space (backing device sectors).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Range {
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Range {
+    pub const fn sectors(self) -> u64 {
+        self.end - self.start
+    }
+}
+
+impl Target {
+    /// The blocks that `range` touches, as far as they lie in the cacheable part; `None` if none does.
+    pub fn blocks_around(&self, range: Range) -> Option<Range> {
+        let start = range.start - range.start % self.block_sectors;
+        let end = range.end.next_multiple_of(self.block_sectors).min(self.cacheable_end);
+        (self.inode.is_some() && start < end && start >= self.data_offset).then_some(Range { start, end })
+    }
+}
+
+impl CacheSet {
+    /// Carries out one request. Any number may be in flight; overlapping writes take effect in the order of the calls.
+    pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
+        let target = match self.begin_request(volume) {
+            Ok(target) => target,
+            Err(error) => return refuse(request, error),
+        };
+        let reply = self.dispatch(&target, request).await;
+        self.with(|s| {
+            if let Some(volume) = s.volumes.get_mut(volume) {
+                volume.requests -= 1;
+            }
+        });
+        self.signals().ranges.notify_all();
+        reply
+    }
+
+    async fn dispatch(&self, target: &Target, request: Request) -> Reply {
+        let plain = |result| Reply { result, buffer: None };
+        match request {
+            Request::Read { sector, buffer } => match target.range(sector, buffer.len() as u64 / 512) {
+                Err(error) => Reply { result: Err(error), buffer: Some(buffer) },
+                Ok(range) => {
+                    let (result, buffer) = read::read(self, target, range, buffer).await;
+                    Reply { result, buffer: Some(buffer) }
+                }
+            },
+            Request::Write { sector, payload, fua } => match target.range(sector, payload.len() as u64 / 512)
+            {
+                Err(error) => plain(Err(error)),
+                Ok(range) => plain(write::write(self, target, range, payload, fua).await),
+            },
+            Request::Flush => plain(flush::flush(self, target).await),
+            Request::Discard { sector, sectors } => match target.range(sector, sectors) {
+                Err(error) => plain(Err(error)),
+                Ok(range) => plain(discard::discard(self, target, range).await),
+            },
+            Request::WriteZeroes { sector, sectors, fua } => match target.range(sector, sectors) {
+                Err(error) => plain(Err(error)),
+                Ok(range) => plain(discard::write_zeroes(self, target, range, fua).await),
+            },
+        }
+    }
+
+    fn begin_request(&self, id: VolumeId) -> Result<Target, Error> {
+        let block_sectors = self.with(|s| s.geometry.block_sectors);
+        self.with(|s| {
+            if s.stopping {
+                return Err(Error::Stopping);
+            }
+            let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+            volume.requests += 1;
+            Ok(Target {
+                id,
+                inode: volume.inode,
+                backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
+                data_offset: volume.data_offset,
+                sectors: volume.sectors,
+                cacheable_end: volume.cacheable_end,
+                mode: volume.mode,
+                block_sectors,
+            })
+        })
+    }
+}
+
+impl Target {
+    /// The range in the key space; refused if it is empty or leaves the volume.
+    fn range(&self, sector: u64, sectors: u64) -> Result<Range, Error> {
+        let end = sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors);
+        let refused = Error::Range { sector, sectors, volume_sectors: self.sectors };
+        let end = end.ok_or(refused)?;
+        Ok(Range { start: self.data_offset + sector, end: self.data_offset + end })
+    }
+}
+
+fn refuse(request: Request, error: Error) -> Reply {
+    let buffer = if let Request::Read { buffer, .. } = request { Some(buffer) } else { None };
+    Reply { result: Err(error), buffer }
+}

@@ -1,0 +1,283 @@
+//! Who is doing what where: writes, fills, cleanings and parked keys of one volume, by range (decision 13).
+//!
+//! Rules, all decided here:
+//! 1. Overlapping writes go one after the other, in order of arrival.
+//! 2. A fill (data read from the backing device on its way into the cache) is dropped when a write to its range is
+//!    granted after the fill was entered; it is not entered at all over a write in progress.
+//! 3. A write that goes to the backing device waits for a cleaning (write-back of the range in progress) to end: the
+//!    older data must not land on top. A cleaning does not start over a write in progress.
+//! 4. A parked key (clean data in the cache whose backing write is not flushed yet) is found by reads, and cut by the
+//!    first write to its range that is granted.
+
+use crate::volume::epoch::Stamp;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use bcached_format::{Inode, Key, Pointers};
+
+/// Names an entry of the table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Claim(u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Write { granted: bool },
+    Fill { dropped: bool },
+    Clean,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    start: u64,
+    end: u64,
+    kind: Kind,
+}
+
+/// Clean data that waits for the backing device's flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parked {
+    /// End of the range; it starts at its key in the table.
+    pub end: u64,
+    /// Where the data is in the cache.
+    pub pointers: Pointers,
+    /// When its backing write completed.
+    pub stamp: Stamp,
+}
+
+impl Parked {
+    /// As a clean key of volume `inode`, starting at `start`.
+    #[must_use]
+    pub fn key(&self, inode: Inode, start: u64) -> Key {
+        let size = u16::try_from(self.end - start).expect("parked pieces come from buckets, cut to keys");
+        Key { inode, size, dirty: false, end: self.end, pointers: self.pointers }
+    }
+}
+
+/// The table of one volume. Sectors of the key space.
+#[derive(Default)]
+pub struct Ranges {
+    entries: BTreeMap<Claim, Entry>,
+    parked: BTreeMap<u64, Parked>,
+    next: u64,
+}
+
+impl Ranges {
+    fn enter(&mut self, start: u64, end: u64, kind: Kind) -> Claim {
+        assert!(start < end, "a claim covers something");
+        let claim = Claim(self.next);
+        self.next += 1;
+        self.entries.insert(claim, Entry { start, end, kind });
+        claim
+    }
+
+    /// Queues a write; see [`Ranges::try_grant`].
+    pub fn queue_write(&mut self, start: u64, end: u64) -> Claim {
+        self.enter(start, end, Kind::Write { granted: false })
+    }
+
+    /// Grants a queued write if no earlier one overlaps. When granted, fills of the range are dropped and parked
+    /// pieces are cut; `cut` is told which parts went, so that their buckets can be unpinned and pinned again.
+    pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
+        let Entry { start, end, .. } = self.entries[&claim];
+        let earlier =
+            self.entries.range(..claim).any(|(_, entry)| entry.overlaps(start, end) && entry.is_write());
+        if earlier {
+            return false;
+        }
+        for entry in self.entries.values_mut() {
+            if entry.overlaps(start, end) && matches!(entry.kind, Kind::Fill { .. }) {
+                entry.kind = Kind::Fill { dropped: true };
+            }
+        }
+        self.cut_parked(start, end, cut);
+        self.entries.get_mut(&claim).expect("it was queued").kind = Kind::Write { granted: true };
+        true
+    }
+
+    /// True when nothing that is being written back overlaps: a write may go to the backing device.
+    #[must_use]
+    pub fn backing_is_free(&self, start: u64, end: u64) -> bool {
+        !self.entries.values().any(|entry| entry.overlaps(start, end) && entry.kind == Kind::Clean)
+    }
+
+    /// Enters a fill; `None` if a write to the range is in progress.
+    pub fn begin_fill(&mut self, start: u64, end: u64) -> Option<Claim> {
+        let written = self
+            .entries
+            .values()
+            .any(|entry| entry.overlaps(start, end) && matches!(entry.kind, Kind::Write { granted: true }));
+        (!written).then(|| self.enter(start, end, Kind::Fill { dropped: false }))
+    }
+
+    /// True while nobody has written to the fill's range since it was entered.
+    #[must_use]
+    pub fn fill_is_good(&self, claim: Claim) -> bool {
+        matches!(self.entries.get(&claim), Some(Entry { kind: Kind::Fill { dropped: false }, .. }))
+    }
+
+    /// Enters a cleaning; `None` if a write to the range is in progress or another cleaning covers it.
+    pub fn begin_clean(&mut self, start: u64, end: u64) -> Option<Claim> {
+        let busy = self.entries.values().any(|entry| {
+            entry.overlaps(start, end) && matches!(entry.kind, Kind::Write { granted: true } | Kind::Clean)
+        });
+        (!busy).then(|| self.enter(start, end, Kind::Clean))
+    }
+
+    /// The range of a claim.
+    #[must_use]
+    pub fn range_of(&self, claim: Claim) -> Option<(u64, u64)> {
+        self.entries.get(&claim).map(|entry| (entry.start, entry.end))
+    }
+
+    /// True while a write is in progress or waits.
+    #[must_use]
+    pub fn has_writes(&self) -> bool {
+        self.entries.values().any(Entry::is_write)
+    }
+
+    /// The end of a write, fill or cleaning.
+    pub fn release(&mut self, claim: Claim) {
+        self.entries.remove(&claim).expect("a claim is released once");
+    }
+
+    /// Parks clean data. The range has no parked piece: its writer or fill held it.
+    pub fn park(&mut self, start: u64, parked: Parked) {
+        let free = self.parked_in(start, parked.end).next().is_none();
+        assert!(free, "a range is parked once");
+        self.parked.insert(start, parked);
+    }
+
+    /// The parked pieces that overlap `[start, end)`, in order, uncut: start and piece.
+    pub fn parked_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, Parked)> + '_ {
+        let before = self.parked.range(..start).next_back().filter(move |(_, piece)| piece.end > start);
+        let inside = self.parked.range(start..end);
+        before.into_iter().chain(inside).map(|(start, piece)| (*start, *piece))
+    }
+
+    /// Takes all parked pieces that `is_ready` says so of.
+    pub fn take_parked(&mut self, mut is_ready: impl FnMut(&Parked) -> bool) -> Vec<(u64, Parked)> {
+        let ready: Vec<(u64, Parked)> = self
+            .parked
+            .iter()
+            .filter(|(_, piece)| is_ready(piece))
+            .map(|(start, piece)| (*start, *piece))
+            .collect();
+        for (start, _) in &ready {
+            self.parked.remove(start);
+        }
+        ready
+    }
+
+    /// Parked pieces.
+    #[must_use]
+    pub fn parked_count(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// Writes, fills and cleanings in the table.
+    #[must_use]
+    pub fn busy(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn cut_parked(&mut self, start: u64, end: u64, cut: &mut dyn FnMut(Cut)) {
+        let hit: Vec<(u64, Parked)> = self.parked_in(start, end).collect();
+        for (at, piece) in hit {
+            self.parked.remove(&at);
+            let mut parts = 0;
+            for (from, to) in [(at, piece.end.min(start)), (at.max(end), piece.end)] {
+                if from < to {
+                    let pointers = piece.pointers.advanced(from - at);
+                    self.parked.insert(from, Parked { end: to, pointers, stamp: piece.stamp });
+                    parts += 1;
+                }
+            }
+            cut(Cut { pointers: piece.pointers, parts });
+        }
+    }
+}
+
+/// A parked piece was cut: its one pin on the bucket becomes `parts` pins.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Of the piece as it was.
+    pub pointers: Pointers,
+    /// What is left of it, 0..=2 pieces.
+    pub parts: usize,
+}
+
+impl Entry {
+    const fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end
+    }
+
+    const fn is_write(&self) -> bool {
+        matches!(self.kind, Kind::Write { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{DeviceIndex, Gen, Pointer};
+
+    fn grant(ranges: &mut Ranges, claim: Claim) -> bool {
+        ranges.try_grant(claim, &mut |_| {})
+    }
+
+    #[test]
+    fn overlapping_writes_go_in_order_of_arrival() {
+        let mut ranges = Ranges::default();
+        let first = ranges.queue_write(0, 10);
+        let second = ranges.queue_write(5, 15);
+        let third = ranges.queue_write(12, 20);
+        assert!(grant(&mut ranges, first));
+        assert!(!grant(&mut ranges, second));
+        assert!(!grant(&mut ranges, third), "it arrived after the second, which overlaps it");
+        ranges.release(first);
+        assert!(grant(&mut ranges, second));
+        ranges.release(second);
+        assert!(grant(&mut ranges, third));
+    }
+
+    #[test]
+    fn a_write_drops_the_fills_it_overlaps_and_keeps_others_out() {
+        let mut ranges = Ranges::default();
+        let fill = ranges.begin_fill(0, 8).expect("nothing in progress");
+        let other = ranges.begin_fill(8, 16).expect("nothing in progress");
+        let write = ranges.queue_write(4, 8);
+        assert!(ranges.fill_is_good(fill));
+        assert!(grant(&mut ranges, write));
+        assert!(!ranges.fill_is_good(fill));
+        assert!(ranges.fill_is_good(other));
+        assert_eq!(ranges.begin_fill(0, 8), None);
+    }
+
+    #[test]
+    fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
+        let mut ranges = Ranges::default();
+        let clean = ranges.begin_clean(0, 100).expect("free");
+        let write = ranges.queue_write(50, 60);
+        assert!(grant(&mut ranges, write), "a write into the cache does not wait for a cleaning");
+        assert!(!ranges.backing_is_free(50, 60));
+        ranges.release(clean);
+        assert!(ranges.backing_is_free(50, 60));
+        assert_eq!(ranges.begin_clean(0, 51), None);
+    }
+
+    #[test]
+    fn a_write_cuts_parked_pieces() {
+        let mut ranges = Ranges::default();
+        let pointers = Pointers::one(Pointer::new(DeviceIndex(0), 1000, Gen(1)));
+        let stamp = crate::volume::epoch::Epoch::new(true).read_now();
+        ranges.park(100, Parked { end: 200, pointers, stamp });
+        let write = ranges.queue_write(120, 130);
+        let mut parts = 0;
+        assert!(ranges.try_grant(write, &mut |cut| parts = cut.parts));
+        assert_eq!(parts, 2);
+        let left: Vec<(u64, u64, u64)> = ranges
+            .parked_in(0, 300)
+            .map(|(start, piece)| (start, piece.end, piece.pointers.as_slice()[0].sector()))
+            .collect();
+        assert_eq!(left, [(100, 120, 1000), (130, 200, 1030)]);
+    }
+}

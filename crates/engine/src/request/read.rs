@@ -1,0 +1,252 @@
+//! A read, top to bottom: what the cache holds comes from there, the rest from the backing device, and what was
+//! missing is put in the cache after the caller has its answer.
+
+use crate::btree::{Attempt, Content, Piece, pointer_to_read};
+use crate::error::{Doing, Error};
+use crate::request::insert;
+use crate::request::ranges::Claim;
+use crate::request::{Range, Target};
+use crate::set::CacheSet;
+use crate::state::State;
+use alloc::vec::Vec;
+use bcached_env::{Buffer, join_all};
+use bcached_format::{CacheMode, Pointers};
+
+/// Most sectors of one request that are put in the cache after a miss (the kernel's limit).
+const FILL_SECTORS_MAX: u64 = 2048;
+
+/// A piece of a read with what was entered for it.
+#[derive(Clone, Copy)]
+struct Planned {
+    piece: Piece,
+    fill: Option<Claim>,
+}
+
+/// Reads `range` into `buffer`. Requests that are not whole blocks are read as whole blocks and copied out.
+pub async fn read(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    mut buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    let whole = match target.blocks_around(range) {
+        Some(blocks)
+            if blocks.start < range.start || blocks.end > range.end && range.end < target.cacheable_end =>
+        {
+            Range { start: blocks.start.min(range.start), end: blocks.end.max(range.end) }
+        }
+        _ => return read_whole(set, target, range, buffer).await,
+    };
+    let scratch = Buffer::zeroed(usize::try_from(whole.sectors() * 512).expect("a request fits in memory"));
+    let (result, scratch) = read_whole(set, target, whole, scratch).await;
+    let skip = usize::try_from((range.start - whole.start) * 512).expect("less than a block");
+    let length = buffer.len();
+    buffer.as_mut_slice().copy_from_slice(&scratch.as_slice()[skip..skip + length]);
+    (result, buffer)
+}
+
+/// Reads a range whose ends are block bounds, or the ends of the device, or that is not cached at all.
+pub(crate) async fn read_whole(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    mut buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    let plan = match plan(set, target, range).await {
+        Ok(plan) => plan,
+        Err(error) => return (Err(error), buffer),
+    };
+    let missed = plan.iter().any(|planned| planned.piece.content == Content::Hole);
+    set.with(|s| if missed { s.stats.misses += 1 } else { s.stats.hits += 1 });
+    let mut pieces = Vec::with_capacity(plan.len());
+    for planned in plan {
+        let bytes = usize::try_from((planned.piece.end - planned.piece.start) * 512)
+            .expect("a request fits in memory");
+        pieces.push(read_piece(set, target, planned, buffer.split_to(bytes)));
+    }
+    let mut result = Ok(());
+    for (outcome, piece) in join_all(pieces).await {
+        if result.is_ok() {
+            result = outcome;
+        }
+        buffer = joined(buffer, piece);
+    }
+    (result, buffer)
+}
+
+/// Puts a piece behind those joined so far. The rest of a split buffer is empty and stands last.
+fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
+    if before.is_empty() {
+        return piece;
+    }
+    before.join(piece);
+    before
+}
+
+/// Cuts the range into cached pieces, which are pinned, and holes, for which fills are entered where wanted.
+async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Vec<Planned>, Error> {
+    let mut plan: Vec<Planned> = Vec::new();
+    let cached_end = if target.inode.is_some() { range.end.min(target.cacheable_end) } else { range.start };
+    let mut at = range.start;
+    let mut fill_left = FILL_SECTORS_MAX;
+    while at < cached_end {
+        let planned =
+            set.attempt(|s| plan_leaf(s, target, Range { start: at, end: cached_end }, &mut fill_left)).await;
+        match planned {
+            Ok((upto, part)) => {
+                at = upto;
+                plan.extend(part);
+            }
+            Err(error) => {
+                abandon(set, target, &plan);
+                return Err(error);
+            }
+        }
+    }
+    if at < range.end {
+        plan.push(Planned { piece: Piece { start: at, end: range.end, content: Content::Hole }, fill: None });
+    }
+    Ok(plan)
+}
+
+fn plan_leaf(
+    s: &mut State,
+    target: &Target,
+    range: Range,
+    fill_left: &mut u64,
+) -> Attempt<(u64, Vec<Planned>)> {
+    let inode = target.inode.expect("only attached volumes are looked up");
+    let mut pieces = Vec::new();
+    let upto = match s.lookup(inode, range.start, range.end, &mut |piece| pieces.push(piece)) {
+        Attempt::Done(upto) => upto,
+        Attempt::Needs(need) => return Attempt::Needs(need),
+    };
+    let volume = s.volumes.get(target.id).expect("a volume stays while it has requests");
+    let pieces: Vec<Piece> =
+        pieces.into_iter().flat_map(|piece| with_parked(&volume.ranges, piece)).collect();
+    let may_fill = target.mode != CacheMode::None
+        && target.backing.is_some()
+        && s.in_use_percent() < s.options.cutoff_cache_add;
+    let planned = pieces.into_iter().map(|piece| {
+        let mut fill = None;
+        match piece.content {
+            Content::Cached { pointers, .. } => {
+                s.pin(&pointers);
+                for pointer in pointers.as_slice() {
+                    s.buckets.touch(*pointer);
+                }
+            }
+            Content::Hole if may_fill && *fill_left > 0 => {
+                let end = piece.end.min(piece.start + *fill_left);
+                let volume = s.volumes.get_mut(target.id).expect("looked up above");
+                fill = volume.ranges.begin_fill(piece.start, end);
+                if fill.is_some() {
+                    *fill_left -= end - piece.start;
+                }
+            }
+            Content::Hole => {}
+        }
+        Planned { piece, fill }
+    });
+    let planned = planned.collect();
+    Attempt::Done((upto, planned))
+}
+
+/// A hole may be parked: data that is in the cache, but not in the tree yet.
+fn with_parked(ranges: &crate::request::ranges::Ranges, piece: Piece) -> Vec<Piece> {
+    if piece.content != Content::Hole {
+        return alloc::vec![piece];
+    }
+    let mut pieces = Vec::new();
+    let mut at = piece.start;
+    for (start, parked) in ranges.parked_in(piece.start, piece.end) {
+        let (from, to) = (start.max(piece.start), parked.end.min(piece.end));
+        if at < from {
+            pieces.push(Piece { start: at, end: from, content: Content::Hole });
+        }
+        let content = Content::Cached { pointers: parked.pointers.advanced(from - start), dirty: false };
+        pieces.push(Piece { start: from, end: to, content });
+        at = to;
+    }
+    if at < piece.end {
+        pieces.push(Piece { start: at, end: piece.end, content: Content::Hole });
+    }
+    pieces
+}
+
+fn abandon(set: &CacheSet, target: &Target, plan: &[Planned]) {
+    set.with(|s| {
+        for planned in plan {
+            if let Content::Cached { pointers, .. } = planned.piece.content {
+                s.unpin(&pointers);
+            }
+            if let (Some(claim), Some(volume)) = (planned.fill, s.volumes.get_mut(target.id)) {
+                volume.ranges.release(claim);
+            }
+        }
+    });
+}
+
+async fn read_piece(
+    set: &CacheSet,
+    target: &Target,
+    planned: Planned,
+    buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    match planned.piece.content {
+        Content::Cached { pointers, dirty } => {
+            read_cached(set, target, planned.piece, pointers, dirty, buffer).await
+        }
+        Content::Hole => read_hole(set, target, planned, buffer).await,
+    }
+}
+
+async fn read_cached(
+    set: &CacheSet,
+    target: &Target,
+    piece: Piece,
+    pointers: Pointers,
+    dirty: bool,
+    buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
+    let bytes = buffer.len() as u64;
+    let (result, buffer) = set.cache().read(pointer.sector(), buffer).await;
+    set.with(|s| {
+        // The pin kept the bucket from being reused while it was read.
+        s.unpin(&pointers);
+        s.stats.hit_bytes += bytes;
+        s.buckets.age(bytes / 512);
+    });
+    match (result, &target.backing) {
+        (Ok(()), _) => (Ok(()), buffer),
+        (Err(_), Some(backing)) if !dirty => {
+            // The backing device has the same data: a cache that fails is no reason to fail (incident F4).
+            set.with(|s| s.stats.read_retries += 1);
+            let (result, buffer) = backing.read(piece.start, buffer).await;
+            (result.map_err(Error::io(Doing::Backing)), buffer)
+        }
+        (Err(source), _) => (Err(Error::Io { doing: Doing::Data, source }), buffer),
+    }
+}
+
+async fn read_hole(
+    set: &CacheSet,
+    target: &Target,
+    planned: Planned,
+    mut buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    let Some(backing) = &target.backing else {
+        buffer.as_mut_slice().fill(0);
+        return (Ok(()), buffer);
+    };
+    let (result, buffer) = backing.read(planned.piece.start, buffer).await;
+    set.with(|s| s.stats.miss_bytes += buffer.len() as u64);
+    if let Some(claim) = planned.fill {
+        match &result {
+            Ok(()) => insert::spawn_fill(set, target, planned.piece, claim, &buffer),
+            Err(_) => insert::release_fill(set, target, claim),
+        }
+    }
+    (result.map_err(Error::io(Doing::Backing)), buffer)
+}

@@ -1,0 +1,170 @@
+//! The cache set: one state with one owner, the tasks that serve it, and the ways to wait.
+
+use crate::btree::{Attempt, Need, load, split};
+use crate::error::Error;
+use crate::journal::writer;
+use crate::state::State;
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use bcached_env::sync::{Notify, Semaphore};
+use bcached_env::{Disk, Env};
+use core::cell::RefCell;
+
+/// Who waits for what. A waiter re-checks its condition after every wake-up.
+#[derive(Default)]
+pub struct Signals {
+    /// The journal's writer has something to do.
+    pub journal_work: Notify,
+    /// A journal entry became durable, or leaves were written: there may be room.
+    pub journal_progress: Notify,
+    /// The leaf writer has something to do.
+    pub leaf_work: Notify,
+    /// A node is no longer being written or gated.
+    pub node_progress: Notify,
+    /// A node came, was unpinned, written or removed: there may be memory.
+    pub node_memory: Rc<Notify>,
+    /// The allocator has something to do, or something it waited for may have changed.
+    pub allocator_work: Notify,
+    /// Free buckets came.
+    pub space: Notify,
+    /// A range was released.
+    pub ranges: Notify,
+    /// Parked data has come.
+    pub parked_work: Notify,
+    /// Write-back has something to do.
+    pub writeback_work: Notify,
+    /// A background task ended.
+    pub task_ended: Notify,
+}
+
+pub(crate) struct Inner {
+    pub(crate) env: Env,
+    pub(crate) cache: Disk,
+    pub(crate) state: RefCell<State>,
+    pub(crate) signals: Signals,
+    /// Node pins that attempts may hold together; the rest of the budget is for splits and replay (decision 14).
+    pub(crate) tickets: Semaphore,
+    /// One change of the tree's shape at a time.
+    pub(crate) structure: Semaphore,
+    /// One write of the priorities or the uuid table at a time.
+    pub(crate) metadata: Semaphore,
+    pub(crate) tasks: core::cell::Cell<usize>,
+}
+
+/// A running cache set. Clones are handles on the same one.
+#[derive(Clone)]
+pub struct CacheSet {
+    pub(crate) inner: Rc<Inner>,
+}
+
+impl CacheSet {
+    /// A transition: sees and changes the state, cannot wait.
+    pub(crate) fn with<R>(&self, transition: impl FnOnce(&mut State) -> R) -> R {
+        let now = self.inner.env.now();
+        let mut state = self.inner.state.borrow_mut();
+        state.now = now;
+        transition(&mut state)
+    }
+
+    pub(crate) fn env(&self) -> &Env {
+        &self.inner.env
+    }
+
+    pub(crate) fn cache(&self) -> &Disk {
+        &self.inner.cache
+    }
+
+    pub(crate) fn signals(&self) -> &Signals {
+        &self.inner.signals
+    }
+
+    /// Refuses when the set has failed.
+    pub(crate) fn check_alive(&self) -> Result<(), Error> {
+        match self.with(|s| s.failed.clone()) {
+            None => Ok(()),
+            Some(error) => Err(Error::Failed(Box::new(error))),
+        }
+    }
+
+    /// Latches the first failure; everybody who waits finds out.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let first = self.with(|s| s.failed.get_or_insert(error).clone());
+        self.wake_all();
+        Error::Failed(Box::new(first))
+    }
+
+    pub(crate) fn wake_all(&self) {
+        let signals = self.signals();
+        for notify in [
+            &signals.journal_work,
+            &signals.journal_progress,
+            &signals.leaf_work,
+            &signals.node_progress,
+            &signals.allocator_work,
+            &signals.space,
+            &signals.ranges,
+            &signals.parked_work,
+            &signals.writeback_work,
+        ] {
+            notify.notify_all();
+        }
+        signals.node_memory.notify_all();
+    }
+
+    /// Runs an attempt until it completes: loads the nodes it names, which stay pinned until it succeeds, splits a
+    /// full leaf, waits for the journal.
+    pub(crate) async fn attempt<T>(
+        &self,
+        mut transition: impl FnMut(&mut State) -> Attempt<T>,
+    ) -> Result<T, Error> {
+        let mut pins = Vec::new();
+        let mut ticket = None;
+        loop {
+            self.check_alive()?;
+            let need = match self.with(&mut transition) {
+                Attempt::Done(result) => return Ok(result),
+                Attempt::Needs(need) => need,
+            };
+            match need {
+                Need::Node(child) => {
+                    if ticket.is_none() {
+                        let depth = self.with(|s| usize::from(s.root.level));
+                        ticket = Some(self.inner.tickets.acquire(depth + 1).await);
+                    }
+                    pins.push(load::load(self, child).await?);
+                }
+                Need::Split { at, words } => {
+                    // What a split needs comes from its own share: nothing is held while waiting for it.
+                    pins.clear();
+                    ticket = None;
+                    split::split(self, at, words).await?;
+                }
+                Need::Gate => {
+                    pins.clear();
+                    ticket = None;
+                    self.signals().node_progress.wait().await;
+                }
+                Need::Journal => {
+                    pins.clear();
+                    ticket = None;
+                    writer::wait_for_room(self).await?;
+                }
+            }
+        }
+    }
+
+    /// Starts a background task that ends when the set stops.
+    pub(crate) fn spawn_task<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
+        let tasks = &self.inner.tasks;
+        tasks.set(tasks.get() + 1);
+        let future = task(self.clone());
+        let set = self.clone();
+        self.env().spawn(async move {
+            future.await;
+            let tasks = &set.inner.tasks;
+            tasks.set(tasks.get() - 1);
+            set.signals().task_ended.notify_all();
+        });
+    }
+}

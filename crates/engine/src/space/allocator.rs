@@ -1,0 +1,69 @@
+//! The task that keeps buckets free: invalidates victims in batches, stores their generations, hands them over.
+//! Nobody else writes priorities while the set runs.
+
+use crate::error::Error;
+use crate::journal::writer;
+use crate::set::CacheSet;
+use crate::space::{Usage, prios};
+use alloc::vec::Vec;
+use bcached_format::BucketId;
+use core::time::Duration;
+
+/// How long to wait when nothing can be invalidated, unless something that could change that happens first.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The task.
+pub async fn run(set: CacheSet) {
+    loop {
+        if set.with(|s| s.stopped || s.failed.is_some()) {
+            return;
+        }
+        if !set.with(|s| s.buckets.free_count() < s.free_low()) {
+            set.signals().allocator_work.wait().await;
+            continue;
+        }
+        let found = set.with(|s| {
+            let batch = s.free_batch();
+            let durable = s.journal.durable();
+            s.buckets.invalidate(batch, durable);
+            s.buckets.pending().len()
+        });
+        if found > 0 {
+            if prios::store(&set).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        // Perhaps the last dirty pointers of some buckets are gone, but not durably.
+        if writer::commit(&set).await.is_err() {
+            return;
+        }
+        let retry = set.with(|s| {
+            let durable = s.journal.durable();
+            s.buckets.invalidate(1, durable) > 0
+        });
+        if !retry {
+            // Waiters look again: what they do without space (bypass) may be possible now.
+            set.signals().space.notify_all();
+            set.signals().writeback_work.notify_all();
+            let until = set.env().now() + PAUSE;
+            set.env().wait_until(&set.signals().allocator_work, until).await;
+        }
+    }
+}
+
+/// Takes `count` free buckets for metadata, all or none, waiting for the allocator.
+pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>, Error> {
+    loop {
+        set.check_alive()?;
+        let taken = set.with(|s| {
+            (s.buckets.free_count() >= count)
+                .then(|| (0..count).filter_map(|_| s.buckets.take(Usage::Meta, 0)).collect())
+        });
+        set.signals().allocator_work.notify_all();
+        match taken {
+            Some(buckets) => return Ok(buckets),
+            None => set.signals().space.wait().await,
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! The table of buckets: generation, age, exact live and dirty sectors, pins (decision 7: counts, not mark-and-sweep).
+//!
+//! Invariants, asserted where they change:
+//! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale.
+//! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
+//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors.
+
+use crate::policy::Lru;
+use crate::policy::lru::Rank;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use bcached_format::{BucketId, DeviceIndex, Gen, Pointer};
+
+/// Priority of data just written or hit, as stored; older data has less, down to 1. 0: never used.
+pub const PRIO_FRESH: u16 = 32768;
+/// Stored priority of a bucket that holds metadata.
+pub const PRIO_METADATA: u16 = 65535;
+/// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
+/// live keys staler than this.
+pub const STALE_MAX: u8 = 96;
+
+/// What a bucket is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usage {
+    /// Closed; holds cached data or nothing.
+    Data,
+    /// Data is being appended.
+    Open,
+    /// Superblock, journal, priorities, uuid table or a B-tree node.
+    Meta,
+    /// Invalidated; its generation is not durable yet.
+    Pending,
+    /// Its generation is durable: ready to be handed out.
+    Free,
+}
+
+/// One bucket.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    /// Generation; pointers made for an older one are stale.
+    pub generation: Gen,
+    /// Oldest generation that a key of the tree may still carry for it, as of the last complete GC pass.
+    pub oldest: Gen,
+    /// What it is used for.
+    pub usage: Usage,
+    /// Clock of the last hit or write, in units of [`Buckets::age`]; 0 = long ago.
+    pub touched: u32,
+    /// Operations in flight that read from it or write to it, and keys not yet in the tree.
+    pub pins: u32,
+    /// Live sectors.
+    pub live: u32,
+    /// Of these, dirty.
+    pub dirty: u32,
+    /// Journal entry that must be durable before the bucket is reused: it took away the last dirty pointer.
+    pub release: u64,
+}
+
+/// All buckets of all cache devices of the set (of one device today).
+pub struct Buckets {
+    table: Vec<Bucket>,
+    device: DeviceIndex,
+    bucket_sectors: u64,
+    first_bucket: u64,
+    victims: Lru,
+    free: VecDeque<BucketId>,
+    pending: Vec<BucketId>,
+    available: u64,
+    clock: u32,
+    traffic: u64,
+}
+
+impl Buckets {
+    /// A table with generations and priorities as `stored` (one per bucket); nothing is known of live data yet, so
+    /// every bucket starts as `Meta` until [`Buckets::classify`].
+    #[must_use]
+    pub fn new(
+        device: DeviceIndex,
+        bucket_sectors: u64,
+        first_bucket: u64,
+        stored: impl Iterator<Item = (Gen, u16)>,
+    ) -> Self {
+        let table: Vec<Bucket> = stored
+            .map(|(generation, prio)| Bucket {
+                generation,
+                oldest: generation,
+                usage: Usage::Meta,
+                touched: u32::from(prio.min(PRIO_FRESH)),
+                pins: 0,
+                live: 0,
+                dirty: 0,
+                release: 0,
+            })
+            .collect();
+        let victims = Lru::new(table.len());
+        Self {
+            table,
+            device,
+            bucket_sectors,
+            first_bucket,
+            victims,
+            free: VecDeque::new(),
+            pending: Vec::new(),
+            available: 0,
+            clock: u32::from(PRIO_FRESH),
+            traffic: 0,
+        }
+    }
+
+    /// Buckets in the table.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.table.len() as u64
+    }
+
+    /// Buckets that can be used or reused without writing anything back.
+    #[must_use]
+    pub const fn available(&self) -> u64 {
+        self.available
+    }
+
+    /// Buckets ready to be handed out.
+    #[must_use]
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Buckets invalidated whose generations are not durable yet.
+    #[must_use]
+    pub fn pending(&self) -> &[BucketId] {
+        &self.pending
+    }
+
+    /// The bucket that `pointer` points into; `None` for a check pointer or one outside the devices.
+    #[must_use]
+    pub fn of(&self, pointer: Pointer) -> Option<BucketId> {
+        let index = pointer.sector() / self.bucket_sectors;
+        let inside = !pointer.is_check() && index >= self.first_bucket && index < self.count();
+        inside.then_some(BucketId { device: self.device, index })
+    }
+
+    /// First sector of a bucket on its device.
+    #[must_use]
+    pub const fn sector(&self, id: BucketId) -> u64 {
+        id.index * self.bucket_sectors
+    }
+
+    /// The bucket with this index of the only device.
+    #[must_use]
+    pub const fn id(&self, index: u64) -> BucketId {
+        BucketId { device: self.device, index }
+    }
+
+    /// One bucket.
+    #[must_use]
+    pub fn get(&self, id: BucketId) -> &Bucket {
+        &self.table[slot(id) as usize]
+    }
+
+    /// Every bucket with its name.
+    pub fn iter(&self) -> impl Iterator<Item = (BucketId, &Bucket)> {
+        let name = |index: usize| BucketId { device: self.device, index: index as u64 };
+        self.table.iter().enumerate().map(move |(index, bucket)| (name(index), bucket))
+    }
+
+    /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.
+    #[must_use]
+    pub fn is_stale(&self, pointer: Pointer) -> bool {
+        self.of(pointer).is_none_or(|id| self.get(id).generation.after(pointer.generation()) > 0)
+    }
+
+    /// True when the pointer stays stale after a crash: its bucket's generation has been stored, or was two ahead.
+    #[must_use]
+    pub fn is_durably_stale(&self, pointer: Pointer) -> bool {
+        self.of(pointer).is_none_or(|id| {
+            let bucket = self.get(id);
+            let distance = bucket.generation.after(pointer.generation());
+            distance > u8::from(bucket.usage == Usage::Pending)
+        })
+    }
+
+    /// Pulls the generation forward to that of a pointer found on disk (format 15 step 5). What was counted for the
+    /// older generation is void; returns whether something dirty was.
+    pub fn raise(&mut self, pointer: Pointer) -> bool {
+        let Some(id) = self.of(pointer) else { return false };
+        let bucket = &mut self.table[slot(id) as usize];
+        if pointer.generation().after(bucket.generation) == 0 {
+            return false;
+        }
+        bucket.generation = pointer.generation();
+        let lost_dirty = bucket.dirty > 0;
+        bucket.live = 0;
+        bucket.dirty = 0;
+        lost_dirty
+    }
+
+    /// Remembers that a key of the tree carries `generation` for this bucket.
+    pub fn note_oldest(&mut self, id: BucketId, generation: Gen) {
+        let bucket = &mut self.table[slot(id) as usize];
+        if bucket.generation.after(generation) > bucket.generation.after(bucket.oldest) {
+            bucket.oldest = generation;
+        }
+    }
+
+    /// Replaces what is known of the oldest pointers: the result of a complete GC pass.
+    pub fn set_oldest(&mut self, id: BucketId, generation: Gen) {
+        self.table[slot(id) as usize].oldest = generation;
+    }
+
+    /// A live extent of `sectors` now points into the bucket of `pointer`. Stale pointers count for nothing.
+    pub fn add(&mut self, pointer: Pointer, sectors: u32, dirty: bool) {
+        if self.is_stale(pointer) {
+            return;
+        }
+        let id = self.of(pointer).expect("not stale, so inside");
+        let bucket = &mut self.table[slot(id) as usize];
+        let was_available = bucket.is_available();
+        bucket.live += sectors;
+        bucket.dirty += if dirty { sectors } else { 0 };
+        assert!(u64::from(bucket.live) <= self.bucket_sectors, "bucket {id}: more live sectors than it has");
+        self.settle(id, was_available);
+    }
+
+    /// A live extent is gone from the bucket. `sequence`: the journal entry that records it; if the last dirty sector
+    /// went, the bucket waits for that entry.
+    pub fn remove(&mut self, pointer: Pointer, sectors: u32, dirty: bool, sequence: u64) {
+        if self.is_stale(pointer) {
+            return;
+        }
+        let id = self.of(pointer).expect("not stale, so inside");
+        let bucket = &mut self.table[slot(id) as usize];
+        let was_available = bucket.is_available();
+        assert!(bucket.live >= sectors, "bucket {id}: {} live sectors, {sectors} removed", bucket.live);
+        bucket.live -= sectors;
+        if dirty {
+            assert!(bucket.dirty >= sectors, "bucket {id}: {} dirty, {sectors} removed", bucket.dirty);
+            bucket.dirty -= sectors;
+            bucket.release = bucket.release.max(sequence);
+        }
+        self.settle(id, was_available);
+    }
+
+    /// I/O towards the bucket begins, or a key for it is on its way into the tree: it must not be reused.
+    pub fn pin(&mut self, pointer: Pointer) {
+        let id = self.of(pointer).expect("only pointers that were checked are pinned");
+        self.table[slot(id) as usize].pins += 1;
+    }
+
+    /// The end of what [`Buckets::pin`] began.
+    pub fn unpin(&mut self, pointer: Pointer) {
+        let id = self.of(pointer).expect("only pointers that were checked are pinned");
+        let bucket = &mut self.table[slot(id) as usize];
+        bucket.pins = bucket.pins.checked_sub(1).expect("pins and unpins are in pairs");
+    }
+
+    /// The bucket was read from or written to.
+    pub fn touch(&mut self, pointer: Pointer) {
+        let Some(id) = self.of(pointer) else { return };
+        self.table[slot(id) as usize].touched = self.clock;
+        if self.victims.rank(slot(id)) == Some(Rank::Used) {
+            self.victims.append(slot(id), Rank::Used);
+        }
+    }
+
+    /// Counts cached traffic; each 1024th of the cache makes everything one step older (the kernel's ageing).
+    pub fn age(&mut self, sectors: u64) {
+        self.traffic += sectors;
+        let step = (self.count() * self.bucket_sectors / 1024).max(1);
+        let steps = self.traffic / step;
+        self.traffic %= step;
+        self.clock = self.clock.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
+    }
+
+    /// The priority to store for a bucket.
+    #[must_use]
+    pub fn prio(&self, id: BucketId) -> u16 {
+        let bucket = self.get(id);
+        if bucket.usage == Usage::Meta {
+            return PRIO_METADATA;
+        }
+        let age = self.clock - bucket.touched.min(self.clock);
+        u16::try_from(u32::from(PRIO_FRESH).saturating_sub(age)).unwrap_or(0)
+    }
+
+    /// Declares what a bucket is used for; keeps lists and counts in step.
+    pub fn set_usage(&mut self, id: BucketId, usage: Usage) {
+        let bucket = &mut self.table[slot(id) as usize];
+        let was_available = bucket.is_available();
+        bucket.usage = usage;
+        self.settle(id, was_available);
+    }
+
+    /// After the walk at start: everything that is not metadata holds data or nothing. Puts the reusable ones in
+    /// order of their stored priority.
+    pub fn classify(&mut self, is_metadata: impl Fn(u64) -> bool) {
+        let mut order: Vec<u64> =
+            (self.first_bucket..self.count()).filter(|index| !is_metadata(*index)).collect();
+        order.sort_by_key(|index| self.table[usize::try_from(*index).expect("a table index")].touched);
+        for index in order {
+            self.set_usage(self.id(index), Usage::Data);
+        }
+    }
+
+    /// Takes a bucket that nothing ever pointed to straight into the free list: only while a set is being started,
+    /// when what is unreferenced is proven by the walk (format 12.2, exceptions).
+    pub fn free_unreferenced(&mut self, id: BucketId) {
+        let bucket = self.get(id);
+        assert!(bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0, "bucket {id} is in use");
+        self.set_usage(id, Usage::Free);
+        self.free.push_back(id);
+    }
+
+    /// Invalidates up to `count` buckets that may be reused once their generations are durable; returns how many.
+    /// `durable`: newest durable journal entry.
+    pub fn invalidate(&mut self, count: usize, durable: u64) -> usize {
+        let eligible = |slot: &u32| {
+            let bucket = &self.table[*slot as usize];
+            bucket.pins == 0
+                && bucket.release <= durable
+                && bucket.generation.after(bucket.oldest) < STALE_MAX
+        };
+        let chosen: Vec<u32> = self.victims.victims().filter(eligible).take(count).collect();
+        for slot in &chosen {
+            let id = BucketId { device: self.device, index: u64::from(*slot) };
+            self.set_usage(id, Usage::Pending);
+            let bucket = &mut self.table[*slot as usize];
+            assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
+            bucket.generation = bucket.generation.next();
+            bucket.live = 0;
+            bucket.touched = self.clock;
+            self.pending.push(id);
+        }
+        chosen.len()
+    }
+
+    /// Buckets that are kept from reuse only because the tree may hold very old pointers to them: GC must pass.
+    #[must_use]
+    pub fn wants_gc(&self) -> bool {
+        self.victims.victims().take(64).any(|slot| {
+            let bucket = &self.table[slot as usize];
+            bucket.generation.after(bucket.oldest) >= STALE_MAX / 2
+        })
+    }
+
+    /// The generations of the `count` longest pending buckets are durable.
+    pub fn release_pending(&mut self, count: usize) {
+        let released: Vec<BucketId> = self.pending.drain(..count).collect();
+        for id in released {
+            self.set_usage(id, Usage::Free);
+            self.free.push_back(id);
+        }
+    }
+
+    /// Hands out a free bucket for `usage` (`Open` or `Meta`), leaving at least `keep` behind.
+    pub fn take(&mut self, usage: Usage, keep: usize) -> Option<BucketId> {
+        if self.free.len() <= keep {
+            return None;
+        }
+        let id = self.free.pop_front()?;
+        assert_eq!(self.get(id).usage, Usage::Free, "bucket {id} on the free list is not free");
+        self.table[slot(id) as usize].touched = self.clock;
+        self.set_usage(id, usage);
+        Some(id)
+    }
+
+    /// A bucket that was taken for metadata was not needed after all: nothing was written to it.
+    pub fn put_back(&mut self, id: BucketId) {
+        assert_eq!(self.get(id).usage, Usage::Meta, "bucket {id} was taken for metadata");
+        self.set_usage(id, Usage::Free);
+        self.free.push_front(id);
+    }
+
+    /// Sectors of a bucket.
+    #[must_use]
+    pub const fn bucket_sectors(&self) -> u64 {
+        self.bucket_sectors
+    }
+
+    /// A metadata bucket is no longer needed, durably: it can be invalidated like any empty one. For a B-tree node
+    /// `generation` is the one its freeing key carries.
+    pub fn free_metadata(&mut self, id: BucketId, generation: Option<Gen>) {
+        let bucket = &mut self.table[slot(id) as usize];
+        assert_eq!(bucket.usage, Usage::Meta, "bucket {id} is not metadata");
+        if let Some(generation) = generation {
+            bucket.generation = generation;
+        }
+        self.set_usage(id, Usage::Data);
+    }
+
+    fn settle(&mut self, id: BucketId, was_available: bool) {
+        let bucket = &self.table[slot(id) as usize];
+        let is_available = bucket.is_available();
+        let rank = match bucket.usage {
+            Usage::Data if bucket.dirty > 0 => None,
+            Usage::Data if bucket.live > 0 => Some(Rank::Used),
+            Usage::Data => Some(Rank::Empty),
+            _ => None,
+        };
+        self.available += u64::from(is_available);
+        self.available -= u64::from(was_available);
+        match rank {
+            None => self.victims.remove(slot(id)),
+            Some(rank) if self.victims.rank(slot(id)) == Some(rank) => {}
+            Some(rank) => self.victims.append(slot(id), rank),
+        }
+    }
+}
+
+impl Bucket {
+    fn is_available(&self) -> bool {
+        match self.usage {
+            Usage::Free | Usage::Pending => true,
+            Usage::Data => self.dirty == 0,
+            Usage::Open | Usage::Meta => false,
+        }
+    }
+}
+
+fn slot(id: BucketId) -> u32 {
+    u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets")
+}

@@ -1,0 +1,168 @@
+//! Everything a transition may change. It lives in one place, is reached only inside `CacheSet::with`, and no future
+//! holds a part of it across a wait (decision 4).
+
+use crate::btree::Child;
+use crate::btree::cache::{NodeCache, Pin};
+use crate::error::Error;
+use crate::journal::Journal;
+use crate::options::Options;
+use crate::space::{Buckets, Class, OpenBuckets, Space};
+use crate::stats::Stats;
+use crate::uuids::UuidTable;
+use crate::volume::Volumes;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use bcached_env::{Note, Time};
+use bcached_format::{BucketId, CacheSuperblock, Geometry, Inode, Key};
+
+/// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
+pub const BTREE_RESERVE: usize = 12;
+/// Free buckets kept for moving live data, which is how more are freed.
+pub const MOVING_RESERVE: usize = 2;
+
+/// Dirty sectors a volume.
+#[derive(Default)]
+pub struct DirtyCounts {
+    by_inode: BTreeMap<Inode, u64>,
+}
+
+impl DirtyCounts {
+    /// Dirty sectors of volume `inode`.
+    #[must_use]
+    pub fn of(&self, inode: Inode) -> u64 {
+        self.by_inode.get(&inode).copied().unwrap_or(0)
+    }
+
+    /// Dirty sectors of all volumes.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.by_inode.values().sum()
+    }
+
+    /// More.
+    pub fn add(&mut self, inode: Inode, sectors: u64) {
+        *self.by_inode.entry(inode).or_insert(0) += sectors;
+    }
+
+    /// Fewer.
+    pub fn remove(&mut self, inode: Inode, sectors: u64) {
+        let count = self.by_inode.get_mut(&inode).expect("dirty sectors were added before");
+        *count = count.checked_sub(sectors).expect("no more dirty sectors are removed than were added");
+    }
+}
+
+/// The chain of priority buckets in force, and the one that is written next. They alternate, so that storing
+/// generations never needs a free bucket.
+#[derive(Default)]
+pub struct PrioChains {
+    /// Named by the newest journal entry.
+    pub current: Vec<BucketId>,
+    /// Written next; nothing points to it.
+    pub spare: Vec<BucketId>,
+    /// Sequence of the current chain.
+    pub sequence: u64,
+}
+
+/// The state of a cache set.
+pub struct State {
+    /// Sizes; never change.
+    pub geometry: Geometry,
+    /// The knobs.
+    pub options: Options,
+    /// The clock at the start of this transition.
+    pub now: Time,
+    /// Nodes in memory.
+    pub nodes: NodeCache,
+    /// The root, as the next journal entry will name it.
+    pub root: Child,
+    /// Keeps the root in memory.
+    pub root_pin: Option<Pin>,
+    /// The journal.
+    pub journal: Journal,
+    /// What outlives the process.
+    pub note: Box<dyn Note>,
+    /// Buckets.
+    pub buckets: Buckets,
+    /// Where data goes next.
+    pub open: OpenBuckets,
+    /// Where generations are stored.
+    pub prios: PrioChains,
+    /// The table of volumes.
+    pub uuids: UuidTable,
+    /// Where the table is stored, as the next journal entry will name it.
+    pub uuid_key: Key,
+    /// Dirty sectors, exactly.
+    pub dirty: DirtyCounts,
+    /// The volumes being served.
+    pub volumes: Volumes,
+    /// The cache device's superblock, as last written.
+    pub superblock: CacheSuperblock,
+    /// Leaves that hold keys of journal entries up to this one must be written: the journal needs their space.
+    pub reclaim_to: u64,
+    /// Somebody waits for node memory: leaves with unwritten keys must be written.
+    pub node_pressure: bool,
+    /// The first failed write of metadata. Nothing is written after it.
+    pub failed: Option<Error>,
+    /// Fills and the like in flight behind requests that have been answered.
+    pub background: u64,
+    /// Everything has been written: the tasks end.
+    pub stopped: bool,
+    /// The set is being stopped: nothing new is taken, but the journal, the leaf writer and the allocator go on.
+    pub stopping: bool,
+    /// Counters.
+    pub stats: Stats,
+}
+
+impl State {
+    /// Takes space for data. Pinned until its key is in the tree or [`State::give_back`].
+    pub fn take_space(&mut self, class: Class, wanted: u64) -> Option<Space> {
+        let keep = match class {
+            Class::Moved => BTREE_RESERVE,
+            Class::Dirty(_) | Class::Clean => BTREE_RESERVE + MOVING_RESERVE,
+        };
+        self.open.take(&mut self.buckets, class, wanted, keep, self.geometry.bucket_sectors)
+    }
+
+    /// The key for the space is in the tree, or will never be: the bucket may be reused when its time comes.
+    pub fn unpin(&mut self, pointers: &bcached_format::Pointers) {
+        for pointer in pointers.as_slice() {
+            self.buckets.unpin(*pointer);
+        }
+    }
+
+    /// An extent is being read or is not in the tree yet: its bucket must not be reused.
+    pub fn pin(&mut self, pointers: &bcached_format::Pointers) {
+        for pointer in pointers.as_slice() {
+            self.buckets.pin(*pointer);
+        }
+    }
+
+    /// Fewer free buckets than these make the allocator work.
+    #[must_use]
+    pub fn free_low(&self) -> usize {
+        BTREE_RESERVE + MOVING_RESERVE + self.free_batch() / 2
+    }
+
+    /// Buckets invalidated for one write of the priorities.
+    #[must_use]
+    pub fn free_batch(&self) -> usize {
+        usize::try_from(self.geometry.buckets / 64).unwrap_or(usize::MAX).clamp(8, 1024)
+    }
+
+    /// Used buckets in percent: those that cannot be had without writing dirty data back.
+    #[must_use]
+    pub fn in_use_percent(&self) -> u64 {
+        let count = self.buckets.count();
+        (count - self.buckets.available().min(count)) * 100 / count
+    }
+
+    /// Asserts what must always hold; the simulator calls it between requests.
+    pub fn check_invariants(&self) {
+        let total: u64 = self.buckets.iter().map(|(_, bucket)| u64::from(bucket.dirty)).sum();
+        assert_eq!(total, self.dirty.total(), "dirty sectors by bucket and by volume agree");
+        for (id, bucket) in self.buckets.iter() {
+            assert!(bucket.dirty <= bucket.live, "bucket {id}: more dirty than live");
+        }
+    }
+}

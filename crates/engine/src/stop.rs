@@ -1,0 +1,46 @@
+//! The orderly end: nothing new is taken, what is in flight ends, every leaf is written, and a last journal entry
+//! says that nothing needs replay. Dirty data stays in the cache.
+
+use crate::btree::write;
+use crate::error::Error;
+use crate::journal::writer;
+use crate::request::flush;
+use crate::set::CacheSet;
+
+impl CacheSet {
+    /// Stops the set. Afterwards nothing is written any more; the devices may be given to somebody else.
+    pub async fn stop(&self) -> Result<(), Error> {
+        self.with(|s| s.stopping = true);
+        self.wake_all();
+        while self.with(|s| s.background > 0 || s.volumes.iter().any(|(_, volume)| volume.requests > 0)) {
+            self.signals().ranges.wait().await;
+        }
+        let finished = self.finish_writing().await;
+        self.with(|s| s.stopped = true);
+        self.wake_all();
+        while self.inner.tasks.get() > 0 {
+            self.signals().task_ended.wait().await;
+        }
+        finished
+    }
+
+    async fn finish_writing(&self) -> Result<(), Error> {
+        let volumes: alloc::vec::Vec<_> = self.with(|s| s.volumes.iter().map(|(id, _)| id).collect());
+        for id in volumes {
+            if let Some(target) = self.target(id) {
+                // Data that could not be made durable was told to those who asked for it.
+                let _ = flush::flush_backing(self, &target).await;
+            }
+        }
+        while self.with(|s| s.background > 0) {
+            self.signals().ranges.wait().await;
+        }
+        self.with(|s| {
+            let crate::state::State { open, buckets, .. } = s;
+            open.close_all(buckets);
+        });
+        self.check_alive()?;
+        write::write_all(self).await?;
+        writer::commit_now(self).await
+    }
+}

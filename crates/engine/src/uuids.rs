@@ -1,0 +1,119 @@
+//! The table of volumes: who owns which number (format 11). Every change is written to a new bucket and takes effect
+//! with the next journal entry; the former bucket is let go only then.
+
+use crate::error::{Doing, Error};
+use crate::journal::writer;
+use crate::set::CacheSet;
+use crate::space::{Buckets, allocator};
+use alloc::vec::Vec;
+use bcached_env::{Buffer, Disk};
+use bcached_format::{BucketId, Geometry, Inode, Key, Pointer, Pointers, Uuid, UuidSlot, uuid};
+
+/// The table in memory: slot number is the volume's inode.
+pub struct UuidTable {
+    slots: Vec<UuidSlot>,
+}
+
+impl UuidTable {
+    /// A table of `count` free slots.
+    #[must_use]
+    pub fn empty(count: usize) -> Self {
+        Self { slots: alloc::vec![UuidSlot::FREE; count] }
+    }
+
+    /// The slot of a volume.
+    #[must_use]
+    pub fn slot(&self, inode: Inode) -> Option<&UuidSlot> {
+        self.slots.get(inode.0 as usize)
+    }
+
+    /// The slot of a volume, to change.
+    pub fn slot_mut(&mut self, inode: Inode) -> Option<&mut UuidSlot> {
+        self.slots.get_mut(inode.0 as usize)
+    }
+
+    /// The volume with this UUID.
+    #[must_use]
+    pub fn find(&self, uuid: Uuid) -> Option<Inode> {
+        self.used().find(|(_, slot)| slot.uuid == uuid).map(|(inode, _)| inode)
+    }
+
+    /// The volumes that exist.
+    pub fn used(&self) -> impl Iterator<Item = (Inode, &UuidSlot)> {
+        self.numbered().filter(|(_, slot)| slot.is_used())
+    }
+
+    /// The first slot that was never used. Slots are never reused (format 11).
+    #[must_use]
+    pub fn free_slot(&self) -> Option<Inode> {
+        self.numbered().find(|(_, slot)| slot.is_free()).map(|(inode, _)| inode)
+    }
+
+    /// Number of slots.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// A table always has slots.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (Inode, &UuidSlot)> {
+        let number =
+            |index: usize| Inode(u32::try_from(index).expect("a bucket holds fewer than 2^32 slots"));
+        self.slots.iter().enumerate().map(move |(index, slot)| (number(index), slot))
+    }
+
+    /// The table as stored.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.slots.iter().flat_map(UuidSlot::to_bytes).collect()
+    }
+}
+
+/// Reads the table that `key` names. `old`: it has the slots of 64 bytes of very old sets.
+pub async fn read(disk: &Disk, geometry: &Geometry, key: &Key, old: bool) -> Result<UuidTable, Error> {
+    let malformed = |source| Error::Format { doing: Doing::Uuids, source };
+    bcached_format::key_check::check_uuid_key(geometry, key).map_err(|source| malformed(source.into()))?;
+    let pointer = crate::btree::pointer_to_read(&key.pointers).expect("the check wants a pointer");
+    let length = geometry.meta_bytes().min(usize::from(key.size) * 512);
+    let (result, buffer) = disk.read(pointer.sector(), Buffer::zeroed(length)).await;
+    result.map_err(Error::io(Doing::Uuids))?;
+    let mut slots: Vec<UuidSlot> = if old {
+        uuid::parse_old(buffer.as_slice()).map_err(|source| malformed(source.into()))?.collect()
+    } else {
+        uuid::parse(buffer.as_slice()).map_err(|source| malformed(source.into()))?.collect()
+    };
+    slots.resize(geometry.uuid_slots(), UuidSlot::FREE);
+    Ok(UuidTable { slots })
+}
+
+/// The key of a table in `bucket`.
+#[must_use]
+pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Key {
+    let pointer = Pointer::new(bucket.device, buckets.sector(bucket), buckets.get(bucket).generation);
+    let size = u16::try_from(geometry.meta_sectors()).expect("at most 4 MiB");
+    Key { size, pointers: Pointers::one(pointer), ..Key::default() }
+}
+
+/// Writes the table as it stands; durable when this returns.
+pub async fn store(set: &CacheSet) -> Result<(), Error> {
+    let _alone = set.inner.metadata.acquire(1).await;
+    let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
+    let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes()));
+    let sector = set.with(|s| s.buckets.sector(bucket));
+    let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
+    written.map_err(|source| set.fail(Error::Io { doing: Doing::Uuids, source }))?;
+    let former = set.with(|s| core::mem::replace(&mut s.uuid_key, key));
+    writer::commit_now(set).await?;
+    set.with(|s| {
+        let pointer = crate::btree::pointer_to_read(&former.pointers).expect("a table lies somewhere");
+        let bucket = s.buckets.of(pointer).expect("a table lies in a bucket");
+        s.buckets.free_metadata(bucket, None);
+    });
+    set.signals().allocator_work.notify_all();
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
+
+use crate::error::Error;
+use crate::request::Target;
+use crate::request::ranges::Ranges;
+use crate::set::CacheSet;
+use crate::state::State;
+use crate::uuids;
+use crate::volume::epoch::Epoch;
+use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
+use alloc::vec::Vec;
+use bcached_env::sync::Semaphore;
+use bcached_env::{Disk, DiskId};
+use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Superblock, UuidSlot};
+
+impl CacheSet {
+    /// Serves the backing device `disk`, attached to this set if its superblock says so or says nothing. Refused if
+    /// its newest data may be in another cache.
+    pub async fn add_backing(&self, disk: DiskId) -> Result<VolumeId, Error> {
+        let disk = self.env().disk(disk);
+        let Superblock::Backing(superblock) = record::read_superblock(&disk).await? else {
+            return Err(Error::NotABacking);
+        };
+        let set_uuid = self.with(|s| s.superblock.set_uuid());
+        let known = self.with(|s| {
+            let serving = s
+                .volumes
+                .iter()
+                .any(|(_, volume)| volume.backing.is_some() && volume.uuid == superblock.uuid());
+            if serving { Err(Error::Duplicate) } else { Ok(s.uuids.find(superblock.uuid())) }
+        })?;
+        let ours = superblock.set_uuid() == set_uuid;
+        match superblock.state() {
+            BackingState::Dirty if !ours => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
+            BackingState::Clean | BackingState::Stale if !ours => {
+                return Err(Error::OtherSet(superblock.set_uuid()));
+            }
+            BackingState::Dirty if known.is_none() => return Err(Error::DirtyUnknown),
+            _ => {}
+        }
+        self.check_block_size(&superblock)?;
+        let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
+        let inode = self.take_slot(&superblock, known, fresh).await?;
+        let id = self.enter(disk, superblock, inode);
+        if known.is_none() || fresh {
+            // The slot is durable: now the device may say whose it is.
+            record::update(self, id, |superblock| {
+                superblock.set_set_uuid(set_uuid);
+                superblock.set_state(BackingState::Clean);
+            })
+            .await?;
+        }
+        self.signals().writeback_work.notify_all();
+        Ok(id)
+    }
+
+    fn check_block_size(&self, superblock: &BackingSuperblock) -> Result<(), Error> {
+        let set = self.with(|s| s.geometry.block_sectors);
+        let backing = superblock.block_sectors();
+        if backing < set { Err(Error::BlockSize { backing, set }) } else { Ok(()) }
+    }
+
+    /// The volume's number: the one it had, or a new slot. `fresh`: cached data from before must never be used.
+    async fn take_slot(
+        &self,
+        superblock: &BackingSuperblock,
+        known: Option<Inode>,
+        fresh: bool,
+    ) -> Result<Inode, Error> {
+        let seconds = self.env().wall_seconds();
+        let inode = self.with(|s| {
+            let keep = known.filter(|_| !fresh);
+            if let Some(slot) = known.filter(|_| fresh).and_then(|inode| s.uuids.slot_mut(inode)) {
+                slot.invalidate(seconds);
+            }
+            let inode = keep.or_else(|| s.uuids.free_slot()).ok_or_else(|| Error::NoSlot(s.uuids.len()))?;
+            let slot = s.uuids.slot_mut(inode).expect("found above");
+            if keep.is_none() {
+                *slot = UuidSlot {
+                    uuid: superblock.uuid(),
+                    label: superblock.label(),
+                    first_registered: seconds,
+                    ..UuidSlot::FREE
+                };
+            }
+            slot.last_registered = seconds;
+            Ok(inode)
+        })?;
+        uuids::store(self).await?;
+        Ok(inode)
+    }
+
+    fn enter(&self, disk: Disk, superblock: BackingSuperblock, inode: Inode) -> VolumeId {
+        let info = disk.info();
+        self.with(|s| {
+            let block = s.geometry.block_sectors;
+            let data_offset = superblock.data_offset();
+            // Off the block grid nothing can be cached: the grid is that of the backing device's sectors.
+            let on_grid = data_offset.is_multiple_of(block);
+            let cacheable_end = if on_grid { info.sectors - info.sectors % block } else { 0 };
+            let volume = Volume {
+                inode: Some(inode),
+                uuid: superblock.uuid(),
+                label: superblock.label(),
+                sectors: info.sectors.saturating_sub(data_offset),
+                data_offset,
+                cacheable_end,
+                mode: superblock.cache_mode(),
+                ranges: Ranges::default(),
+                last_hole: 0,
+                writeback_from: data_offset,
+                requests: 0,
+                dirty_marked: superblock.state() == BackingState::Dirty,
+                backing: Some(Backing {
+                    disk,
+                    superblock,
+                    epoch: Epoch::new(info.volatile_cache),
+                    record_lock: Semaphore::new(1),
+                }),
+            };
+            s.volumes.add(volume)
+        })
+    }
+
+    /// The volumes being served.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<VolumeInfo> {
+        self.with(|s| s.volumes.iter().map(|(id, volume)| info(s, id, volume)).collect())
+    }
+
+    /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one.
+    pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        record::update(self, id, |superblock| superblock.set_cache_mode(mode)).await?;
+        self.with(|s| s.volumes.get_mut(id).ok_or(Error::NoVolume).map(|volume| volume.mode = mode))
+    }
+
+    /// What background tasks need to know of a volume.
+    pub(crate) fn target(&self, id: VolumeId) -> Option<Target> {
+        self.with(|s| {
+            let volume = s.volumes.get(id)?;
+            Some(Target {
+                id,
+                inode: volume.inode,
+                backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
+                data_offset: volume.data_offset,
+                sectors: volume.sectors,
+                cacheable_end: volume.cacheable_end,
+                mode: volume.mode,
+                block_sectors: s.geometry.block_sectors,
+            })
+        })
+    }
+}
+
+fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
+    VolumeInfo {
+        id,
+        uuid: volume.uuid,
+        label: volume.label,
+        sectors: volume.sectors,
+        block_sectors: s.geometry.block_sectors,
+        flash_only: volume.backing.is_none(),
+        attached: volume.inode.is_some(),
+        mode: volume.mode,
+        state: volume.state(),
+        dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
+    }
+}
+
+/// Adds the flash-only volumes of the table.
+pub fn add_flash_only(set: &CacheSet) {
+    set.with(|s| {
+        let block = s.geometry.block_sectors;
+        let found: Vec<(Inode, UuidSlot)> = s
+            .uuids
+            .used()
+            .filter(|(_, slot)| slot.is_flash_only() && slot.sectors > 0)
+            .map(|(inode, slot)| (inode, *slot))
+            .collect();
+        for (inode, slot) in found {
+            let sectors = slot.sectors - slot.sectors % block;
+            s.volumes.add(Volume {
+                inode: Some(inode),
+                backing: None,
+                uuid: slot.uuid,
+                label: slot.label,
+                sectors,
+                data_offset: 0,
+                cacheable_end: sectors,
+                mode: CacheMode::Writeback,
+                ranges: Ranges::default(),
+                last_hole: 0,
+                writeback_from: 0,
+                requests: 0,
+                dirty_marked: true,
+            });
+        }
+    });
+}

@@ -1,0 +1,123 @@
+//! Volumes: a backing device with its state in the cache, or a flash-only volume.
+
+pub mod attach;
+pub mod epoch;
+pub mod record;
+
+use crate::request::ranges::Ranges;
+use alloc::collections::BTreeMap;
+use bcached_env::{Disk, sync::Semaphore};
+use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
+use epoch::Epoch;
+
+/// Names a volume of a running set.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct VolumeId(pub u32);
+
+/// The device under a volume.
+pub struct Backing {
+    /// The device.
+    pub disk: Disk,
+    /// Its superblock as it is durable.
+    pub superblock: BackingSuperblock,
+    /// What of its writes is durable.
+    pub epoch: Epoch,
+    /// One change of the superblock at a time.
+    pub record_lock: Semaphore,
+}
+
+/// One volume.
+pub struct Volume {
+    /// Number of its keys; `None`: not attached, everything passes by.
+    pub inode: Option<Inode>,
+    /// The device under it; `None`: flash-only.
+    pub backing: Option<Backing>,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its label.
+    pub label: Label,
+    /// Size in sectors.
+    pub sectors: u64,
+    /// First sector of the data in the key space and on the backing device.
+    pub data_offset: u64,
+    /// End of what can be cached: the last whole block. Key space.
+    pub cacheable_end: u64,
+    /// Cache mode.
+    pub mode: CacheMode,
+    /// What is in flight, by range.
+    pub ranges: Ranges,
+    /// Newest journal entry that made a hole: a bypassed write waits for it.
+    pub last_hole: u64,
+    /// Where the next pass of write-back begins. Key space.
+    pub writeback_from: u64,
+    /// Requests in flight.
+    pub requests: u64,
+    /// *Dirty* is durable on the superblock and nobody is about to change that: dirty keys may be made.
+    pub dirty_marked: bool,
+}
+
+impl Volume {
+    /// State on the backing superblock; a flash-only volume has none.
+    #[must_use]
+    pub fn state(&self) -> Option<BackingState> {
+        self.backing.as_ref().map(|backing| backing.superblock.state())
+    }
+}
+
+/// The volumes of a set.
+#[derive(Default)]
+pub struct Volumes {
+    table: BTreeMap<VolumeId, Volume>,
+    next: u32,
+}
+
+impl Volumes {
+    /// Adds one.
+    pub fn add(&mut self, volume: Volume) -> VolumeId {
+        let id = VolumeId(self.next);
+        self.next += 1;
+        self.table.insert(id, volume);
+        id
+    }
+
+    /// One volume.
+    #[must_use]
+    pub fn get(&self, id: VolumeId) -> Option<&Volume> {
+        self.table.get(&id)
+    }
+
+    /// One volume, to change.
+    pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        self.table.get_mut(&id)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
+        self.table.iter().map(|(id, volume)| (*id, volume))
+    }
+}
+
+/// What others may know of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Its name in this set.
+    pub id: VolumeId,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its label.
+    pub label: Label,
+    /// Size in sectors.
+    pub sectors: u64,
+    /// Block size in sectors: what requests should be multiples of.
+    pub block_sectors: u64,
+    /// No backing device.
+    pub flash_only: bool,
+    /// Served through the cache.
+    pub attached: bool,
+    /// Cache mode.
+    pub mode: CacheMode,
+    /// State on the backing superblock.
+    pub state: Option<BackingState>,
+    /// Dirty data, in sectors.
+    pub dirty_sectors: u64,
+}

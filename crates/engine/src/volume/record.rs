@@ -1,0 +1,67 @@
+//! The durable record of a backing device: identity, state, mode. Only this file knows where it lies.
+//!
+//! A superblock has one copy, and a torn one loses the device: what changes lies within its first 512 bytes, so only
+//! these are written (as much as one logical block holds), alone, and then flushed.
+
+use crate::error::{Doing, Error};
+use crate::set::CacheSet;
+use crate::volume::VolumeId;
+use bcached_env::{Buffer, Disk};
+use bcached_format::{
+    BackingState, BackingSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    Superblock,
+};
+
+/// Reads and checks the superblock of any device of a set.
+pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
+    let info = disk.info();
+    let (result, buffer) = disk.read(SUPERBLOCK_SECTOR, Buffer::zeroed(SUPERBLOCK_BYTES)).await;
+    result.map_err(Error::io(Doing::Superblock))?;
+    let facts =
+        DeviceFacts { sectors: info.sectors, logical_block_sectors: u64::from(info.logical_block_sectors) };
+    let raw = RawSuperblock::from_bytes(buffer.as_slice()).and_then(|raw| raw.check(facts));
+    raw.map_err(|source| Error::Format { doing: Doing::Superblock, source: source.into() })
+}
+
+/// Writes a superblock durably, in place: one logical block.
+pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
+    let length = usize::try_from(disk.info().logical_block_sectors).expect("a block is small") * 512;
+    let payload = Buffer::copied_from(&bytes[..length.clamp(512, SUPERBLOCK_BYTES)]).freeze();
+    disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))?;
+    disk.flush().await.map_err(Error::io(Doing::Superblock))
+}
+
+/// Changes the record of a volume's backing device; durable when this returns. One change at a time.
+pub async fn update(
+    set: &CacheSet,
+    volume: VolumeId,
+    change: impl FnOnce(&mut BackingSuperblock),
+) -> Result<(), Error> {
+    let found = set.with(|s| {
+        let backing = s.volumes.get(volume)?.backing.as_ref()?;
+        Some((backing.disk.clone(), backing.record_lock.clone()))
+    });
+    let (disk, lock) = found.ok_or(Error::NoVolume)?;
+    let _alone = lock.acquire(1).await;
+    let current = set.with(|s| Some(s.volumes.get(volume)?.backing.as_ref()?.superblock.clone()));
+    let mut changed = current.clone().ok_or(Error::NoVolume)?;
+    change(&mut changed);
+    if current.as_ref() == Some(&changed) {
+        return Ok(());
+    }
+    write_superblock(&disk, &changed.seal()).await?;
+    set.with(|s| {
+        if let Some(backing) = s.volumes.get_mut(volume).and_then(|volume| volume.backing.as_mut()) {
+            backing.superblock = changed;
+        }
+    });
+    Ok(())
+}
+
+/// Makes the backing device's state `state`, durably; nothing is written if it is that already.
+pub async fn set_state(set: &CacheSet, volume: VolumeId, state: BackingState) -> Result<(), Error> {
+    if set.with(|s| s.volumes.get(volume).and_then(crate::volume::Volume::state)) == Some(state) {
+        return Ok(());
+    }
+    update(set, volume, |superblock| superblock.set_state(state)).await
+}
