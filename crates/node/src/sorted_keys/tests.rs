@@ -53,19 +53,20 @@ fn place(keys: &SortedKeys, index: usize) -> Place {
     Place { chunk: keys.chunks.len(), index: 0 }
 }
 
-/// One key of a full chunk and some of the next are replaced by three: the chunk is divided, and the rest of the next
-/// one, now two further, must find its neighbour.
+/// One key of a full chunk and half of the next are replaced by three: the chunk is divided, and what is left of the
+/// next, now two further, must be joined with the small one behind it.
 #[test]
 fn a_splice_can_divide_a_chunk_and_shrink_the_next_but_one() {
-    let mut keys = SortedKeys::from_sorted((0..200).map(|index| key(index << 32)));
-    assert_eq!(keys.chunks.iter().map(Vec::len).collect::<Vec<_>>(), [60, 60, 60, 20]);
+    let sizes = |keys: &SortedKeys| keys.chunks.iter().map(Vec::len).collect::<Vec<_>>();
+    let mut keys = SortedKeys::from_sorted((0..140).map(|index| key(index << 32)));
     for index in 0..4 {
-        keys.splice(place(&keys, 0), 0, &[key(index)]);
+        keys.splice(place(&keys, 1), 0, &[key(4 - index)]);
     }
-    let after = keys.chunks[0][63].end;
-    keys.splice(place(&keys, 63), 50, &[key(after), key(after), key(after)]);
+    assert_eq!(sizes(&keys), [64, 60, 20]);
+    let last = keys.chunks[0][63];
+    keys.splice(place(&keys, 63), 31, &[last, last, last]);
     check_invariants(&keys);
-    assert_eq!(keys.chunks.iter().map(Vec::len).collect::<Vec<_>>(), [33, 44, 60, 20]);
+    assert_eq!(sizes(&keys), [33, 33, 50]);
 }
 
 proptest! {

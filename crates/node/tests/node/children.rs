@@ -1,6 +1,6 @@
 //! Interior nodes: children, freeing keys, and the order in which a reader learns who lives.
 
-use bcached_format::{Gen, Inode, Key, Pointer, Position};
+use bcached_format::{Gen, Inode, Key, KeyError, Pointer, Pointers, Position};
 use bcached_node::{Node, NodeFault};
 
 use crate::sample::{GEOMETRY, Image, SEQ, own, root};
@@ -106,6 +106,17 @@ fn children_must_tile_the_range() {
     let early = |found| Err(NodeFault::ChildrenEndEarly { wanted: Position::MAX, found });
     assert_eq!(fault(&[child(40, 1000)], 0), early(Position::new(Inode(0), 1000)));
     assert_eq!(fault(&[], 0), early(Position::ZERO));
+}
+
+#[test]
+fn a_child_without_a_place_is_refused() {
+    let own = root(SECTORS);
+    let homeless = Key { pointers: Pointers::NONE, ..child(40, 1000) };
+    let image = Image::of_sets(&own, &[vec![homeless, last_child(41)]]);
+    let error = Node::read(own, 1, &GEOMETRY, &image.bytes).expect_err("nothing could be read there");
+    let NodeFault::Key { block: 0, error } = error.fault else { panic!("another fault") };
+    assert_eq!((error.index, error.error), (0, KeyError::NoPointer));
+    assert!(Node::read(own, 0, &GEOMETRY, &image.bytes).is_ok(), "in a leaf it is a hole");
 }
 
 #[test]
