@@ -53,6 +53,9 @@ pub enum Fault {
     /// The structure on the devices is not sound.
     #[error("the structure is not sound: {}", .0.join("; "))]
     Structure(Vec<String>),
+    /// A scenario did not go as its story tells.
+    #[error("the story went otherwise: {0}")]
+    Story(String),
 }
 
 /// Where a world is ended, how, and what survives: `point:crash:survivors`.

@@ -10,6 +10,7 @@
 //! - [`workload`]: what clients do, drawn from a seed;
 //! - [`rig`]: a system, its devices and its clients over several processes;
 //! - [`run`], [`crashpoints`]: a whole workload; the same with a crash at every operation;
+//! - [`scenario`]: a stage for named disasters;
 //! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there.
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ pub mod note;
 pub mod oracle;
 pub mod rig;
 pub mod run;
+pub mod scenario;
 pub mod stamp;
 pub mod system;
 pub mod workload;

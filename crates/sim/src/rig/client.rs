@@ -4,7 +4,7 @@
 use crate::driver::World;
 use crate::failure::Fault;
 use crate::oracle::Oracle;
-use crate::stamp::{self, SECTOR};
+use crate::stamp::{self, SECTOR, Value};
 use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
 use crate::workload::Step;
 use bcached_env::sync::Semaphore;
@@ -172,48 +172,68 @@ impl Client {
         result.map_err(Fault::Stop)
     }
 
-    /// One request from asking to answer.
+    /// One request from asking to answer; a refusal is a fault.
     pub async fn ask(&self, step: Step) {
-        self.shared.requests.set(self.shared.requests.get() + 1);
         let words = step.to_string();
-        let refusal = match step {
-            Step::Read { volume, sectors } => self.read(volume, sectors).await,
-            Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
-            other => self.change(other).await,
-        };
-        let now = self.shared.env.now().0;
-        {
-            let mut world = self.shared.world.borrow_mut();
-            world.progress(PATIENCE_NS);
-            world.trace.note(now, || format!("{words}: {refusal:?}"));
-        }
-        if let Err(refusal) = refusal {
+        if let Err(refusal) = self.attempt(step).await {
             self.notice(Fault::Refused { request: words, refusal });
         }
     }
 
-    async fn read(&self, volume: u32, sectors: Range<u64>) -> Result<(), Refusal> {
+    /// One request from asking to answer; the answer is judged, but may be a refusal.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub async fn attempt(&self, step: Step) -> Result<(), Refusal> {
+        self.shared.requests.set(self.shared.requests.get() + 1);
+        let words = step.to_string();
+        let result = match step {
+            Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
+            Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
+            other => self.change(other).await,
+        };
+        let now = self.shared.env.now().0;
+        let mut world = self.shared.world.borrow_mut();
+        world.progress(PATIENCE_NS);
+        world.trace.note(now, || format!("{words}: {result:?}"));
+        result
+    }
+
+    /// Reads, judges, and says what stood there.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub async fn values(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
+        let first = sectors.start;
+        let buffer = self.read(volume, sectors).await?;
+        let parse = |(index, bytes)| stamp::parse(bytes, volume, first + index as u64);
+        buffer
+            .as_slice()
+            .chunks_exact(SECTOR)
+            .enumerate()
+            .map(parse)
+            .collect::<Result<_, _>>()
+            .map_err(Refusal::from_error)
+    }
+
+    async fn read(&self, volume: u32, sectors: Range<u64>) -> Result<Buffer, Refusal> {
         let bytes = bytes_of(&sectors);
         let id = self.shared.oracle.borrow_mut().begin_read(volume, sectors.clone());
         let request = Request::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes) };
         let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
-        match (&result, buffer) {
-            (Ok(()), Some(buffer)) if buffer.len() == bytes => {
-                let judged = self.shared.oracle.borrow_mut().end_read(id, buffer.as_slice());
-                if let Err(violation) = judged {
-                    self.notice(Fault::Read(violation));
-                }
-                Ok(())
-            }
-            (Ok(()), buffer) => {
-                let length = buffer.map(|buffer| buffer.len());
-                Err(Refusal(format!("answered with memory of {length:?} bytes instead of {bytes}")))
-            }
-            (Err(_), _) => {
-                self.shared.oracle.borrow_mut().abandon_read(id);
-                result
-            }
+        if let Err(refusal) = result {
+            self.shared.oracle.borrow_mut().abandon_read(id);
+            return Err(refusal);
         }
+        let Some(buffer) = buffer.filter(|buffer| buffer.len() == bytes) else {
+            self.shared.oracle.borrow_mut().abandon_read(id);
+            return Err(Refusal(format!("a read was answered without its {bytes} bytes of memory")));
+        };
+        let judged = self.shared.oracle.borrow_mut().end_read(id, buffer.as_slice());
+        if let Err(violation) = judged {
+            self.notice(Fault::Read(violation));
+        }
+        Ok(buffer)
     }
 
     /// A write, zeroing, discard or flush.
@@ -244,6 +264,11 @@ impl Client {
         let reply = self.shared.running.serve(volume, request).await;
         self.shared.oracle.borrow_mut().end(id, reply.result.is_ok());
         reply.result
+    }
+
+    /// The first fault noticed, once.
+    pub(crate) fn noticed(&self) -> Option<Fault> {
+        self.shared.fault.borrow_mut().take()
     }
 
     /// Keeps the first fault and ends the world.

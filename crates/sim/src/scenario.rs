@@ -1,0 +1,184 @@
+//! A stage for named disasters: build one exact state, end the world at one exact operation, check one thing.
+//!
+//! Where a workload draws its steps, a scenario tells a story; every call here runs the world until it is over, so a
+//! scenario reads from top to bottom. All answers are judged by the same oracle. A scenario opens with the story (what
+//! was lost, by whom, why), then plays exactly that, and ends with one check.
+
+use crate::digest::mix;
+use crate::disk::{Device, Survivors};
+use crate::driver::{Crash, OpView};
+use crate::failure::Fault;
+use crate::rig::Rig;
+use crate::rig::client::Client;
+use crate::stamp::Value;
+use crate::system::{Geometry, Refusal, System};
+use crate::workload::Step;
+use bcached_env::{Executor, join_all};
+use std::cell::RefMut;
+use std::future::Future;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Requests in flight together, at most.
+const DEPTH: usize = 16;
+
+/// A system on its devices, running or not.
+pub struct Stage {
+    rig: Rig,
+    running: Option<(Executor, Client)>,
+}
+
+impl Stage {
+    /// A newly made system that has not been started.
+    #[must_use]
+    pub fn new(system: Rc<dyn System>, geometry: Geometry, seed: u64) -> Self {
+        Self { rig: Rig::new(system, geometry, DEPTH, mix(&[seed, 200])), running: None }
+    }
+
+    /// Starts a process and opens the system.
+    ///
+    /// # Errors
+    /// If it does not open, or the world ends meanwhile.
+    pub fn start(&mut self) -> Result<(), Fault> {
+        assert!(self.running.is_none(), "one process at a time");
+        let (mut executor, birth) = self.rig.executor();
+        match executor.block_on(birth.open()) {
+            Some(client) => {
+                self.running = Some((executor, client?));
+                Ok(())
+            }
+            None => Err(self.halted()),
+        }
+    }
+
+    /// One request, which must succeed.
+    ///
+    /// # Errors
+    /// What is wrong with the answer.
+    pub fn ask(&mut self, step: Step) -> Result<(), Fault> {
+        self.together(vec![step])
+    }
+
+    /// Several requests in flight together, which must all succeed.
+    ///
+    /// # Errors
+    /// What is wrong with an answer.
+    pub fn together(&mut self, steps: Vec<Step>) -> Result<(), Fault> {
+        self.play(move |client| async move {
+            for step in steps {
+                client.go(step).await;
+            }
+            client.settle().await;
+            Ok(())
+        })
+    }
+
+    /// Several requests in flight together, each with its answer; refusals are for the caller to judge.
+    ///
+    /// # Errors
+    /// If the world ends, or a read returns what it may not.
+    pub fn attempt(&mut self, steps: Vec<Step>) -> Result<Vec<Result<(), Refusal>>, Fault> {
+        self.play(move |client| async move {
+            Ok(join_all(steps.into_iter().map(|step| client.attempt(step))).await)
+        })
+    }
+
+    /// Reads, judges, and says what stood there.
+    ///
+    /// # Errors
+    /// If the read is refused or returns what it may not.
+    pub fn values(&mut self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Fault> {
+        self.play(move |client| async move {
+            let request = format!("read {volume} {sectors:?}");
+            let values = client.values(volume, sectors).await;
+            values.map_err(|refusal| Fault::Refused { request, refusal })
+        })
+    }
+
+    /// Reads and judges everything ever written.
+    ///
+    /// # Errors
+    /// The first sector that is not what it must be.
+    pub fn verify(&mut self) -> Result<(), Fault> {
+        self.play(|client| async move {
+            client.verify().await;
+            Ok(())
+        })
+    }
+
+    /// Starts `steps` and ends the world at the first operation that `trap` picks (submitted or completed).
+    ///
+    /// # Errors
+    /// If the steps come to their end without it, or something goes wrong before.
+    pub fn crash_at(
+        &mut self,
+        steps: Vec<Step>,
+        trap: impl FnMut(&OpView) -> bool + 'static,
+        crash: Crash,
+        survivors: Survivors,
+    ) -> Result<(), Fault> {
+        self.rig.world.borrow_mut().set_trap(Box::new(trap));
+        let done = self.together(steps);
+        let struck = self.rig.world.borrow().halted().is_some();
+        self.crash(crash, survivors);
+        match done {
+            Err(Fault::Waiting(_)) if struck => Ok(()),
+            Err(fault) => Err(fault),
+            Ok(()) => Err(Fault::Story("the operation to crash at never came".to_owned())),
+        }
+    }
+
+    /// Ends the process and what is in flight as `crash` would.
+    pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
+        self.running = None;
+        self.rig.crash(crash, survivors);
+    }
+
+    /// Stops in order, checks the structure on the devices.
+    ///
+    /// # Errors
+    /// If it does not stop, or leaves something unsound.
+    pub fn stop(&mut self) -> Result<(), Fault> {
+        self.play(|client| async move { client.stop().await })?;
+        self.crash(Crash::ProcessDeath, Survivors::Nothing);
+        self.rig.inspect()
+    }
+
+    /// A device, to give it faults or to change its content: 0 is the cache, `1 + v` backs volume `v`.
+    pub fn device(&mut self, number: usize) -> RefMut<'_, Device> {
+        RefMut::map(self.rig.world.borrow_mut(), |world| &mut world.devices[number])
+    }
+
+    /// What lies under the stage.
+    #[must_use]
+    pub const fn rig(&self) -> &Rig {
+        &self.rig
+    }
+
+    /// Runs `script` in the running process.
+    ///
+    /// # Errors
+    /// The first fault noticed.
+    pub fn play<T: 'static, F>(&mut self, script: impl FnOnce(Client) -> F) -> Result<T, Fault>
+    where
+        F: Future<Output = Result<T, Fault>> + 'static,
+    {
+        let (executor, client) = self.running.as_mut().expect("the story starts the system first");
+        let outcome = executor.block_on(script(client.clone()));
+        if let Some(fault) = client.noticed() {
+            return Err(fault);
+        }
+        if let Some(what) = self.rig.world.borrow().refused() {
+            return Err(Fault::Form(what.to_owned()));
+        }
+        match outcome {
+            Some(result) => result,
+            None => Err(self.halted()),
+        }
+    }
+
+    fn halted(&self) -> Fault {
+        let halt = self.rig.world.borrow().halted().cloned();
+        Fault::Waiting(halt.expect("only a halted world leaves a script unfinished"))
+    }
+}

@@ -1,0 +1,107 @@
+//! Scenarios on the smallest system: they show how a story is told, and that its end depends on its crash.
+
+use bcached_env::DiskId;
+use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use bcached_sim::driver::{Crash, OpView};
+use bcached_sim::failure::Fault;
+use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::Value;
+use bcached_sim::system::{Geometry, passthrough::Passthrough};
+use bcached_sim::workload::Step;
+use std::ops::Range;
+use std::rc::Rc;
+
+fn stage() -> Stage {
+    let geometry = Geometry {
+        block_sectors: 8,
+        bucket_sectors: 128,
+        buckets: 100,
+        volumes: vec![1024],
+        torn_sectors: 8,
+        backing_volatile: true,
+        cache_volatile: true,
+        note_records: 100,
+    };
+    let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
+    stage.start().expect("it opens");
+    stage
+}
+
+const fn write(sectors: Range<u64>, fua: bool) -> Step {
+    Step::Write { volume: 0, sectors, fua }
+}
+
+const FLUSH: Step = Step::Flush { volume: 0 };
+const BACKING: DiskId = DiskId(1);
+
+/// A file system writes its journal block with FUA and counts on it from the moment of the answer. The power goes just
+/// before the answer: old or new. Just after it: new, whatever else is lost.
+#[test]
+fn a_fua_write_is_there_from_its_answer_on() {
+    for (completed, survivors, wanted) in [
+        (false, Survivors::Nothing, Value::Written(0)),
+        (false, Survivors::Everything, Value::Written(1)),
+        (true, Survivors::Nothing, Value::Written(1)),
+    ] {
+        let mut stage = stage();
+        let trap = move |op: &OpView| op.disk == BACKING && op.fua && op.completed == completed;
+        stage.crash_at(vec![write(0..8, true)], trap, Crash::PowerCut, survivors).unwrap();
+        stage.start().unwrap();
+        assert_eq!(stage.values(0, 0..8).unwrap(), [wanted; 8]);
+    }
+}
+
+/// A drive's flush fails once, and what it covered is gone from the drive's cache. The next flush succeeds: there is
+/// nothing left to fail. Who takes that success for the data's has lost it (users met this with several file systems and
+/// databases in 2018).
+#[test]
+fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so() {
+    let mut stage = stage();
+    stage.ask(write(0..8, false)).unwrap();
+    let fault = DiskFault::Fail(Landed::Nothing);
+    stage.device(1).faults.add(Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault });
+    let answers = stage.attempt(vec![FLUSH]).unwrap();
+    assert!(answers[0].is_err(), "the client is told");
+    stage.ask(FLUSH).unwrap();
+    assert_eq!(stage.values(0, 0..8).unwrap(), [Value::Written(0); 8]);
+}
+
+/// The same story with a system that keeps the failure to itself: the oracle must not let it pass. The system is played
+/// by a flush of our own that takes the blow for the client's.
+#[test]
+fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
+    let mut stage = stage();
+    stage.ask(write(0..8, false)).unwrap();
+    let fault = DiskFault::Fail(Landed::Nothing);
+    stage.device(1).faults.add(Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault });
+    let hidden = stage.play(|client| {
+        let disk = client.env().disk(BACKING);
+        async move { Ok(disk.flush().await.is_err()) }
+    });
+    assert!(hidden.unwrap());
+    stage.ask(FLUSH).unwrap();
+    assert!(matches!(stage.verify(), Err(Fault::Read(_))));
+}
+
+/// The process dies with a write on its way: what was acknowledged is there, what was not is old or new in pieces.
+#[test]
+fn a_dead_process_leaves_a_torn_write_behind() {
+    let mut stage = stage();
+    stage.ask(write(0..64, false)).unwrap();
+    let trap = |op: &OpView| op.kind == OpKind::Write && !op.completed;
+    let torn = (0..100).find(|seed| {
+        let mut other = self::stage();
+        other.ask(write(0..64, false)).unwrap();
+        other
+            .crash_at(vec![write(0..64, false)], trap, Crash::ProcessDeath, Survivors::Seeded(*seed))
+            .unwrap();
+        other.start().unwrap();
+        let values = other.values(0, 0..64).unwrap();
+        values.contains(&Value::Written(1)) && values.contains(&Value::Written(2))
+    });
+    let seed = torn.expect("one subset in four tears a write");
+    stage.crash_at(vec![write(0..64, false)], trap, Crash::ProcessDeath, Survivors::Seeded(seed)).unwrap();
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
