@@ -7,6 +7,7 @@
 use crate::btree::cache::NodeCache;
 use crate::btree::{Child, load, walk, write};
 use crate::error::{Doing, Error};
+use crate::gc;
 use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
 use crate::set::{CacheSet, Inner, Signals};
@@ -320,5 +321,7 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
 async fn finish(set: &CacheSet) {
     crate::volume::attach::add_flash_only(set);
     set.spawn_task(writeback::pass::run);
+    set.spawn_task(gc::pass::run);
+    set.spawn_task(gc::moving::run);
     set.spawn_task(crate::request::parked::run);
 }

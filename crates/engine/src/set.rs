@@ -30,6 +30,8 @@ pub struct Signals {
     pub space: Notify,
     /// A range was released.
     pub ranges: Notify,
+    /// A pass of GC or moving may be due.
+    pub gc_work: Notify,
     /// Parked data has come.
     pub parked_work: Notify,
     /// Write-back has something to do.
@@ -105,6 +107,7 @@ impl CacheSet {
             &signals.space,
             &signals.ranges,
             &signals.parked_work,
+            &signals.gc_work,
             &signals.writeback_work,
         ] {
             notify.notify_all();

@@ -21,12 +21,6 @@ impl UuidTable {
         Self { slots: alloc::vec![UuidSlot::FREE; count] }
     }
 
-    /// The slot of a volume.
-    #[must_use]
-    pub fn slot(&self, inode: Inode) -> Option<&UuidSlot> {
-        self.slots.get(inode.0 as usize)
-    }
-
     /// The slot of a volume, to change.
     pub fn slot_mut(&mut self, inode: Inode) -> Option<&mut UuidSlot> {
         self.slots.get_mut(inode.0 as usize)
@@ -51,14 +45,8 @@ impl UuidTable {
 
     /// Number of slots.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.slots.len()
-    }
-
-    /// A table always has slots.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
     }
 
     fn numbered(&self) -> impl Iterator<Item = (Inode, &UuidSlot)> {

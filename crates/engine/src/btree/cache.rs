@@ -116,6 +116,12 @@ impl NodeCache {
         self.bytes
     }
 
+    /// The hard limit of [`NodeCache::bytes`].
+    #[must_use]
+    pub const fn budget(&self) -> usize {
+        self.budget
+    }
+
     /// Nodes in memory.
     #[must_use]
     pub fn count(&self) -> usize {

@@ -9,7 +9,7 @@ use bcached_format::jset::{Jset, JsetHeader};
 use bcached_format::{Geometry, Key};
 
 /// Journal buckets read at once.
-const DEPTH: u64 = 8;
+const DEPTH: usize = 8;
 /// Bytes read at a time from one bucket: most logs end early.
 const STEP_BYTES: usize = 128 << 10;
 
@@ -47,11 +47,11 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
     let mut found = BTreeMap::new();
     let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
     let mut current = (0, 0, 0);
-    for first in (0..geometry.journal_buckets).step_by(DEPTH as usize) {
-        let indices = first..(first + DEPTH).min(geometry.journal_buckets);
-        let logs = join_all(indices.clone().map(|index| read_bucket(disk, geometry, index))).await;
-        for (index, log) in indices.zip(logs) {
-            let index = usize::try_from(index).expect("at most 256");
+    let indices: Vec<u64> = (0..geometry.journal_buckets).collect();
+    for indices in indices.chunks(DEPTH) {
+        let logs = join_all(indices.iter().map(|index| read_bucket(disk, geometry, *index))).await;
+        for (index, log) in indices.iter().zip(logs) {
+            let index = usize::try_from(*index).expect("at most 256");
             for Found { entry, end_sector } in log? {
                 let sequence = entry.header.seq;
                 newest[index] = newest[index].max(sequence);

@@ -28,7 +28,6 @@ struct Link {
 struct List {
     head: u32,
     tail: u32,
-    length: u32,
 }
 
 /// The two lists. Slots are indices into the caller's table of buckets.
@@ -43,14 +42,8 @@ impl Lru {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let nowhere = Link { previous: NONE, next: NONE, list: None };
-        let list = List { head: NONE, tail: NONE, length: 0 };
+        let list = List { head: NONE, tail: NONE };
         Self { links: vec![nowhere; slots], empty: list, used: list }
-    }
-
-    /// Buckets on `rank`'s list.
-    #[must_use]
-    pub const fn length(&self, rank: Rank) -> u32 {
-        self.list(rank).length
     }
 
     /// Puts `slot` at the recently used end of `rank`, wherever it was before.
@@ -62,9 +55,7 @@ impl Lru {
             NONE => self.list_mut(rank).head = slot,
             tail => self.links[tail as usize].next = slot,
         }
-        let list = self.list_mut(rank);
-        list.tail = slot;
-        list.length += 1;
+        self.list_mut(rank).tail = slot;
     }
 
     /// The list that `slot` is on.
@@ -85,7 +76,6 @@ impl Lru {
             NONE => self.list_mut(rank).tail = previous,
             next => self.links[next as usize].previous = previous,
         }
-        self.list_mut(rank).length -= 1;
         self.links[slot as usize].list = None;
     }
 
@@ -131,7 +121,6 @@ mod tests {
         lru.remove(2);
         lru.append(1, Rank::Empty); // its last data died
         assert_eq!(lru.victims().collect::<Vec<_>>(), [3, 1, 0]);
-        assert_eq!((lru.length(Rank::Empty), lru.length(Rank::Used)), (2, 1));
         assert_eq!(lru.rank(2), None);
     }
 }

@@ -173,12 +173,6 @@ impl Ranges {
         self.parked.len()
     }
 
-    /// Writes, fills and cleanings in the table.
-    #[must_use]
-    pub fn busy(&self) -> usize {
-        self.entries.len()
-    }
-
     fn cut_parked(&mut self, start: u64, end: u64, cut: &mut dyn FnMut(Cut)) {
         let hit: Vec<(u64, Parked)> = self.parked_in(start, end).collect();
         for (at, piece) in hit {

@@ -67,6 +67,7 @@ pub struct Buckets {
     available: u64,
     clock: u32,
     traffic: u64,
+    gc_wanted: bool,
 }
 
 impl Buckets {
@@ -103,6 +104,7 @@ impl Buckets {
             available: 0,
             clock: u32::from(PRIO_FRESH),
             traffic: 0,
+            gc_wanted: false,
         }
     }
 
@@ -116,6 +118,12 @@ impl Buckets {
     #[must_use]
     pub const fn available(&self) -> u64 {
         self.available
+    }
+
+    /// Buckets that hold metadata.
+    #[must_use]
+    pub fn metadata_count(&self) -> u64 {
+        self.table.iter().filter(|bucket| bucket.usage == Usage::Meta).count() as u64
     }
 
     /// Buckets ready to be handed out.
@@ -325,6 +333,7 @@ impl Buckets {
             let bucket = &mut self.table[*slot as usize];
             assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
             bucket.generation = bucket.generation.next();
+            self.gc_wanted |= bucket.generation.after(bucket.oldest) >= STALE_MAX / 2;
             bucket.live = 0;
             bucket.touched = self.clock;
             self.pending.push(id);
@@ -332,13 +341,10 @@ impl Buckets {
         chosen.len()
     }
 
-    /// Buckets that are kept from reuse only because the tree may hold very old pointers to them: GC must pass.
-    #[must_use]
-    pub fn wants_gc(&self) -> bool {
-        self.victims.victims().take(64).any(|slot| {
-            let bucket = &self.table[slot as usize];
-            bucket.generation.after(bucket.oldest) >= STALE_MAX / 2
-        })
+    /// Whether a pass of GC is due: a bucket was invalidated so often that the tree may soon hold pointers too old
+    /// to be told from new ones. Asking clears it.
+    pub const fn take_gc_wanted(&mut self) -> bool {
+        core::mem::replace(&mut self.gc_wanted, false)
     }
 
     /// The generations of the `count` longest pending buckets are durable.

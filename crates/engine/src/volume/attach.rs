@@ -73,7 +73,7 @@ impl CacheSet {
             if let Some(slot) = known.filter(|_| fresh).and_then(|inode| s.uuids.slot_mut(inode)) {
                 slot.invalidate(seconds);
             }
-            let inode = keep.or_else(|| s.uuids.free_slot()).ok_or_else(|| Error::NoSlot(s.uuids.len()))?;
+            let inode = keep.or_else(|| s.uuids.free_slot()).ok_or_else(|| Error::NoSlot(s.uuids.count()))?;
             let slot = s.uuids.slot_mut(inode).expect("found above");
             if keep.is_none() {
                 *slot = UuidSlot {

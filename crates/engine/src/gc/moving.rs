@@ -1,0 +1,159 @@
+//! Moves live dirty data out of sparsely filled buckets when buckets run out. Each piece is copied and its key replaced
+//! if it is still the same, in the journal like a write (decision 7): the old bucket is reused only when that entry is
+//! durable. Clean data in the same buckets is not moved: it can be read again.
+
+use crate::btree::pointer_to_read;
+use crate::error::Error;
+use crate::journal::writer;
+use crate::set::CacheSet;
+use crate::space::{Buckets, Class, Space, Usage};
+use crate::state::State;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use bcached_env::Buffer;
+use bcached_format::{Key, Position};
+use core::time::Duration;
+
+/// Data is moved when fewer than one bucket in so many is available.
+const AVAILABLE_SHARE: u64 = 8;
+/// How long to rest when nothing could be gained.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// The task.
+pub async fn run(set: CacheSet) {
+    while !set.with(|s| s.stopping || s.failed.is_some()) {
+        let victims = set.with(choose);
+        let gained = if victims.is_empty() { 0 } else { empty(&set, &victims).await.unwrap_or(0) };
+        if gained == 0 {
+            let until = set.env().now() + PAUSE;
+            set.env().wait_until(&set.signals().gc_work, until).await;
+        }
+    }
+}
+
+/// The emptiest buckets with dirty data, as many as one free bucket can take the data of; at least two, or nothing is
+/// gained.
+fn choose(s: &mut State) -> BTreeSet<u64> {
+    let scarce = s.buckets.available() < s.buckets.count() / AVAILABLE_SHARE;
+    if !scarce {
+        return BTreeSet::new();
+    }
+    let sparse = |bucket: &crate::space::Bucket| {
+        bucket.usage == Usage::Data
+            && bucket.dirty > 0
+            && bucket.pins == 0
+            && u64::from(bucket.dirty) * 2 <= s.geometry.bucket_sectors
+    };
+    let mut found: Vec<(u32, u64)> = s
+        .buckets
+        .iter()
+        .filter(|(_, bucket)| sparse(bucket))
+        .map(|(id, bucket)| (bucket.dirty, id.index))
+        .collect();
+    found.sort_unstable();
+    let mut room = s.geometry.bucket_sectors;
+    let fits = |(dirty, _): &(u32, u64)| {
+        let fits = u64::from(*dirty) <= room;
+        room = room.saturating_sub(u64::from(*dirty));
+        fits
+    };
+    let victims: BTreeSet<u64> = found.into_iter().take_while(fits).map(|(_, index)| index).collect();
+    if victims.len() < 2 { BTreeSet::new() } else { victims }
+}
+
+/// Moves what is dirty in `victims`; returns how many sectors were moved.
+async fn empty(set: &CacheSet, victims: &BTreeSet<u64>) -> Result<u64, Error> {
+    let mut at = Position::ZERO;
+    let mut moved = 0;
+    loop {
+        let mut keys: Vec<Key> = Vec::new();
+        let visited = set
+            .attempt(|s| {
+                keys.clear();
+                s.visit_leaf(at, &mut |buckets, key| {
+                    if is_in(buckets, key, victims) {
+                        keys.push(*key);
+                    }
+                })
+            })
+            .await?;
+        for key in &keys {
+            moved += move_key(set, key).await?;
+        }
+        if visited.end == Position::MAX || set.with(|s| s.stopping) {
+            break;
+        }
+        at = visited.end;
+        set.env().yield_now().await;
+    }
+    writer::commit(set).await?;
+    set.with(|s| s.stats.moved_bytes += moved * 512);
+    set.signals().allocator_work.notify_all();
+    Ok(moved)
+}
+
+fn is_in(buckets: &Buckets, key: &Key, victims: &BTreeSet<u64>) -> bool {
+    let inside = |pointer| {
+        !buckets.is_stale(pointer) && buckets.of(pointer).is_some_and(|id| victims.contains(&id.index))
+    };
+    key.dirty && key.pointers.as_slice().iter().any(|pointer| inside(*pointer))
+}
+
+/// Copies one key's data and puts the copy in its place, as far as the key is still the same.
+async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
+    // From the check to the end of the copy the old bucket must not be reused.
+    let pinned = set.with(|s| {
+        let valid = key.pointers.as_slice().iter().all(|pointer| !s.buckets.is_stale(*pointer));
+        if valid {
+            s.pin(&key.pointers);
+        }
+        valid
+    });
+    if !pinned {
+        return Ok(0);
+    }
+    let mut moved = 0;
+    let mut at = key.start();
+    while at < key.end {
+        let Some(space) = set.with(|s| s.take_space(Class::Moved, key.end - at)) else { break };
+        let part = key.cut(at, at + space.sectors).expect("space is not longer than asked for");
+        let done = copy(set, &part, space).await;
+        set.with(|s| s.unpin(&space.pointers));
+        match done {
+            Ok(sectors) => moved += sectors,
+            Err(error) => {
+                set.with(|s| s.unpin(&key.pointers));
+                return Err(error);
+            }
+        }
+        at += space.sectors;
+    }
+    set.with(|s| s.unpin(&key.pointers));
+    Ok(moved)
+}
+
+async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
+    let from = pointer_to_read(&part.pointers).expect("a live key has a pointer");
+    let length = usize::try_from(part.sectors() * 512).expect("a key is small");
+    let (read, buffer) = set.cache().read(from.sector(), Buffer::zeroed(length)).await;
+    if read.is_err() {
+        // It stays where it is; whoever needs it is told.
+        return Ok(0);
+    }
+    let payload = buffer.freeze();
+    for pointer in space.pointers.as_slice() {
+        if set.cache().write(pointer.sector(), payload.clone()).await.is_err() {
+            return Ok(0);
+        }
+    }
+    let mut moved = 0;
+    let mut rest = Some(*part);
+    while let Some(expected) = rest {
+        let pointers = space.pointers.advanced(expected.start() - part.start());
+        let new = Key { pointers, ..expected };
+        let (upto, sectors) = set.attempt(|s| s.replace(&expected, &new)).await?;
+        moved += sectors;
+        rest = expected.cut(upto, expected.end);
+    }
+    Ok(moved)
+}

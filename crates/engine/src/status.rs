@@ -1,0 +1,93 @@
+//! A snapshot of a running set, for those who look: cheap, consistent, no I/O.
+
+use crate::error::Error;
+use crate::set::CacheSet;
+use crate::space::Usage;
+use crate::stats::Stats;
+use crate::volume::VolumeInfo;
+use alloc::vec::Vec;
+use bcached_format::{Label, Uuid};
+
+/// What a set is doing.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// UUID of the set.
+    pub set_uuid: Uuid,
+    /// Label of the cache device.
+    pub label: Label,
+    /// Block size in sectors.
+    pub block_sectors: u64,
+    /// Bucket size in sectors.
+    pub bucket_sectors: u64,
+    /// Buckets on the cache device.
+    pub buckets: u64,
+    /// Buckets that can be used or reused without writing anything back.
+    pub buckets_available: u64,
+    /// Buckets ready to be handed out.
+    pub buckets_free: u64,
+    /// Buckets being filled.
+    pub buckets_open: u64,
+    /// Buckets that hold metadata.
+    pub buckets_metadata: u64,
+    /// Dirty data of all volumes, in sectors.
+    pub dirty_sectors: u64,
+    /// Levels of the tree above its leaves.
+    pub tree_depth: u8,
+    /// Nodes in memory.
+    pub nodes: u64,
+    /// Memory charged for them, in bytes.
+    pub node_bytes: u64,
+    /// The most memory that was ever charged for nodes, in bytes.
+    pub node_bytes_max: u64,
+    /// The hard limit of that, in bytes.
+    pub node_budget_bytes: u64,
+    /// The newest durable journal entry.
+    pub journal_sequence: u64,
+    /// Why nothing is written any more, if so.
+    pub failed: Option<Error>,
+    /// Counters.
+    pub stats: Stats,
+    /// The volumes.
+    pub volumes: Vec<VolumeInfo>,
+}
+
+impl CacheSet {
+    /// A snapshot.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let volumes = self.volumes();
+        self.with(|s| Status {
+            set_uuid: s.superblock.set_uuid(),
+            label: s.superblock.label(),
+            block_sectors: s.geometry.block_sectors,
+            bucket_sectors: s.geometry.bucket_sectors,
+            buckets: s.buckets.count(),
+            buckets_available: s.buckets.available(),
+            buckets_free: s.buckets.free_count() as u64,
+            buckets_open: s.open.count() as u64,
+            buckets_metadata: s.buckets.metadata_count(),
+            dirty_sectors: s.dirty.total(),
+            tree_depth: s.root.level,
+            nodes: s.nodes.count() as u64,
+            node_bytes: s.nodes.bytes() as u64,
+            node_bytes_max: s.nodes.bytes_max as u64,
+            node_budget_bytes: s.nodes.budget() as u64,
+            journal_sequence: s.journal.durable(),
+            failed: s.failed.clone(),
+            stats: s.stats,
+            volumes,
+        })
+    }
+
+    /// Asserts what must always hold, in memory; for the simulator, between requests.
+    ///
+    /// # Panics
+    /// If something does not hold.
+    pub fn assert_invariants(&self) {
+        self.with(|s| {
+            s.check_invariants();
+            let open = s.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Open).count();
+            assert_eq!(open, s.open.count(), "open buckets are known");
+        });
+    }
+}
