@@ -1,0 +1,85 @@
+//! What keeps a device from being overwritten. Nothing here writes.
+
+use super::Target;
+use crate::device::Device;
+use crate::failure::{Failure, Kind};
+use crate::flags::Make;
+use crate::signatures::{self, Class, Signature};
+use crate::superblock::{self, Found};
+use bcached_format::{BackingState, Superblock};
+
+/// What must be erased on `device` before it is written, or why it must not be.
+pub fn device(device: &Device, flags: &Make) -> Result<Vec<Signature>, Failure> {
+    let refuse = |kind| Failure::new(kind, format!("cannot make {}", device.path().display()));
+    already_bcache(device, flags)?;
+    let mut erase = Vec::new();
+    for signature in signatures::find(device)? {
+        match signature.class {
+            Class::Member { removed_by } => {
+                return Err(refuse(Kind::Member).why(format!("it is marked as {}", signature.kind)).next(
+                    format!("nothing overrides this; `{removed_by}` removes a mark that is left over"),
+                ));
+            }
+            Class::Content if flags.wipe_signature.iter().any(|kind| kind == signature.kind) => {
+                erase.push(signature);
+            }
+            Class::Content => {
+                let option = format!("--wipe-signature={}", signature.kind);
+                return Err(refuse(Kind::Signature)
+                    .why(format!("it carries a signature of {} ({})", signature.kind, place(&signature)))
+                    .next(format!("if nothing on it is needed, repeat the command with {option}"))
+                    .option(option));
+            }
+        }
+    }
+    Ok(erase)
+}
+
+fn place(signature: &Signature) -> String {
+    let (offset, _) = signature.marks[0];
+    format!("its mark is at byte {offset:#x}")
+}
+
+/// A bcache superblock may go only if no data is behind it that exists nowhere else.
+fn already_bcache(device: &Device, flags: &Make) -> Result<(), Failure> {
+    const OPTION: &str = "--wipe-bcache";
+    let refuse = |why: &str| {
+        Failure::new(Kind::AlreadyBcache, format!("cannot make {}", device.path().display())).why(why)
+    };
+    let superblock = match superblock::read(device)? {
+        Found::Nothing => return Ok(()),
+        Found::Unfit(error) => {
+            return Err(refuse("it already is a bcache device, and what is behind it cannot be told").next(
+                format!("its superblock is not sound ({error}); `wipefs` removes it if nothing is needed"),
+            ));
+        }
+        Found::Sound(superblock) => superblock,
+    };
+    match &superblock {
+        Superblock::Backing(backing) if backing.state() == BackingState::Dirty => {
+            Err(refuse("it is a bcache backing device whose newest data is in its cache only")
+                .next("serve it with its cache until it is clean; nothing overrides this"))
+        }
+        Superblock::Cache(cache) if cache.is_synchronous() => {
+            Err(refuse("it is the cache of a set that has been in use, and may hold dirty data")
+                .next("detach its backing devices first; `wipefs` then removes it"))
+        }
+        _ if !flags.wipe_bcache => Err(refuse("it already is a bcache device")
+            .next(format!("nothing dirty is behind it: {OPTION} overwrites it"))
+            .option(OPTION)),
+        _ => Ok(()),
+    }
+}
+
+/// A type that no device carries is a typing error, or a device other than the one meant.
+pub fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Failure> {
+    for kind in &flags.wipe_signature {
+        let found = targets.iter().any(|target| target.erase.iter().any(|signature| signature.kind == kind));
+        if !found {
+            return Err(Failure::new(Kind::Usage, format!("no device carries the signature `{kind}`"))
+                .next("leave the option out, or check the device's name")
+                .option("--wipe-signature"));
+        }
+    }
+    Ok(())
+}

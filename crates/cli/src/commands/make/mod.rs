@@ -1,0 +1,127 @@
+//! `bcached make`: superblocks as `make-bcache` writes them, byte for byte.
+//!
+//! Where that program is lenient this one is not: a second cache device, a geometry that no kernel runs, an unknown
+//! word are refused. All devices are opened and checked before the first is written, and stay claimed meanwhile.
+
+mod check;
+mod plan;
+mod report;
+
+use crate::device::{self, Access, Device};
+use crate::failure::{Failure, Kind};
+use crate::flags::Make;
+use crate::later;
+use crate::output::Report;
+use crate::signatures::Signature;
+use bcached_format::{SUPERBLOCK_SECTOR, units::bytes_of};
+use plan::{Options, Planned};
+use std::path::PathBuf;
+
+/// What a device becomes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The fast device of a set.
+    Cache,
+    /// A slow device that is served through a cache.
+    Backing,
+}
+
+impl Role {
+    /// The role in a sentence.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Backing => "backing",
+        }
+    }
+}
+
+/// A device that passed its checks, and what will be erased before its superblock is written.
+struct Target {
+    role: Role,
+    device: Device,
+    erase: Vec<Signature>,
+}
+
+/// Checks everything, then writes.
+pub fn run(flags: &Make) -> Result<Report, Failure> {
+    if flags.add {
+        return Err(later::refuse_option("--add", "name the devices to `bcached serve` after this"));
+    }
+    let options = Options::from_flags(flags)?;
+    let devices = ordered(&flags.roles)?;
+    let targets = open(&devices, flags)?;
+    let planned = plan::plan(&targets, &options)?;
+    if flags.dry_run {
+        return Report::of(&report::Made::new(&planned, &targets, true));
+    }
+    write_all(&targets, &planned)?;
+    Report::of(&report::Made::new(&planned, &targets, false))
+}
+
+/// The cache first, then the backing devices: the order in which they are written and printed.
+fn ordered(roles: &[(Role, PathBuf)]) -> Result<Vec<(Role, PathBuf)>, Failure> {
+    if roles.is_empty() {
+        return Err(
+            Failure::new(Kind::Usage, "no device given").next("name one with --cache (-C) or --backing (-B)")
+        );
+    }
+    let mut devices = roles.to_vec();
+    devices.sort_by_key(|(role, _)| *role == Role::Backing);
+    if let Some((Role::Cache, second)) = devices.get(1) {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("cannot make {} a second cache device", second.display()),
+        )
+        .why("a cache set has exactly one; kernels since 5.10 refuse more")
+        .next("make another set with another `bcached make`")
+        .option("--cache"));
+    }
+    Ok(devices)
+}
+
+/// Opens and checks all devices.
+fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failure> {
+    let mut targets: Vec<Target> = Vec::new();
+    for (role, path) in devices {
+        let access = if flags.dry_run { Access::Check } else { Access::Own };
+        let device = device::open(path, access)?;
+        let erase = check::device(&device, flags)?;
+        targets.push(Target { role: *role, device, erase });
+    }
+    check::signatures_named_in_vain(&targets, flags)?;
+    Ok(targets)
+}
+
+/// Writes one device after the other. A failure lists what is written already: the same command with `--wipe-bcache`
+/// completes it.
+fn write_all(targets: &[Target], planned: &[Planned]) -> Result<(), Failure> {
+    let mut written: Vec<String> = Vec::new();
+    for (target, planned) in targets.iter().zip(planned) {
+        if let Err(failure) = write(target, planned) {
+            let done = if written.is_empty() { "nothing else".to_owned() } else { written.join(", ") };
+            return Err(failure.next(format!(
+                "written so far: {done}; mend the cause and repeat the command with --wipe-bcache"
+            )));
+        }
+        written.push(target.device.path().display().to_string());
+    }
+    Ok(())
+}
+
+/// Old marks first, the superblock last: a device is never two things at once.
+fn write(target: &Target, planned: &Planned) -> Result<(), Failure> {
+    let device = &target.device;
+    let _quiet = device.quiet_udev()?;
+    for (offset, length) in target.erase.iter().flat_map(|signature| &signature.marks) {
+        device::erase(device, *offset, *length)?;
+    }
+    let start = usize::try_from(bytes_of(SUPERBLOCK_SECTOR)).expect("4 KiB");
+    device.write_at(0, &vec![0; start])?;
+    device.sync()?;
+    let bytes = planned.seal();
+
+    device.write_at(SUPERBLOCK_SECTOR, &bytes[..])?;
+    Ok(device.sync()?)
+}

@@ -1,0 +1,309 @@
+//! From options and devices to superblocks: the defaults, the geometry, and why it cannot be.
+
+use super::{Role, Target};
+use crate::device::{self, Access, Device};
+use crate::failure::{Failure, Kind};
+use crate::flags::Make;
+use crate::sizes::{self, Bare, human};
+use crate::superblock;
+use bcached_format::superblock::SUPERBLOCK_END_SECTOR;
+use bcached_format::units::{PAGE_BYTES, bytes_of};
+use bcached_format::{
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Label, Replacement,
+    SUPERBLOCK_BYTES, Superblock, Uuid,
+};
+
+/// Bucket size unless said otherwise, as `make-bcache`'s.
+const BUCKET_DEFAULT: u64 = 512 << 10;
+
+/// The largest bucket whose size in sectors fits the plain 16-bit field as a power of two.
+const BUCKET_MAX: u64 = 16 << 20;
+
+/// Fewest buckets of a set that a kernel runs: its reserves are a 1024th of their number rounded up to a power of two.
+const BUCKETS_MIN: u64 = 513;
+
+/// The options, understood but not yet compared with devices. Sizes in bytes.
+pub struct Options {
+    bucket: u64,
+    block: Option<u64>,
+    data_offset: u64,
+    set_uuid: Option<Uuid>,
+    label: Label,
+    writeback: bool,
+    discard: bool,
+    replacement: Replacement,
+    serves: Option<Superblock>,
+}
+
+/// A superblock to be written.
+pub enum Planned {
+    /// Of a cache device.
+    Cache(CacheSuperblock),
+    /// Of a backing device.
+    Backing(BackingSuperblock),
+}
+
+impl Planned {
+    /// Its bytes.
+    pub fn seal(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
+        match self {
+            Self::Cache(superblock) => superblock.seal(),
+            Self::Backing(superblock) => superblock.seal(),
+        }
+    }
+}
+
+impl Options {
+    /// Understands what was typed.
+    pub fn from_flags(flags: &Make) -> Result<Self, Failure> {
+        let bucket = size(flags.bucket.as_deref(), "--bucket", Bare::Bytes)?.unwrap_or(BUCKET_DEFAULT);
+        let block = size(flags.block.as_deref(), "--block", Bare::Bytes)?;
+        power_of_two(bucket, "--bucket", PAGE_BYTES, BUCKET_MAX)?;
+        if let Some(block) = block {
+            power_of_two(block, "--block", 512, PAGE_BYTES)?;
+        }
+        let data_offset = size(flags.data_offset.as_deref(), "--data-offset", Bare::Sectors)?;
+        Ok(Self {
+            bucket,
+            block,
+            data_offset: checked_data_offset(data_offset)?,
+            set_uuid: flags.cset_uuid.as_deref().map(uuid).transpose()?,
+            label: label(flags)?,
+            writeback: flags.writeback,
+            discard: flags.discard,
+            replacement: replacement(flags.cache_replacement_policy.as_deref())?,
+            serves: flags.serves.as_deref().map(read_partner).transpose()?,
+        })
+    }
+}
+
+/// The superblocks of `targets`, in their order.
+pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failure> {
+    let block = block_size(targets, options)?;
+    let set_uuid = match (options.set_uuid, &options.serves) {
+        (Some(uuid), _) => uuid,
+        // A new backing device names the set that is to cache it, as one made together with it does.
+        (None, Some(Superblock::Cache(cache))) => cache.set_uuid(),
+        (None, _) => random_uuid()?,
+    };
+    targets
+        .iter()
+        .map(|target| match target.role {
+            Role::Cache => cache(&target.device, set_uuid, block, options).map(Planned::Cache),
+            Role::Backing => backing(&target.device, set_uuid, block, options).map(Planned::Backing),
+        })
+        .collect()
+}
+
+fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Result<CacheSuperblock, Failure> {
+    let refuse = || {
+        Failure::new(Kind::Geometry, format!("cannot make {} a cache device", device.path().display()))
+            .option("--bucket")
+    };
+    let buckets = device::length(device) / options.bucket;
+    if buckets < BUCKETS_MIN {
+        let why = format!(
+            "it is too small for buckets of {}: {buckets} fit, and a set needs {BUCKETS_MIN}",
+            human(options.bucket)
+        );
+        return Err(refuse().why(why).next(match largest_bucket(device::length(device)) {
+            Some(fitting) => format!("--bucket {} fits", short(fitting)),
+            None => format!("it needs {} at least", human(BUCKETS_MIN * PAGE_BYTES)),
+        }));
+    }
+    CacheSuperblock::format(CacheFormat {
+        uuid: random_uuid()?,
+        set_uuid,
+        device_sectors: device.info().sectors,
+        block_sectors: sectors16(block),
+        bucket_sectors: sectors16(options.bucket),
+        discard: options.discard,
+        replacement: options.replacement,
+    })
+    .map_err(|error| refuse().why(error.to_string()))
+}
+
+fn backing(
+    device: &Device,
+    set_uuid: Uuid,
+    block: u64,
+    options: &Options,
+) -> Result<BackingSuperblock, Failure> {
+    let refuse =
+        || Failure::new(Kind::Geometry, format!("cannot make {} a backing device", device.path().display()));
+    if device::length(device) < bytes_of(options.data_offset) + block {
+        return Err(refuse().why(format!(
+            "it is too small: {}, and its data would start at {}",
+            human(device::length(device)),
+            human(bytes_of(options.data_offset))
+        )));
+    }
+    let mut superblock = BackingSuperblock::format(BackingFormat {
+        uuid: random_uuid()?,
+        set_uuid,
+        block_sectors: sectors16(block),
+        bucket_sectors: sectors16(options.bucket),
+        data_offset: (options.data_offset != SUPERBLOCK_END_SECTOR).then_some(options.data_offset),
+        cache_mode: if options.writeback { CacheMode::Writeback } else { CacheMode::Writethrough },
+        device_sectors: device.info().sectors,
+    })
+    .map_err(|error| refuse().why(error.to_string()))?;
+    superblock.set_label(options.label);
+    Ok(superblock)
+}
+
+/// The block size of all devices: what was asked for, else 4 KiB unless the partner named by `--for` has less. A
+/// backing device's block must not be smaller than its set's.
+fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
+    let serves = options.serves.as_ref();
+    let block = match (options.block, serves) {
+        (Some(block), _) => block,
+        (None, Some(Superblock::Backing(backing))) => bytes_of(backing.block_sectors()).min(PAGE_BYTES),
+        (None, _) => PAGE_BYTES,
+    };
+    let refuse = |why: String| {
+        Failure::new(Kind::Geometry, format!("cannot use a block size of {}", human(block)))
+            .why(why)
+            .option("--block")
+    };
+    for target in targets {
+        let logical = bytes_of(u64::from(target.device.info().logical_block_sectors));
+        if block < logical {
+            let failure =
+                refuse(format!("{} has blocks of {}", target.device.path().display(), human(logical)));
+            return Err(if logical <= PAGE_BYTES {
+                failure.next(format!("--block {} fits", short(logical)))
+            } else {
+                failure.next(format!("bcache has no blocks above {}", human(PAGE_BYTES)))
+            });
+        }
+        if block > options.bucket && target.role == Role::Cache {
+            return Err(refuse(format!("buckets have {}", human(options.bucket))));
+        }
+    }
+    match serves {
+        Some(Superblock::Backing(backing)) if block > bytes_of(backing.block_sectors()) => {
+            Err(refuse(format!(
+                "the backing device of --for has blocks of {}, and a cache's must not be larger",
+                human(bytes_of(backing.block_sectors()))
+            )))
+        }
+        Some(Superblock::Cache(cache)) if block < bytes_of(cache.block_sectors()) => Err(refuse(format!(
+            "the cache of --for has blocks of {}, and a backing device's must not be smaller",
+            human(bytes_of(cache.block_sectors()))
+        ))),
+        _ => Ok(block),
+    }
+}
+
+fn size(typed: Option<&str>, option: &'static str, bare: Bare) -> Result<Option<u64>, Failure> {
+    typed
+        .map(|typed| sizes::parse(typed, bare))
+        .transpose()
+        .map_err(|error| Failure::new(Kind::Usage, format!("{option}: {error}")).option(option))
+}
+
+fn power_of_two(bytes: u64, option: &'static str, least: u64, most: u64) -> Result<(), Failure> {
+    let refuse = |why: String| {
+        Err(Failure::new(Kind::Geometry, format!("cannot use {option} {}", short(bytes)))
+            .why(why)
+            .option(option))
+    };
+    if !bytes.is_power_of_two() {
+        return refuse("it is not a power of two".to_owned());
+    }
+    if bytes < least {
+        return refuse(format!("the smallest is {}", short(least)));
+    }
+    if bytes > most {
+        return refuse(format!("the largest is {}", short(most)));
+    }
+    Ok(())
+}
+
+/// The data offset in sectors.
+fn checked_data_offset(bytes: Option<u64>) -> Result<u64, Failure> {
+    let Some(bytes) = bytes else { return Ok(SUPERBLOCK_END_SECTOR) };
+    let refuse = |why: String| {
+        Err(Failure::new(Kind::Geometry, "cannot use this data offset").why(why).option("--data-offset"))
+    };
+    if !bytes.is_multiple_of(512) {
+        return refuse(format!("{bytes} bytes are not whole sectors of 512"));
+    }
+    if bytes / 512 < SUPERBLOCK_END_SECTOR {
+        return refuse(format!("the superblock ends at sector {SUPERBLOCK_END_SECTOR}"));
+    }
+    Ok(bytes / 512)
+}
+
+fn uuid(typed: &str) -> Result<Uuid, Failure> {
+    Uuid::from_text(typed).filter(|uuid| !uuid.is_nil()).ok_or_else(|| {
+        Failure::new(Kind::Usage, format!("`{typed}` is not a UUID"))
+            .why("a UUID has 32 hexadecimal digits, and not all are zero")
+            .option("--cset-uuid")
+    })
+}
+
+fn label(flags: &Make) -> Result<Label, Failure> {
+    let typed = flags.label.as_deref().unwrap_or_default();
+    let refuse =
+        |why: &str| Failure::new(Kind::Usage, "cannot use this label").why(why.to_owned()).option("--label");
+    if flags.label.is_some() {
+        match flags.roles.iter().filter(|(role, _)| *role == Role::Backing).count() {
+            1 => {}
+            0 => return Err(refuse("labels are for backing devices, and none is made")),
+            _ => return Err(refuse("two devices of one label cannot be told apart: make them one by one")),
+        }
+    }
+    if typed.chars().any(char::is_control) {
+        return Err(refuse("it holds control characters"));
+    }
+    Label::from_text(typed).ok_or_else(|| refuse("it is longer than 32 bytes"))
+}
+
+fn replacement(typed: Option<&str>) -> Result<Replacement, Failure> {
+    match typed {
+        None | Some("lru") => Ok(Replacement::Lru),
+        Some("fifo") => Ok(Replacement::Fifo),
+        Some("random") => Ok(Replacement::Random),
+        Some(other) => Err(Failure::new(Kind::Usage, format!("`{other}` is not a replacement policy"))
+            .next("the policies are lru, fifo and random")
+            .option("--cache-replacement-policy")),
+    }
+}
+
+fn read_partner(path: &std::path::Path) -> Result<Superblock, Failure> {
+    superblock::read_sound(&device::open(path, Access::Look)?).map_err(|failure| failure.option("--for"))
+}
+
+/// The largest bucket of which a device has enough.
+fn largest_bucket(device_bytes: u64) -> Option<u64> {
+    (12..=24).rev().map(|shift| 1 << shift).find(|bucket| device_bytes / bucket >= BUCKETS_MIN)
+}
+
+/// A power of two as it is typed.
+fn short(bytes: u64) -> String {
+    match bytes {
+        _ if bytes != 0 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        _ if bytes != 0 && bytes.is_multiple_of(1 << 10) => format!("{}k", bytes >> 10),
+        _ => bytes.to_string(),
+    }
+}
+
+fn sectors16(bytes: u64) -> u16 {
+    u16::try_from(bytes / 512).expect("block and bucket sizes were checked to fit")
+}
+
+/// A random uuid, marked as such (version 4).
+fn random_uuid() -> Result<Uuid, Failure> {
+    let mut bytes = [0; 16];
+    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    match got {
+        Ok(16) => {}
+        Ok(_) => return Err(Failure::new(Kind::Io, "the kernel gave too few random bytes")),
+        Err(error) => return Err(Failure::new(Kind::Io, "no random numbers").why(error.to_string())),
+    }
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    Ok(Uuid(bytes))
+}

@@ -1,0 +1,129 @@
+//! What `make` says it did: in text what `make-bcache` prints.
+
+use super::Target;
+use super::plan::Planned;
+use crate::output::Show;
+use crate::superblock::{cache_mode_name, replacement_name};
+use bcached_format::units::bytes_of;
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// The devices that were (or would be) written.
+#[derive(Serialize)]
+pub struct Made {
+    dry_run: bool,
+    set_uuid: String,
+    devices: Vec<MadeDevice>,
+}
+
+#[derive(Serialize)]
+struct MadeDevice {
+    device: String,
+    role: &'static str,
+    uuid: String,
+    version: u64,
+    block_bytes: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    wiped_signatures: Vec<&'static str>,
+    #[serde(flatten)]
+    kind: MadeKind,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum MadeKind {
+    Cache { bucket_bytes: u64, buckets: u64, first_bucket: u64, discard: bool, replacement: &'static str },
+    Backing { data_offset_bytes: u64, cache_mode: &'static str, label: String },
+}
+
+impl Made {
+    /// Describes `planned`, which belong to `targets` one by one.
+    pub fn new(planned: &[Planned], targets: &[Target], dry_run: bool) -> Self {
+        let set_uuid = match planned.first() {
+            Some(Planned::Cache(cache)) => cache.set_uuid().to_string(),
+            Some(Planned::Backing(backing)) => backing.set_uuid().to_string(),
+            None => String::new(),
+        };
+        let devices = planned.iter().zip(targets).map(|(planned, target)| device(planned, target)).collect();
+        Self { dry_run, set_uuid, devices }
+    }
+}
+
+fn device(planned: &Planned, target: &Target) -> MadeDevice {
+    let (uuid, version, block_sectors, kind) = match planned {
+        Planned::Cache(cache) => (
+            cache.uuid(),
+            cache.version(),
+            cache.block_sectors(),
+            MadeKind::Cache {
+                bucket_bytes: bytes_of(cache.bucket_sectors()),
+                buckets: cache.buckets(),
+                first_bucket: cache.first_bucket(),
+                discard: cache.discard(),
+                replacement: replacement_name(cache.replacement()),
+            },
+        ),
+        Planned::Backing(backing) => (
+            backing.uuid(),
+            backing.version(),
+            backing.block_sectors(),
+            MadeKind::Backing {
+                data_offset_bytes: bytes_of(backing.data_offset()),
+                cache_mode: cache_mode_name(backing.cache_mode()),
+                label: backing.label().to_string(),
+            },
+        ),
+    };
+    MadeDevice {
+        device: target.device.path().display().to_string(),
+        role: target.role.name(),
+        uuid: uuid.to_string(),
+        version,
+        block_bytes: bytes_of(block_sectors),
+        wiped_signatures: target.erase.iter().map(|signature| signature.kind).collect(),
+        kind,
+    }
+}
+
+impl Show for Made {
+    const SCHEMA: &'static str = "bcached.make";
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        if self.dry_run {
+            text.push_str(
+                "Nothing is written (--dry-run). The devices would become, with other random UUIDs:\n",
+            );
+        }
+        for device in &self.devices {
+            if self.dry_run {
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "{} ({} device)", device.device, device.role);
+                for signature in &device.wiped_signatures {
+                    let _ = writeln!(text, "erased first:\t\t{signature}");
+                }
+            }
+            let _ = device.write_fields(&self.set_uuid, &mut text);
+        }
+        text
+    }
+}
+
+impl MadeDevice {
+    /// Sizes in sectors, as `make-bcache` prints them.
+    fn write_fields(&self, set_uuid: &str, text: &mut String) -> std::fmt::Result {
+        let block = self.block_bytes / 512;
+        writeln!(text, "UUID:\t\t\t{}\nSet UUID:\t\t{set_uuid}\nversion:\t\t{}", self.uuid, self.version)?;
+        match &self.kind {
+            MadeKind::Cache { bucket_bytes, buckets, first_bucket, .. } => writeln!(
+                text,
+                "nbuckets:\t\t{buckets}\nblock_size:\t\t{block}\nbucket_size:\t\t{}\nnr_in_set:\t\t1\n\
+                 nr_this_dev:\t\t0\nfirst_bucket:\t\t{first_bucket}",
+                bucket_bytes / 512
+            ),
+            MadeKind::Backing { data_offset_bytes, .. } => {
+                writeln!(text, "block_size:\t\t{block}\ndata_offset:\t\t{}", data_offset_bytes / 512)
+            }
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! `bcached show`: a device's superblock, in text what `bcache-super-show` prints, byte for byte.
+//!
+//! It describes whatever is there, damaged or not, so it reads fields unjudged and says what does not match. Where
+//! that program crashes (a count of journal buckets that does not fit) or stops (versions 5 and 6) this one goes on.
+
+use crate::device::{self, Access};
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use crate::superblock::Fields;
+use bcached_format::checksum::checksum;
+use bcached_format::superblock::{MAGIC, MAX_JOURNAL_BUCKETS, SUPERBLOCK_END_SECTOR};
+use bcached_format::units::bytes_of;
+use bcached_format::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Uuid};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// What stands in the place of a superblock. A field is absent if reading stopped before it.
+#[derive(Serialize, Default)]
+struct Shown {
+    device: String,
+    magic_matches: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_sector: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksum: Option<Checksum>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<u64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    body: Option<Body>,
+}
+
+#[derive(Serialize)]
+struct Checksum {
+    #[serde(serialize_with = "as_hexadecimal")]
+    found: u64,
+    #[serde(serialize_with = "as_hexadecimal")]
+    expected: u64,
+    matches: bool,
+}
+
+/// The fields of a known version.
+#[derive(Serialize)]
+struct Body {
+    label: String,
+    #[serde(skip)]
+    label_escaped: String,
+    uuid: String,
+    block_bytes: u64,
+    bucket_bytes: u64,
+    #[serde(flatten)]
+    role: Role,
+    set_uuid: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    Cache(Cache),
+    Backing(Backing),
+}
+
+#[derive(Serialize)]
+struct Cache {
+    first_sector: u64,
+    cache_bytes: u64,
+    total_bytes: u64,
+    ordered: bool,
+    discard: bool,
+    position: u64,
+    #[serde(serialize_with = "as_word")]
+    replacement: Numbered,
+}
+
+#[derive(Serialize)]
+struct Backing {
+    data_offset_bytes: u64,
+    #[serde(serialize_with = "as_word")]
+    cache_mode: Numbered,
+    #[serde(serialize_with = "as_word")]
+    state: Numbered,
+}
+
+/// A number with its name in `bcache-super-show`'s words, if it has one.
+struct Numbered(u64, Option<&'static str>);
+
+fn as_word<S: serde::Serializer>(value: &Numbered, serializer: S) -> Result<S::Ok, S::Error> {
+    match value.1 {
+        Some(word) => serializer.serialize_str(word),
+        None => serializer.serialize_u64(value.0),
+    }
+}
+
+/// As text: a JSON number of 64 bits is not safe with every reader.
+fn as_hexadecimal<S: serde::Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{value:016x}"))
+}
+
+/// Reads and describes the superblock.
+pub fn run(flags: &flags::Show) -> Result<Report, Failure> {
+    let device = device::open(&flags.device, Access::Look)?;
+    let bytes = device::read(&device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
+    let Ok(bytes) = <&[u8; SUPERBLOCK_BYTES]>::try_from(bytes.as_slice()) else {
+        return Err(not_bcache(&flags.device, "it ends before a superblock would"));
+    };
+    let (shown, failure) = describe(&flags.device, &Fields::of(bytes), bytes, flags.ignore_checksum);
+    let report = Report::of(&shown)?;
+    Ok(match failure {
+        Some(failure) => report.failing(failure),
+        None => report,
+    })
+}
+
+fn not_bcache(path: &Path, why: &str) -> Failure {
+    Failure::new(Kind::NotBcache, format!("{} is not a bcache device", path.display())).why(why)
+}
+
+/// As much as can be said, and what stopped it.
+fn describe(
+    path: &Path,
+    fields: &Fields<'_>,
+    bytes: &[u8; SUPERBLOCK_BYTES],
+    ignore_checksum: bool,
+) -> (Shown, Option<Failure>) {
+    let mut shown = Shown { device: path.display().to_string(), ..Shown::default() };
+    if fields.bytes("magic") != MAGIC.0 {
+        return (shown, Some(not_bcache(path, "bad magic")));
+    }
+    shown.magic_matches = true;
+    let sector = fields.number("offset");
+    shown.first_sector = Some(sector);
+    if sector != SUPERBLOCK_SECTOR {
+        return (shown, Some(not_bcache(path, "the superblock names another sector as its own")));
+    }
+    let damaged = |why: &str| {
+        Failure::new(Kind::Damaged, format!("the superblock of {} is damaged", path.display())).why(why)
+    };
+    let count = fields.number("njournal_buckets");
+    if count > MAX_JOURNAL_BUCKETS {
+        return (shown, Some(damaged("it lists more journal buckets than fit, so it has no checksum")));
+    }
+    let summed = 208 + 8 * usize::try_from(count).expect("at most 256");
+    let (found, expected) = (fields.number("csum"), checksum(&bytes[8..summed]));
+    let matches = found == expected;
+    shown.checksum = Some(Checksum { found, expected, matches });
+    if !matches && !ignore_checksum {
+        return (shown, Some(damaged("bad checksum").next("-f shows it nevertheless").option("-f")));
+    }
+    let version = fields.number("version");
+    shown.version = Some(version);
+    shown.body = body(version, fields);
+    let unknown = shown.body.is_none().then(|| {
+        Failure::new(Kind::Unsupported, format!("cannot describe {} further", path.display()))
+            .why(format!("superblock version {version} is unknown"))
+    });
+    (shown, unknown)
+}
+
+fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
+    let bucket_sectors = bucket_sectors(version, fields);
+    let flags = fields.number("flags");
+    let role = match version {
+        0 | 3 | 5 => {
+            let buckets = fields.number("nbuckets / data_offset");
+            let first = fields.number("first_bucket");
+            let policy = flags >> 2 & 7;
+            Role::Cache(Cache {
+                first_sector: bucket_sectors.wrapping_mul(first),
+                cache_bytes: bucket_sectors.wrapping_mul(buckets.wrapping_sub(first)).wrapping_mul(512),
+                total_bytes: bucket_sectors.wrapping_mul(buckets).wrapping_mul(512),
+                ordered: flags & 1 != 0,
+                discard: flags & 2 != 0,
+                position: fields.number("nr_this_dev"),
+                replacement: named(policy, &["lru", "fifo", "random"]),
+            })
+        }
+        1 | 4 | 6 => {
+            let fixed = version == 1;
+            let first = if fixed { SUPERBLOCK_END_SECTOR } else { fields.number("nbuckets / data_offset") };
+            Role::Backing(Backing {
+                data_offset_bytes: first.wrapping_mul(512),
+                cache_mode: named(flags & 15, &["writethrough", "writeback", "writearound", "no caching"]),
+                state: named(flags >> 61 & 3, &["detached", "clean", "dirty", "inconsistent"]),
+            })
+        }
+        _ => return None,
+    };
+    let label = fields.bytes("label");
+    let label = &label[..label.iter().position(|byte| *byte == 0).unwrap_or(label.len())];
+    Some(Body {
+        label: String::from_utf8_lossy(label).into_owned(),
+        label_escaped: escaped(label),
+        uuid: uuid(fields.bytes("uuid")),
+        block_bytes: bytes_of(fields.number("block_size")),
+        bucket_bytes: bucket_sectors.wrapping_mul(512),
+        role,
+        set_uuid: uuid(fields.bytes("set_uuid")),
+    })
+}
+
+/// With feature words the field may be a logarithm, or have its upper half elsewhere.
+fn bucket_sectors(version: u64, fields: &Fields<'_>) -> u64 {
+    let low = fields.number("bucket_size");
+    let incompat = if version == 5 { fields.number("feature_incompat") } else { 0 };
+    if incompat & 2 != 0 {
+        1_u64.checked_shl(u32::try_from(low).expect("16 bits")).unwrap_or(0)
+    } else if incompat & 1 != 0 {
+        low | fields.number("bucket_size_hi") << 16
+    } else {
+        low
+    }
+}
+
+fn named(value: u64, names: &[&'static str]) -> Numbered {
+    Numbered(value, usize::try_from(value).ok().and_then(|index| names.get(index).copied()))
+}
+
+/// Letters, digits and `.-_` stand for themselves, other bytes as `%` and their hexadecimal number.
+fn escaped(label: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in label {
+        if byte.is_ascii_alphanumeric() || b".-_".contains(byte) {
+            text.push(char::from(*byte));
+        } else {
+            let _ = write!(text, "%{byte:x}");
+        }
+    }
+    if text.is_empty() { "(empty)".to_owned() } else { text }
+}
+
+fn uuid(bytes: &[u8]) -> String {
+    Uuid(bytes.try_into().expect("a uuid's field has 16 bytes")).to_string()
+}
+
+impl Show for Shown {
+    const SCHEMA: &'static str = "bcached.show";
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut text);
+        text
+    }
+}
+
+impl Shown {
+    fn write(&self, text: &mut String) -> std::fmt::Result {
+        writeln!(text, "sb.magic\t\t{}", if self.magic_matches { "ok" } else { "bad magic" })?;
+        let Some(sector) = self.first_sector else { return Ok(()) };
+        let verdict = if sector == SUPERBLOCK_SECTOR { "[match]" } else { "[expected 8]" };
+        writeln!(text, "sb.first_sector\t\t{sector} {verdict}")?;
+        let Some(sum) = &self.checksum else { return Ok(()) };
+        if sum.matches {
+            writeln!(text, "sb.csum\t\t\t{:X} [match]", sum.found)?;
+        } else {
+            writeln!(text, "sb.csum\t\t\t{:X} [expected {:X}]", sum.found, sum.expected)?;
+        }
+        let Some(version) = self.version else { return Ok(()) };
+        let kind = match &self.body {
+            Some(Body { role: Role::Cache(_), .. }) => "cache device",
+            Some(Body { role: Role::Backing(_), .. }) => "backing device",
+            None => "unknown",
+        };
+        writeln!(text, "sb.version\t\t{version} [{kind}]")?;
+        self.body.as_ref().map_or(Ok(()), |body| body.write(text))
+    }
+}
+
+impl Body {
+    fn write(&self, text: &mut String) -> std::fmt::Result {
+        writeln!(text, "\ndev.label\t\t{}\ndev.uuid\t\t{}", self.label_escaped, self.uuid)?;
+        writeln!(text, "dev.sectors_per_block\t{}", self.block_bytes / 512)?;
+        writeln!(text, "dev.sectors_per_bucket\t{}", self.bucket_bytes / 512)?;
+        match &self.role {
+            Role::Cache(cache) => {
+                let word = |yes| if yes { "yes" } else { "no" };
+                writeln!(text, "dev.cache.first_sector\t{}", cache.first_sector)?;
+                writeln!(text, "dev.cache.cache_sectors\t{}", cache.cache_bytes / 512)?;
+                writeln!(text, "dev.cache.total_sectors\t{}", cache.total_bytes / 512)?;
+                writeln!(text, "dev.cache.ordered\t{}", word(cache.ordered))?;
+                writeln!(text, "dev.cache.discard\t{}", word(cache.discard))?;
+                writeln!(text, "dev.cache.pos\t\t{}", cache.position)?;
+                writeln!(text, "dev.cache.replacement\t{}", cache.replacement)?;
+            }
+            Role::Backing(backing) => {
+                writeln!(text, "dev.data.first_sector\t{}", backing.data_offset_bytes / 512)?;
+                writeln!(text, "dev.data.cache_mode\t{}", backing.cache_mode)?;
+                writeln!(text, "dev.data.cache_state\t{}", backing.state)?;
+            }
+        }
+        writeln!(text, "\ncset.uuid\t\t{}", self.set_uuid)
+    }
+}
+
+impl std::fmt::Display for Numbered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.1 {
+            Some(word) => write!(f, "{} [{word}]", self.0),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! How a command fails: what happened, why, and what to do next. One value for the sentence people read, for the
+//! JSON object programs read, and for the exit status.
+
+use serde::Serialize;
+use std::fmt;
+
+/// Why a command did not do what was asked. The names are part of the outside (`kind` in JSON): they are added to,
+/// never renamed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The command line is wrong.
+    Usage,
+    /// A verb or option of the interface that this version does not have.
+    NotInThisVersion,
+    /// A device that was named is not a bcache device, or not of the kind asked for.
+    NotBcache,
+    /// A size, offset or geometry that bcache cannot have on this device.
+    Geometry,
+    /// Somebody holds the device.
+    InUse,
+    /// The device belongs to md, LVM or another assembler.
+    Member,
+    /// The device carries a file system, partition table or other signature.
+    Signature,
+    /// The device already is a bcache device.
+    AlreadyBcache,
+    /// The same device was named twice.
+    SameDevice,
+    /// The process may not do this.
+    Permission,
+    /// A named file or device does not exist.
+    NotFound,
+    /// The device's structures are damaged.
+    Damaged,
+    /// A format or feature that nobody here may touch.
+    Unsupported,
+    /// An I/O error, or another failure of the machine.
+    Io,
+}
+
+impl Kind {
+    /// The exit status that goes with the kind.
+    #[must_use]
+    pub const fn exit(self) -> u8 {
+        match self {
+            Self::Usage | Self::NotInThisVersion | Self::NotBcache | Self::Geometry => 2,
+            Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
+            Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
+        }
+    }
+}
+
+/// One failed command. Its texts never change once they are written, so each is a boxed `str`: small in a result.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What decides the exit status.
+    pub kind: Kind,
+    /// What happened, as a clause without a full stop.
+    pub what: Box<str>,
+    /// Why, if that is known.
+    pub why: Option<Box<str>>,
+    /// What to do next.
+    pub next: Option<Box<str>>,
+    /// The option that is wrong, or that overrides a refusal.
+    pub option: Option<Box<str>>,
+    /// Who holds the device; the reason names them too.
+    pub holders: Vec<String>,
+}
+
+impl Failure {
+    /// A failure of `kind`; `what` is a clause without a full stop.
+    #[must_use]
+    pub fn new(kind: Kind, what: impl Into<Box<str>>) -> Self {
+        Self { kind, what: what.into(), why: None, next: None, option: None, holders: Vec::new() }
+    }
+
+    /// Adds the reason.
+    #[must_use]
+    pub fn why(mut self, why: impl Into<Box<str>>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    /// Adds what to do next.
+    #[must_use]
+    pub fn next(mut self, next: impl Into<Box<str>>) -> Self {
+        self.next = Some(next.into());
+        self
+    }
+
+    /// Names the option concerned.
+    #[must_use]
+    pub fn option(mut self, option: impl Into<Box<str>>) -> Self {
+        self.option = Some(option.into());
+        self
+    }
+
+    /// The JSON object of the failure.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({"error": {
+            "kind": self.kind,
+            "exit": self.kind.exit(),
+            "what": self.what,
+            "why": self.why,
+            "next": self.next,
+            "option": self.option,
+            "holders": self.holders,
+        }})
+    }
+}
+
+/// `what: why; next`, one line.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.what)?;
+        if let Some(why) = &self.why {
+            write!(f, ": {why}")?;
+        }
+        if let Some(next) = &self.next {
+            write!(f, "; {next}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_and_the_object_say_the_same() {
+        let mut failure = Failure::new(Kind::InUse, "cannot open /dev/x")
+            .why("it is in use by the mount /mnt")
+            .next("stop its user; nothing overrides this");
+        failure.holders.push("the mount /mnt".into());
+        assert_eq!(
+            failure.to_string(),
+            "cannot open /dev/x: it is in use by the mount /mnt; stop its user; nothing overrides this"
+        );
+        let json = failure.to_json();
+        assert_eq!(json["error"]["kind"], "in-use");
+        assert_eq!(json["error"]["exit"], 3);
+        assert_eq!(json["error"]["holders"][0], "the mount /mnt");
+        assert!(json["error"]["option"].is_null());
+    }
+}

@@ -1,0 +1,243 @@
+//! What can be typed. One definition feeds the parser and `--help`; what it means is decided in `commands`.
+
+use crate::failure::{Failure, Kind};
+use crate::{commands::make::Role, later};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
+/// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
+const NO_DEVICE: &str = "\0";
+
+/// The command line.
+#[derive(Parser, Debug)]
+#[command(
+    name = "bcached",
+    version,
+    about = "Linux bcache in user space, in the kernel's own on-disk format",
+    after_help = later::help(),
+    disable_help_subcommand = true
+)]
+struct CommandLine {
+    /// Print JSON: a report on standard output, an error on standard error
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// A command with what was typed for it.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Write superblocks, as make-bcache does
+    Make(Box<Make>),
+    /// Print a device's superblock, as bcache-super-show does
+    Show(Show),
+    /// Print the version
+    Version,
+    /// Help or the version, as the parser wrote it.
+    #[command(skip)]
+    Print(String),
+    /// A first word that is none of these.
+    #[command(external_subcommand)]
+    Other(Vec<OsString>),
+}
+
+/// `bcached make`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "A device takes the role of the last -C or -B before it, as with make-bcache.")]
+pub struct Make {
+    /// The devices that follow become cache devices
+    #[arg(short = 'C', long, value_name = "DEV", num_args = 0.., default_missing_value = NO_DEVICE)]
+    cache: Vec<PathBuf>,
+    /// The devices that follow become backing devices
+    #[arg(short = 'B', long, visible_alias = "bdev", value_name = "DEV", num_args = 0..,
+          default_missing_value = NO_DEVICE)]
+    backing: Vec<PathBuf>,
+    /// More devices, in the role of the last -C or -B before them
+    #[arg(value_name = "DEV")]
+    devices: Vec<PathBuf>,
+    /// Bucket size: a power of two, 4k to 16M; a bare number is bytes [default: 512k]
+    #[arg(short = 'b', long, value_name = "SIZE")]
+    pub bucket: Option<String>,
+    /// Block size: a power of two, 512 to 4k; a bare number is bytes [default: 4k, or what --for needs]
+    #[arg(short = 'w', long, value_name = "SIZE")]
+    pub block: Option<String>,
+    /// Where a backing device's data starts; a bare number is sectors of 512 bytes [default: 16]
+    #[arg(short = 'o', long, alias = "data_offset", value_name = "SECTORS")]
+    pub data_offset: Option<String>,
+    /// UUID of the cache set [default: random]
+    #[arg(long, value_name = "UUID")]
+    pub cset_uuid: Option<String>,
+    /// Label of the backing device, up to 32 bytes
+    #[arg(long, value_name = "LABEL")]
+    pub label: Option<String>,
+    /// Backing devices start in writeback mode
+    #[arg(long)]
+    pub writeback: bool,
+    /// Set the cache's discard flag; nothing is discarded now
+    #[arg(long)]
+    pub discard: bool,
+    /// Which bucket is reused first: lru, fifo or random [default: lru]
+    #[arg(long, alias = "cache_replacement_policy", value_name = "POLICY")]
+    pub cache_replacement_policy: Option<String>,
+    /// Take block size and set from this device: a backing device that the new cache is to serve, or the cache
+    /// that a new backing device is to use
+    #[arg(long = "for", value_name = "DEV")]
+    pub serves: Option<PathBuf>,
+    /// Overwrite a device that carries this signature (the refusal names it)
+    #[arg(long, value_name = "TYPE")]
+    pub wipe_signature: Vec<String>,
+    /// Overwrite a bcache superblock that has nothing dirty behind it
+    #[arg(long)]
+    pub wipe_bcache: bool,
+    /// Also serve the devices in the running daemon (not in this version)
+    #[arg(long)]
+    pub add: bool,
+    /// Check everything and print what would be written, but write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Accepted and ignored, as make-bcache does
+    #[arg(short = 'U', hide = true)]
+    _ignored: bool,
+    /// The devices with their roles, in the order of the command line.
+    #[arg(skip)]
+    pub roles: Vec<(Role, PathBuf)>,
+}
+
+/// `bcached show`.
+#[derive(clap::Args, Debug)]
+pub struct Show {
+    /// The device or image file
+    pub device: PathBuf,
+    /// Go on if the checksum is wrong
+    #[arg(short = 'f')]
+    pub ignore_checksum: bool,
+}
+
+/// True if `--json` was typed before a `--`. Asked apart from the parser, because errors of the parser are
+/// printed as JSON too.
+#[must_use]
+pub fn wants_json(words: &[OsString]) -> bool {
+    words.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
+/// The command that `words` (with the program's name first) ask for.
+///
+/// # Errors
+/// Wrong use, as a failure; help and version are commands that print text.
+pub fn parse(words: &[OsString]) -> Result<Command, Failure> {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayVersion};
+    let matches = match CommandLine::command().try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(error) if matches!(error.kind(), DisplayHelp | DisplayVersion) => {
+            return Ok(Command::Print(error.render().to_string()));
+        }
+        Err(error) => return Err(wrong_use(&error)),
+    };
+    let mut line = CommandLine::from_arg_matches(&matches).map_err(|error| wrong_use(&error))?;
+    if let (Command::Make(make), Some(matches)) = (&mut line.command, matches.subcommand_matches("make")) {
+        make.roles = roles(matches)?;
+    }
+    Ok(line.command)
+}
+
+/// Each device with its role, in the order of the command line.
+fn roles(matches: &ArgMatches) -> Result<Vec<(Role, PathBuf)>, Failure> {
+    let mut typed: Vec<(usize, Option<Role>, &OsStr)> = Vec::new();
+    for (name, role) in [("cache", Some(Role::Cache)), ("backing", Some(Role::Backing)), ("devices", None)] {
+        let indices = matches.indices_of(name).into_iter().flatten();
+        let values = matches.get_raw(name).into_iter().flatten();
+        typed.extend(indices.zip(values).map(|(index, value)| (index, role, value)));
+    }
+    typed.sort_by_key(|(index, ..)| *index);
+    let mut current = None;
+    let mut devices = Vec::new();
+    for (_, role, value) in typed {
+        current = role.or(current);
+        if value == NO_DEVICE {
+            continue;
+        }
+        let role = current.ok_or_else(|| {
+            Failure::new(Kind::Usage, format!("`{}` has no role", value.display()))
+                .next("put --cache (-C) or --backing (-B) before it")
+        })?;
+        devices.push((role, PathBuf::from(value)));
+    }
+    Ok(devices)
+}
+
+/// What the parser says, as a failure.
+fn wrong_use(error: &clap::Error) -> Failure {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        || error.kind() == ErrorKind::MissingSubcommand
+    {
+        return Failure::new(Kind::Usage, "no command given").next("`bcached --help` lists the commands");
+    }
+    let rendered = error.render().to_string();
+    let mut lines = rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let first = lines.next().unwrap_or_default();
+    let what = first.strip_prefix("error: ").unwrap_or(first).trim_end_matches(':');
+    // A list of missing arguments, or a tip: one line of it is enough, the help has the rest.
+    let why: Vec<_> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
+    let mut failure = Failure::new(Kind::Usage, what).next("`--help` after the command shows what it takes");
+    if !why.is_empty() {
+        failure = failure.why(why.join(" "));
+    }
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) {
+        failure = failure.option(option.split([' ', '=']).next().unwrap_or(option));
+    }
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make(line: &str) -> Result<Vec<(Role, String)>, Failure> {
+        let words: Vec<_> = line.split(' ').map(|word| OsString::from(word.trim_matches('"'))).collect();
+        match parse(&words)? {
+            Command::Make(make) => Ok(make
+                .roles
+                .into_iter()
+                .map(|(role, path)| (role, path.to_string_lossy().into_owned()))
+                .collect()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn roles_follow_the_order_of_the_line() {
+        use Role::{Backing, Cache};
+        let expect = |line, devices: &[(Role, &str)]| {
+            let devices: Vec<_> = devices.iter().map(|(role, name)| (*role, (*name).to_owned())).collect();
+            assert_eq!(make(line), Ok(devices), "{line}");
+        };
+        expect("bcached make -C a -B b", &[(Cache, "a"), (Backing, "b")]);
+        expect("bcached make -B b c -C a", &[(Backing, "b"), (Backing, "c"), (Cache, "a")]);
+        expect("bcached make -C -b 64k a -B b", &[(Cache, "a"), (Backing, "b")]);
+        expect("bcached make -B b --cache=a -w 4k c", &[(Backing, "b"), (Cache, "a"), (Cache, "c")]);
+        expect("bcached make -B --writeback b", &[(Backing, "b")]);
+        expect("bcached make --backing b --backing c", &[(Backing, "b"), (Backing, "c")]);
+        expect("bcached make", &[]);
+    }
+
+    #[test]
+    fn a_device_without_role_or_name_is_refused() {
+        let failure = make("bcached make a -C b").expect_err("no role");
+        assert_eq!(failure.kind, Kind::Usage);
+        assert!(failure.to_string().contains("`a` has no role"), "{failure}");
+        let failure = make("bcached make -B b -C \"\"").expect_err("empty");
+        assert_eq!(failure.option.as_deref(), Some("--cache"));
+    }
+
+    #[test]
+    fn json_is_asked_for_before_the_double_dash_only() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(wants_json(&words("bcached flush --json")));
+        assert!(wants_json(&words("bcached --json show x")));
+        assert!(!wants_json(&words("bcached show -- --json")));
+    }
+}

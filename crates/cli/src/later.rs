@@ -1,0 +1,120 @@
+//! The verbs of the interface that this version does not have, each with the way to reach the same end by hand.
+//! They are refused by name, so that nobody takes one for a typing error.
+
+use crate::failure::{Failure, Kind};
+
+/// A verb that is to come, and what to do until then.
+struct Later {
+    verb: &'static str,
+    by_hand: &'static str,
+}
+
+const KERNEL_DETACH: &str = "stop the daemon, register the devices with the kernel's bcache and write 1 to \
+                             /sys/block/bcacheN/bcache/detach";
+const EDIT_CONFIG: &str = "edit the configuration file and start `bcached serve` again";
+
+/// In the order of the interface's table.
+const TABLE: &[Later] = &[
+    Later { verb: "add", by_hand: EDIT_CONFIG },
+    Later { verb: "remove", by_hand: EDIT_CONFIG },
+    Later {
+        verb: "attach",
+        by_hand: "stop the daemon, register the devices with the kernel's bcache and write the set's UUID to \
+                  /sys/block/bcacheN/bcache/attach",
+    },
+    Later { verb: "detach", by_hand: KERNEL_DETACH },
+    Later {
+        verb: "flush",
+        by_hand: "dirty data is written back in the background: `bcached status` shows what is left",
+    },
+    Later { verb: "stop", by_hand: "send SIGTERM to `bcached serve` (`systemctl stop bcached`)" },
+    Later { verb: "forget", by_hand: KERNEL_DETACH },
+    Later {
+        verb: "grow",
+        by_hand: "stop the daemon, grow the backing device and start `bcached serve` again",
+    },
+    Later { verb: "shrink", by_hand: "copy the volume to a smaller device" },
+    Later {
+        verb: "replace",
+        by_hand: "detach the volumes with the kernel's bcache, then make the new cache and attach to it",
+    },
+    Later { verb: "cancel", by_hand: "this version has no long work in the daemon to cancel" },
+    Later {
+        verb: "import",
+        by_hand: "write 1 to /sys/block/bcacheN/bcache/stop of each volume and to /sys/fs/bcache/SET/stop, then \
+                  name the devices to `bcached serve`",
+    },
+    Later {
+        verb: "release",
+        by_hand: "stop `bcached serve`, then write each device's path to /sys/fs/bcache/register",
+    },
+    Later { verb: "list", by_hand: "`bcached status` lists what is served" },
+    Later {
+        verb: "scan",
+        by_hand: "`blkid -t TYPE=bcache` finds devices and `bcached show DEV` describes one",
+    },
+    Later { verb: "wait", by_hand: "ask `bcached status --json` until it says so" },
+    Later { verb: "events", by_hand: "`journalctl -u bcached` shows the log" },
+    Later { verb: "metrics", by_hand: "`bcached status --json` has the numbers" },
+    Later { verb: "top", by_hand: "`watch bcached status`" },
+    Later { verb: "explain", by_hand: "stop the daemon and look with `bcached dump DEV tree`" },
+    Later {
+        verb: "schema",
+        by_hand: "each JSON output names its schema and version in its first two fields",
+    },
+    Later { verb: "get", by_hand: "`bcached show DEV` and `bcached status` show what is in force" },
+    Later { verb: "set", by_hand: EDIT_CONFIG },
+    Later { verb: "unset", by_hand: EDIT_CONFIG },
+    Later {
+        verb: "config",
+        by_hand: "`bcached serve` checks its configuration whole before it opens any device",
+    },
+    Later {
+        verb: "salvage",
+        by_hand: "serve a copy of the devices with `bcached serve` and copy the volume",
+    },
+    Later { verb: "repair", by_hand: "`bcached check` says what is damaged; keep images of both devices" },
+    Later {
+        verb: "writeback",
+        by_hand: "serve the devices with `bcached serve` and wait until `bcached status` shows nothing dirty",
+    },
+    Later {
+        verb: "convert",
+        by_hand: "make a new backing device with `bcached make --backing` and copy the data",
+    },
+    Later { verb: "unconvert", by_hand: "copy the volume's data to a plain device" },
+    Later { verb: "take-over", by_hand: "restart `bcached serve`; NBD clients that reconnect see no error" },
+];
+
+/// The refusal of a first word that is no verb of this version.
+#[must_use]
+pub fn refuse(word: &str) -> Failure {
+    match TABLE.iter().find(|later| later.verb == word) {
+        Some(later) => {
+            Failure::new(Kind::NotInThisVersion, format!("`bcached {word}` is not in this version"))
+                .next(format!("until then: {}", later.by_hand))
+        }
+        None => Failure::new(Kind::Usage, format!("there is no command `{word}`"))
+            .next("`bcached --help` lists the commands"),
+    }
+}
+
+/// The refusal of an option that is to come.
+#[must_use]
+pub fn refuse_option(option: &str, by_hand: &str) -> Failure {
+    Failure::new(Kind::NotInThisVersion, format!("{option} is not in this version"))
+        .next(format!("until then: {by_hand}"))
+        .option(option.split([' ', '=']).next().unwrap_or(option))
+}
+
+/// The last lines of `bcached --help`.
+#[must_use]
+pub fn help() -> String {
+    let verbs: Vec<_> = TABLE.iter().map(|later| later.verb).collect();
+    format!(
+        "Not in this version (each says what to do by hand): {}.\n\
+         Exit status: 0 done; 1 the answer is no; 2 wrong use or configuration; 3 refused for safety; \
+         4 I/O or other failure; 5 no daemon reachable; 6 time limit reached.",
+        verbs.join(", ")
+    )
+}

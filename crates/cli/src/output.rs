@@ -1,0 +1,108 @@
+//! Printing: one value, as text for people or as JSON for programs, and the end of the program.
+
+use crate::failure::{Failure, Kind};
+use serde::Serialize;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+/// What a command found out or did. Both forms come from the same value, so they cannot disagree.
+pub struct Report {
+    text: String,
+    /// Kept as text, so that the envelope's fields stay first.
+    json: Option<String>,
+    exit: u8,
+    /// Something went wrong although there is something to show: printed on standard error after the report.
+    failure: Option<Failure>,
+}
+
+/// A value with a form for people; its JSON form is its `Serialize`.
+pub trait Show: Serialize {
+    /// Name of the JSON schema, as in `bcached.show`.
+    const SCHEMA: &'static str;
+    /// Within one version, fields are only added.
+    const SCHEMA_VERSION: u32 = 1;
+
+    /// Lines for people, each with its newline.
+    fn text(&self) -> String;
+}
+
+impl Report {
+    /// A report of `value`, ending with exit status 0.
+    pub fn of<T: Show>(value: &T) -> Result<Self, Failure> {
+        #[derive(Serialize)]
+        struct Envelope<'a, T> {
+            schema: &'static str,
+            schema_version: u32,
+            bcached: &'static str,
+            #[serde(flatten)]
+            value: &'a T,
+        }
+        let envelope = Envelope {
+            schema: T::SCHEMA,
+            schema_version: T::SCHEMA_VERSION,
+            bcached: env!("CARGO_PKG_VERSION"),
+            value,
+        };
+        let json = serde_json::to_string_pretty(&envelope).map_err(|error| {
+            Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string())
+        })?;
+        Ok(Self { text: value.text(), json: Some(json), exit: 0, failure: None })
+    }
+
+    /// Text only (help).
+    #[must_use]
+    pub fn text_only(text: String) -> Self {
+        Self { text, json: None, exit: 0, failure: None }
+    }
+
+    /// The same report, followed by `failure`: what could be shown is shown, then what went wrong.
+    #[must_use]
+    pub fn failing(mut self, failure: Failure) -> Self {
+        self.exit = failure.kind.exit();
+        self.failure = Some(failure);
+        self
+    }
+}
+
+/// Prints the outcome and says how the program ends.
+pub fn finish(outcome: Result<Report, Failure>, json: bool) -> ExitCode {
+    let (report, failure) = match outcome {
+        Ok(mut report) => {
+            let failure = report.failure.take();
+            (Some(report), failure)
+        }
+        Err(failure) => (None, Some(failure)),
+    };
+    let mut exit = failure.as_ref().map_or(0, |failure| failure.kind.exit());
+    if let Some(report) = report {
+        exit = report.exit;
+        if let Err(error) = print(&report, json)
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            eprintln_quietly(&format!("bcached: cannot write standard output: {error}"));
+            exit = Kind::Io.exit();
+        }
+    }
+    if let Some(failure) = failure {
+        if json {
+            eprintln_quietly(&failure.to_json().to_string());
+        } else {
+            eprintln_quietly(&format!("bcached: {failure}"));
+        }
+    }
+    ExitCode::from(exit)
+}
+
+fn print(report: &Report, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match &report.json {
+        Some(object) if json => writeln!(out, "{object}")?,
+        _ => out.write_all(report.text.as_bytes())?,
+    }
+    out.flush()
+}
+
+/// A line on standard error; that nobody reads it any more is no reason to fail.
+fn eprintln_quietly(line: &str) {
+    let _unread = writeln!(io::stderr(), "{line}");
+}

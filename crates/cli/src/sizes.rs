@@ -1,0 +1,163 @@
+//! Sizes as people type them. A suffix means bytes in powers of two, everywhere; a bare number has the unit that
+//! `make-bcache` or the kernel gives the option. Decimal suffixes (`MB`) are refused rather than guessed: half of
+//! their users mean powers of two.
+
+use std::fmt;
+
+/// What a number without a suffix counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bare {
+    /// Bytes.
+    Bytes,
+    /// Sectors of 512 bytes.
+    Sectors,
+}
+
+/// Why a size was not understood.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SizeError {
+    typed: String,
+    reason: Reason,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reason {
+    NoNumber,
+    Suffix,
+    Decimal,
+    Large,
+}
+
+impl fmt::Display for SizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = match self.reason {
+            Reason::NoNumber => "a size starts with a whole number",
+            Reason::Suffix => "the suffixes are k, M, G, T and P, or KiB, MiB, GiB, TiB and PiB",
+            Reason::Decimal => "write M or MiB for powers of two; decimal units are not used",
+            Reason::Large => "the number is too large",
+        };
+        write!(f, "`{}` is not a size: {reason}", self.typed)
+    }
+}
+
+impl std::error::Error for SizeError {}
+
+/// The number of bytes that `typed` means.
+///
+/// # Errors
+/// Anything but a whole number with an optional binary suffix; a result of 2^63 bytes or more.
+pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
+    let fail = |reason| SizeError { typed: typed.to_owned(), reason };
+    let digits = typed.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = typed.split_at(digits);
+    if number.is_empty() {
+        return Err(fail(Reason::NoNumber));
+    }
+    let number: u64 = number.parse().map_err(|_| fail(Reason::Large))?;
+    let unit = match (suffix, bare) {
+        ("", Bare::Bytes) => 1,
+        ("", Bare::Sectors) => 512,
+        (suffix, _) => binary_unit(suffix).ok_or_else(|| fail(refusal(suffix)))?,
+    };
+    match number.checked_mul(unit) {
+        Some(bytes) if bytes < 1 << 63 => Ok(bytes),
+        _ => Err(fail(Reason::Large)),
+    }
+}
+
+/// Bytes of a binary suffix: `k`, `K`, `Ki` and `KiB` are one.
+fn binary_unit(suffix: &str) -> Option<u64> {
+    let mut letters = suffix.chars();
+    let shift = match letters.next()?.to_ascii_lowercase() {
+        'k' => 10,
+        'm' => 20,
+        'g' => 30,
+        't' => 40,
+        'p' => 50,
+        _ => return None,
+    };
+    matches!(letters.as_str(), "" | "i" | "iB").then_some(1 << shift)
+}
+
+/// Why a suffix that is no binary one is refused.
+fn refusal(suffix: &str) -> Reason {
+    let mut letters = suffix.chars();
+    let scaled = letters.next().is_some_and(|letter| "kKmMgGtTpP".contains(letter));
+    if scaled && matches!(letters.as_str(), "B" | "b") { Reason::Decimal } else { Reason::Suffix }
+}
+
+/// `bytes` as people read it: a binary unit and one digit after the point, or plain bytes below 1 KiB.
+#[must_use]
+pub fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let step = ((63 - bytes.leading_zeros()) / 10).min(5);
+    let unit = 1_u64 << (10 * step);
+    // Tenths, rounded down: never more than there is.
+    let tenths = u128::from(bytes) * 10 / u128::from(unit);
+    let name = UNITS[step as usize - 1];
+    if tenths.is_multiple_of(10) {
+        format!("{} {name}", tenths / 10)
+    } else {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suffix_means_bytes_whatever_the_bare_unit() {
+        for bare in [Bare::Bytes, Bare::Sectors] {
+            assert_eq!(parse("4k", bare), Ok(4096));
+            assert_eq!(parse("4K", bare), Ok(4096));
+            assert_eq!(parse("4KiB", bare), Ok(4096));
+            assert_eq!(parse("1M", bare), Ok(1 << 20));
+            assert_eq!(parse("3GiB", bare), Ok(3 << 30));
+            assert_eq!(parse("2T", bare), Ok(2 << 40));
+            assert_eq!(parse("1P", bare), Ok(1 << 50));
+        }
+    }
+
+    #[test]
+    fn a_bare_number_has_its_options_unit() {
+        assert_eq!(parse("512", Bare::Bytes), Ok(512));
+        assert_eq!(parse("16", Bare::Sectors), Ok(8192));
+        assert_eq!(parse("0", Bare::Bytes), Ok(0));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_with_its_reason() {
+        let sentence = |typed| parse(typed, Bare::Bytes).map_err(|error| error.to_string());
+        for decimal in ["1MB", "4kB", "1Gb"] {
+            assert!(
+                sentence(decimal).expect_err(decimal).contains("decimal units are not used"),
+                "{decimal}"
+            );
+        }
+        for typed in ["1X", "1 M", "1MiBs", "1Mi B", "1iB", "1.5G", "0x10"] {
+            assert!(sentence(typed).expect_err(typed).contains("the suffixes are"), "{typed}");
+        }
+        for typed in ["", "M", "-1", "+1", " 1", "½"] {
+            assert!(sentence(typed).expect_err(typed).contains("whole number"), "{typed}");
+        }
+        for typed in ["18446744073709551616", "8192P", "9223372036854775808", "99999999T"] {
+            assert!(sentence(typed).expect_err(typed).contains("too large"), "{typed}");
+        }
+        assert_eq!(parse("9223372036854775807", Bare::Bytes), Ok((1 << 63) - 1));
+        assert!(parse("18014398509481984", Bare::Sectors).is_err(), "sectors are counted before the limit");
+    }
+
+    #[test]
+    fn people_read_binary_units() {
+        assert_eq!(human(0), "0 B");
+        assert_eq!(human(1023), "1023 B");
+        assert_eq!(human(1024), "1 KiB");
+        assert_eq!(human(1536), "1.5 KiB");
+        assert_eq!(human((12 << 30) + (410 << 20)), "12.4 GiB");
+        assert_eq!(human(u64::MAX), "16383.9 PiB");
+    }
+}

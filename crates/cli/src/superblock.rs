@@ -1,0 +1,124 @@
+//! Superblocks of devices: read and judged for the commands that need a sound one, and field by field, unjudged, for
+//! those that describe whatever is there.
+
+use crate::device::{self, Device};
+use crate::failure::{Failure, Kind};
+use bcached_format::superblock::STRUCTURE;
+use bcached_format::{
+    CacheMode, DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    SuperblockError, units::bytes_of,
+};
+
+/// What stands where a superblock would be.
+#[derive(Debug)]
+pub enum Found {
+    /// No bcache superblock.
+    Nothing,
+    /// One that can be run.
+    Sound(Superblock),
+    /// Something with bcache's magic that cannot.
+    Unfit(SuperblockError),
+}
+
+/// Reads and judges the superblock of `device`.
+///
+/// # Errors
+/// The device's.
+pub fn read(device: &Device) -> Result<Found, Failure> {
+    let bytes = device::read(device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
+    let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return Ok(Found::Nothing) };
+    if !raw.has_magic() {
+        return Ok(Found::Nothing);
+    }
+    let info = device.info();
+    let facts =
+        DeviceFacts { sectors: info.sectors, logical_block_sectors: u64::from(info.logical_block_sectors) };
+    Ok(match raw.check(facts) {
+        Ok(superblock) => Found::Sound(superblock),
+        Err(error) => Found::Unfit(error),
+    })
+}
+
+/// The superblock of `device`, which must be there and be fit to run.
+///
+/// # Errors
+/// There is none, or it cannot be run.
+pub fn read_sound(device: &Device) -> Result<Superblock, Failure> {
+    let what = format!("cannot use {}", device.path().display());
+    match read(device)? {
+        Found::Sound(superblock) => Ok(superblock),
+        Found::Nothing => Err(Failure::new(Kind::NotBcache, what)
+            .why("it has no bcache superblock")
+            .next("`bcached make` writes one")),
+        Found::Unfit(error) => Err(Failure::new(kind_of(error), what).why(error.to_string())),
+    }
+}
+
+/// Which kind of failure a superblock's refusal is.
+#[must_use]
+pub fn kind_of(error: SuperblockError) -> Kind {
+    use SuperblockError as E;
+    match error {
+        E::Truncated { .. } | E::BadOffset { .. } | E::BadMagic { .. } => Kind::NotBcache,
+        E::UnsupportedVersion { .. }
+        | E::UnsupportedCompat { .. }
+        | E::UnsupportedRoCompat { .. }
+        | E::UnsupportedIncompat { .. }
+        | E::SeveralDevices { .. } => Kind::Unsupported,
+        _ => Kind::Damaged,
+    }
+}
+
+/// The unchecked fields of 4096 bytes.
+pub struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    /// Looks at `bytes`, which hold a whole superblock.
+    #[must_use]
+    pub fn of(bytes: &'a [u8; SUPERBLOCK_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes of the field with this name in the format's table.
+    ///
+    /// # Panics
+    /// If the table has no such field.
+    #[must_use]
+    pub fn bytes(&self, name: &str) -> &'a [u8] {
+        let field = STRUCTURE.fields.iter().find(|field| field.name == name);
+        let field = field.expect("the format's table has every field that is asked for");
+        &self.0[field.offset..field.offset + field.size]
+    }
+
+    /// The number in a field of up to eight bytes.
+    ///
+    /// # Panics
+    /// If the table has no such field, or it is longer.
+    #[must_use]
+    pub fn number(&self, name: &str) -> u64 {
+        let bytes = self.bytes(name);
+        assert!(bytes.len() <= 8, "{name} is no number");
+        bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+}
+
+/// The kernel's word for a cache mode.
+#[must_use]
+pub const fn cache_mode_name(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::Writethrough => "writethrough",
+        CacheMode::Writeback => "writeback",
+        CacheMode::Writearound => "writearound",
+        CacheMode::None => "none",
+    }
+}
+
+/// The kernel's word for a replacement policy.
+#[must_use]
+pub const fn replacement_name(replacement: Replacement) -> &'static str {
+    match replacement {
+        Replacement::Lru => "lru",
+        Replacement::Fifo => "fifo",
+        Replacement::Random => "random",
+    }
+}

@@ -1,0 +1,119 @@
+//! What the process tests share: running `bcached` and its forebears under a time limit, image files, skipping.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::panic, reason = "helpers of tests fail like tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// No command here takes a second; one that hangs must fail and not stop the run.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a command left.
+#[derive(Debug)]
+pub struct Ran {
+    pub exit: i32,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs `bcached` with `words` and an open standard input that never says anything.
+pub fn bcached(words: &[&str]) -> Ran {
+    run(Command::new(env!("CARGO_BIN_EXE_bcached")).args(words))
+}
+
+/// Runs `command`, at most [`LIMIT`] long.
+pub fn run(command: &mut Command) -> Ran {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    // Held open: a command that reads standard input hangs, and fails by the limit.
+    let input = child.stdin.take();
+    let started = Instant::now();
+    while child.try_wait().expect("waits").is_none() {
+        if started.elapsed() > LIMIT {
+            child.kill().expect("kills");
+            panic!("{command:?} took more than {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(input);
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("output");
+    Ran {
+        exit: status.code().expect("ended by itself"),
+        out: String::from_utf8(stdout).expect("text"),
+        err: String::from_utf8(stderr).expect("text"),
+    }
+}
+
+/// True if `tool` is installed; else the test counts as skipped, and should return.
+#[must_use]
+pub fn requires(tool: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let extra = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let found = std::env::split_paths(&path).chain(extra).any(|folder| folder.join(tool).is_file());
+    if !found {
+        println!("skipped: not installed: {tool}");
+    }
+    found
+}
+
+/// A tool that may live outside an ordinary user's `PATH`.
+pub fn tool(name: &str) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(name);
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+}
+
+/// A folder of image files that goes away by itself.
+pub struct Images(tempfile::TempDir);
+
+impl Images {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    /// A sparse file of `bytes` zeroes, and its name as an argument.
+    pub fn blank(&self, name: &str, bytes: u64) -> String {
+        let path = self.path(name);
+        std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).expect("an image");
+        path.to_str().expect("temporary names are text").to_owned()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+/// Everything in a file.
+pub fn bytes(path: impl AsRef<Path>) -> Vec<u8> {
+    std::fs::read(path).expect("readable")
+}
+
+/// Overwrites part of a file.
+pub fn patch(path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt as _;
+    let file = std::fs::File::options().write(true).open(path).expect("opens");
+    file.write_all_at(bytes, offset).expect("writes");
+}
+
+/// The object on `text`, checked to be one JSON value.
+pub fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// A file held with the lock of a running owner.
+pub struct Locked(std::fs::File);
+
+impl Locked {
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        let file = std::fs::File::options().read(true).write(true).open(path).expect("opens");
+        // A POSIX lock conflicts with the locks of open file descriptions, and needs no unsafe code here.
+        rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("locks");
+        Self(file)
+    }
+}

@@ -1,0 +1,233 @@
+//! Every refusal: one clear sentence, the right exit status, the same facts in JSON, and not a byte written.
+
+mod common;
+
+use common::{Images, Ran, bcached, bytes, json, patch, requires, run, tool};
+
+/// Runs `bcached` with `words` twice, as text and as JSON: status `exit`, `kind`, and `sentence` in the error.
+fn refused(words: &[&str], exit: i32, kind: &str, sentence: &str) -> Ran {
+    let text = bcached(words);
+    assert_eq!(text.exit, exit, "{words:?}: {text:?}");
+    assert!(text.err.starts_with("bcached: "), "{words:?}: {text:?}");
+    assert!(text.err.contains(sentence), "{words:?}: {text:?}");
+    assert_eq!(text.err.lines().count(), 1, "one sentence: {text:?}");
+    let mut with_json = vec!["--json"];
+    with_json.extend(words);
+    let object = bcached(&with_json);
+    assert_eq!(object.exit, exit, "{words:?}: {object:?}");
+    let error = json(&object.err);
+    assert_eq!(error["error"]["kind"], kind, "{error}");
+    assert_eq!(error["error"]["exit"], exit, "{error}");
+    assert!(error["error"]["holders"].is_array(), "{error}");
+    text
+}
+
+#[test]
+fn wrong_words() {
+    refused(&[], 2, "usage", "no command given");
+    refused(&["bogus"], 2, "usage", "there is no command `bogus`");
+    refused(&["show"], 2, "usage", "required");
+    refused(&["show", "--bogus", "x"], 2, "usage", "--bogus");
+    refused(&["make"], 2, "usage", "no device given");
+    refused(&["make", "x"], 2, "usage", "`x` has no role");
+    refused(&["make", "-C", ""], 2, "usage", "a value is required for '--cache");
+}
+
+#[test]
+fn what_is_to_come_says_what_to_do_by_hand() {
+    for verb in [
+        "flush",
+        "attach",
+        "detach",
+        "grow",
+        "import",
+        "release",
+        "repair",
+        "convert",
+        "take-over",
+        "metrics",
+    ] {
+        let ran = refused(&[verb, "x"], 2, "not-in-this-version", "is not in this version; until then: ");
+        assert!(ran.out.is_empty(), "{ran:?}");
+    }
+    let images = Images::new();
+    let backing = images.blank("backing", 40 << 20);
+    refused(&["make", "--add", "-B", &backing], 2, "not-in-this-version", "--add is not in this version");
+    assert!(bytes(&backing).iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn geometry_that_cannot_be() {
+    let images = Images::new();
+    let small = images.blank("small", 10 << 20);
+    let tiny = images.blank("tiny", 8192);
+    let mut cases: Vec<(&[&str], i32, &str, &str)> = Vec::new();
+    let (small, tiny) = (small.as_str(), tiny.as_str());
+    let lines: [(&[&str], i32, &str, &str); 17] = [
+        (&["make", "-C", small], 2, "geometry", "20 fit, and a set needs 513; --bucket 16k fits"),
+        (&["make", "-C", tiny], 2, "geometry", "it needs 2 MiB at least"),
+        (&["make", "-B", tiny], 2, "geometry", "it is too small"),
+        (&["make", "-C", small, "-b", "48k"], 2, "geometry", "not a power of two"),
+        (&["make", "-C", small, "-b", "2k"], 2, "geometry", "the smallest is 4k"),
+        (&["make", "-C", small, "-b", "32M"], 2, "geometry", "the largest is 16M"),
+        (&["make", "-C", small, "-b", "0"], 2, "geometry", "not a power of two"),
+        (&["make", "-C", small, "-w", "8k"], 2, "geometry", "the largest is 4k"),
+        (&["make", "-C", small, "-w", "256"], 2, "geometry", "the smallest is 512"),
+        (&["make", "-C", small, "-b", "1MB"], 2, "usage", "decimal units are not used"),
+        (&["make", "-C", small, "-b", "x"], 2, "usage", "is not a size"),
+        (&["make", "-B", small, "-o", "8"], 2, "geometry", "the superblock ends at sector 16"),
+        (&["make", "-B", small, "-o", "99999999"], 2, "geometry", "it is too small"),
+        (&["make", "-B", small, "--cset-uuid", "x"], 2, "usage", "is not a UUID"),
+        (&["make", "-B", small, "--cache-replacement-policy", "mru"], 2, "usage", "lru, fifo and random"),
+        (
+            &["make", "-B", small, "--label", "123456789012345678901234567890123"],
+            2,
+            "usage",
+            "longer than 32",
+        ),
+        (&["make", "-B", small, "--wipe-signature=xfs"], 2, "usage", "no device carries"),
+    ];
+    cases.extend(lines);
+    for (words, exit, kind, sentence) in cases {
+        refused(words, exit, kind, sentence);
+    }
+    for image in [small, tiny] {
+        assert!(bytes(image).iter().all(|byte| *byte == 0), "nothing is written");
+    }
+}
+
+#[test]
+fn a_set_has_one_cache_and_no_device_twice() {
+    let images = Images::new();
+    let (one, two) = (images.blank("one", 80 << 20), images.blank("two", 80 << 20));
+    let link = images.path("link");
+    std::os::unix::fs::symlink(&one, &link).expect("a link");
+    let hard = images.path("hard");
+    std::fs::hard_link(&one, &hard).expect("a link");
+    let (link, hard) = (link.to_str().expect("text"), hard.to_str().expect("text"));
+    refused(&["make", "-b", "64k", "-C", &one, &two], 2, "usage", "a cache set has exactly one");
+    for same in [one.as_str(), link, hard] {
+        refused(&["make", "-b", "64k", "-C", &one, "-B", same], 3, "same-device", "perhaps by another path");
+    }
+    assert!(bytes(&one).iter().chain(&bytes(&two)).all(|byte| *byte == 0), "nothing is written");
+}
+
+#[test]
+fn paths_that_are_no_devices() {
+    let images = Images::new();
+    let fifo = images.path("fifo");
+    assert_eq!(run(tool("mkfifo").arg(&fifo)).exit, 0);
+    let fifo = fifo.to_str().expect("text");
+    let folder = images.path(".");
+    let folder = folder.to_str().expect("text");
+    let missing = images.path("missing");
+    let missing = missing.to_str().expect("text");
+    for verb in [&["show"][..], &["make", "-B"]] {
+        let with = |path| [verb, &[path]].concat();
+        refused(&with(fifo), 2, "usage", "not a block device or a regular file");
+        refused(&with(folder), 2, "usage", "not a block device or a regular file");
+        refused(&with(missing), 4, "not-found", "it does not exist");
+        refused(&with("/dev/null"), 2, "usage", "not a block device or a regular file");
+    }
+}
+
+#[test]
+fn a_device_that_carries_something() {
+    let images = Images::new();
+    for (name, words, option) in [
+        ("mkfs.ext4", &["mkfs.ext4", "-q", "-F"][..], "ext4"),
+        (
+            "mkfs.ext4",
+            &[
+                "mkfs.ext4",
+                "-q",
+                "-F",
+                "-O",
+                "^has_journal,^extent,^64bit,^metadata_csum,^flex_bg,^huge_file,^dir_nlink,^extra_isize",
+            ],
+            "ext2",
+        ),
+        ("mkswap", &["mkswap", "-q"], "swap"),
+    ] {
+        if !requires(name) {
+            return;
+        }
+        let image = images.blank("image", 80 << 20);
+        assert_eq!(run(tool(words[0]).args(&words[1..]).arg(&image)).exit, 0);
+        let before = bytes(&image);
+        let option = format!("--wipe-signature={option}");
+        refused(&["make", "-B", &image], 3, "signature", &option);
+        refused(&["make", "-B", &image, "--wipe-signature=xfs"], 3, "signature", &option);
+        assert!(bytes(&image) == before, "nothing is written");
+        assert_eq!(bcached(&["make", "-B", &image, &option]).exit, 0);
+    }
+}
+
+#[test]
+fn all_devices_are_checked_before_the_first_is_written() {
+    let images = Images::new();
+    let (cache, backing) = (images.blank("cache", 80 << 20), images.blank("backing", 40 << 20));
+    patch(&backing, 0, b"XFSB");
+    refused(&["make", "-b", "64k", "-C", &cache, "-B", &backing], 3, "signature", "--wipe-signature=xfs");
+    assert!(bytes(&cache).iter().all(|byte| *byte == 0), "the cache comes first, and is untouched");
+}
+
+#[test]
+fn members_of_arrays_are_never_overwritten() {
+    let images = Images::new();
+    for (offset, mark, word) in
+        [(4096, &b"\xfc\x4e\x2b\xa9"[..], "linux_raid_member"), (512, b"LABELONE", "LVM2_member")]
+    {
+        let image = images.blank("image", 40 << 20);
+        patch(&image, offset, mark);
+        let before = bytes(&image);
+        let wipe = format!("--wipe-signature={word}");
+        refused(&["make", "-B", &image], 3, "member", word);
+        refused(&["make", "-B", &image, &wipe], 3, "member", "nothing overrides this");
+        assert!(bytes(&image) == before, "nothing is written");
+    }
+}
+
+#[test]
+fn a_bcache_device_goes_only_if_nothing_dirty_is_behind_it() {
+    let images = Images::new();
+    let (cache, backing) = (images.blank("cache", 80 << 20), images.blank("backing", 40 << 20));
+    let make: &[&str] = &["make", "-b", "64k", "-C", &cache, "-B", &backing];
+    assert_eq!(bcached(make).exit, 0);
+    let before = bytes(&backing);
+    refused(make, 3, "already-bcache", "--wipe-bcache overwrites it");
+    assert!(bytes(&backing) == before, "nothing is written");
+    let wipe = [make, &["--wipe-bcache"]].concat();
+    assert_eq!(bcached(&wipe).exit, 0);
+    // State dirty, and a cache that was in use (SYNC), each with a checksum that no longer matches and with one that
+    // does: neither goes.
+    for (image, role, offset, value, sentence) in [
+        (&backing, "-B", 4096 + 111, 0x40, "newest data is in its cache only"),
+        (&cache, "-C", 4096 + 104, 1, "may hold dirty data"),
+    ] {
+        let whole = bytes(image);
+        patch(image, offset, &[value]);
+        let words = ["make", "-b", "64k", "--wipe-bcache", role, image];
+        refused(&words, 3, "already-bcache", "its superblock is not sound");
+        let shown = json(&bcached(&["show", "-f", "--json", image]).out);
+        let sum = shown["checksum"]["expected"].as_str().expect("a sum");
+        patch(image, 4096, &u64::from_str_radix(sum, 16).expect("hexadecimal").to_le_bytes());
+        refused(&words, 3, "already-bcache", sentence);
+        std::fs::write(image, whole).expect("restored");
+        assert_eq!(bcached(&words).exit, 0, "it was the change that was refused");
+    }
+}
+
+#[test]
+fn a_file_in_use() {
+    let images = Images::new();
+    let backing = images.blank("backing", 40 << 20);
+    // Another `bcached` cannot be caught in the act; a process that holds the same lock can.
+    let holder = common::Locked::new(&backing);
+    let ran = refused(&["make", "-B", &backing], 3, "in-use", "it is in use by");
+    assert!(ran.err.contains(&format!("process {}", std::process::id())), "the holder is named: {ran:?}");
+    assert!(bytes(&backing).iter().all(|byte| *byte == 0), "nothing is written");
+    assert_eq!(bcached(&["show", &backing]).exit, 2, "to look needs no claim");
+    drop(holder);
+    assert_eq!(bcached(&["make", "-B", &backing]).exit, 0);
+}
