@@ -80,10 +80,15 @@ impl Pointer {
         (self.0 >> 51) & 0xFFF == CHECK_DEVICE
     }
 
-    /// The same pointer `sectors` further on; used when an extent's front is cut.
+    /// The same pointer `sectors` further on; used when an extent's front is cut. A check pointer points nowhere and
+    /// stays what it is.
     #[must_use]
     pub const fn advanced(self, sectors: u64) -> Self {
-        Self(self.0 + (sectors << 8))
+        if self.is_check() {
+            return self;
+        }
+        let sector = self.sector().wrapping_add(sectors) & POINTER_SECTOR_MASK;
+        Self((self.0 & !(POINTER_SECTOR_MASK << 8)) | (sector << 8))
     }
 
     /// The same place with another generation.
@@ -298,6 +303,8 @@ mod tests {
     fn check_pointers_are_recognised() {
         // 20.3: `fffd968cd43ff38e` is a check pointer.
         assert!(Pointer::from_word(0xfffd_968c_d43f_f38e).is_check());
+        let all_ones = Pointer::from_word(u64::MAX);
+        assert_eq!(all_ones.advanced(8), all_ones, "cutting the front of a placeholder leaves it one");
         assert!(!Pointer::new(DeviceIndex(0), 48128, Gen(1)).is_check());
         assert_eq!(Pointer::new(DeviceIndex(0), 48128, Gen(1)).word(), 0xbc_0001);
     }

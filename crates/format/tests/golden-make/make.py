@@ -7,7 +7,7 @@ import os, pathlib, struct, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
 golden = here.parent / "golden"
-shim_source = here.parents[3] / "tests/src/uml/xstate.c"
+shim_source = here.parents[3] / "tests/src/uml/shim.c"
 modules = next(pathlib.Path("/usr/lib/uml/modules").iterdir()) / "kernel"
 SECTOR, SB, BUCKET, BLOCK = 512, 4096, 4096, 512
 

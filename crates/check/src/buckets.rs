@@ -1,0 +1,156 @@
+//! What is known of each bucket: its generation, what it is used for, how much of it is live.
+
+use crate::damage::{DamageKind, Findings, Place, Structure, Use};
+use bcached_format::{BucketPrio, Gen, Geometry, Key, Pointer, SECTOR_BYTES};
+use serde::Serialize;
+
+/// One bucket of the cache device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Bucket {
+    /// Its generation: as stored, raised by the pointers into it.
+    pub generation: u8,
+    /// Its priority as stored.
+    pub prio: u16,
+    /// What it is used for.
+    pub usage: Use,
+    /// Sectors of live extents in it.
+    pub live_sectors: u32,
+    /// How many of these are dirty.
+    pub dirty_sectors: u32,
+}
+
+/// All buckets.
+#[derive(Debug)]
+pub(crate) struct Buckets {
+    list: Vec<Bucket>,
+    first: u64,
+    bucket_sectors: u64,
+}
+
+impl Buckets {
+    pub fn new(geometry: &Geometry) -> Self {
+        Self { list: Vec::new(), first: geometry.first_bucket, bucket_sectors: geometry.bucket_sectors }
+    }
+
+    /// Adds the next bucket, as the priority chain has it.
+    pub fn push(&mut self, stored: BucketPrio) {
+        let usage = if (self.list.len() as u64) < self.first { Use::Superblock } else { Use::Free };
+        self.list.push(Bucket {
+            generation: stored.generation.0,
+            prio: stored.prio,
+            usage,
+            live_sectors: 0,
+            dirty_sectors: 0,
+        });
+    }
+
+    pub fn to_list(&self) -> Vec<Bucket> {
+        self.list.clone()
+    }
+
+    fn of(&self, pointer: Pointer) -> Option<&Bucket> {
+        self.list.get(self.index_of(pointer))
+    }
+
+    fn index_of(&self, pointer: Pointer) -> usize {
+        usize::try_from(pointer.sector() / self.bucket_sectors).unwrap_or(usize::MAX)
+    }
+
+    /// How far the pointer's bucket is ahead of it; 0 means that the pointer is valid. Check pointers and pointers to
+    /// nowhere are never asked about.
+    pub fn stale_by(&self, pointer: Pointer) -> u8 {
+        self.of(pointer).map_or(u8::MAX, |bucket| Gen(bucket.generation).after(pointer.generation()))
+    }
+
+    /// Whether all of the key's pointers are to data that exists.
+    pub fn is_live(&self, key: &Key) -> bool {
+        let pointers = key.pointers.as_slice();
+        !pointers.is_empty()
+            && pointers.iter().all(|pointer| !pointer.is_check() && self.stale_by(*pointer) == 0)
+    }
+
+    /// A pointer that is ahead of its bucket pulls the bucket's generation forward.
+    pub fn raise(&mut self, key: &Key) {
+        for pointer in key.pointers.as_slice().iter().filter(|pointer| !pointer.is_check()) {
+            if self.stale_by(*pointer) == 0 {
+                let index = self.index_of(*pointer);
+                if let Some(bucket) = self.list.get_mut(index) {
+                    bucket.generation = pointer.generation().0;
+                }
+            }
+        }
+    }
+
+    /// Notes what the bucket at `sector` is used for. Data may share a bucket with data, nothing else may share one.
+    /// Whether the use was possible.
+    pub fn claim(&mut self, sector: u64, usage: Use, place: Place, findings: &mut Findings) -> bool {
+        let bucket = sector / self.bucket_sectors;
+        let Some(slot) = usize::try_from(bucket).ok().and_then(|index| self.list.get_mut(index)) else {
+            return false;
+        };
+        let free = slot.usage == Use::Free || (slot.usage == Use::Data && usage == Use::Data);
+        if free {
+            slot.usage = usage;
+        } else {
+            let kind = DamageKind::BucketTwice { bucket, first: slot.usage, second: usage };
+            findings.error(place, kind);
+        }
+        free
+    }
+
+    /// Counts a live extent.
+    pub fn count(&mut self, key: &Key) {
+        for pointer in key.pointers.as_slice() {
+            let index = self.index_of(*pointer);
+            if let Some(bucket) = self.list.get_mut(index) {
+                bucket.live_sectors = bucket.live_sectors.saturating_add(u32::from(key.size));
+                if key.dirty {
+                    bucket.dirty_sectors = bucket.dirty_sectors.saturating_add(u32::from(key.size));
+                }
+            }
+        }
+    }
+}
+
+/// Reads the priority chain that starts in bucket `first`. `None` if it is damaged: then no pointer can be judged.
+pub(crate) fn read_chain(
+    image: &dyn crate::ReadAt,
+    geometry: &Geometry,
+    first: u64,
+    findings: &mut Findings,
+) -> Option<(Buckets, Vec<u64>)> {
+    let mut buckets = Buckets::new(geometry);
+    let (mut chain, mut next, mut seq) = (Vec::new(), first, None);
+    for index in 0..geometry.prio_sets() {
+        if !geometry.is_usable(next) || chain.contains(&next) {
+            let kind = DamageKind::PrioBucket { index, found: next };
+            findings.error(Place::whole(Structure::Priorities), kind);
+            return None;
+        }
+        let sector = next * geometry.bucket_sectors;
+        let place = Place::cache(Structure::Priorities, sector);
+        let bytes = crate::read_or_report(image, place, sector, geometry.meta_bytes(), findings)?;
+        let set = match bcached_format::PrioSet::parse(&bytes, geometry.magic) {
+            Ok(set) => set,
+            Err(error) => {
+                findings.error(place, DamageKind::PrioSet(error));
+                return None;
+            }
+        };
+        let wanted = *seq.get_or_insert(set.seq);
+        if set.seq != wanted {
+            findings.error(place, DamageKind::PrioSeq { index, wanted, found: set.seq });
+        }
+        let left = geometry.buckets - buckets.list.len() as u64;
+        let described = usize::try_from(left).unwrap_or(usize::MAX);
+        set.entries().take(described).for_each(|entry| buckets.push(entry));
+        chain.push(next);
+        next = set.next_bucket;
+    }
+    Some((buckets, chain))
+}
+
+/// Sectors of `bytes`, which are whole sectors here.
+pub(crate) fn sectors(bytes: usize) -> u64 {
+    bytes as u64 / SECTOR_BYTES
+}

@@ -1,0 +1,222 @@
+//! What a set holds: the leaves, with the journal replayed over them in memory.
+
+use crate::buckets::Buckets;
+use crate::damage::{DamageKind, Findings, Place, Structure, Use};
+use crate::extents::ExtentMap;
+use crate::image::ReadAt;
+use crate::journal::{self, Journal};
+use crate::tree::{self, NodeRef, Tree};
+use crate::volumes::{self, Backing, Volume};
+use bcached_format::key_check::check_leaf_key;
+use bcached_format::{Geometry, Inode, Key};
+use std::collections::BTreeMap;
+
+/// Generations that a pointer may be behind its bucket; a kernel refuses a set with more.
+const STALE_MAX: u8 = 96;
+
+/// The journal's keys as a replay leaves them.
+#[derive(Debug, Default)]
+pub(crate) struct Replay {
+    /// As we replay: void keys are skipped.
+    pub ours: ExtentMap,
+    /// Where a kernel's replay, which does not skip them, ends with a void key.
+    pub void: ExtentMap,
+    /// Number of keys replayed.
+    pub keys: u64,
+}
+
+/// Reads the keys to be replayed. They too pull generations forward, so all are looked at before any is judged.
+pub(crate) fn replay(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    journal: &Journal,
+    buckets: &mut Buckets,
+    findings: &mut Findings,
+) -> Replay {
+    let mut good = Vec::new();
+    for entry in &journal.needed {
+        for key in journal::keys_of(image, geometry, *entry, findings) {
+            match check_leaf_key(geometry, &key) {
+                Ok(()) => good.push(key),
+                Err(error) => {
+                    let kind = DamageKind::JournalKey { seq: entry.seq, key, error };
+                    findings.error(Place::cache(Structure::Journal, entry.sector), kind);
+                }
+            }
+        }
+    }
+    for key in &good {
+        buckets.raise(key);
+    }
+    let mut replay = Replay { keys: good.len() as u64, ..Replay::default() };
+    for key in good {
+        let void = is_void(buckets, &key);
+        if !void {
+            replay.ours.insert(key);
+        }
+        // A later good key takes the place of a void one; it is put in as a hole, and ignored below.
+        let marked = if void { key } else { Key::hole(key.inode, key.start(), key.end) };
+        replay.void.insert(marked);
+    }
+    replay
+}
+
+/// The key's bucket was used again since it was written.
+fn is_void(buckets: &Buckets, key: &Key) -> bool {
+    key.pointers.as_slice().iter().any(|pointer| !pointer.is_check() && buckets.stale_by(*pointer) > 0)
+}
+
+/// A leaf's content with the journal replayed over it.
+pub(crate) fn of_leaf(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    leaf: &NodeRef,
+    replay: &Replay,
+    findings: &mut Findings,
+) -> ExtentMap {
+    let mut content = tree::leaf_content(image, geometry, leaf, findings);
+    for key in replay.ours.within(leaf.low, leaf.high) {
+        content.insert(key);
+    }
+    content
+}
+
+/// A run of live data on the cache device.
+struct LiveRun {
+    sector: u64,
+    end: u64,
+}
+
+/// All that the last pass over the leaves looks at.
+pub(crate) struct Judge<'a> {
+    pub image: &'a dyn ReadAt,
+    pub geometry: Geometry,
+    pub backings: &'a [Option<Backing>],
+    pub backing_images: &'a [&'a dyn ReadAt],
+    pub replay: &'a Replay,
+    pub compare_clean: bool,
+}
+
+impl Judge<'_> {
+    /// Judges every extent of the tree's final content, and counts what is live.
+    pub fn judge(
+        &self,
+        tree: &Tree,
+        buckets: &mut Buckets,
+        volumes: &mut BTreeMap<Inode, Volume>,
+        findings: &mut Findings,
+    ) {
+        let mut runs = Vec::new();
+        for leaf in &tree.leaves {
+            for key in of_leaf(self.image, &self.geometry, leaf, self.replay, findings).iter() {
+                if !buckets.is_live(key) {
+                    judge_dead(key, leaf, buckets, findings);
+                    continue;
+                }
+                self.judge_live(key, leaf, buckets, volumes.get(&key.inode), findings);
+                buckets.count(key);
+                if let Some(volume) = volumes.get_mut(&key.inode) {
+                    volume.live_sectors += key.sectors();
+                    volume.dirty_sectors += if key.dirty { key.sectors() } else { 0 };
+                }
+                let pointers = key.pointers.as_slice().iter();
+                runs.extend(pointers.map(|pointer| LiveRun {
+                    sector: pointer.sector(),
+                    end: pointer.sector() + key.sectors(),
+                }));
+            }
+        }
+        report_shared(runs, findings);
+        self.judge_volumes(volumes, findings);
+    }
+
+    fn judge_live(
+        &self,
+        key: &Key,
+        leaf: &NodeRef,
+        buckets: &mut Buckets,
+        volume: Option<&Volume>,
+        findings: &mut Findings,
+    ) {
+        let place = leaf.place();
+        for pointer in key.pointers.as_slice() {
+            buckets.claim(pointer.sector(), Use::Data, place, findings);
+            let block = self.geometry.block_sectors;
+            if ![key.start(), key.end, pointer.sector()].iter().all(|sector| sector.is_multiple_of(block)) {
+                findings.error(place, DamageKind::Unaligned { key: *key });
+            }
+        }
+        if self.replay.void.of_volume(key.inode, key.start(), key.end).any(|void| is_void(buckets, &void)) {
+            findings.warn(place, DamageKind::ReplayHides { key: *key });
+        }
+        match volume {
+            None => findings.error(place, DamageKind::Nobodys { key: *key, inode: key.inode }),
+            Some(volume) if volume.invalidated && key.dirty => {
+                findings.warn(place, DamageKind::DirtyOfGivenUp { key: *key });
+            }
+            Some(volume) if volume.invalidated => {}
+            Some(volume) => self.judge_volume_extent(key, volume, leaf, findings),
+        }
+    }
+
+    fn judge_volume_extent(&self, key: &Key, volume: &Volume, leaf: &NodeRef, findings: &mut Findings) {
+        let place = leaf.place();
+        if volume.flash_only && !key.dirty {
+            findings.error(place, DamageKind::CleanFlashOnly { key: *key });
+        }
+        if let (true, Some(end)) = (key.dirty, volume.end)
+            && !(key.start() >= volume.start && key.end <= end)
+        {
+            findings.error(place, DamageKind::OutsideVolume { key: *key, start: volume.start, end });
+            return;
+        }
+        let Some(index) = volume.backing else { return };
+        let (Some(Some(backing)), Some(image)) = (self.backings.get(index), self.backing_images.get(index))
+        else {
+            return;
+        };
+        let compare = if key.dirty { backing.claims_clean() } else { self.compare_clean };
+        if compare && volumes::equals_backing(self.image, (index, *image), key, findings) == Some(false) {
+            let key = *key;
+            let kind =
+                if key.dirty { DamageKind::DirtyDiffers { key } } else { DamageKind::CleanDiffers { key } };
+            findings.error(place, kind);
+        }
+    }
+
+    fn judge_volumes(&self, volumes: &BTreeMap<Inode, Volume>, findings: &mut Findings) {
+        for volume in volumes.values().filter(|volume| volume.dirty_sectors > 0) {
+            let Some(index) = volume.backing else { continue };
+            if self.backings.get(index).is_some_and(|backing| backing.as_ref().is_some_and(Backing::is_stale))
+            {
+                let kind = DamageKind::DirtyButStale { sectors: volume.dirty_sectors };
+                findings.warn(Place::backing(index), kind);
+            }
+        }
+    }
+}
+
+/// A hole needs no judging, unless it hides that dirty data is gone or that generations wander too far apart.
+fn judge_dead(key: &Key, leaf: &NodeRef, buckets: &Buckets, findings: &mut Findings) {
+    let stale = key.pointers.as_slice().iter().filter(|pointer| !pointer.is_check());
+    let by = stale.map(|pointer| buckets.stale_by(*pointer)).max().unwrap_or(0);
+    if by > STALE_MAX {
+        findings.error(leaf.place(), DamageKind::TooStale { key: *key, by });
+    }
+    if by > 0 && key.dirty {
+        findings.error(leaf.place(), DamageKind::DirtyStale { key: *key });
+    }
+}
+
+/// No sector belongs to two live extents.
+fn report_shared(mut runs: Vec<LiveRun>, findings: &mut Findings) {
+    runs.sort_by_key(|run| (run.sector, run.end));
+    let mut reach = 0;
+    for run in runs {
+        if run.sector < reach {
+            let kind = DamageKind::SectorTwice { sector: run.sector, end: reach.min(run.end) };
+            findings.error(Place::cache(Structure::Content, run.sector), kind);
+        }
+        reach = reach.max(run.end);
+    }
+}

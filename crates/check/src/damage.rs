@@ -1,0 +1,569 @@
+//! What a check can find: a kind with typed fields, and where.
+//!
+//! An *error* breaks an invariant that every image keeps at rest, after any crash. A *warning* is something that a
+//! crash may leave behind, or that only another program would stumble over.
+
+use bcached_format::{
+    Inode, JsetError, Key, KeyError, KeyListError, NodeError, Position, PrioError, SuperblockError, Uuid,
+    UuidError,
+};
+use serde::{Serialize, Serializer};
+use std::fmt;
+use thiserror::Error;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// A crash may leave it behind, or it troubles only other programs.
+    Warning,
+    /// An invariant of the format is broken.
+    Error,
+}
+
+/// Which device a finding is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The cache device.
+    Cache,
+    /// The backing device with this index in the order given.
+    Backing(usize),
+}
+
+/// Which structure a finding is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Structure {
+    /// A superblock.
+    Superblock,
+    /// A journal entry, or the journal as a whole.
+    Journal,
+    /// The chain of priority sets.
+    Priorities,
+    /// The uuid table.
+    UuidTable,
+    /// A node of the B-tree.
+    Node,
+    /// The content that the leaves and the journal add up to.
+    Content,
+}
+
+/// A node of the B-tree, by what identifies it on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct NodePlace {
+    /// 0 is a leaf.
+    pub level: u16,
+    /// First sector of the node.
+    pub sector: u64,
+    /// The node covers what lies after this ..
+    #[serde(serialize_with = "as_text")]
+    pub low: Position,
+    /// .. up to and including this.
+    #[serde(serialize_with = "as_text")]
+    pub high: Position,
+}
+
+/// Where a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Place {
+    /// On which device.
+    pub device: Device,
+    /// In which structure.
+    pub structure: Structure,
+    /// Sector at which the structure, or the part of it, starts; none if it is about the whole.
+    pub sector: Option<u64>,
+    /// The node, for findings in the tree.
+    pub node: Option<NodePlace>,
+}
+
+/// What a bucket is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    /// Nothing that counts.
+    Free,
+    /// Before the first usable bucket.
+    Superblock,
+    /// The journal.
+    Journal,
+    /// The priority chain.
+    Priorities,
+    /// The uuid table.
+    UuidTable,
+    /// A node of the B-tree.
+    Node,
+    /// Cached data.
+    Data,
+}
+
+/// What was found.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum DamageKind {
+    /// The device fails to read.
+    #[error("cannot read: {0}")]
+    Unreadable(String),
+    /// Not a superblock, or one that cannot be run.
+    #[error("{0}")]
+    Superblock(SuperblockError),
+    /// A backing device where a cache was wanted.
+    #[error("this is a backing device, not a cache device")]
+    NotACache,
+    /// A cache where a backing device was wanted.
+    #[error("this is a cache device, not a backing device")]
+    NotABacking,
+    /// The backing device is attached to another set.
+    #[error("the backing device belongs to the cache set {found}")]
+    OtherSet {
+        /// Its set.
+        found: Uuid,
+    },
+    /// A backing device that cannot be attached because its blocks are too small.
+    #[error("the backing device's block of {found} sectors is smaller than the set's of {wanted}")]
+    BackingBlockTooSmall {
+        /// Block of the set, in sectors.
+        wanted: u64,
+        /// Block of the backing device, in sectors.
+        found: u64,
+    },
+    /// A dirty backing device that the set does not know.
+    #[error("the backing device is marked dirty, but its uuid {uuid} is not in the uuid table")]
+    DirtyButUnknown {
+        /// Of the backing device.
+        uuid: Uuid,
+    },
+    /// The set has no journal.
+    #[error("no journal entries found")]
+    NoJournalEntries,
+    /// An entry with a good sum that makes no sense.
+    #[error("{0}")]
+    JournalEntry(JsetError),
+    /// An entry that is not whole and newer than all that are.
+    #[error("an entry newer than {newest} is not whole: torn by a crash, or damaged ({error})")]
+    JournalTorn {
+        /// Newest whole entry.
+        newest: u64,
+        /// What is wrong with it.
+        error: JsetError,
+    },
+    /// A newer entry stands behind a damaged one, where nobody looks for it.
+    #[error("entry {seq} is newer than {newest}, but stands behind a damaged one: a start would lose it")]
+    JournalHidden {
+        /// The hidden entry.
+        seq: u64,
+        /// The newest one that is found.
+        newest: u64,
+    },
+    /// Entries that are still needed are not there.
+    #[error("entries {first} to {last} are missing, the newest needs {last_seq} to {newest}")]
+    JournalMissing {
+        /// First of a run of missing entries.
+        first: u64,
+        /// Last of the run.
+        last: u64,
+        /// Oldest needed entry.
+        last_seq: u64,
+        /// The newest entry.
+        newest: u64,
+    },
+    /// Two entries have one number.
+    #[error("entry {seq} stands at sector {other} too")]
+    JournalDuplicate {
+        /// The number.
+        seq: u64,
+        /// Sector of the other one.
+        other: u64,
+    },
+    /// A newer entry needs older entries than its predecessor did.
+    #[error(
+        "entry {seq} needs entries from {last_seq} on, an older one had needed them from {previous} on only"
+    )]
+    JournalLastSeqFalls {
+        /// The newer entry.
+        seq: u64,
+        /// Oldest entry it needs.
+        last_seq: u64,
+        /// What an older entry said.
+        previous: u64,
+    },
+    /// A kernel's search for entries, which does not read all buckets, finds something else.
+    #[error("a kernel's search ends with entry {found:?}, reading all buckets with {wanted}")]
+    JournalSearch {
+        /// Newest entry of all.
+        wanted: u64,
+        /// Newest entry that the search finds, if it finds all needed ones.
+        found: Option<u64>,
+    },
+    /// A journalled key is bad.
+    #[error("entry {seq}, key {key:?}: {error}")]
+    JournalKey {
+        /// The entry.
+        seq: u64,
+        /// The key.
+        key: Key,
+        /// What is wrong with it.
+        error: KeyError,
+    },
+    /// The journal names no usable root.
+    #[error("bad btree root {key:?}: {error}")]
+    BadRoot {
+        /// The root's key.
+        key: Key,
+        /// What is wrong with it.
+        error: KeyError,
+    },
+    /// The root does not cover the key space.
+    #[error("the root ends at {found}, not at the end of the key space")]
+    RootPosition {
+        /// The root's position.
+        found: Position,
+    },
+    /// A pointer to metadata is void.
+    #[error("the pointer of {key:?} is stale: its bucket was used again")]
+    StaleMetadata {
+        /// The key.
+        key: Key,
+    },
+    /// The journal names no usable uuid table.
+    #[error("bad uuid pointer {key:?}: {error}")]
+    BadUuidKey {
+        /// The table's key.
+        key: Key,
+        /// What is wrong with it.
+        error: KeyError,
+    },
+    /// The uuid table has a wrong size.
+    #[error("the uuid table has {found} sectors, not {wanted}")]
+    UuidTableSize {
+        /// Sectors of a table.
+        wanted: u64,
+        /// Sectors found.
+        found: u64,
+    },
+    /// The uuid table cannot be cut into slots.
+    #[error("{0}")]
+    UuidTable(UuidError),
+    /// Two slots for one volume.
+    #[error("slots {first} and {second} both belong to {uuid}")]
+    DuplicateUuid {
+        /// Whom they belong to.
+        uuid: Uuid,
+        /// The lower slot.
+        first: u32,
+        /// The higher slot.
+        second: u32,
+    },
+    /// A priority set is bad.
+    #[error("{0}")]
+    PrioSet(PrioError),
+    /// The chain leaves the device.
+    #[error("priority set {index} should be in bucket {found}, which cannot hold one")]
+    PrioBucket {
+        /// Index in the chain.
+        index: u64,
+        /// The bucket.
+        found: u64,
+    },
+    /// The chain is made of two writes.
+    #[error("priority set {index} is of write {found}, the chain starts with {wanted}")]
+    PrioSeq {
+        /// Index in the chain.
+        index: u64,
+        /// Number of the first set.
+        wanted: u64,
+        /// Number of this one.
+        found: u64,
+    },
+    /// A node cannot be read.
+    #[error("{0}")]
+    Node(NodeError),
+    /// The last set of a node is cut off.
+    #[error("the set at block {block} is this node's but for its number: a start would lose it")]
+    NodeSetLost {
+        /// Block of the set.
+        block: u32,
+    },
+    /// Keys of a set are out of order.
+    #[error("set at block {block}: {error}")]
+    KeyOrder {
+        /// Block of the set.
+        block: u32,
+        /// Which key.
+        error: KeyListError,
+    },
+    /// A key makes no sense where it is.
+    #[error("set at block {block}, key {key:?}: {error}")]
+    Key {
+        /// Block of the set.
+        block: u32,
+        /// The key.
+        key: Key,
+        /// What is wrong with it.
+        error: KeyError,
+    },
+    /// A key is not of this node.
+    #[error("set at block {block}: key {key:?} lies outside the node")]
+    KeyOutsideNode {
+        /// Block of the set.
+        block: u32,
+        /// The key.
+        key: Key,
+    },
+    /// Two living children at one position.
+    #[error("two living children at {position}")]
+    TwoChildren {
+        /// Their position.
+        position: Position,
+    },
+    /// The children do not cover the node.
+    #[error("the last living child ends at {found:?}, not where the node does")]
+    ChildrenEnd {
+        /// Position of the last child; none if there is none.
+        found: Option<Position>,
+    },
+    /// A bucket has two uses.
+    #[error("bucket {bucket} is used as {first:?} and as {second:?}")]
+    BucketTwice {
+        /// The bucket.
+        bucket: u64,
+        /// Use seen first.
+        first: Use,
+        /// The other use.
+        second: Use,
+    },
+    /// Two live extents share data.
+    #[error("sectors {sector} to {end} belong to two live extents")]
+    SectorTwice {
+        /// First shared sector.
+        sector: u64,
+        /// End of the shared sectors.
+        end: u64,
+    },
+    /// Dirty data is lost.
+    #[error("dirty extent {key:?} is stale: its bucket was used again, the data is lost")]
+    DirtyStale {
+        /// The extent.
+        key: Key,
+    },
+    /// A generation could wrap around.
+    #[error("extent {key:?} is stale by {by}: a kernel refuses such a set")]
+    TooStale {
+        /// The extent.
+        key: Key,
+        /// Generations that its bucket is ahead.
+        by: u8,
+    },
+    /// An extent off the block grid.
+    #[error("extent {key:?} does not consist of whole blocks")]
+    Unaligned {
+        /// The extent.
+        key: Key,
+    },
+    /// Data of no volume.
+    #[error("extent {key:?} belongs to slot {inode}, which was never used")]
+    Nobodys {
+        /// The extent.
+        key: Key,
+        /// The slot.
+        inode: Inode,
+    },
+    /// Dirty data of a volume that was given up.
+    #[error("dirty extent {key:?} belongs to a slot that was given up")]
+    DirtyOfGivenUp {
+        /// The extent.
+        key: Key,
+    },
+    /// A volume without a backing device has clean data.
+    #[error("extent {key:?} of a flash-only volume is clean")]
+    CleanFlashOnly {
+        /// The extent.
+        key: Key,
+    },
+    /// Dirty data lies beyond its volume.
+    #[error("dirty extent {key:?} lies outside the volume's sectors {start} to {end}")]
+    OutsideVolume {
+        /// The extent.
+        key: Key,
+        /// First sector of the volume.
+        start: u64,
+        /// End of the volume.
+        end: u64,
+    },
+    /// Dirty data on a device that calls itself clean, and the data differs.
+    #[error("extent {key:?} is dirty and differs from the backing device, which is not marked dirty")]
+    DirtyDiffers {
+        /// The extent.
+        key: Key,
+    },
+    /// A clean copy is not one.
+    #[error("clean extent {key:?} differs from the backing device")]
+    CleanDiffers {
+        /// The extent.
+        key: Key,
+    },
+    /// Data in the cache of a device that was run without it.
+    #[error(
+        "{sectors} dirty sectors belong to a backing device that was run without its cache: they are void"
+    )]
+    DirtyButStale {
+        /// How many.
+        sectors: u64,
+    },
+    /// A kernel would lose sight of data when it replays this journal.
+    #[error("a kernel's replay puts a void journal key over live extent {key:?}")]
+    ReplayHides {
+        /// The extent.
+        key: Key,
+    },
+}
+
+impl DamageKind {
+    /// The kind without its fields, for scripts.
+    #[must_use]
+    pub fn name(&self) -> String {
+        // Debug of an enum starts with the variant's name.
+        let text = format!("{self:?}");
+        let end = text.find(|character: char| !character.is_alphanumeric()).unwrap_or(text.len());
+        text[..end].to_owned()
+    }
+}
+
+/// One finding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Where it is.
+    pub place: Place,
+    /// What it is.
+    pub kind: DamageKind,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cache => f.write_str("cache device"),
+            Self::Backing(index) => write!(f, "backing device {index}"),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let structure = match self.structure {
+            Structure::Superblock => "superblock",
+            Structure::Journal => "journal",
+            Structure::Priorities => "priorities",
+            Structure::UuidTable => "uuid table",
+            Structure::Node => "btree node",
+            Structure::Content => "content",
+        };
+        write!(f, "{}, {structure}", self.device)?;
+        if let Some(sector) = self.sector {
+            write!(f, " at sector {sector}")?;
+        }
+        if let Some(node) = self.node {
+            write!(f, " (level {}, from {} to {})", node.level, node.low, node.high)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.kind)
+    }
+}
+
+impl Serialize for Damage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Flat {
+            severity: Severity,
+            kind: String,
+            #[serde(flatten)]
+            place: Place,
+            message: String,
+        }
+        let flat = Flat {
+            severity: self.severity,
+            kind: self.kind.name(),
+            place: self.place,
+            message: self.kind.to_string(),
+        };
+        flat.serialize(serializer)
+    }
+}
+
+/// Serialises what has a text as that.
+pub(crate) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// The findings so far: bounded, so that a device full of nonsense does not fill the memory.
+#[derive(Debug)]
+pub(crate) struct Findings {
+    list: Vec<Damage>,
+    limit: usize,
+    left_out: u64,
+}
+
+impl Findings {
+    pub fn new(limit: usize) -> Self {
+        Self { list: Vec::new(), limit, left_out: 0 }
+    }
+
+    pub fn error(&mut self, place: Place, kind: DamageKind) {
+        self.add(Severity::Error, place, kind);
+    }
+
+    pub fn warn(&mut self, place: Place, kind: DamageKind) {
+        self.add(Severity::Warning, place, kind);
+    }
+
+    fn add(&mut self, severity: Severity, place: Place, kind: DamageKind) {
+        if self.list.len() < self.limit {
+            self.list.push(Damage { severity, place, kind });
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    /// The findings and how many there was no room for.
+    pub fn into_parts(self) -> (Vec<Damage>, u64) {
+        (self.list, self.left_out)
+    }
+}
+
+impl Place {
+    /// A structure of the cache device that starts at `sector`.
+    pub(crate) const fn cache(structure: Structure, sector: u64) -> Self {
+        Self { device: Device::Cache, structure, sector: Some(sector), node: None }
+    }
+
+    /// A structure of the cache device as a whole.
+    pub(crate) const fn whole(structure: Structure) -> Self {
+        Self { device: Device::Cache, structure, sector: None, node: None }
+    }
+
+    /// A node.
+    pub(crate) const fn node(node: NodePlace) -> Self {
+        Self {
+            device: Device::Cache,
+            structure: Structure::Node,
+            sector: Some(node.sector),
+            node: Some(node),
+        }
+    }
+
+    /// The superblock of a backing device.
+    pub(crate) const fn backing(index: usize) -> Self {
+        Self {
+            device: Device::Backing(index),
+            structure: Structure::Superblock,
+            sector: Some(bcached_format::SUPERBLOCK_SECTOR),
+            node: None,
+        }
+    }
+}

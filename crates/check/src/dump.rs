@@ -1,0 +1,371 @@
+//! Everything that a set's metadata says, record by record, as values that print as text or serialise.
+//!
+//! A dump shows what is there, also where a check would complain: it goes on behind damage as far as it can.
+
+use crate::damage::{Findings, Place, Structure, as_text};
+use crate::image::ReadAt;
+use crate::{buckets, journal, tree, volumes};
+use bcached_format::{CacheSuperblock, Geometry, Jset, Key, Label, NodeLog, Position, Uuid};
+use serde::Serialize;
+use std::fmt;
+
+/// A key, in words.
+#[derive(Clone, Debug, Serialize)]
+pub struct KeyRecord {
+    /// Volume.
+    pub inode: u32,
+    /// First sector covered; for a child or freeing key, meaningless.
+    pub start: u64,
+    /// End, or position of a child.
+    pub end: u64,
+    /// Dirty data.
+    pub dirty: bool,
+    /// Pointers as `device:sector gen n`, or `check`.
+    pub pointers: Vec<String>,
+}
+
+/// A set of a node.
+#[derive(Clone, Debug, Serialize)]
+pub struct SetRecord {
+    /// Block of the node at which it starts.
+    pub block: u32,
+    /// Its keys.
+    pub keys: Vec<KeyRecord>,
+}
+
+/// A node.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeRecord {
+    /// 0 is a leaf.
+    pub level: u16,
+    /// First sector.
+    pub sector: u64,
+    /// Length in sectors.
+    pub sectors: u16,
+    /// Generation of the pointer to it.
+    pub generation: u8,
+    /// Covers what lies after this ..
+    #[serde(serialize_with = "as_text")]
+    pub low: Position,
+    /// .. up to and including this.
+    #[serde(serialize_with = "as_text")]
+    pub high: Position,
+    /// Random number that marks its sets.
+    pub seq: u64,
+    /// Its sets, oldest first.
+    pub sets: Vec<SetRecord>,
+}
+
+/// One thing that the metadata says.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "record", rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Record {
+    /// The cache superblock.
+    Superblock {
+        /// Version.
+        version: u64,
+        /// Of the device.
+        #[serde(serialize_with = "as_text")]
+        uuid: Uuid,
+        /// Of the set.
+        #[serde(serialize_with = "as_text")]
+        set_uuid: Uuid,
+        /// Label.
+        #[serde(serialize_with = "as_text")]
+        label: Label,
+        /// Count of its writes.
+        seq: u64,
+        /// SYNC.
+        synchronous: bool,
+        /// DISCARD.
+        discard: bool,
+        /// Number of buckets.
+        buckets: u64,
+        /// Sectors of a block.
+        block_sectors: u64,
+        /// Sectors of a bucket.
+        bucket_sectors: u64,
+        /// First usable bucket.
+        first_bucket: u64,
+        /// Number of journal buckets.
+        journal_buckets: u64,
+        /// Last start.
+        last_mount: u32,
+    },
+    /// A journal entry.
+    JournalEntry {
+        /// Index of the journal bucket.
+        index: usize,
+        /// Sector.
+        sector: u64,
+        /// Number.
+        seq: u64,
+        /// Oldest entry needed.
+        last_seq: u64,
+        /// Root node.
+        root: KeyRecord,
+        /// Level of the root.
+        root_level: u16,
+        /// Uuid table.
+        uuids: KeyRecord,
+        /// First bucket of the priority chain.
+        prio_bucket: u64,
+        /// Its keys.
+        keys: Vec<KeyRecord>,
+    },
+    /// The chain of priority sets of the newest entry.
+    PriorityChain {
+        /// Buckets in order.
+        buckets: Vec<u64>,
+    },
+    /// A bucket whose generation or priority is not zero.
+    Bucket {
+        /// Index.
+        index: u64,
+        /// Priority.
+        prio: u16,
+        /// Generation as stored.
+        generation: u8,
+    },
+    /// A slot of the uuid table that is not free.
+    UuidSlot {
+        /// Number of the slot.
+        inode: u32,
+        /// Whose.
+        #[serde(serialize_with = "as_text")]
+        uuid: Uuid,
+        /// Label.
+        #[serde(serialize_with = "as_text")]
+        label: Label,
+        /// First registered.
+        first_registered: u32,
+        /// Last registered.
+        last_registered: u32,
+        /// When it was given up.
+        invalidated: u32,
+        /// Flags.
+        flags: u32,
+        /// Size of a flash-only volume.
+        sectors: u64,
+    },
+    /// A node of the tree.
+    Node(NodeRecord),
+    /// Something that could not be read.
+    Damaged {
+        /// Where and what.
+        message: String,
+    },
+}
+
+/// Gives every record to `visit`, in the order of a start: superblock, journal, priorities, uuids, tree.
+pub fn dump(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record)) {
+    let mut findings = Findings::new(usize::MAX);
+    let _ = dump_set(cache, visit, &mut findings);
+    for damage in findings.into_parts().0 {
+        visit(Record::Damaged { message: damage.to_string() });
+    }
+}
+
+/// `None` where a start would have to stop.
+fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Findings) -> Option<()> {
+    let superblock = volumes::read_cache(cache, findings)?;
+    visit(superblock_record(&superblock));
+    if !superblock.is_synchronous() {
+        return None;
+    }
+    let geometry = Geometry::of(&superblock);
+    let journal = journal::scan(cache, &geometry, findings)?;
+    for (index, entries) in journal.buckets.iter().enumerate() {
+        for entry in entries {
+            dump_entry(cache, &geometry, index, *entry, visit, findings);
+        }
+    }
+    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, journal.header.prio_bucket, findings)?;
+    visit(Record::PriorityChain { buckets: chain });
+    for (index, bucket) in (0..).zip(buckets.to_list()) {
+        if bucket.prio != 0 || bucket.generation != 0 {
+            visit(Record::Bucket { index, prio: bucket.prio, generation: bucket.generation });
+        }
+    }
+    let place = Place::cache(Structure::Journal, journal.newest.sector);
+    let header = journal.header;
+    let slots = volumes::read_table(cache, &geometry, &header.uuids, journal.old_uuids, place, findings);
+    for (inode, slot) in (0..).zip(slots.unwrap_or_default()).filter(|(_, slot)| !slot.is_free()) {
+        visit(Record::UuidSlot {
+            inode,
+            uuid: slot.uuid,
+            label: slot.label,
+            first_registered: slot.first_registered,
+            last_registered: slot.last_registered,
+            invalidated: slot.invalidated,
+            flags: slot.flags,
+            sectors: slot.sectors,
+        });
+    }
+    let root = tree::root(&geometry, &header.root, header.root_level, &mut buckets, place, findings)?;
+    tree::walk(cache, &geometry, root, &mut buckets, findings, &mut |node, log| {
+        visit(Record::Node(node_record(node, log)));
+    });
+    Some(())
+}
+
+fn superblock_record(superblock: &CacheSuperblock) -> Record {
+    Record::Superblock {
+        version: superblock.version(),
+        uuid: superblock.uuid(),
+        set_uuid: superblock.set_uuid(),
+        label: superblock.label(),
+        seq: superblock.seq(),
+        synchronous: superblock.is_synchronous(),
+        discard: superblock.discard(),
+        buckets: superblock.buckets(),
+        block_sectors: superblock.block_sectors(),
+        bucket_sectors: superblock.bucket_sectors(),
+        first_bucket: superblock.first_bucket(),
+        journal_buckets: superblock.journal_buckets(),
+        last_mount: superblock.last_mount(),
+    }
+}
+
+fn dump_entry(
+    cache: &dyn ReadAt,
+    geometry: &Geometry,
+    index: usize,
+    entry: journal::Entry,
+    visit: &mut dyn FnMut(Record),
+    findings: &mut Findings,
+) {
+    let place = Place::cache(Structure::Journal, entry.sector);
+    let Some(bytes) = crate::read_or_report(cache, place, entry.sector, entry.bytes, findings) else {
+        return;
+    };
+    let Ok(parsed) = Jset::parse(&bytes, geometry.magic) else { return };
+    visit(Record::JournalEntry {
+        index,
+        sector: entry.sector,
+        seq: parsed.header.seq,
+        last_seq: parsed.header.last_seq,
+        root: KeyRecord::of(&parsed.header.root),
+        root_level: parsed.header.root_level,
+        uuids: KeyRecord::of(&parsed.header.uuids),
+        prio_bucket: parsed.header.prio_bucket,
+        keys: parsed.keys.iter().map(|key| KeyRecord::of(&key)).collect(),
+    });
+}
+
+fn node_record(node: &tree::NodeRef, log: &NodeLog<'_>) -> NodeRecord {
+    let set = |set: &bcached_format::node_log::NodeSet<'_>| SetRecord {
+        block: set.block,
+        keys: set.bset.keys.iter().map(|key| KeyRecord::of(&key)).collect(),
+    };
+    NodeRecord {
+        level: node.level,
+        sector: node.pointer.sector(),
+        sectors: node.sectors,
+        generation: node.pointer.generation().0,
+        low: node.low,
+        high: node.high,
+        seq: log.seq(),
+        sets: log.sets.iter().map(set).collect(),
+    }
+}
+
+impl KeyRecord {
+    fn of(key: &Key) -> Self {
+        Self {
+            inode: key.inode.0,
+            start: key.end.saturating_sub(key.sectors()),
+            end: key.end,
+            dirty: key.dirty,
+            pointers: key.pointers.as_slice().iter().map(|pointer| format!("{pointer:?}")).collect(),
+        }
+    }
+}
+
+impl fmt::Display for KeyRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:[{},{})", self.inode, self.start, self.end)?;
+        if self.dirty {
+            f.write_str(" dirty")?;
+        }
+        for pointer in &self.pointers {
+            write!(f, " -> {pointer}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for NodeRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node level {} sector {} gen {}", self.level, self.sector, self.generation)?;
+        write!(f, " sectors {} from {} to {} seq {:016x}", self.sectors, self.low, self.high, self.seq)?;
+        for set in &self.sets {
+            write!(f, "\n  set at block {}", set.block)?;
+            for key in &set.keys {
+                write!(f, "\n    {key}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock { version, uuid, set_uuid, label, seq, synchronous, .. } => write!(
+                f,
+                "superblock version {version} uuid {uuid} set {set_uuid} label \"{label}\" seq {seq} \
+                 sync {synchronous}{}",
+                self.superblock_sizes()
+            ),
+            Self::JournalEntry {
+                index,
+                sector,
+                seq,
+                last_seq,
+                root,
+                root_level,
+                uuids,
+                prio_bucket,
+                keys,
+            } => {
+                write!(f, "journal entry {seq} needs {last_seq} bucket {index} sector {sector}")?;
+                write!(f, " root {root} level {root_level} uuids {uuids} prios {prio_bucket}")?;
+                keys.iter().try_for_each(|key| write!(f, "\n    {key}"))
+            }
+            Self::PriorityChain { buckets } => write!(f, "priorities in buckets {buckets:?}"),
+            Self::Bucket { index, prio, generation } => {
+                write!(f, "bucket {index} prio {prio} gen {generation}")
+            }
+            Self::UuidSlot { inode, uuid, label, flags, sectors, invalidated, .. } => write!(
+                f,
+                "uuid slot {inode} {uuid} label \"{label}\" flags {flags:#x} sectors {sectors} \
+                 invalidated {invalidated}"
+            ),
+            Self::Node(node) => write!(f, "{node}"),
+            Self::Damaged { message } => write!(f, "damaged: {message}"),
+        }
+    }
+}
+
+impl Record {
+    fn superblock_sizes(&self) -> String {
+        match self {
+            Self::Superblock {
+                discard,
+                buckets,
+                block_sectors,
+                bucket_sectors,
+                first_bucket,
+                journal_buckets,
+                last_mount,
+                ..
+            } => format!(
+                " discard {discard} buckets {buckets} block {block_sectors} bucket {bucket_sectors} \
+                 first {first_bucket} journal {journal_buckets} last mount {last_mount}"
+            ),
+            _ => String::new(),
+        }
+    }
+}

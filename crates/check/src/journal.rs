@@ -1,0 +1,205 @@
+//! The journal: every entry of every bucket, which of them are needed, and what should not be there.
+//!
+//! A bucket's log ends at the first position where no whole entry stands. That is also what a torn write looks like,
+//! so damage to the newest entry alone cannot be told from a crash; it is reported as a warning. Older needed entries
+//! are missed by their number.
+
+use crate::damage::{DamageKind, Findings, Place, Structure};
+use crate::image::ReadAt;
+use bcached_format::checksum::checksum;
+use bcached_format::error::JsetError;
+use bcached_format::jset::{JSET_BYTES_MAX, JSET_HEADER_BYTES};
+use bcached_format::{Geometry, Jset, JsetHeader, Key, SECTOR_BYTES};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
+
+/// A whole entry and where it stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub seq: u64,
+    pub last_seq: u64,
+    pub sector: u64,
+    pub bytes: usize,
+}
+
+/// Where a bucket's log ends, and what stands there.
+#[derive(Clone, Copy, Debug)]
+struct LogEnd {
+    /// Sector behind the last whole entry.
+    sector: u64,
+    /// End of the bucket.
+    bucket_end: u64,
+}
+
+/// All that was found.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    /// The entries of each bucket, in order.
+    pub buckets: Vec<Vec<Entry>>,
+    /// The newest entry.
+    pub newest: Entry,
+    /// What the newest entry says.
+    pub header: JsetHeader,
+    /// The uuid table it names has old slots.
+    pub old_uuids: bool,
+    /// The entries to be replayed, in order.
+    pub needed: Vec<Entry>,
+}
+
+/// Reads the whole journal. `None` if there is none.
+pub(crate) fn scan(image: &dyn ReadAt, geometry: &Geometry, findings: &mut Findings) -> Option<Journal> {
+    let mut buckets = Vec::new();
+    let mut ends = Vec::new();
+    for index in 0..geometry.journal_buckets {
+        let (entries, end) = scan_bucket(image, geometry, index, findings);
+        buckets.push(entries);
+        ends.push(end);
+    }
+    let Some(newest) = buckets.iter().flatten().max_by_key(|entry| entry.seq).copied() else {
+        findings.error(Place::whole(Structure::Journal), DamageKind::NoJournalEntries);
+        return None;
+    };
+    for end in ends {
+        look_behind(image, geometry, end, newest, findings);
+    }
+    let by_seq = in_order(&buckets, newest, findings);
+    let needed: Vec<Entry> = by_seq.range(newest.last_seq..).map(|(_, entry)| *entry).collect();
+    report_missing(&needed, newest, findings);
+    let bytes = read(image, newest.sector, newest.bytes, findings)?;
+    let entry = Jset::parse(&bytes, geometry.magic).ok()?;
+    Some(Journal { header: entry.header, old_uuids: entry.has_old_uuids(), buckets, newest, needed })
+}
+
+/// Keys of an entry that was found whole.
+pub(crate) fn keys_of(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    entry: Entry,
+    findings: &mut Findings,
+) -> Vec<Key> {
+    let bytes = read(image, entry.sector, entry.bytes, findings).unwrap_or_default();
+    Jset::parse(&bytes, geometry.magic).map_or_else(|_| Vec::new(), |entry| entry.keys.iter().collect())
+}
+
+fn scan_bucket(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    index: u64,
+    findings: &mut Findings,
+) -> (Vec<Entry>, LogEnd) {
+    let mut sector = geometry.sector_of(geometry.journal_bucket(index));
+    let bucket_end = sector + geometry.bucket_sectors;
+    let mut entries = Vec::new();
+    while let Some(bytes) = read_window(image, sector, bucket_end, findings) {
+        match Jset::parse(&bytes, geometry.magic) {
+            Ok(entry) => {
+                let (seq, last_seq) = (entry.header.seq, entry.header.last_seq);
+                entries.push(Entry { seq, last_seq, sector, bytes: entry.byte_len() });
+                sector += geometry.whole_blocks(entry.byte_len()) as u64 / SECTOR_BYTES;
+            }
+            Err(error) if error.is_end_of_log() => break,
+            Err(error) => {
+                findings.error(Place::cache(Structure::Journal, sector), DamageKind::JournalEntry(error));
+                break;
+            }
+        }
+    }
+    (entries, LogEnd { sector, bucket_end })
+}
+
+/// Looks at every block behind the end of a bucket's log. Normally remains of older laps stand there, all older than
+/// the newest entry.
+fn look_behind(image: &dyn ReadAt, geometry: &Geometry, end: LogEnd, newest: Entry, findings: &mut Findings) {
+    let mut sector = end.sector;
+    while let Some(bytes) = read_window(image, sector, end.bucket_end, findings) {
+        let place = Place::cache(Structure::Journal, sector);
+        match Jset::parse(&bytes, geometry.magic) {
+            Ok(entry) if entry.header.seq > newest.seq => {
+                let seq = entry.header.seq;
+                findings.error(place, DamageKind::JournalHidden { seq, newest: newest.seq });
+            }
+            Err(error) if was_newer(&bytes, geometry, newest, error) => {
+                findings.warn(place, DamageKind::JournalTorn { newest: newest.seq, error });
+            }
+            _ => {}
+        }
+        sector += geometry.block_sectors;
+    }
+}
+
+/// Would these bytes, which are no whole entry, have been one newer than all others? Either the header says so, or
+/// with the right magic and the next number the sum is good: then only one of these fields is damaged.
+fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError) -> bool {
+    const MAGIC: std::ops::Range<usize> = 8..16;
+    const SEQ: std::ops::Range<usize> = 16..24;
+    let Some(header) = bytes.get(..JSET_HEADER_BYTES) else { return false };
+    let magic = geometry.magic.jset().to_le_bytes();
+    let seq = u64::from_le_bytes(header[SEQ].try_into().expect("eight bytes"));
+    if header[MAGIC] == magic && seq > newest.seq {
+        return true;
+    }
+    if !error.is_end_of_log() || (header[MAGIC] != magic && seq != newest.seq + 1) {
+        return false;
+    }
+    let words = u32::from_le_bytes(header[28..32].try_into().expect("four bytes")) as usize;
+    let Some(entry) = words.checked_mul(8).and_then(|keys| bytes.get(..JSET_HEADER_BYTES + keys)) else {
+        return false;
+    };
+    let mut mended = entry.to_vec();
+    mended[MAGIC].copy_from_slice(&magic);
+    mended[SEQ].copy_from_slice(&(newest.seq + 1).to_le_bytes());
+    checksum(&mended[8..]).to_le_bytes() == mended[..8]
+}
+
+/// The entries by number; reports numbers that occur twice, and a `last_seq` that falls.
+fn in_order(buckets: &[Vec<Entry>], newest: Entry, findings: &mut Findings) -> BTreeMap<u64, Entry> {
+    let mut by_seq = BTreeMap::new();
+    for entry in buckets.iter().flatten() {
+        match by_seq.entry(entry.seq) {
+            Slot::Vacant(slot) => {
+                slot.insert(*entry);
+            }
+            Slot::Occupied(slot) if entry.seq >= newest.last_seq => {
+                let kind = DamageKind::JournalDuplicate { seq: entry.seq, other: slot.get().sector };
+                findings.error(Place::cache(Structure::Journal, entry.sector), kind);
+            }
+            Slot::Occupied(_) => {}
+        }
+    }
+    let mut previous = 0;
+    for entry in by_seq.values() {
+        if entry.last_seq < previous {
+            let kind = DamageKind::JournalLastSeqFalls { seq: entry.seq, last_seq: entry.last_seq, previous };
+            findings.error(Place::cache(Structure::Journal, entry.sector), kind);
+        }
+        previous = entry.last_seq.max(previous);
+    }
+    by_seq
+}
+
+fn report_missing(needed: &[Entry], newest: Entry, findings: &mut Findings) {
+    let mut expected = newest.last_seq;
+    for entry in needed {
+        if entry.seq > expected {
+            let kind = DamageKind::JournalMissing {
+                first: expected,
+                last: entry.seq - 1,
+                last_seq: newest.last_seq,
+                newest: newest.seq,
+            };
+            findings.error(Place::cache(Structure::Journal, newest.sector), kind);
+        }
+        expected = entry.seq + 1;
+    }
+}
+
+/// What an entry at `sector` could take: the rest of the bucket, at most 32 KiB. `None` at the bucket's end.
+fn read_window(image: &dyn ReadAt, sector: u64, bucket_end: u64, findings: &mut Findings) -> Option<Vec<u8>> {
+    let sectors = bucket_end.checked_sub(sector).filter(|sectors| *sectors > 0)?;
+    let bytes = usize::try_from(sectors.saturating_mul(SECTOR_BYTES)).unwrap_or(usize::MAX);
+    read(image, sector, bytes.min(JSET_BYTES_MAX), findings)
+}
+
+fn read(image: &dyn ReadAt, sector: u64, bytes: usize, findings: &mut Findings) -> Option<Vec<u8>> {
+    crate::read_or_report(image, Place::cache(Structure::Journal, sector), sector, bytes, findings)
+}

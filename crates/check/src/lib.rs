@@ -1,0 +1,297 @@
+//! An offline judge of cache images: it reads a cache device, and backing devices if they are given, and says whether
+//! every invariant of the format holds.
+//!
+//! It is independent on purpose: it shares the meaning of bytes (`bcached-format`) with the engine and nothing else,
+//! so that the engine's own mistakes do not repeat here. It prefers simple code to speed, and never writes.
+//!
+//! The order is that of a start: superblock, journal, priorities, root, uuid table; then the whole tree, parents
+//! before children; then the journal's keys. After that every generation is known, and a second pass over the leaves
+//! judges what they add up to. Memory grows with the number of buckets and of live extents, not with the device.
+//!
+//! What cannot be noticed is listed in `docs/format.md`.
+
+mod buckets;
+mod content;
+mod damage;
+mod dump;
+mod extents;
+mod image;
+mod journal;
+mod search;
+mod tree;
+mod view;
+mod volumes;
+
+pub use buckets::Bucket;
+pub use damage::{Damage, DamageKind, Device, NodePlace, Place, Severity, Structure, Use};
+pub use dump::{KeyRecord, NodeRecord, Record, SetRecord, dump};
+pub use image::ReadAt;
+pub use view::{Piece, Source, View};
+pub use volumes::Volume;
+
+use bcached_format::{CacheSuperblock, Geometry, SECTOR_BYTES, Uuid};
+use content::Judge;
+use damage::{Findings, as_text};
+use serde::Serialize;
+
+/// What a check may be told.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The set was stopped cleanly, so every clean extent must equal its backing device. After a crash of a kernel it
+    /// need not.
+    pub compare_clean: bool,
+    /// Findings kept; more are only counted.
+    pub findings_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { compare_clean: false, findings_max: 1000 }
+    }
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The cache set; none if there is no superblock to go by.
+    pub set: Option<SetSummary>,
+    /// Its journal; none if the set was never started or has none.
+    pub journal: Option<JournalSummary>,
+    /// Its tree; none if it could not be walked.
+    pub tree: Option<TreeSummary>,
+    /// Its volumes, given-up ones included.
+    pub volumes: Vec<Volume>,
+    /// What was found.
+    pub findings: Vec<Damage>,
+    /// Findings that there was no room for.
+    pub findings_left_out: u64,
+}
+
+/// The cache set in short.
+#[derive(Clone, Debug, Serialize)]
+pub struct SetSummary {
+    /// Of the cache device.
+    #[serde(serialize_with = "as_text")]
+    pub uuid: Uuid,
+    /// Of the set.
+    #[serde(serialize_with = "as_text")]
+    pub set_uuid: Uuid,
+    /// Version of the superblock.
+    pub version: u64,
+    /// The set was started at least once.
+    pub started: bool,
+    /// Block size in sectors.
+    pub block_sectors: u64,
+    /// Bucket size in sectors.
+    pub bucket_sectors: u64,
+    /// Number of buckets.
+    pub buckets: u64,
+}
+
+/// The journal in short.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct JournalSummary {
+    /// The newest entry.
+    pub newest: u64,
+    /// The oldest that it needs.
+    pub last_seq: u64,
+    /// Whole entries, those of older laps included.
+    pub entries: u64,
+    /// Keys that a start replays.
+    pub keys_to_replay: u64,
+}
+
+/// The tree in short.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct TreeSummary {
+    /// Level of the root; 0 is a leaf.
+    pub root_level: u16,
+    /// Interior nodes.
+    pub interior_nodes: u64,
+    /// Leaves.
+    pub leaves: u64,
+    /// Sets in all nodes.
+    pub sets: u64,
+    /// Most sets in one node.
+    pub sets_max: usize,
+    /// Nodes that could not be read.
+    pub lost_nodes: u64,
+}
+
+impl Report {
+    /// No invariant is broken. There may be warnings.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.findings_left_out == 0 && self.findings.iter().all(|damage| damage.severity < Severity::Error)
+    }
+}
+
+/// A check's report, and the content that it found.
+pub struct Checked<'a> {
+    /// What was found.
+    pub report: Report,
+    /// Every bucket of the cache device, by index; empty if the priorities could not be read.
+    pub buckets: Vec<Bucket>,
+    /// The content; none if the tree could not be walked.
+    pub view: Option<View<'a>>,
+}
+
+/// Checks the set on `cache`, and on `backings` what it says about them.
+#[must_use]
+pub fn check<'a>(cache: &'a dyn ReadAt, backings: &'a [&'a dyn ReadAt], options: Options) -> Checked<'a> {
+    let mut findings = Findings::new(options.findings_max);
+    let mut checked = Checked { report: Report::new(), buckets: Vec::new(), view: None };
+    if let Some(superblock) = volumes::read_cache(cache, &mut findings) {
+        checked.report.set = Some(SetSummary::of(&superblock));
+        // Until the first start has ended nothing counts but the superblock.
+        if superblock.is_synchronous() {
+            check_started(cache, backings, &superblock, options, &mut checked, &mut findings);
+        }
+    }
+    (checked.report.findings, checked.report.findings_left_out) = findings.into_parts();
+    checked
+}
+
+fn check_started<'a>(
+    cache: &'a dyn ReadAt,
+    backing_images: &'a [&'a dyn ReadAt],
+    superblock: &CacheSuperblock,
+    options: Options,
+    checked: &mut Checked<'a>,
+    findings: &mut Findings,
+) -> Option<()> {
+    let geometry = Geometry::of(superblock);
+    let backings = volumes::read_backings(backing_images, superblock, findings);
+    let journal = journal::scan(cache, &geometry, findings)?;
+    let entry_place = Place::cache(Structure::Journal, journal.newest.sector);
+    let found = search::newest_by_search(&journal.buckets);
+    if found != Some(journal.newest.seq) {
+        findings.error(entry_place, DamageKind::JournalSearch { wanted: journal.newest.seq, found });
+    }
+    checked.report.journal = Some(JournalSummary {
+        newest: journal.newest.seq,
+        last_seq: journal.newest.last_seq,
+        entries: journal.buckets.iter().map(|bucket| bucket.len() as u64).sum(),
+        keys_to_replay: 0,
+    });
+    let header = journal.header;
+    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, header.prio_bucket, findings)?;
+    claim_metadata(&geometry, &chain, &header, &mut buckets, findings);
+    let slots =
+        volumes::read_table(cache, &geometry, &header.uuids, journal.old_uuids, entry_place, findings)
+            .unwrap_or_default();
+    let mut volumes = volumes::join(&slots, &backings, findings);
+    let root = tree::root(&geometry, &header.root, header.root_level, &mut buckets, entry_place, findings)?;
+    let tree = tree::walk(cache, &geometry, root, &mut buckets, findings, &mut |_, _| {});
+    let replay = content::replay(cache, &geometry, &journal, &mut buckets, findings);
+    let judge = Judge {
+        image: cache,
+        geometry,
+        backings: &backings,
+        backing_images,
+        replay: &replay,
+        compare_clean: options.compare_clean,
+    };
+    judge.judge(&tree, &mut buckets, &mut volumes, findings);
+    if let Some(summary) = &mut checked.report.journal {
+        summary.keys_to_replay = replay.keys;
+    }
+    checked.report.tree = Some(TreeSummary::of(&tree, header.root_level));
+    checked.report.volumes = volumes.into_values().collect();
+    let volumes = checked.report.volumes.clone();
+    let list = buckets.to_list();
+    checked.view = Some(View::new(cache, backing_images, geometry, tree, replay, buckets, volumes));
+    checked.buckets = list;
+    Some(())
+}
+
+/// Journal, priorities and uuid table have their buckets for themselves.
+fn claim_metadata(
+    geometry: &Geometry,
+    chain: &[u64],
+    header: &bcached_format::JsetHeader,
+    buckets: &mut buckets::Buckets,
+    findings: &mut Findings,
+) {
+    for index in 0..geometry.journal_buckets {
+        let sector = geometry.sector_of(geometry.journal_bucket(index));
+        buckets.claim(sector, Use::Journal, Place::cache(Structure::Journal, sector), findings);
+    }
+    for bucket in chain {
+        let sector = bucket * geometry.bucket_sectors;
+        buckets.claim(sector, Use::Priorities, Place::cache(Structure::Priorities, sector), findings);
+    }
+    if let Some(pointer) = header.uuids.pointers.as_slice().first() {
+        let place = Place::cache(Structure::UuidTable, pointer.sector());
+        buckets.claim(pointer.sector(), Use::UuidTable, place, findings);
+        if bcached_format::key_check::check_uuid_key(geometry, &header.uuids).is_ok() {
+            if buckets.is_live(&header.uuids) {
+                buckets.raise(&header.uuids);
+            } else {
+                findings.error(place, DamageKind::StaleMetadata { key: header.uuids });
+            }
+        }
+    }
+}
+
+impl Report {
+    const fn new() -> Self {
+        Self {
+            set: None,
+            journal: None,
+            tree: None,
+            volumes: Vec::new(),
+            findings: Vec::new(),
+            findings_left_out: 0,
+        }
+    }
+}
+
+impl SetSummary {
+    fn of(superblock: &CacheSuperblock) -> Self {
+        Self {
+            uuid: superblock.uuid(),
+            set_uuid: superblock.set_uuid(),
+            version: superblock.version(),
+            started: superblock.is_synchronous(),
+            block_sectors: superblock.block_sectors(),
+            bucket_sectors: superblock.bucket_sectors(),
+            buckets: superblock.buckets(),
+        }
+    }
+}
+
+impl TreeSummary {
+    fn of(tree: &tree::Tree, root_level: u16) -> Self {
+        Self {
+            root_level,
+            interior_nodes: tree.interior,
+            leaves: tree.leaves.len() as u64,
+            sets: tree.sets,
+            sets_max: tree.sets_max,
+            lost_nodes: tree.lost.len() as u64,
+        }
+    }
+}
+
+/// Reads from an image; what cannot be read is a finding.
+fn read_or_report(
+    image: &dyn ReadAt,
+    place: Place,
+    sector: u64,
+    bytes: usize,
+    findings: &mut Findings,
+) -> Option<Vec<u8>> {
+    let end = sector.checked_add((bytes as u64).div_ceil(SECTOR_BYTES));
+    let error = if end.is_none_or(|end| end > image.sectors()) {
+        "it lies beyond the end of the device".to_owned()
+    } else {
+        let mut buffer = vec![0; bytes];
+        match image.read_at(sector, &mut buffer) {
+            Ok(()) => return Some(buffer),
+            Err(error) => error.to_string(),
+        }
+    };
+    findings.error(place, DamageKind::Unreadable(error));
+    None
+}

@@ -1,0 +1,232 @@
+//! The volumes of a set: the slots of the uuid table, and the backing devices that were given along.
+
+use crate::buckets::sectors;
+use crate::damage::{DamageKind, Device, Findings, Place, Structure, as_text};
+use crate::image::ReadAt;
+use bcached_format::key_check::check_uuid_key;
+use bcached_format::{
+    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, Key, Label,
+    RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot, uuid,
+};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A volume with what the check found out about it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Volume {
+    /// Slot of the uuid table.
+    pub inode: u32,
+    /// Of the backing device or volume.
+    #[serde(serialize_with = "as_text")]
+    pub uuid: Uuid,
+    /// Label in the table.
+    #[serde(serialize_with = "as_text")]
+    pub label: Label,
+    /// Has no backing device.
+    pub flash_only: bool,
+    /// Was given up.
+    pub invalidated: bool,
+    /// First sector of its key space: the data offset of its backing device, if that was given; 0 if flash-only.
+    pub start: u64,
+    /// End of its key space, if known.
+    pub end: Option<u64>,
+    /// State of its backing device, if that was given.
+    pub state: Option<&'static str>,
+    /// Sectors of live extents.
+    pub live_sectors: u64,
+    /// How many of these are dirty.
+    pub dirty_sectors: u64,
+    #[serde(skip)]
+    pub(crate) backing: Option<usize>,
+}
+
+/// A backing device of the set.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    pub superblock: BackingSuperblock,
+    pub sectors: u64,
+}
+
+/// Reads the uuid table that the newest journal entry names.
+pub(crate) fn read_table(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    key: &Key,
+    old: bool,
+    place: Place,
+    findings: &mut Findings,
+) -> Option<Vec<UuidSlot>> {
+    if let Err(error) = check_uuid_key(geometry, key) {
+        findings.error(place, DamageKind::BadUuidKey { key: *key, error });
+        return None;
+    }
+    let wanted = geometry.meta_sectors();
+    if key.sectors() != wanted {
+        findings.error(place, DamageKind::UuidTableSize { wanted, found: key.sectors() });
+    }
+    let sector = key.pointers.as_slice().first()?.sector();
+    let place = Place::cache(Structure::UuidTable, sector);
+    let bytes = crate::read_or_report(image, place, sector, usize::from(key.size) * 512, findings)?;
+    let slots = if old {
+        uuid::parse_old(&bytes).map(Iterator::collect::<Vec<_>>)
+    } else {
+        uuid::parse(&bytes).map(Iterator::collect::<Vec<_>>)
+    };
+    match slots {
+        Ok(slots) => {
+            report_duplicates(&slots, place, findings);
+            Some(slots)
+        }
+        Err(error) => {
+            findings.error(place, DamageKind::UuidTable(error));
+            None
+        }
+    }
+}
+
+fn report_duplicates(slots: &[UuidSlot], place: Place, findings: &mut Findings) {
+    let mut seen = BTreeMap::new();
+    for (index, slot) in (0_u32..).zip(slots).filter(|(_, slot)| slot.is_used()) {
+        if let Some(first) = seen.insert(slot.uuid, index) {
+            findings.error(place, DamageKind::DuplicateUuid { uuid: slot.uuid, first, second: index });
+        }
+    }
+}
+
+/// The superblock of the cache device; `None` if there is no set to look at.
+pub(crate) fn read_cache(image: &dyn ReadAt, findings: &mut Findings) -> Option<CacheSuperblock> {
+    let place = Place::cache(Structure::Superblock, SUPERBLOCK_SECTOR);
+    match read_superblock(image, place, findings)? {
+        Superblock::Cache(superblock) => Some(superblock),
+        Superblock::Backing(_) => {
+            findings.error(place, DamageKind::NotACache);
+            None
+        }
+    }
+}
+
+/// The superblocks of backing devices; `None` for each that is none of this set's.
+pub(crate) fn read_backings(
+    images: &[&dyn ReadAt],
+    cache: &CacheSuperblock,
+    findings: &mut Findings,
+) -> Vec<Option<Backing>> {
+    let one = |(index, image): (usize, &&dyn ReadAt)| {
+        let place = Place::backing(index);
+        let superblock = match read_superblock(*image, place, findings)? {
+            Superblock::Backing(superblock) => superblock,
+            Superblock::Cache(_) => {
+                findings.error(place, DamageKind::NotABacking);
+                return None;
+            }
+        };
+        if superblock.state() == BackingState::None {
+            return None;
+        }
+        if superblock.set_uuid() != cache.set_uuid() {
+            findings.warn(place, DamageKind::OtherSet { found: superblock.set_uuid() });
+            return None;
+        }
+        let (wanted, found) = (cache.block_sectors(), superblock.block_sectors());
+        if found < wanted {
+            findings.error(place, DamageKind::BackingBlockTooSmall { wanted, found });
+        }
+        Some(Backing { superblock, sectors: image.sectors() })
+    };
+    images.iter().enumerate().map(one).collect()
+}
+
+fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) -> Option<Superblock> {
+    let bytes = crate::read_or_report(image, place, SUPERBLOCK_SECTOR, SUPERBLOCK_BYTES, findings)?;
+    let facts = DeviceFacts { sectors: image.sectors(), logical_block_sectors: 1 };
+    match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
+        Ok(superblock) => Some(superblock),
+        Err(error) => {
+            findings.error(place, DamageKind::Superblock(error));
+            None
+        }
+    }
+}
+
+/// The volumes of the table, joined with the backing devices.
+pub(crate) fn join(
+    slots: &[UuidSlot],
+    backings: &[Option<Backing>],
+    findings: &mut Findings,
+) -> BTreeMap<Inode, Volume> {
+    let mut volumes = BTreeMap::new();
+    for (inode, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
+        let volume = Volume {
+            inode,
+            uuid: slot.uuid,
+            label: slot.label,
+            flash_only: slot.is_flash_only(),
+            invalidated: slot.is_invalidated(),
+            start: 0,
+            end: slot.is_flash_only().then_some(slot.sectors),
+            state: None,
+            live_sectors: 0,
+            dirty_sectors: 0,
+            backing: None,
+        };
+        volumes.insert(Inode(inode), volume);
+    }
+    for (index, backing) in backings.iter().enumerate() {
+        let Some(backing) = backing else { continue };
+        let uuid = backing.superblock.uuid();
+        let known = volumes.values_mut().find(|volume| volume.uuid == uuid && !volume.invalidated);
+        if let Some(volume) = known {
+            volume.start = backing.superblock.data_offset();
+            volume.end = Some(backing.sectors);
+            volume.state = Some(state_name(backing.superblock.state()));
+            volume.backing = Some(index);
+        } else if backing.superblock.state() == BackingState::Dirty {
+            findings.error(Place::backing(index), DamageKind::DirtyButUnknown { uuid });
+        }
+    }
+    volumes
+}
+
+const fn state_name(state: BackingState) -> &'static str {
+    match state {
+        BackingState::None => "none",
+        BackingState::Clean => "clean",
+        BackingState::Dirty => "dirty",
+        BackingState::Stale => "stale",
+    }
+}
+
+impl Backing {
+    /// Dirty extents must not differ from the backing device in this state.
+    pub fn claims_clean(&self) -> bool {
+        matches!(self.superblock.state(), BackingState::None | BackingState::Clean)
+    }
+
+    /// Cached data must not be used any more.
+    pub fn is_stale(&self) -> bool {
+        self.superblock.state() == BackingState::Stale
+    }
+}
+
+/// Whether an extent's data in the cache equals the backing device's. Unreadable data is reported.
+pub(crate) fn equals_backing(
+    cache: &dyn ReadAt,
+    backing: (usize, &dyn ReadAt),
+    key: &Key,
+    findings: &mut Findings,
+) -> Option<bool> {
+    let (index, image) = backing;
+    let bytes = usize::from(key.size) * 512;
+    let sector = key.pointers.as_slice().first()?.sector();
+    let cached =
+        crate::read_or_report(cache, Place::cache(Structure::Content, sector), sector, bytes, findings)?;
+    let place = Place {
+        device: Device::Backing(index),
+        structure: Structure::Content,
+        sector: Some(key.start()),
+        node: None,
+    };
+    let below = crate::read_or_report(image, place, key.start(), bytes, findings)?;
+    debug_assert_eq!(sectors(bytes), key.sectors(), "a sector is 512 bytes");
+    Some(cached == below)
+}
