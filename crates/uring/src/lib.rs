@@ -26,6 +26,7 @@ mod perform;
 pub mod probe;
 mod ring;
 mod threads;
+pub mod udev;
 mod work;
 
 pub use bell::Bell;

@@ -7,7 +7,7 @@ mod common;
 
 use bcached_env::{Buffer, IoErrorKind};
 use bcached_uring::{Access, Device, DeviceErrorKind, DeviceKind, Holder};
-use common::{image, on_each, own};
+use common::{image, on_each, own, skip};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -40,11 +40,11 @@ impl Loop {
                 Some(Self { device, file })
             }
             Ok(output) => {
-                println!("skipped: no loop device: {}", String::from_utf8_lossy(&output.stderr).trim());
+                skip(&format!("no loop device: {}", String::from_utf8_lossy(&output.stderr).trim()));
                 None
             }
             Err(error) => {
-                println!("skipped: losetup cannot be run: {error}");
+                skip(&format!("losetup cannot be run: {error}"));
                 None
             }
         }
@@ -91,6 +91,64 @@ fn a_block_device_does_all_operations() {
         assert!(found.as_slice() == expected, "the loop device reads punched and zeroed ranges as zero");
         let error = disk.write(8192, payload).await.unwrap_err();
         assert_eq!(error.kind, IoErrorKind::Invalid);
+    });
+}
+
+/// Flushes the loop device was asked for: the sixteenth number of its statistics.
+fn flushes(under: &Loop) -> u64 {
+    let path = format!("/sys/block/{}/stat", under.name());
+    let text = std::fs::read_to_string(path).expect("block devices have statistics");
+    text.split_whitespace().nth(15).and_then(|number| number.parse().ok()).expect("Linux counts flushes")
+}
+
+/// A loop device has a volatile cache and no FUA of its own, so the kernel makes a forced write a write and a flush:
+/// its statistics show whether durability was really asked for.
+#[test]
+fn forced_writes_and_flushes_reach_the_device_and_plain_writes_do_not_flush() {
+    let _turn = one_at_a_time();
+    on_each(|env, parts| async move {
+        let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+        let disk = env.disk(parts.disks.add(own(&under.device)));
+        assert!(disk.info().volatile_cache);
+        let payload = Buffer::zeroed(4096).freeze();
+        let at_first = flushes(&under);
+        disk.write(0, payload.clone()).await.unwrap();
+        assert_eq!(flushes(&under), at_first);
+        disk.write_fua(8, payload).await.unwrap();
+        let forced = flushes(&under);
+        assert!(forced > at_first);
+        disk.flush().await.unwrap();
+        assert!(flushes(&under) > forced);
+    });
+}
+
+/// A file system that is full in the middle of a write: the first part goes, the rest says why it does not, and what
+/// was there before stays readable.
+#[test]
+fn a_full_file_system_is_no_space() {
+    let _turn = one_at_a_time();
+    on_each(|env, parts| async move {
+        let place = tempfile::tempdir().unwrap();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(place.path()).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            return skip("cannot mount a tmpfs");
+        }
+        let unmount = || Command::new("umount").arg("--lazy").arg(place.path()).status();
+        let path = place.path().join("image");
+        std::fs::File::create(&path).unwrap().set_len(4 * MIB).unwrap();
+        let disk = env.disk(parts.disks.add(own(&path)));
+        let mut data = Buffer::zeroed(2 * MEBIBYTE);
+        data.as_mut_slice().fill(0x5A);
+        let plain = disk.write(0, data.freeze()).await;
+        let first = disk.read(0, Buffer::zeroed(512)).await;
+        let zeroed = disk.zero(4096, 4096).await;
+        assert!(unmount().unwrap().success());
+        assert_eq!(plain.unwrap_err().kind, IoErrorKind::NoSpace);
+        assert_eq!(parts.disks.counts().continued, 1);
+        first.0.unwrap();
+        assert_eq!(first.1.as_slice(), [0x5A; 512]);
+        assert_eq!(zeroed.unwrap_err().kind, IoErrorKind::NoSpace);
     });
 }
 
@@ -158,12 +216,12 @@ fn a_mounted_device_is_refused_and_the_mount_named() {
     let Some(under) = Loop::new(16 * MIB, &[]) else { return };
     let made = Command::new("mkfs.ext4").arg("-q").arg(&under.device).status();
     if !made.is_ok_and(|status| status.success()) {
-        return println!("skipped: mkfs.ext4 cannot be run");
+        return skip("mkfs.ext4 cannot be run");
     }
     let place = tempfile::tempdir().unwrap();
     let mounted = Command::new("mount").arg(&under.device).arg(place.path()).output().unwrap();
     if !mounted.status.success() {
-        return println!("skipped: cannot mount: {}", String::from_utf8_lossy(&mounted.stderr).trim());
+        return skip(&format!("cannot mount: {}", String::from_utf8_lossy(&mounted.stderr).trim()));
     }
     let error = Device::open(&under.device, Access::Own).map(drop);
     assert!(Command::new("umount").arg(place.path()).status().unwrap().success());

@@ -5,7 +5,7 @@ mod common;
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Disk, Executor, Order, join_all};
 use bcached_uring::{Choice, DriverOptions, Opened, open_driver};
-use common::{backends, image, own, within_limit};
+use common::{backends, image, own, skip, within_limit};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -195,7 +195,7 @@ fn random_operations_agree_with_the_model_on_a_file_in_memory() {
     for choice in backends() {
         let options = DriverOptions { choice, ..DriverOptions::default() };
         let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
-            return println!("skipped: there is no /dev/shm");
+            return skip("there is no /dev/shm");
         };
         file.as_file().set_len(SECTORS * 512).expect("a sparse file");
         let helped: fn(&After) = match choice {

@@ -3,9 +3,10 @@
 
 use bcached_env::{Env, Executor, Order};
 use bcached_uring::{Access, Backend, Choice, Device, DriverOptions, Opened, open_driver};
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 /// The longest any test may take before it counts as hung.
@@ -20,7 +21,7 @@ pub fn backends() -> Vec<Choice> {
             vec![Choice::Uring, Choice::Threads]
         }
         Err(error) => {
-            println!("skipped: the ring's half of this test: {error}");
+            skip(&format!("the ring's half of this test: {error}"));
             vec![Choice::Threads]
         }
     }
@@ -57,14 +58,26 @@ pub struct Parts {
 /// Runs `work` in a thread and fails if it takes too long.
 pub fn within_limit(work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
+    // Named like the test, for `skip`.
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         work();
         let _ = sender.send(());
     });
+    let thread = thread.expect("the system has a thread to give");
     let waited = receiver.recv_timeout(LIMIT);
     assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "hung: nothing after {LIMIT:?}");
     if let Err(reason) = thread.join() {
         std::panic::resume_unwind(reason);
+    }
+}
+
+/// Prints the one line by which the running test counts as skipped, in part or as a whole; once a test.
+pub fn skip(reason: &str) {
+    static TESTS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    if TESTS.lock().expect("nobody panics in here").insert(name) {
+        println!("skipped: {}", reason.replace('\n', " "));
     }
 }
 
