@@ -37,13 +37,21 @@ pub enum Fault {
     #[error("it did not stop: {0}")]
     Stop(Refusal),
     /// Somebody waits for ever.
-    #[error("{}", match .0 {
-        Halt::Stuck => "somebody waits and nothing is under way",
+    #[error("{}; waiting: {}", match .halt {
+        Halt::Stuck => "nothing is under way",
         Halt::Late => "no answer came within the time allowed",
         Halt::Spinning => "tasks wake each other for ever and nothing happens",
         Halt::Asked(_) => "the world ended unexpectedly",
-    })]
-    Waiting(Halt),
+    }, .waiting.join(", "))]
+    Waiting {
+        /// How the world saw it.
+        halt: Halt,
+        /// Some of what was not answered.
+        waiting: Vec<String>,
+    },
+    /// It panicked.
+    #[error("it panicked: {0}")]
+    Panic(String),
     /// It sent a request that a device refuses by its form.
     #[error("a request of wrong form: {0}")]
     Form(String),

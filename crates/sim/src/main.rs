@@ -41,7 +41,7 @@ enum Command {
 #[derive(Args, Clone)]
 struct What {
     /// The system under test.
-    #[arg(long, default_value = "passthrough")]
+    #[arg(long, default_value = "engine")]
     system: String,
     /// The workload's shape.
     #[arg(long, default_value = "mixed")]

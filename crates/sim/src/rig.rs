@@ -4,6 +4,7 @@
 //! or when the world halts; then [`Rig::crash`] leaves the devices as the crash would, and the next life can begin.
 
 pub mod client;
+mod panic;
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
@@ -17,8 +18,12 @@ use bcached_env::rng::Rng;
 use bcached_env::{Executor, Order};
 use client::Client;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
+
+/// Unanswered requests that a report names.
+const WAITING_SHOWN: usize = 4;
 
 /// What was done, in numbers.
 #[derive(Clone, Copy, Default, Debug)]
@@ -149,15 +154,26 @@ impl Rig {
         F: Future<Output = Result<T, Fault>> + 'static,
     {
         let (mut executor, birth) = self.executor();
-        let noticed = Rc::clone(&birth.fault);
-        let outcome = executor.block_on(async move { script(birth.open().await?).await });
-        drop(executor);
-        let noticed = noticed.borrow_mut().take();
-        let found = self.verdict(noticed, outcome.is_none());
-        match (found, outcome) {
-            (Some(fault), _) | (None, Some(Err(fault))) => Err(fault),
-            (None, Some(Ok(result))) => Ok(Some(result)),
-            (None, None) => Ok(None),
+        let (noticed, waiting) = (Rc::clone(&birth.fault), Rc::clone(&birth.waiting));
+        let main = async move { script(birth.open().await?).await };
+        let outcome = panic::caught(|| {
+            let outcome = executor.block_on(main);
+            drop(executor);
+            outcome
+        });
+        let outcome = outcome.map_err(Fault::Panic)?;
+        if let Some(fault) = noticed.borrow_mut().take() {
+            return Err(fault);
+        }
+        match outcome {
+            Some(result) => {
+                let result = result?;
+                self.complaint().map_or(Ok(Some(result)), Err)
+            }
+            None => match self.complaint().or_else(|| self.waited(&waiting.borrow())) {
+                Some(fault) => Err(fault),
+                None => Ok(None),
+            },
         }
     }
 
@@ -177,25 +193,26 @@ impl Rig {
             depth: self.depth,
             requests: Rc::clone(&self.requests),
             fault: Rc::default(),
+            waiting: Rc::default(),
         };
         (executor, birth)
     }
 
-    /// The fault of a life, if it had one.
-    fn verdict(&self, noticed: Option<Fault>, halted: bool) -> Option<Fault> {
+    /// What the world itself has to complain of.
+    fn complaint(&self) -> Option<Fault> {
         let world = self.world.borrow();
-        if let Some(fault) = noticed {
-            return Some(fault);
-        }
         if let Some(what) = world.refused() {
             return Some(Fault::Form(what.to_owned()));
         }
-        if world.charge_max() > CHARGE_NS_MAX {
-            return Some(Fault::Long(world.charge_max()));
-        }
-        match world.halted() {
-            Some(halt @ (Halt::Stuck | Halt::Late | Halt::Spinning)) if halted => {
-                Some(Fault::Waiting(halt.clone()))
+        (world.charge_max() > CHARGE_NS_MAX).then(|| Fault::Long(world.charge_max()))
+    }
+
+    /// The fault of a world that halted of itself, with `waiting` not answered.
+    fn waited(&self, waiting: &BTreeMap<u64, String>) -> Option<Fault> {
+        match self.world.borrow().halted() {
+            Some(halt @ (Halt::Stuck | Halt::Late | Halt::Spinning)) => {
+                let waiting = waiting.values().take(WAITING_SHOWN).cloned().collect();
+                Some(Fault::Waiting { halt: halt.clone(), waiting })
             }
             _ => None,
         }

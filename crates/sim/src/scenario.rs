@@ -122,7 +122,7 @@ impl Stage {
         let struck = self.rig.world.borrow().halted().is_some();
         self.crash(crash, survivors);
         match done {
-            Err(Fault::Waiting(_)) if struck => Ok(()),
+            Err(Fault::Waiting { .. }) if struck => Ok(()),
             Err(fault) => Err(fault),
             Ok(()) => Err(Fault::Story("the operation to crash at never came".to_owned())),
         }
@@ -179,6 +179,7 @@ impl Stage {
 
     fn halted(&self) -> Fault {
         let halt = self.rig.world.borrow().halted().cloned();
-        Fault::Waiting(halt.expect("only a halted world leaves a script unfinished"))
+        let halt = halt.expect("only a halted world leaves a script unfinished");
+        Fault::Waiting { halt, waiting: Vec::new() }
     }
 }

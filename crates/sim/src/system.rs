@@ -3,6 +3,7 @@
 //! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty forms of it that prove
 //! that the simulator would notice.
 
+pub mod engine;
 pub mod mutant;
 pub mod passthrough;
 
@@ -19,8 +20,10 @@ pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
 /// Sizes of the devices and of what is made on them. In sectors of 512 bytes.
 #[derive(Clone, Debug)]
 pub struct Geometry {
-    /// Logical block of all devices, and the block of the cache set: 1 or 8.
+    /// Logical block of all devices, and the unit of requests: 1 or 8.
     pub block_sectors: u32,
+    /// Block of the cache set: at least that of the devices, at most 8.
+    pub set_block_sectors: u32,
     /// Bucket.
     pub bucket_sectors: u32,
     /// Buckets on the cache device.
@@ -35,6 +38,8 @@ pub struct Geometry {
     pub cache_volatile: bool,
     /// Records the note has room for.
     pub note_records: usize,
+    /// Decides everything that a system can be told and that is not a size.
+    pub tuning: u64,
 }
 
 impl Geometry {
@@ -182,7 +187,7 @@ pub fn system_names() -> Vec<String> {
 }
 
 fn all_systems() -> Vec<Rc<dyn System>> {
-    let mut systems: Vec<Rc<dyn System>> = vec![Rc::new(passthrough::Passthrough)];
+    let mut systems: Vec<Rc<dyn System>> = vec![Rc::new(engine::Engine), Rc::new(passthrough::Passthrough)];
     systems.extend(mutant::ALL.map(|fault| Rc::new(mutant::Mutant::new(fault)) as Rc<dyn System>));
     systems
 }

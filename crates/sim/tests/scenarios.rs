@@ -14,6 +14,7 @@ use std::rc::Rc;
 fn stage() -> Stage {
     let geometry = Geometry {
         block_sectors: 8,
+        set_block_sectors: 8,
         bucket_sectors: 128,
         buckets: 100,
         volumes: vec![1024],
@@ -21,6 +22,7 @@ fn stage() -> Stage {
         backing_volatile: true,
         cache_volatile: true,
         note_records: 100,
+        tuning: 0,
     };
     let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
     stage.start().expect("it opens");

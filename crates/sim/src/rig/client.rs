@@ -10,6 +10,7 @@ use crate::workload::Step;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Env, Note};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct Birth {
     pub(super) requests: Rc<Cell<u64>>,
     /// The first fault noticed in this life.
     pub(super) fault: Rc<RefCell<Option<Fault>>>,
+    /// What is asked and not answered, in words.
+    pub(super) waiting: Rc<RefCell<BTreeMap<u64, String>>>,
 }
 
 impl Birth {
@@ -46,7 +49,9 @@ impl Birth {
     pub async fn open(self) -> Result<Client, Fault> {
         self.world.borrow_mut().progress(PATIENCE_NS);
         let opening = self.system.open(self.env.clone(), &self.geometry, self.note);
+        self.waiting.borrow_mut().insert(0, "open".to_owned());
         let running = opening.await.map_err(Fault::Open)?;
+        self.waiting.borrow_mut().clear();
         let shapes = running.volumes();
         let (found, wanted) = (shapes.len(), self.geometry.volumes.len());
         if found != wanted {
@@ -63,6 +68,7 @@ impl Birth {
             depth: self.depth,
             requests: self.requests,
             fault: self.fault,
+            waiting: self.waiting,
         };
         Ok(Client { shared: Rc::new(shared) })
     }
@@ -79,6 +85,7 @@ struct Shared {
     depth: usize,
     requests: Rc<Cell<u64>>,
     fault: Rc<RefCell<Option<Fault>>>,
+    waiting: Rc<RefCell<BTreeMap<u64, String>>>,
 }
 
 /// A handle on the open system and its judge. Clones are the same client.
@@ -166,7 +173,9 @@ impl Client {
     pub async fn stop(&self) -> Result<(), Fault> {
         self.settle().await;
         let id = self.shared.oracle.borrow_mut().begin_stop();
+        self.shared.waiting.borrow_mut().insert(0, "stop".to_owned());
         let result = self.shared.running.stop().await;
+        self.shared.waiting.borrow_mut().clear();
         self.shared.oracle.borrow_mut().end(id, result.is_ok());
         self.shared.world.borrow_mut().progress(PATIENCE_NS);
         result.map_err(Fault::Stop)
@@ -186,12 +195,14 @@ impl Client {
     /// The system's refusal.
     pub async fn attempt(&self, step: Step) -> Result<(), Refusal> {
         self.shared.requests.set(self.shared.requests.get() + 1);
-        let words = step.to_string();
+        let (number, words) = (self.shared.requests.get(), step.to_string());
+        self.shared.waiting.borrow_mut().insert(number, words.clone());
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
             other => self.change(other).await,
         };
+        self.shared.waiting.borrow_mut().remove(&number);
         let now = self.shared.env.now().0;
         let mut world = self.shared.world.borrow_mut();
         world.progress(PATIENCE_NS);

@@ -176,6 +176,7 @@ impl Shape {
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
         Geometry {
             block_sectors,
+            set_block_sectors: if rng.one_in(2) { 8 } else { block_sectors },
             bucket_sectors,
             buckets: 600 + rng.below(400),
             volumes: vec![self.span; self.volumes],
@@ -183,6 +184,7 @@ impl Shape {
             backing_volatile: !rng.one_in(4),
             cache_volatile: !rng.one_in(4),
             note_records: 64 << rng.below(6),
+            tuning: rng.next(),
         }
     }
 }

@@ -1,0 +1,173 @@
+//! The engine under test: unchanged, on simulated devices. This file only translates.
+//!
+//! The options are drawn from the geometry's tuning number, so that some runs have little memory for nodes, impatient
+//! journals and eager write-back, and others none of it.
+
+use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use crate::disk::Device;
+use bcached_engine::{CacheSet, Options, VolumeId};
+use bcached_env::rng::Rng;
+use bcached_env::{DiskId, Env, Note};
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Where the data of a backing device starts: what the usual tools choose.
+const DATA_START: u64 = 16;
+
+/// A cache set of the real engine.
+pub struct Engine;
+
+struct Open {
+    set: CacheSet,
+    volumes: Vec<VolumeId>,
+    shapes: Vec<VolumeShape>,
+}
+
+/// The options of a run.
+fn options(geometry: &Geometry) -> Options {
+    let mut rng = Rng::new(geometry.tuning);
+    let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
+    let milliseconds = Duration::from_millis;
+    Options {
+        node_budget_bytes: usize::try_from(pick([1, 2, 8, 128])).expect("small") << 20,
+        journal_delay: milliseconds(pick([1, 10, 100, 100])),
+        leaf_delay: milliseconds(pick([5, 50, 500, 30_000])),
+        parked_delay: milliseconds(pick([2, 20, 200, 5000])),
+        writeback_delay: milliseconds(pick([1, 10, 100, 5000])),
+        writeback_batch_sectors: pick([8, 64, 512, 8192]),
+        writeback_running: pick([0, 1, 1, 1]) == 1,
+        writeback_percent: pick([0, 0, 1, 10]),
+        ..Options::default()
+    }
+}
+
+/// A volume's mode when it is made.
+const fn first_mode(geometry: &Geometry, volume: usize) -> CacheMode {
+    match (geometry.tuning >> 40).wrapping_add(volume as u64) % 6 {
+        0 => CacheMode::Writethrough,
+        1 => CacheMode::Writearound,
+        _ => CacheMode::Writeback,
+    }
+}
+
+const fn mode(mode: Mode) -> CacheMode {
+    match mode {
+        Mode::Writethrough => CacheMode::Writethrough,
+        Mode::Writeback => CacheMode::Writeback,
+        Mode::Writearound => CacheMode::Writearound,
+        Mode::None => CacheMode::None,
+    }
+}
+
+fn uuid(rng: &mut Rng) -> Uuid {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&rng.nonzero().to_le_bytes());
+    bytes[8..].copy_from_slice(&rng.nonzero().to_le_bytes());
+    Uuid(bytes)
+}
+
+impl System for Engine {
+    fn name(&self) -> &'static str {
+        "engine"
+    }
+
+    fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device> {
+        let mut rng = Rng::new(seed);
+        let set_uuid = uuid(&mut rng);
+        let sixteen = |sectors: u32| u16::try_from(sectors).expect("blocks and buckets are small");
+        let (block_sectors, bucket_sectors) =
+            (sixteen(geometry.set_block_sectors), sixteen(geometry.bucket_sectors));
+        let mut cache = geometry.cache_device();
+        let superblock = CacheSuperblock::format(CacheFormat {
+            uuid: uuid(&mut rng),
+            set_uuid,
+            device_sectors: cache.model.sectors,
+            block_sectors,
+            bucket_sectors,
+            discard: geometry.tuning.is_multiple_of(3),
+            replacement: Replacement::Lru,
+        });
+        cache.place(SUPERBLOCK_SECTOR, &superblock.expect("a geometry that can be run").seal()[..]);
+        let mut devices = vec![cache];
+        for index in 0..geometry.volumes.len() {
+            let volume = u32::try_from(index).expect("few volumes");
+            let mut backing = geometry.backing_device(volume, DATA_START);
+            let superblock = BackingSuperblock::format(BackingFormat {
+                uuid: uuid(&mut rng),
+                set_uuid,
+                block_sectors,
+                bucket_sectors,
+                data_offset: None,
+                cache_mode: first_mode(geometry, index),
+                device_sectors: backing.model.sectors,
+            });
+            backing.place(SUPERBLOCK_SECTOR, &superblock.expect("a geometry that can be run").seal()[..]);
+            devices.push(backing);
+        }
+        devices
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        geometry: &Geometry,
+        note: Box<dyn Note>,
+    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let options = options(geometry);
+        let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
+        let unit_sectors = geometry.block_sectors;
+        Box::pin(async move {
+            let set = CacheSet::open(env, DiskId(0), note, options).await.map_err(Refusal::from_error)?;
+            let mut volumes = Vec::new();
+            for volume in 0..count {
+                volumes.push(set.add_backing(DiskId(1 + volume)).await.map_err(Refusal::from_error)?);
+            }
+            let infos = set.volumes();
+            let shape = |id: &VolumeId| {
+                let info = infos.iter().find(|info| info.id == *id)?;
+                Some(VolumeShape { sectors: info.sectors, unit_sectors })
+            };
+            let shapes = volumes.iter().filter_map(shape).collect();
+            Ok(Rc::new(Open { set, volumes, shapes }) as Rc<dyn Running>)
+        })
+    }
+}
+
+impl Running for Open {
+    fn volumes(&self) -> Vec<VolumeShape> {
+        self.shapes.clone()
+    }
+
+    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+        let (set, id) = (self.set.clone(), self.volumes[volume as usize]);
+        let request = match request {
+            Request::Read { sector, buffer } => bcached_engine::Request::Read { sector, buffer },
+            Request::Write { sector, payload, fua } => {
+                bcached_engine::Request::Write { sector, payload, fua }
+            }
+            Request::Flush => bcached_engine::Request::Flush,
+            Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
+            Request::WriteZeroes { sector, sectors, fua } => {
+                bcached_engine::Request::WriteZeroes { sector, sectors, fua }
+            }
+        };
+        Box::pin(async move {
+            let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
+            Reply { result: result.map_err(Refusal::from_error), buffer }
+        })
+    }
+
+    fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
+        let (set, id) = (self.set.clone(), self.volumes[volume as usize]);
+        Box::pin(async move { set.set_cache_mode(id, mode(wanted)).await.map_err(Refusal::from_error) })
+    }
+
+    fn stop(&self) -> Soon<Result<(), Refusal>> {
+        let set = self.set.clone();
+        Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
+    }
+}
