@@ -1,0 +1,225 @@
+//! One connection, from its first byte to the end: the handshake, then requests into the port. A second thread
+//! ([`crate::writer`]) sends the replies.
+//!
+//! **Back pressure.** Before a request is submitted it has its place in the window and its bytes in the budget; while
+//! it waits for either nothing more is read, and the peer's sends block.
+//!
+//! **The end**, however it comes (DISC, a closed or broken socket, bytes that are no NBD, the server stopping): no
+//! more requests are read, everything submitted is carried out and answered as far as the peer still listens, then the
+//! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
+
+use crate::budget::Budget;
+use crate::proto::handshake::{Agreed, Catalog, Handshake, Offer, Step};
+use crate::proto::reply::Awaited;
+use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
+use crate::proto::wire::{NbdError, Violation};
+use crate::server::Shared;
+use crate::socket::{Patience, Socket};
+use crate::source::Source;
+use crate::writer::{Pending, Writer};
+use crate::writing::{Claim, Moment, Peer};
+use bcached_port::{Buffer, Operation, Reply, Requests, VolumeId};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use thiserror::Error;
+
+/// Why a connection ended before its client said goodbye.
+#[derive(Debug, Error)]
+pub(crate) enum Broken {
+    #[error("the client broke the protocol: {0}")]
+    Violation(Violation),
+    #[error("the connection failed: {0}")]
+    Socket(#[from] io::Error),
+    #[error("the volume {0:?} went away during the handshake")]
+    Gone(String),
+}
+
+/// Who is on the other side of a connection.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    /// Our number for the connection.
+    pub(crate) number: u64,
+    /// Which client it belongs to.
+    pub(crate) peer: Peer,
+}
+
+/// Serves a connection to its end.
+pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Result<(), Broken> {
+    let mut source = Source::new(Arc::clone(socket));
+    let catalog = PeerCatalog { shared, peer: caller.peer, since: Cell::new(Moment::default()) };
+    let Some(agreed) = shake_hands(shared, socket, &mut source, &catalog)? else { return Ok(()) };
+    let export = Arc::clone(&agreed.offer.export);
+    let Some((volume, connector)) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
+    shared.entered(caller.number, &export.name);
+
+    let limits = &shared.limits;
+    let (requests, replies) = connector.connect::<Pending>(limits.requests);
+    let (structured, stall) = (agreed.structured, limits.stall);
+    let writer = Writer { socket: Arc::clone(socket), replies, structured, stall };
+    let writer = shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run())?;
+    let mut reader = Reader {
+        shared,
+        source,
+        session: Session::new(agreed),
+        requests,
+        volume: *volume,
+        budget: Arc::new(Budget::new(limits.connection_bytes, Some(Arc::clone(&shared.memory)))),
+        caller,
+        since: catalog.since.get(),
+        claim: None,
+    };
+    let result = reader.run();
+    let Reader { requests, claim, .. } = reader;
+    // Nothing more is asked: the writer ends with the last reply.
+    drop(requests);
+    if writer.join().is_err() {
+        tracing::error!(connection = caller.number, "the replying thread panicked");
+    }
+    // Only now is everything that this connection wrote done.
+    drop(claim);
+    result
+}
+
+/// The exports, as offered to one client.
+struct PeerCatalog<'a> {
+    shared: &'a Shared,
+    peer: Peer,
+    /// When the last offer was made: what the client reads is at least as new.
+    since: Cell<Moment>,
+}
+
+impl Catalog for PeerCatalog<'_> {
+    fn names(&self) -> Vec<String> {
+        self.shared.exports.served().iter().map(|export| export.name.clone()).collect()
+    }
+
+    fn offer(&self, name: &str) -> Result<Offer, String> {
+        let export = self.shared.exports.find(name).map_err(|error| error.to_string())?;
+        let (now, taken) = self.shared.writing.look(export.uuid, self.peer);
+        self.since.set(now);
+        let read_only = export.read_only || (taken && !export.shared);
+        let one_of_several = matches!(self.peer, Peer::Process { .. });
+        let multi_conn = read_only || export.shared || one_of_several;
+        Ok(Offer { export, read_only, multi_conn })
+    }
+}
+
+/// `None` when the client hung up properly, or the server is stopping.
+fn shake_hands(
+    shared: &Shared,
+    socket: &Socket,
+    source: &mut Source,
+    catalog: &PeerCatalog<'_>,
+) -> Result<Option<Agreed>, Broken> {
+    let deadline = Patience::Deadline(Instant::now() + shared.limits.handshake);
+    let stall = shared.limits.handshake;
+    let mut handshake = Handshake::new();
+    loop {
+        socket.send_slice(&handshake.take_outgoing(), stall)?;
+        let Some(bytes) = source.next(handshake.needed(), deadline, deadline)? else { return Ok(None) };
+        match handshake.step(bytes, catalog) {
+            // The deadline holds also for a client that always has another question ready.
+            Step::Continue if deadline.is_over() => {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+            Step::Continue => {}
+            Step::Transmission(agreed) => {
+                socket.send_slice(&handshake.take_outgoing(), stall)?;
+                return Ok(Some(agreed));
+            }
+            Step::Goodbye => {
+                socket.send_slice(&handshake.take_outgoing(), stall)?;
+                return Ok(None);
+            }
+            Step::Violation(violation) => return Err(Broken::Violation(violation)),
+        }
+    }
+}
+
+/// The receiving half of a connection.
+struct Reader<'a> {
+    shared: &'a Shared,
+    source: Source,
+    session: Session,
+    requests: Requests<Pending>,
+    volume: VolumeId,
+    budget: Arc<Budget>,
+    caller: Caller,
+    /// When the connection was established, for the right to write.
+    since: Moment,
+    /// The right to write, once it was needed and given.
+    claim: Option<Claim>,
+}
+
+impl Reader<'_> {
+    fn run(&mut self) -> Result<(), Broken> {
+        let stall = Patience::Stall(self.shared.limits.stall);
+        while !self.shared.is_stopping() {
+            let Some(bytes) = self.source.next(HEADER_BYTES, Patience::Forever, stall)? else {
+                return Ok(());
+            };
+            let bytes = bytes.first_chunk().expect("a header was asked for");
+            let header = Header::parse(bytes).map_err(Broken::Violation)?;
+            match self.session.decide(&header) {
+                Decision::Run(command) if command.changes_content() && !self.may_write() => {
+                    let payload =
+                        if matches!(command, Command::Write { .. }) { command.payload_bytes() } else { 0 };
+                    self.refuse(&header, NbdError::EPERM, payload)?;
+                }
+                Decision::Run(command) => self.submit(&header, command)?,
+                Decision::Refuse { error, payload } => self.refuse(&header, error, payload)?,
+                Decision::Disconnect => return Ok(()),
+                Decision::Violation(violation) => return Err(Broken::Violation(violation)),
+            }
+        }
+        Ok(())
+    }
+
+    fn may_write(&mut self) -> bool {
+        let export = &self.session.agreed().offer.export;
+        if export.shared || self.claim.is_some() {
+            return true;
+        }
+        self.claim = self.shared.writing.claim(export.uuid, self.caller.peer, self.since);
+        if self.claim.is_some() {
+            self.shared.writes(self.caller.number);
+        }
+        self.claim.is_some()
+    }
+
+    fn refuse(&mut self, header: &Header, error: NbdError, payload: u32) -> io::Result<()> {
+        self.source.skip(payload, self.shared.limits.stall)?;
+        let awaited = Awaited::refusal(header, error);
+        self.requests.answer(Pending { awaited, permit: None }, Reply::done());
+        Ok(())
+    }
+
+    fn submit(&mut self, header: &Header, command: Command) -> io::Result<()> {
+        let bytes = command.payload_bytes();
+        let permit = (bytes > 0).then(|| self.budget.acquire(u64::from(bytes)));
+        let operation = match command {
+            Command::Read { sector, bytes } => {
+                Operation::Read { sector, buffer: Buffer::zeroed(bytes as usize) }
+            }
+            Command::Write { sector, bytes, fua } => {
+                let mut buffer = Buffer::zeroed(bytes as usize);
+                self.source.read(buffer.as_mut_slice(), self.shared.limits.stall)?;
+                Operation::Write { sector, payload: buffer.freeze(), fua }
+            }
+            Command::Flush => Operation::Flush,
+            Command::Trim { sector, sectors, fua } => Operation::Discard { sector, sectors, fua },
+            Command::WriteZeroes { sector, sectors, fua, may_discard } => {
+                Operation::WriteZeroes { sector, sectors, fua, may_discard }
+            }
+            Command::Cache { sector, sectors } => Operation::Prefetch { sector, sectors },
+            Command::BlockStatus { sector, sectors, extents_max } => {
+                Operation::BlockStatus { sector, sectors, extents_max }
+            }
+        };
+        let awaited = Awaited::of(header, command);
+        self.requests.submit(Pending { awaited, permit }, self.volume, operation);
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+//! Volumes as NBD exports.
+//!
+//! [`proto`] is the protocol without any I/O: bytes in, decisions and bytes out; it is what the fuzzer attacks. The
+//! rest moves bytes between sockets, that codec and the engine's port:
+//!
+//! ```text
+//!   socket ──► reader thread ── handshake, then requests ──► port ──► engine
+//!   socket ◄── writer thread ◄──────────── replies ◄──────── port ◄──┘
+//! ```
+//!
+//! - **Bounded.** A connection has at most so many requests outstanding and so many bytes of payload in memory, and
+//!   all connections together too ([`Limits`]); at a bound the reader stops reading its socket, and the peer waits.
+//! - **No client can hold anything for ever** but an idle connection: the handshake has a deadline, a payload that
+//!   stops halfway and replies that nobody reads end the connection after [`Limits::stall`].
+//! - **A lost connection loses no request**: what was received whole is carried out, and the right to write (see
+//!   [`server`]) is given up only after the last of it is done.
+//! - Threads sleep in the kernel whenever there is nothing to do.
+
+mod budget;
+mod connection;
+mod credentials;
+mod endpoint;
+pub mod proto;
+pub mod server;
+mod socket;
+mod source;
+mod writer;
+mod writing;
+
+pub use endpoint::{Bound, Endpoint, ListenError};
+pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};

@@ -1,0 +1,387 @@
+//! The haggling at the start of a connection.
+//!
+//! [`Handshake::needed`] says how many bytes the next step takes; the caller collects exactly those, hands them to
+//! [`Handshake::step`], and sends [`Handshake::take_outgoing`]. A client may go on asking as long as its host lets it:
+//! time is the host's business, memory is bounded here.
+//!
+//! There is no TLS in this version: `STARTTLS` is answered "unsupported", which lets a client that insists go away
+//! and any other go on.
+
+use super::option::{ContextQuestion, ExportQuestion, Malformed, name};
+use super::wire::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_MIN, BLOCK_BYTES_PREFERRED_MIN, IHAVEOPT, NBDMAGIC,
+    OPTION_BYTES_MAX, OPTION_REPLY_MAGIC, OPTION_SKIP_MAX, PAYLOAD_BYTES_MAX, Violation, flag,
+    handshake_flag, info, option, option_reply,
+};
+use bcached_port::{Export, SECTOR_BYTES};
+use std::sync::Arc;
+
+/// What a server can offer, asked during the handshake.
+pub trait Catalog {
+    /// Names of the exports that are there now.
+    fn names(&self) -> Vec<String>;
+
+    /// What this client would get under a name.
+    ///
+    /// # Errors
+    /// A sentence for people on why there is nothing.
+    fn offer(&self, name: &str) -> Result<Offer, String>;
+}
+
+/// An export as offered to one client.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// The volume.
+    pub export: Arc<Export>,
+    /// This client may not write.
+    pub read_only: bool,
+    /// This client may use several connections at once.
+    pub multi_conn: bool,
+}
+
+/// What client and server agreed on.
+#[derive(Clone, Debug)]
+pub struct Agreed {
+    /// The export.
+    pub offer: Offer,
+    /// Replies are structured.
+    pub structured: bool,
+    /// Block status may be asked for.
+    pub block_status: bool,
+}
+
+/// What follows a step.
+#[derive(Debug)]
+pub enum Step {
+    /// Go on.
+    Continue,
+    /// The handshake is over; send what is outgoing, requests follow.
+    Transmission(Agreed),
+    /// The client hangs up properly; send what is outgoing, then end.
+    Goodbye,
+    /// End the connection without an answer.
+    Violation(Violation),
+}
+
+/// One connection's handshake.
+pub struct Handshake {
+    state: State,
+    outgoing: Vec<u8>,
+    fixed: bool,
+    no_zeroes: bool,
+    structured: bool,
+    /// The name with which `base:allocation` was chosen.
+    context_for: Option<String>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    ClientFlags,
+    OptionHeader,
+    OptionData {
+        option: u32,
+        bytes: u32,
+    },
+    /// Data too long to be looked at; so many bytes of it are to come.
+    Skip {
+        option: u32,
+        bytes: u32,
+    },
+}
+
+/// How much of a long option is asked for at a time.
+const SKIP_STEP: u32 = 4096;
+
+impl Default for Handshake {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Handshake {
+    /// A new connection; the greeting is outgoing.
+    #[must_use]
+    pub fn new() -> Self {
+        let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+        let mut outgoing = Vec::with_capacity(256);
+        outgoing.extend_from_slice(&NBDMAGIC.to_be_bytes());
+        outgoing.extend_from_slice(&IHAVEOPT.to_be_bytes());
+        outgoing.extend_from_slice(&flags.to_be_bytes());
+        Self {
+            state: State::ClientFlags,
+            outgoing,
+            fixed: false,
+            no_zeroes: false,
+            structured: false,
+            context_for: None,
+        }
+    }
+
+    /// Bytes that the next step takes: at most [`OPTION_BYTES_MAX`], possibly 0.
+    #[must_use]
+    pub fn needed(&self) -> usize {
+        let bytes = match self.state {
+            State::ClientFlags => 4,
+            State::OptionHeader => 16,
+            State::OptionData { bytes, .. } => bytes,
+            State::Skip { bytes, .. } => bytes.min(SKIP_STEP),
+        };
+        bytes as usize
+    }
+
+    /// What is to be sent, once.
+    pub fn take_outgoing(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// The next step, with exactly [`Handshake::needed`] bytes from the client.
+    pub fn step(&mut self, bytes: &[u8], catalog: &dyn Catalog) -> Step {
+        assert_eq!(bytes.len(), self.needed(), "a step gets the bytes it asked for");
+        match self.state {
+            State::ClientFlags => self.client_flags(bytes),
+            State::OptionHeader => self.option_header(bytes),
+            State::OptionData { option, .. } => {
+                self.state = State::OptionHeader;
+                self.option(option, bytes, catalog)
+            }
+            State::Skip { option, bytes: left } => {
+                let left = left - left.min(SKIP_STEP);
+                self.state = State::Skip { option, bytes: left };
+                if left == 0 {
+                    self.state = State::OptionHeader;
+                    self.error(option, option_reply::ERR_TOO_BIG, "the option is too long");
+                }
+                Step::Continue
+            }
+        }
+    }
+
+    fn client_flags(&mut self, bytes: &[u8]) -> Step {
+        let flags = be_u32(bytes, 0);
+        let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+        if flags & !u32::from(known) != 0 {
+            return Step::Violation(Violation::HandshakeFlags(flags));
+        }
+        self.fixed = flags & u32::from(handshake_flag::FIXED_NEWSTYLE) != 0;
+        self.no_zeroes = flags & u32::from(handshake_flag::NO_ZEROES) != 0;
+        self.state = State::OptionHeader;
+        Step::Continue
+    }
+
+    fn option_header(&mut self, bytes: &[u8]) -> Step {
+        let magic = u64::from(be_u32(bytes, 0)) << 32 | u64::from(be_u32(bytes, 4));
+        let (option, bytes) = (be_u32(bytes, 8), be_u32(bytes, 12));
+        if magic != IHAVEOPT {
+            return Step::Violation(Violation::OptionMagic(magic));
+        }
+        if option != option::EXPORT_NAME && !self.fixed {
+            return Step::Violation(Violation::NotFixed(option));
+        }
+        self.state = match bytes {
+            0..=OPTION_BYTES_MAX => State::OptionData { option, bytes },
+            // This one has no error reply; and a longer one is no option.
+            _ if option == option::EXPORT_NAME || bytes > OPTION_SKIP_MAX => {
+                return Step::Violation(Violation::OptionSize { option, bytes });
+            }
+            _ => State::Skip { option, bytes },
+        };
+        Step::Continue
+    }
+
+    fn option(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) -> Step {
+        match option {
+            option::EXPORT_NAME => return self.export_name(data, catalog),
+            option::ABORT => {
+                self.reply(option, option_reply::ACK, &[]);
+                return Step::Goodbye;
+            }
+            option::INFO | option::GO => return self.info_or_go(option, data, catalog),
+            option::LIST if data.is_empty() => self.list(catalog),
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured = true;
+                self.reply(option, option_reply::ACK, &[]);
+            }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, data, catalog),
+            option::STARTTLS if data.is_empty() => {
+                self.error(option, option_reply::ERR_UNSUP, "this version has no TLS");
+            }
+            option::LIST | option::STRUCTURED_REPLY | option::STARTTLS => {
+                self.error(option, option_reply::ERR_INVALID, "this option has no data");
+            }
+            _ => self.error(option, option_reply::ERR_UNSUP, "this option is not known here"),
+        }
+        Step::Continue
+    }
+
+    fn export_name(&mut self, data: &[u8], catalog: &dyn Catalog) -> Step {
+        let offer = name(data)
+            .map_err(|malformed| describe(malformed).to_owned())
+            .and_then(|name| catalog.offer(name));
+        let offer = match offer {
+            Ok(offer) => offer,
+            Err(why) => return Step::Violation(Violation::ExportName(why)),
+        };
+        self.outgoing.extend_from_slice(&offer.export.bytes().to_be_bytes());
+        self.outgoing.extend_from_slice(&transmission_flags(&offer, self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            self.outgoing.extend_from_slice(&[0; 124]);
+        }
+        let name = str::from_utf8(data).unwrap_or_default();
+        Step::Transmission(self.agree(offer, name))
+    }
+
+    fn info_or_go(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) -> Step {
+        let question = match ExportQuestion::parse(data) {
+            Ok(question) => question,
+            Err(malformed) => {
+                self.malformed(option, malformed);
+                return Step::Continue;
+            }
+        };
+        let offer = match catalog.offer(question.name) {
+            Ok(offer) => offer,
+            Err(why) => {
+                self.error(option, option_reply::ERR_UNKNOWN, &why);
+                return Step::Continue;
+            }
+        };
+        self.facts(option, &question, &offer);
+        self.reply(option, option_reply::ACK, &[]);
+        if option == option::GO {
+            Step::Transmission(self.agree(offer, question.name))
+        } else {
+            Step::Continue
+        }
+    }
+
+    /// Size and block sizes go to everybody, whether asked for or not: a client that knows them need not guess.
+    fn facts(&mut self, option: u32, question: &ExportQuestion<'_>, offer: &Offer) {
+        let export = &offer.export;
+        let kind = info::EXPORT.to_be_bytes();
+        let size = export.bytes().to_be_bytes();
+        let flags = transmission_flags(offer, self.structured).to_be_bytes();
+        self.reply(option, option_reply::INFO, &[&kind, &size, &flags]);
+        let kind = info::BLOCK_SIZE.to_be_bytes();
+        let (smallest, preferred) = (BLOCK_BYTES_MIN.to_be_bytes(), preferred_block(export).to_be_bytes());
+        self.reply(
+            option,
+            option_reply::INFO,
+            &[&kind, &smallest, &preferred, &PAYLOAD_BYTES_MAX.to_be_bytes()],
+        );
+        if question.wants(info::NAME) {
+            self.reply(option, option_reply::INFO, &[&info::NAME.to_be_bytes(), export.name.as_bytes()]);
+        }
+        if question.wants(info::DESCRIPTION) {
+            let label =
+                if export.label.is_empty() { String::new() } else { format!(", label {}", export.label) };
+            let text = format!("bcache volume {}{label}", export.uuid);
+            self.reply(option, option_reply::INFO, &[&info::DESCRIPTION.to_be_bytes(), text.as_bytes()]);
+        }
+    }
+
+    fn list(&mut self, catalog: &dyn Catalog) {
+        for name in catalog.names() {
+            let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
+            self.reply(option::LIST, option_reply::SERVER, &[&length.to_be_bytes(), name.as_bytes()]);
+        }
+        self.reply(option::LIST, option_reply::ACK, &[]);
+    }
+
+    fn meta_context(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) {
+        let setting = option == option::SET_META_CONTEXT;
+        if setting {
+            // A new choice replaces the old one also when it fails.
+            self.context_for = None;
+        }
+        if !self.structured {
+            self.error(option, option_reply::ERR_INVALID, "structured replies must be agreed on first");
+            return;
+        }
+        let question = match ContextQuestion::parse(data) {
+            Ok(question) => question,
+            Err(malformed) => return self.malformed(option, malformed),
+        };
+        if let Err(why) = catalog.offer(question.name) {
+            return self.error(option, option_reply::ERR_UNKNOWN, &why);
+        }
+        // A listing may ask for everything or for a namespace, a choice names what it wants.
+        let listed = !setting && (question.queries == 0 || question.namespace);
+        if question.exact || listed {
+            let id = if setting { BASE_ALLOCATION_ID } else { 0 };
+            self.reply(option, option_reply::META_CONTEXT, &[&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()]);
+        }
+        if setting && question.exact {
+            self.context_for = Some(question.name.to_owned());
+        }
+        self.reply(option, option_reply::ACK, &[]);
+    }
+
+    /// A choice of block status counts only for the name it was made with.
+    fn agree(&self, offer: Offer, name: &str) -> Agreed {
+        let block_status = self.context_for.as_deref() == Some(name);
+        Agreed { offer, structured: self.structured, block_status }
+    }
+
+    fn malformed(&mut self, option: u32, malformed: Malformed) {
+        let kind = match malformed {
+            Malformed::TooBig => option_reply::ERR_TOO_BIG,
+            Malformed::Length | Malformed::Text => option_reply::ERR_INVALID,
+        };
+        self.error(option, kind, describe(malformed));
+    }
+
+    fn error(&mut self, option: u32, kind: u32, text: &str) {
+        // The protocol bounds strings; names inside the sentence may be long.
+        let end = text.floor_char_boundary(super::wire::STRING_BYTES_MAX);
+        self.reply(option, kind, &[&text.as_bytes()[..end]]);
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, parts: &[&[u8]]) {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let bytes = u32::try_from(bytes).expect("names and sentences are short");
+        self.outgoing.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        for number in [option, kind, bytes] {
+            self.outgoing.extend_from_slice(&number.to_be_bytes());
+        }
+        for part in parts {
+            self.outgoing.extend_from_slice(part);
+        }
+    }
+}
+
+const fn describe(malformed: Malformed) -> &'static str {
+    match malformed {
+        Malformed::Length => "the lengths in the option do not add up",
+        Malformed::TooBig => "a name is longer than 4096 bytes",
+        Malformed::Text => "a name is not UTF-8",
+    }
+}
+
+/// What an export can do for this client. DF belongs to structured replies; what changes content belongs to writers.
+#[must_use]
+pub fn transmission_flags(offer: &Offer, structured: bool) -> u16 {
+    let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
+    flags |= if offer.read_only {
+        flag::READ_ONLY
+    } else {
+        flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO
+    };
+    if structured {
+        flags |= flag::SEND_DF;
+    }
+    if offer.multi_conn {
+        flags |= flag::CAN_MULTI_CONN;
+    }
+    flags
+}
+
+/// The volume's block, at least a page and at most the largest request; a power of two, as the protocol wants.
+fn preferred_block(export: &Export) -> u32 {
+    let bytes = (u64::from(export.block_sectors) * SECTOR_BYTES).next_power_of_two();
+    let bytes = u32::try_from(bytes).unwrap_or(PAYLOAD_BYTES_MAX);
+    bytes.clamp(BLOCK_BYTES_PREFERRED_MIN, PAYLOAD_BYTES_MAX)
+}
+
+fn be_u32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes are four bytes"))
+}

@@ -1,0 +1,146 @@
+//! The whole server side of the protocol over plain slices: what a client sends goes in, what it would be sent comes
+//! out, in one call, without sockets and threads. The fuzzer and the property tests drive this.
+
+use super::handshake::{Agreed, Catalog, Handshake, Offer, Step};
+use super::reply::Awaited;
+use super::request::{Command, Decision, HEADER_BYTES, Header, Session};
+use super::wire::{OPTION_BYTES_MAX, Violation};
+use bcached_port::{Buffer, ErrorKind, Export, Reply, StatusExtent, Uuid};
+use std::sync::Arc;
+
+/// What a conversation came to.
+#[derive(Debug)]
+pub struct Conversation {
+    /// All that the server sent.
+    pub outgoing: Vec<u8>,
+    /// The requests that would have been carried out.
+    pub commands: Vec<Command>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a conversation ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The client said nothing more; so many bytes were left that make no whole step.
+    Silence(usize),
+    /// The client hung up properly.
+    Goodbye,
+    /// We ended it.
+    Violation(Violation),
+}
+
+/// Reads up to this size are answered with content, larger ones with an error, so that a few bytes of input cannot
+/// fill the memory of the test.
+const CONTENT_BYTES_MAX: u32 = 4096;
+
+/// A catalog of two volumes: "tank" (16 MiB, writable) and "archive" (a megabyte, read-only); neither is the default.
+#[derive(Debug)]
+pub struct TwoVolumes;
+
+impl Catalog for TwoVolumes {
+    fn names(&self) -> Vec<String> {
+        vec!["archive".to_owned(), "tank".to_owned()]
+    }
+
+    fn offer(&self, name: &str) -> Result<Offer, String> {
+        let (sectors, read_only) = match name {
+            "tank" => (32_768, false),
+            "archive" => (2048, true),
+            _ => return Err(format!("no volume is called {name:?}")),
+        };
+        let export = Export {
+            name: name.to_owned(),
+            uuid: Uuid([7; 16]),
+            label: String::new(),
+            sectors,
+            block_sectors: 8,
+            read_only,
+            shared: false,
+            served: None,
+        };
+        Ok(Offer { export: Arc::new(export), read_only, multi_conn: true })
+    }
+}
+
+/// Serves everything that is in `input` against [`TwoVolumes`]. Fit for a fuzz target: it must not panic whatever the
+/// input, and asserts what must hold (what a step asks for is bounded, every whole request is answered).
+#[must_use]
+pub fn converse(mut input: &[u8]) -> Conversation {
+    let mut conversation = Conversation { outgoing: Vec::new(), commands: Vec::new(), end: End::Silence(0) };
+    let mut handshake = Handshake::new();
+    let agreed = loop {
+        conversation.outgoing.extend(handshake.take_outgoing());
+        let needed = handshake.needed();
+        assert!(needed <= OPTION_BYTES_MAX as usize, "a peer cannot make us collect more");
+        let Some((bytes, rest)) = input.split_at_checked(needed) else {
+            conversation.end = End::Silence(input.len());
+            return conversation;
+        };
+        input = rest;
+        match handshake.step(bytes, &TwoVolumes) {
+            Step::Continue => {}
+            Step::Transmission(agreed) => break agreed,
+            Step::Goodbye => {
+                conversation.outgoing.extend(handshake.take_outgoing());
+                conversation.end = End::Goodbye;
+                return conversation;
+            }
+            Step::Violation(violation) => {
+                conversation.end = End::Violation(violation);
+                return conversation;
+            }
+        }
+    };
+    conversation.outgoing.extend(handshake.take_outgoing());
+    conversation.end = conversation.requests(agreed, input);
+    conversation
+}
+
+impl Conversation {
+    fn requests(&mut self, agreed: Agreed, mut input: &[u8]) -> End {
+        let structured = agreed.structured;
+        let session = Session::new(agreed);
+        loop {
+            let Some((bytes, rest)) = input.split_first_chunk::<HEADER_BYTES>() else {
+                return End::Silence(input.len());
+            };
+            let header = match Header::parse(bytes) {
+                Ok(header) => header,
+                Err(violation) => return End::Violation(violation),
+            };
+            let (awaited, reply, payload) = match session.decide(&header) {
+                Decision::Run(command) => self.run(&header, command),
+                Decision::Refuse { error, payload } => {
+                    (Awaited::refusal(&header, error), Reply::done(), payload)
+                }
+                Decision::Disconnect => return End::Goodbye,
+                Decision::Violation(violation) => return End::Violation(violation),
+            };
+            let Some(rest) = rest.get(payload as usize..) else { return End::Silence(rest.len()) };
+            input = rest;
+            let before = self.outgoing.len();
+            if awaited.encode(structured, &reply, &mut self.outgoing) {
+                let content = reply.buffer.as_ref().map(Buffer::as_slice);
+                self.outgoing.extend_from_slice(content.expect("content was promised"));
+            }
+            assert!(self.outgoing.len() >= before + 16, "every request is answered");
+        }
+    }
+
+    fn run(&mut self, header: &Header, command: Command) -> (Awaited, Reply, u32) {
+        self.commands.push(command);
+        let payload = if matches!(command, Command::Write { .. }) { command.payload_bytes() } else { 0 };
+        let reply = match command {
+            Command::Read { bytes, .. } if bytes > CONTENT_BYTES_MAX => {
+                Reply::failed(ErrorKind::NoMemory, None)
+            }
+            Command::Read { bytes, .. } => Reply::content(Buffer::zeroed(bytes as usize)),
+            Command::BlockStatus { sectors, .. } => {
+                Reply::extents(vec![StatusExtent { sectors, hole: false, zero: false }])
+            }
+            _ => Reply::done(),
+        };
+        (Awaited::of(header, command), reply, payload)
+    }
+}

@@ -1,0 +1,250 @@
+//! Requests after the handshake: each is taken apart and turned into one decision.
+//!
+//! What the protocol lets us refuse politely is refused and the connection goes on; only bytes that cannot be the
+//! start of a request, or a payload too large to read over, end it.
+
+use super::handshake::Agreed;
+use super::wire::{
+    BLOCK_BYTES_MIN, NbdError, PAYLOAD_BYTES_MAX, PAYLOAD_SKIP_MAX, REQUEST_MAGIC, STATUS_EXTENTS_MAX,
+    Violation, command, command_flag,
+};
+use bcached_port::SECTOR_BYTES;
+
+/// Bytes of a request without its payload.
+pub const HEADER_BYTES: usize = 28;
+
+/// A request as it came, unchecked but for its magic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Flags of the command.
+    pub flags: u16,
+    /// Which command.
+    pub command: u16,
+    /// Comes back in the reply.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u32,
+}
+
+/// A request that may be carried out: inside the export, whole sectors, not empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Read.
+    Read {
+        /// First sector.
+        sector: u64,
+        /// Length in bytes, at most [`PAYLOAD_BYTES_MAX`].
+        bytes: u32,
+    },
+    /// Write; so many bytes of payload follow the header.
+    Write {
+        /// First sector.
+        sector: u64,
+        /// Length in bytes, at most [`PAYLOAD_BYTES_MAX`].
+        bytes: u32,
+        /// Durable before the reply.
+        fua: bool,
+    },
+    /// Flush.
+    Flush,
+    /// Discard.
+    Trim {
+        /// First sector.
+        sector: u64,
+        /// Length.
+        sectors: u64,
+        /// Durable before the reply.
+        fua: bool,
+    },
+    /// Write zeroes.
+    WriteZeroes {
+        /// First sector.
+        sector: u64,
+        /// Length.
+        sectors: u64,
+        /// Durable before the reply.
+        fua: bool,
+        /// The space may be given up.
+        may_discard: bool,
+    },
+    /// Prefetch.
+    Cache {
+        /// First sector.
+        sector: u64,
+        /// Length.
+        sectors: u64,
+    },
+    /// Ask for allocation.
+    BlockStatus {
+        /// First sector.
+        sector: u64,
+        /// Length.
+        sectors: u64,
+        /// At most so many extents.
+        extents_max: u32,
+    },
+}
+
+/// What to do about a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// Carry it out.
+    Run(Command),
+    /// Read over `payload` bytes, answer with the error, go on.
+    Refuse {
+        /// The answer.
+        error: NbdError,
+        /// Bytes of payload that follow the header.
+        payload: u32,
+    },
+    /// The client hangs up properly.
+    Disconnect,
+    /// End the connection.
+    Violation(Violation),
+}
+
+/// Requests of one connection are judged by what was agreed on in its handshake.
+#[derive(Clone, Debug)]
+pub struct Session {
+    agreed: Agreed,
+    /// Size of the export when the client connected.
+    bytes: u64,
+}
+
+impl Header {
+    /// # Errors
+    /// It does not begin as requests do; nothing behind it can be understood.
+    pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Violation> {
+        let number =
+            |from: usize, to: usize| bytes[from..to].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        let short = |from: usize| u16::from_be_bytes([bytes[from], bytes[from + 1]]);
+        let word = |from: usize| u32::from(short(from)) << 16 | u32::from(short(from + 2));
+        if word(0) != REQUEST_MAGIC {
+            return Err(Violation::RequestMagic(word(0)));
+        }
+        Ok(Self {
+            flags: short(4),
+            command: short(6),
+            cookie: number(8, 16),
+            offset: number(16, 24),
+            length: word(24),
+        })
+    }
+
+    const fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl Session {
+    /// After a handshake.
+    #[must_use]
+    pub fn new(agreed: Agreed) -> Self {
+        let bytes = agreed.offer.export.bytes();
+        Self { agreed, bytes }
+    }
+
+    /// What was agreed on.
+    #[must_use]
+    pub const fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    /// What to do about a request.
+    #[must_use]
+    pub fn decide(&self, header: &Header) -> Decision {
+        let payload = if header.command == command::WRITE { header.length } else { 0 };
+        if payload > PAYLOAD_SKIP_MAX {
+            return Decision::Violation(Violation::PayloadSize(payload));
+        }
+        if header.command == command::DISC {
+            return Decision::Disconnect;
+        }
+        match self.check(header) {
+            Ok(command) => Decision::Run(command),
+            Err(error) => Decision::Refuse { error, payload },
+        }
+    }
+
+    fn check(&self, header: &Header) -> Result<Command, NbdError> {
+        let changes = matches!(header.command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
+        if changes && self.agreed.offer.read_only {
+            return Err(NbdError::EPERM);
+        }
+        if header.flags & !self.flags_allowed(header.command) != 0 {
+            return Err(NbdError::EINVAL);
+        }
+        if header.command == command::FLUSH {
+            return if header.offset == 0 && header.length == 0 {
+                Ok(Command::Flush)
+            } else {
+                Err(NbdError::EINVAL)
+            };
+        }
+        let (sector, sectors) = self.range(header)?;
+        let (bytes, fua) = (header.length, header.has(command_flag::FUA));
+        match header.command {
+            command::READ | command::WRITE if bytes > PAYLOAD_BYTES_MAX => Err(NbdError::EINVAL),
+            command::READ => Ok(Command::Read { sector, bytes }),
+            command::WRITE => Ok(Command::Write { sector, bytes, fua }),
+            command::TRIM => Ok(Command::Trim { sector, sectors, fua }),
+            // Zeroes are never faster than a write of them: a cache has to overrule what lies below.
+            command::WRITE_ZEROES if header.has(command_flag::FAST_ZERO) => Err(NbdError::ENOTSUP),
+            command::WRITE_ZEROES => {
+                let may_discard = !header.has(command_flag::NO_HOLE);
+                Ok(Command::WriteZeroes { sector, sectors, fua, may_discard })
+            }
+            command::CACHE => Ok(Command::Cache { sector, sectors }),
+            command::BLOCK_STATUS if self.agreed.block_status => {
+                let extents_max = if header.has(command_flag::REQ_ONE) { 1 } else { STATUS_EXTENTS_MAX };
+                Ok(Command::BlockStatus { sector, sectors, extents_max })
+            }
+            _ => Err(NbdError::EINVAL),
+        }
+    }
+
+    /// FUA is allowed everywhere, as the protocol demands; where it means nothing it is ignored.
+    fn flags_allowed(&self, command: u16) -> u16 {
+        command_flag::FUA
+            | match command {
+                command::READ if self.agreed.structured => command_flag::DF,
+                command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
+                command::BLOCK_STATUS => command_flag::REQ_ONE,
+                _ => 0,
+            }
+    }
+
+    /// First sector and length, if there are whole sectors inside the export.
+    fn range(&self, header: &Header) -> Result<(u64, u64), NbdError> {
+        let (offset, length) = (header.offset, u64::from(header.length));
+        let smallest = u64::from(BLOCK_BYTES_MIN);
+        if length == 0 || !offset.is_multiple_of(smallest) || !length.is_multiple_of(smallest) {
+            return Err(NbdError::EINVAL);
+        }
+        if offset.checked_add(length).is_none_or(|end| end > self.bytes) {
+            // The protocol's choice: what would need space fails for want of it.
+            let needs_space = matches!(header.command, command::WRITE | command::WRITE_ZEROES);
+            return Err(if needs_space { NbdError::ENOSPC } else { NbdError::EINVAL });
+        }
+        Ok((offset / SECTOR_BYTES, length / SECTOR_BYTES))
+    }
+}
+
+impl Command {
+    /// Whether it changes what the volume holds.
+    #[must_use]
+    pub const fn changes_content(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Trim { .. } | Self::WriteZeroes { .. })
+    }
+
+    /// Bytes of memory that it needs until it is answered.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> u32 {
+        match self {
+            Self::Read { bytes, .. } | Self::Write { bytes, .. } => *bytes,
+            _ => 0,
+        }
+    }
+}

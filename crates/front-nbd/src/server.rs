@@ -1,0 +1,406 @@
+//! The server: listens, starts a thread for each connection, knows who is connected, stops within a limit.
+//!
+//! One thread accepts on all endpoints; it sleeps in poll, and an eventfd wakes it when a connection has ended (its
+//! thread is then joined) or the server stops.
+//!
+//! Who may write is said in `writing.rs`: one client at a time unless the volume is shared; writing begins with the
+//! first write, another client is offered the export read-only from then on, and one that connected before is
+//! answered EPERM until it connects again.
+
+use crate::budget::Budget;
+use crate::connection::{Caller, serve};
+use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
+use crate::proto::wire::PAYLOAD_BYTES_MAX;
+use crate::socket::Socket;
+use crate::writing::{Peer, Writing};
+use bcached_port::ExportTable;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How a server is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to listen; at least one place.
+    pub endpoints: Vec<Endpoint>,
+    /// What clients may use.
+    pub limits: Limits,
+}
+
+/// What clients may use at most.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Connections at a time; more are closed as they come.
+    pub connections: usize,
+    /// Requests of one connection that are not answered yet.
+    pub requests: usize,
+    /// Bytes of payload that one connection holds in memory, at least 32 MiB: the largest request.
+    pub connection_bytes: u64,
+    /// Bytes of payload that all connections hold in memory, at least 32 MiB.
+    pub total_bytes: u64,
+    /// A connection must have chosen its export by then.
+    pub handshake: Duration,
+    /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this.
+    pub stall: Duration,
+}
+
+/// Why a server did not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A place cannot be listened on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The limits leave no room to work.
+    #[error("the NBD limits allow no work: {0}")]
+    Limits(&'static str),
+    /// The system refused a thread or descriptor.
+    #[error("could not start the NBD server")]
+    System(#[from] io::Error),
+}
+
+/// Connections that did not end in time.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{connections} NBD connections still wait for the engine")]
+pub struct StillBusy {
+    /// How many.
+    pub connections: usize,
+}
+
+/// A connection, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Client {
+    /// Counts connections since the start.
+    pub number: u64,
+    /// Process or address.
+    pub peer: String,
+    /// The volume's name, once chosen.
+    pub export: Option<String>,
+    /// Whether it has written.
+    pub writing: bool,
+}
+
+/// A running server. Dropped, it stops without waiting for anybody; see [`NbdServer::shutdown`].
+pub struct NbdServer {
+    shared: Arc<Shared>,
+    bound: Vec<Bound>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+/// What all threads of a server share.
+pub(crate) struct Shared {
+    pub(crate) exports: ExportTable,
+    pub(crate) limits: Limits,
+    pub(crate) writing: Writing,
+    pub(crate) memory: Arc<Budget>,
+    connections: Mutex<Connections>,
+    /// A connection has ended.
+    ended: Condvar,
+    /// Wakes the accepting thread.
+    wake: OwnedFd,
+    stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Connections {
+    next: u64,
+    live: BTreeMap<u64, Live>,
+}
+
+struct Live {
+    client: Client,
+    socket: Arc<Socket>,
+    thread: JoinHandle<()>,
+    /// The thread is about to return: joining it does not wait.
+    done: bool,
+}
+
+/// Stacks of connection threads: a batch of replies is the largest thing on them.
+const STACK_BYTES: usize = 256 << 10;
+/// When descriptors run out, accepting pauses this long instead of spinning.
+const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
+const CUT_GRACE: Duration = Duration::from_secs(1);
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            requests: 128,
+            connection_bytes: u64::from(PAYLOAD_BYTES_MAX),
+            total_bytes: 4 * u64::from(PAYLOAD_BYTES_MAX),
+            handshake: Duration::from_secs(10),
+            stall: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), StartError> {
+        let largest = u64::from(PAYLOAD_BYTES_MAX);
+        if self.connections == 0 || self.requests == 0 {
+            return Err(StartError::Limits("at least one connection with one request"));
+        }
+        if self.connection_bytes < largest || self.total_bytes < largest {
+            return Err(StartError::Limits("the largest request, 32 MiB, must fit in memory"));
+        }
+        Ok(())
+    }
+}
+
+impl NbdServer {
+    /// Listens and serves the table's volumes, also those that are added later.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind then.
+    pub fn start(options: Options, exports: ExportTable) -> Result<Self, StartError> {
+        options.limits.check()?;
+        let listening = options.endpoints.iter().map(Endpoint::listen).collect::<Result<Vec<_>, _>>()?;
+        let bound = listening.iter().map(|listening| listening.bound.clone()).collect();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let shared = Arc::new(Shared {
+            exports,
+            writing: Writing::default(),
+            memory: Arc::new(Budget::new(options.limits.total_bytes, None)),
+            limits: options.limits,
+            connections: Mutex::default(),
+            ended: Condvar::new(),
+            wake,
+            stopping: AtomicBool::new(false),
+        });
+        let accepting = Arc::clone(&shared);
+        let accepting = shared.spawn("nbd-accept".to_owned(), move || accepting.accept(&listening))?;
+        Ok(Self { shared, bound, accepting: Some(accepting) })
+    }
+
+    /// Where it listens, in the order of the options.
+    #[must_use]
+    pub fn bound(&self) -> &[Bound] {
+        &self.bound
+    }
+
+    /// Who is connected.
+    #[must_use]
+    pub fn clients(&self) -> Vec<Client> {
+        self.shared.lock().live.values().filter(|live| !live.done).map(|live| live.client.clone()).collect()
+    }
+
+    /// Stops: no new connections, socket files removed; connected clients get the replies to what they have asked,
+    /// up to `limit`, then they are cut off. May take a second longer. Nothing is flushed that no client asked for.
+    ///
+    /// # Errors
+    /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
+    pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
+        self.stop_accepting();
+        self.shared.for_each_socket(Socket::end_receiving);
+        if !self.shared.wait_all_ended(Instant::now() + limit) {
+            self.shared.for_each_socket(Socket::end);
+            self.shared.wait_all_ended(Instant::now() + CUT_GRACE);
+        }
+        self.shared.reap();
+        match self.shared.lock().live.len() {
+            0 => Ok(()),
+            connections => Err(StillBusy { connections }),
+        }
+    }
+
+    fn stop_accepting(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.wake();
+        if let Some(thread) = self.accepting.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the accepting thread panicked");
+        }
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        self.stop_accepting();
+        self.shared.for_each_socket(Socket::end);
+    }
+}
+
+impl Shared {
+    /// Whether connections are to end at their next request.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn spawn(
+        &self,
+        name: String,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
+    }
+
+    /// A connection has chosen its export.
+    pub(crate) fn entered(&self, number: u64, export: &str) {
+        self.update(number, |client| client.export = Some(export.to_owned()));
+    }
+
+    /// A connection has been given the right to write.
+    pub(crate) fn writes(&self, number: u64) {
+        self.update(number, |client| client.writing = true);
+    }
+
+    fn update(&self, number: u64, change: impl FnOnce(&mut Client)) {
+        if let Some(live) = self.lock().live.get_mut(&number) {
+            change(&mut live.client);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // Only a counter at its maximum refuses, and then the sleeper is awake.
+        let _: Result<usize, Errno> = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The accepting thread. Owns the listening sockets: when it ends, they and their files are gone.
+    fn accept(self: &Arc<Self>, listening: &[Listening]) {
+        let mut pause = false;
+        while !self.is_stopping() {
+            self.reap();
+            let sockets = if pause { &[] } else { listening };
+            let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
+            fds.extend(
+                sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.fd.as_fd(), PollFlags::IN)),
+            );
+            match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "poll for NBD connections failed; no more are accepted");
+                    return;
+                }
+            }
+            if fds[0].revents().contains(PollFlags::IN) {
+                let mut count = [0; 8];
+                // Non-blocking; empty is as good as read.
+                let _: Result<usize, Errno> = rustix::io::read(&self.wake, &mut count);
+            }
+            pause = false;
+            for (socket, fd) in sockets.iter().zip(&fds[1..]) {
+                if !fd.revents().is_empty() {
+                    pause |= self.accept_one(socket).is_err();
+                }
+            }
+        }
+    }
+
+    /// Accepts a connection, if it is still there. An error means that none can be accepted for a while.
+    fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<(), ()> {
+        let (fd, address) = match acceptfrom_with(&listening.fd, SocketFlags::CLOEXEC) {
+            Ok(accepted) => accepted,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(%error, at = %listening.bound, "could not accept an NBD connection");
+                return Err(());
+            }
+        };
+        let socket = Arc::new(Socket::new(fd));
+        let is_tcp = matches!(listening.bound, Bound::Tcp(_));
+        if is_tcp && let Err(error) = socket.prepare_tcp() {
+            tracing::debug!(%error, "an NBD connection was gone before it began");
+            return Ok(());
+        }
+        let address = address.and_then(|address| std::net::SocketAddr::try_from(address).ok());
+        let process = if is_tcp { None } else { socket.peer_process() };
+        self.begin(socket, process, address.map(|address| address.to_string())).map_err(|error| {
+            tracing::warn!(%error, "could not start a thread for an NBD connection");
+        })
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        socket: Arc<Socket>,
+        process: Option<Peer>,
+        address: Option<String>,
+    ) -> io::Result<()> {
+        // Held until the connection is in the table, so that its thread finds it there.
+        let mut connections = self.lock();
+        if connections.live.values().filter(|live| !live.done).count() >= self.limits.connections {
+            tracing::warn!(limit = self.limits.connections, "too many NBD connections; a new one is closed");
+            return Ok(());
+        }
+        let number = connections.next;
+        let peer = process.unwrap_or(Peer::Connection(number));
+        let client = Client {
+            number,
+            peer: address.unwrap_or_else(|| peer.to_string()),
+            export: None,
+            writing: false,
+        };
+        let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
+        let thread = self.spawn(format!("nbd-{number}"), move || {
+            // Marks the end also of a connection that panics.
+            let _ending = Ending { shared: &shared, number };
+            if let Err(error) = serve(&shared, &served, Caller { number, peer }) {
+                tracing::debug!(connection = number, %peer, %error, "an NBD connection broke off");
+            }
+            served.end();
+        })?;
+        connections.next += 1;
+        connections.live.insert(number, Live { client, socket, thread, done: false });
+        Ok(())
+    }
+
+    /// Joins the threads of connections that have ended.
+    fn reap(&self) {
+        let done: Vec<Live> =
+            self.lock().live.extract_if(.., |_, live| live.done).map(|(_, live)| live).collect();
+        for live in done {
+            if live.thread.join().is_err() {
+                tracing::error!(connection = live.client.number, "the thread of an NBD connection panicked");
+            }
+        }
+    }
+
+    fn for_each_socket(&self, act: impl Fn(&Socket)) {
+        self.lock().live.values().for_each(|live| act(&live.socket));
+    }
+
+    /// Whether all connections ended before the deadline.
+    fn wait_all_ended(&self, deadline: Instant) -> bool {
+        let mut connections = self.lock();
+        loop {
+            if connections.live.values().all(|live| live.done) {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            connections =
+                self.ended.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Says that a connection's thread is about to return.
+struct Ending<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(live) = self.shared.lock().live.get_mut(&self.number) {
+            live.done = true;
+        }
+        self.shared.ended.notify_all();
+        self.shared.wake();
+    }
+}

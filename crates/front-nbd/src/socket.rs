@@ -1,0 +1,181 @@
+//! A connected socket: receive and send with patience, and who is at the other end.
+//!
+//! The descriptor stays in blocking mode. A receive without a limit is one system call; one with a limit asks without
+//! blocking first and polls only if there is nothing, so that a busy connection pays nothing for its limits.
+
+use crate::writing::Peer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, sockopt};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+pub(crate) struct Socket {
+    fd: OwnedFd,
+}
+
+/// How long a receive may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// As long as it takes.
+    Forever,
+    /// Until something comes, but not longer than this without anything.
+    Stall(Duration),
+    /// Until a moment.
+    Deadline(Instant),
+}
+
+impl Patience {
+    /// Whether its moment has passed.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Deadline(moment) if moment <= Instant::now())
+    }
+}
+
+/// A TCP peer that vanished without a word is found out after this and three more probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
+
+impl Socket {
+    pub(crate) const fn new(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// Sets a TCP connection up: no delay for small replies, and vanished peers are found out.
+    pub(crate) fn prepare_tcp(&self) -> io::Result<()> {
+        sockopt::set_tcp_nodelay(&self.fd, true)?;
+        sockopt::set_tcp_keepidle(&self.fd, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&self.fd, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&self.fd, KEEPALIVE_PROBES)?;
+        sockopt::set_socket_keepalive(&self.fd, true)?;
+        Ok(())
+    }
+
+    /// Receives what is there, at least a byte. 0 when the peer will send no more.
+    pub(crate) fn receive(&self, into: &mut [u8], patience: Patience) -> io::Result<usize> {
+        debug_assert!(!into.is_empty(), "0 must mean the end");
+        let deadline = match patience {
+            Patience::Forever => None,
+            Patience::Stall(limit) => Some(Instant::now() + limit),
+            Patience::Deadline(moment) => Some(moment),
+        };
+        let flags = if deadline.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        loop {
+            match recv(&self.fd, &mut *into, flags) {
+                Ok((received, _)) => return Ok(received),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends everything, unless the peer takes nothing for `stall`.
+    pub(crate) fn send(&self, mut slices: &mut [IoSlice<'_>], stall: Duration) -> io::Result<()> {
+        // Empty slices at the front would make the loop's end invisible.
+        IoSlice::advance_slices(&mut slices, 0);
+        while !slices.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(
+                &self.fd,
+                slices,
+                &mut SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]),
+                flags,
+            ) {
+                Ok(sent) => IoSlice::advance_slices(&mut slices, sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, Some(Instant::now() + stall))?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one slice.
+    pub(crate) fn send_slice(&self, bytes: &[u8], stall: Duration) -> io::Result<()> {
+        self.send(&mut [IoSlice::new(bytes)], stall)
+    }
+
+    /// Ends receiving: a receive under way returns 0.
+    pub(crate) fn end_receiving(&self) {
+        // A peer that has gone already has done it for us.
+        let _: Result<(), Errno> = rustix::net::shutdown(&self.fd, Shutdown::Read);
+    }
+
+    /// Ends the connection both ways: a receive or send under way returns.
+    pub(crate) fn end(&self) {
+        let _: Result<(), Errno> = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// The process at the other end of a unix socket, if it is one that we can see.
+    pub(crate) fn peer_process(&self) -> Option<Peer> {
+        let pid = crate::credentials::peer_pid(self.fd.as_raw_fd())?;
+        let started = start_time(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        Some(Peer::Process { pid, started })
+    }
+
+    fn wait(&self, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+        loop {
+            let left = deadline.map(|moment| moment.saturating_duration_since(Instant::now()));
+            let left = left
+                .map(|left| Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
+            let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), what)];
+            match poll(&mut fds, left.as_ref()) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`. The second field is a name in parentheses that may hold anything, also parentheses.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_start_time_is_found_behind_any_name() {
+        let stat = "77 (a) b (c) S 1 77 77 0 -1 4194560 5 6 7 8 9 10 11 12 20 0 1 0 4242 99 100";
+        assert_eq!(start_time(stat), Some(4242));
+        assert_eq!(start_time("77 (a"), None);
+    }
+
+    #[test]
+    fn both_ends_of_a_pair_are_this_process() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let (one, other) = (Socket::new(one.into()), Socket::new(other.into()));
+        let peer = one.peer_process().expect("a process that we can see");
+        assert!(matches!(peer, Peer::Process { pid, .. } if pid == std::process::id()));
+        assert_eq!(other.peer_process(), Some(peer));
+    }
+
+    #[test]
+    fn patience_ends() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let one = Socket::new(one.into());
+        let mut byte = [0];
+        let short = Duration::from_millis(1);
+        let error = one.receive(&mut byte, Patience::Stall(short)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let error = one.receive(&mut byte, Patience::Deadline(Instant::now())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let megabytes = vec![0; 4 << 20];
+        let error = one.send_slice(&megabytes, short).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "nobody reads");
+        drop(other);
+        assert!(
+            one.send_slice(&megabytes, short).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        );
+    }
+}

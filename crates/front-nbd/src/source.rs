@@ -1,0 +1,150 @@
+//! Bytes from a peer, through a small buffer: headers and small payloads come many to a system call, large payloads
+//! go past the buffer into their own memory.
+
+use crate::proto::wire::OPTION_BYTES_MAX;
+use crate::socket::{Patience, Socket};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A thousand headers, or several small writes. Every connection has one for its life, idle ones too.
+const BUFFER_BYTES: usize = 32 << 10;
+
+const _: () = assert!(BUFFER_BYTES >= OPTION_BYTES_MAX as usize, "an option fits");
+
+pub(crate) struct Source {
+    socket: Arc<Socket>,
+    buffer: Box<[u8]>,
+    /// Unread bytes are `buffer[start..end]`.
+    start: usize,
+    end: usize,
+}
+
+impl Source {
+    pub(crate) fn new(socket: Arc<Socket>) -> Self {
+        Self { socket, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// The next `bytes` (at most the buffer), once they have come. `first` is the patience for the first of them if
+    /// none is here yet, `rest` for the others. `None` if the peer ended before the first.
+    pub(crate) fn next(
+        &mut self,
+        bytes: usize,
+        first: Patience,
+        rest: Patience,
+    ) -> io::Result<Option<&[u8]>> {
+        assert!(bytes <= self.buffer.len(), "larger things go past the buffer");
+        if self.start + bytes > self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        while self.end - self.start < bytes {
+            let patience = if self.start == self.end { first } else { rest };
+            let received = self.socket.receive(&mut self.buffer[self.end..], patience)?;
+            if received == 0 {
+                let ended_between = self.start == self.end;
+                return if ended_between { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            }
+            self.end += received;
+        }
+        let range = self.start..self.start + bytes;
+        self.start += bytes;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        Ok(Some(&self.buffer[range]))
+    }
+
+    /// Fills `into`.
+    pub(crate) fn read(&mut self, into: &mut [u8], stall: Duration) -> io::Result<()> {
+        let here = into.len().min(self.end - self.start);
+        into[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
+        self.start += here;
+        let mut filled = here;
+        while filled < into.len() {
+            match self.socket.receive(&mut into[filled..], Patience::Stall(stall))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                received => filled += received,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads over `bytes`.
+    pub(crate) fn skip(&mut self, bytes: u32, stall: Duration) -> io::Result<()> {
+        let mut left = bytes as usize;
+        while left > 0 {
+            if self.start == self.end {
+                (self.start, self.end) = (0, 0);
+                match self.socket.receive(&mut self.buffer, Patience::Stall(stall))? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    received => self.end = received,
+                }
+            }
+            let step = left.min(self.end - self.start);
+            self.start += step;
+            left -= step;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    const STALL: Duration = Duration::from_secs(30);
+    const FIRST: Patience = Patience::Stall(STALL);
+
+    /// Everything that was sent comes out once and in order, however it is cut: by the sender into pieces, by the
+    /// reader into things that fit the buffer, wrap it, go past it or are read over.
+    #[test]
+    fn nothing_is_lost_or_repeated_at_the_buffers_edges() {
+        let total = 10 * BUFFER_BYTES + 13;
+        let byte = |at: usize| u8::try_from(at % 251).expect("below 251");
+        let (mut sender, receiver) = UnixStream::pair().unwrap();
+        let writer = std::thread::spawn(move || {
+            let bytes: Vec<u8> = (0..total).map(byte).collect();
+            for (index, piece) in bytes.chunks(7919).enumerate() {
+                sender.write_all(&piece[..piece.len().min(index + 1)]).unwrap();
+                sender.write_all(&piece[piece.len().min(index + 1)..]).unwrap();
+            }
+        });
+        let mut source = Source::new(Arc::new(Socket::new(receiver.into())));
+        let mut at = 0;
+        let sizes = [28, 16 << 10, 1, 40_000, 28, BUFFER_BYTES, 5000, 28, 7];
+        for (turn, size) in sizes.into_iter().cycle().enumerate() {
+            let size = size.min(total - at);
+            if size == 0 {
+                break;
+            }
+            let mut bytes = vec![0; size];
+            if turn % 4 == 3 {
+                source.skip(u32::try_from(size).unwrap(), STALL).unwrap();
+                bytes = (at..at + size).map(byte).collect();
+            } else if size > BUFFER_BYTES || turn % 2 == 0 {
+                source.read(&mut bytes, STALL).unwrap();
+            } else {
+                bytes.copy_from_slice(source.next(size, FIRST, FIRST).unwrap().expect("more is to come"));
+            }
+            assert!(
+                bytes.iter().enumerate().all(|(index, found)| *found == byte(at + index)),
+                "at {at}, turn {turn}"
+            );
+            at += size;
+        }
+        writer.join().unwrap();
+        assert!(source.next(1, FIRST, FIRST).unwrap().is_none(), "an end between two things is no error");
+    }
+
+    #[test]
+    fn an_end_inside_a_thing_is_an_error() {
+        let (mut sender, receiver) = UnixStream::pair().unwrap();
+        sender.write_all(&[1, 2, 3]).unwrap();
+        drop(sender);
+        let mut source = Source::new(Arc::new(Socket::new(receiver.into())));
+        assert_eq!(source.next(4, FIRST, FIRST).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

@@ -1,0 +1,175 @@
+//! Who may write: one client at a time, unless the volume is shared.
+//!
+//! **Who is one client.** On a unix socket the process that connected (its number and start time, so that a reused
+//! number is not taken for it): the several connections of `nbdcopy` or of a virtual machine are one client. On TCP
+//! each connection is a client of its own, since nothing there tells one process from another; so CAN_MULTI_CONN is
+//! announced to writers on unix sockets only, and on TCP when the volume is shared or the client may not write anyway.
+//!
+//! **When writing begins.** With the first request that changes something, not with the connection: whoever only looks
+//! (`nbdinfo`, a copy of the volume) must not take writing away from whoever comes next. It ends when the last
+//! connection of the client that wrote is gone and all it asked for is done.
+//! - A client that connects while another is writing is told that the export is read-only.
+//! - A client that connected earlier and has not written gets EPERM, and *keeps* getting it after the other one has
+//!   left: what it read before is no longer what is there, and writing on would destroy what the other one did.
+//!   It connects again, and reads again.
+//!
+//! The latter is decided by counting changes of the writer: a connection may begin to write if nobody else has begun
+//! since it was established.
+
+use bcached_port::Uuid;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Identity of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Peer {
+    /// A process on this machine.
+    Process {
+        /// Its number.
+        pid: u32,
+        /// When it started, in ticks since boot.
+        started: u64,
+    },
+    /// Nothing is known but the connection, by our number for it.
+    Connection(u64),
+}
+
+/// All volumes' writers. Clones share one table.
+#[derive(Clone, Default)]
+pub(crate) struct Writing {
+    volumes: Arc<Mutex<BTreeMap<Uuid, Volume>>>,
+}
+
+/// A volume that has been written to. The table holds at most one of these for each volume there ever was.
+#[derive(Default)]
+struct Volume {
+    /// How often writing went over to another client.
+    changes: u64,
+    /// Who began to write last.
+    last: Option<Peer>,
+    /// Connections of `last` that have written and are not done.
+    connections: u64,
+}
+
+/// A moment in the history of a volume's writers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Moment(u64);
+
+/// The right to write, held by one connection until it is dropped.
+pub(crate) struct Claim {
+    writing: Writing,
+    volume: Uuid,
+}
+
+impl Writing {
+    /// The present, and whether another client than `peer` is writing.
+    pub(crate) fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
+        self.lock().get(&volume).map_or((Moment::default(), false), |volume| {
+            (Moment(volume.changes), volume.connections > 0 && volume.last != Some(peer))
+        })
+    }
+
+    /// Begins to write, for a connection of `peer` that was established at `since`. `None` if another client writes,
+    /// or has written since.
+    pub(crate) fn claim(&self, id: Uuid, peer: Peer, since: Moment) -> Option<Claim> {
+        let mut volumes = self.lock();
+        let volume = volumes.entry(id).or_default();
+        if volume.last == Some(peer) {
+            // Nobody, or only this client itself, began since.
+            if volume.changes > since.0 + 1 {
+                return None;
+            }
+        } else {
+            if volume.connections > 0 || volume.changes != since.0 {
+                return None;
+            }
+            volume.changes += 1;
+            volume.last = Some(peer);
+        }
+        volume.connections += 1;
+        drop(volumes);
+        Some(Claim { writing: self.clone(), volume: id })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Volume>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut volumes = self.writing.lock();
+        let volume = volumes.get_mut(&self.volume).expect("a claim's volume stays in the table");
+        volume.connections -= 1;
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, .. } => write!(f, "process {pid}"),
+            Self::Connection(number) => write!(f, "connection {number}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TANK: Uuid = Uuid([1; 16]);
+    const ONE: Peer = Peer::Process { pid: 10, started: 5 };
+    const OTHER: Peer = Peer::Connection(3);
+
+    #[test]
+    fn connections_of_one_client_write_together_and_shut_others_out() {
+        let writing = Writing::default();
+        let (now, taken) = writing.look(TANK, ONE);
+        assert!(!taken);
+        let first = writing.claim(TANK, ONE, now).expect("nobody writes");
+        let second = writing.claim(TANK, ONE, now).expect("the same client");
+        assert!(writing.claim(TANK, OTHER, now).is_none());
+        assert!(writing.look(TANK, OTHER).1 && !writing.look(TANK, ONE).1);
+        assert!(!writing.look(Uuid([2; 16]), OTHER).1, "another volume");
+        drop(first);
+        assert!(writing.look(TANK, OTHER).1, "the second still writes");
+        drop(second);
+        let (now, taken) = writing.look(TANK, OTHER);
+        assert!(!taken);
+        assert!(writing.claim(TANK, OTHER, now).is_some());
+    }
+
+    #[test]
+    fn a_reused_process_number_is_another_client() {
+        let writing = Writing::default();
+        let _claim = writing.claim(TANK, ONE, Moment::default()).expect("nobody writes");
+        assert!(writing.claim(TANK, Peer::Process { pid: 10, started: 6 }, Moment::default()).is_none());
+    }
+
+    /// The other client mounted the volume, the one wrote to it and left; now the other one's cached blocks are old,
+    /// and it must not write them back.
+    #[test]
+    fn who_looked_before_another_wrote_may_not_write_after() {
+        let writing = Writing::default();
+        let (before, _) = writing.look(TANK, OTHER);
+        drop(writing.claim(TANK, ONE, before).expect("nobody writes"));
+        assert!(writing.claim(TANK, OTHER, before).is_none(), "the view is old");
+        assert!(writing.claim(TANK, ONE, before).is_some(), "its own writes do not make a client's view old");
+        let (after, _) = writing.look(TANK, OTHER);
+        drop(writing.claim(TANK, OTHER, after).expect("connected again"));
+        assert!(writing.claim(TANK, ONE, before).is_none(), "now the one's view is old");
+        assert!(writing.claim(TANK, ONE, after).is_none());
+    }
+
+    #[test]
+    fn a_client_that_wrote_before_and_after_another_cannot_use_its_oldest_view() {
+        let writing = Writing::default();
+        let moment = |peer| writing.look(TANK, peer).0;
+        let oldest = moment(ONE);
+        drop(writing.claim(TANK, ONE, oldest));
+        drop(writing.claim(TANK, OTHER, moment(OTHER)));
+        drop(writing.claim(TANK, ONE, moment(ONE)).expect("a fresh view"));
+        assert!(writing.claim(TANK, ONE, oldest).is_none());
+    }
+}

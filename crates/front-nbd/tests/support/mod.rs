@@ -1,0 +1,345 @@
+//! A server over memory behind real sockets, and a small client that can also do what no decent client does.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
+use bcached_front_nbd::{Bound, Endpoint, Limits, NbdServer, Options};
+use bcached_port::ram::{Hook, Ram, Verdict};
+use bcached_port::{Export, ExportTable, Uuid, VolumeId};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub const TANK: VolumeId = VolumeId(1);
+pub const ARCHIVE: VolumeId = VolumeId(2);
+pub const TANK_SECTORS: u64 = 64 << 11;
+/// Nothing here takes long; what does not come within this will not come.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Two volumes, "tank" (64 MiB, writable, label "fast") and "archive" (1 MiB, read-only), on a unix and a TCP socket.
+pub struct Served {
+    pub ram: Ram,
+    pub exports: ExportTable,
+    pub server: Option<NbdServer>,
+    pub path: PathBuf,
+    pub tcp: SocketAddr,
+    _directory: tempfile::TempDir,
+}
+
+pub fn serve() -> Served {
+    serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve))
+}
+
+pub fn serve_with(limits: Limits, hook: Hook) -> Served {
+    let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
+    let exports = ExportTable::new();
+    exports.insert(tank(&ram));
+    exports.insert(Export {
+        name: "archive".to_owned(),
+        uuid: Uuid([2; 16]),
+        label: String::new(),
+        sectors: 2048,
+        block_sectors: 1,
+        read_only: true,
+        shared: false,
+        served: Some((ARCHIVE, ram.connector())),
+    });
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("nbd.sock");
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let endpoints =
+        vec![Endpoint::Unix { path: path.clone(), group: None }, Endpoint::Tcp { address, anywhere: false }];
+    let server = NbdServer::start(Options { endpoints, limits }, exports.clone()).expect("starts");
+    let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
+    Served { ram, exports, server: Some(server), path, tcp, _directory: directory }
+}
+
+pub fn tank(ram: &Ram) -> Export {
+    Export {
+        name: "tank".to_owned(),
+        uuid: Uuid([1; 16]),
+        label: "fast".to_owned(),
+        sectors: TANK_SECTORS,
+        block_sectors: 16,
+        read_only: false,
+        shared: false,
+        served: Some((TANK, ram.connector())),
+    }
+}
+
+impl Served {
+    pub fn unix(&self) -> Client {
+        let stream = UnixStream::connect(&self.path).expect("connects");
+        stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+        stream.set_write_timeout(Some(LIMIT)).expect("a timeout");
+        Client { stream: Stream::Unix(stream), structured: false }
+    }
+
+    pub fn tcp(&self) -> Client {
+        let stream = TcpStream::connect(self.tcp).expect("connects");
+        stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+        stream.set_write_timeout(Some(LIMIT)).expect("a timeout");
+        Client { stream: Stream::Tcp(stream), structured: false }
+    }
+
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.path.display())
+    }
+
+    pub fn server(&self) -> &NbdServer {
+        self.server.as_ref().expect("runs")
+    }
+
+    /// Waits until so many clients are connected.
+    pub fn wait_for_clients(&self, count: usize) {
+        wait_until("the number of clients", || self.server().clients().len() == count);
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take()
+            && !std::thread::panicking()
+        {
+            assert_eq!(server.shutdown(LIMIT), Ok(()), "every thread ends");
+            assert!(!self.path.exists(), "the socket file goes with the server");
+        }
+    }
+}
+
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LIMIT, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// One connection. Reads and writes fail after [`LIMIT`].
+pub struct Client {
+    stream: Stream,
+    pub structured: bool,
+}
+
+/// A structured reply's chunk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Chunk {
+    pub flags: u16,
+    pub kind: u16,
+    pub cookie: u64,
+    pub payload: Vec<u8>,
+}
+
+impl Client {
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.try_send(bytes).expect("the server reads");
+    }
+
+    pub fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.write_all(bytes),
+            Stream::Tcp(stream) => stream.write_all(bytes),
+        }
+    }
+
+    pub fn try_receive(&mut self, into: &mut [u8]) -> std::io::Result<()> {
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.read_exact(into),
+            Stream::Tcp(stream) => stream.read_exact(into),
+        }
+    }
+
+    pub fn receive(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = vec![0; bytes];
+        self.try_receive(&mut buffer).expect("the server answers");
+        buffer
+    }
+
+    pub fn array<const N: usize>(&mut self) -> [u8; N] {
+        self.receive(N).try_into().expect("as many as asked for")
+    }
+
+    pub fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.array())
+    }
+
+    pub fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.array())
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.array())
+    }
+
+    /// The server has ended the connection, and not because we waited in vain.
+    pub fn assert_closed(&mut self) {
+        let mut rest = Vec::new();
+        let result = match &mut self.stream {
+            Stream::Unix(stream) => stream.read_to_end(&mut rest),
+            Stream::Tcp(stream) => stream.read_to_end(&mut rest),
+        };
+        let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(result.as_ref().is_ok() || result.as_ref().is_err_and(reset), "{result:?}");
+        assert_eq!(rest, [] as [u8; 0], "nothing more is said");
+    }
+
+    pub fn greet(&mut self, client_flags: u32) -> &mut Self {
+        assert_eq!((self.u64(), self.u64()), (NBDMAGIC, IHAVEOPT));
+        assert_eq!(self.u16(), 3, "fixed newstyle, no zeroes");
+        self.send(&client_flags.to_be_bytes());
+        self
+    }
+
+    pub fn send_option(&mut self, option: u32, data: &[u8]) {
+        let length = u32::try_from(data.len()).expect("short");
+        self.send(
+            &[&IHAVEOPT.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes(), data].concat(),
+        );
+    }
+
+    /// One reply to an option: type and data.
+    pub fn option_reply(&mut self, option: u32) -> (u32, Vec<u8>) {
+        assert_eq!(self.u64(), OPTION_REPLY_MAGIC);
+        assert_eq!(self.u32(), option);
+        let (kind, bytes) = (self.u32(), self.u32());
+        assert!(bytes < 1 << 20, "a reply of sane size");
+        (kind, self.receive(bytes as usize))
+    }
+
+    /// Sends an option and collects the replies up to the last: an ACK or an error.
+    pub fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        self.send_option(option, data);
+        let mut replies = Vec::new();
+        loop {
+            let reply = self.option_reply(option);
+            let last = reply.0 == 1 || reply.0 & 1 << 31 != 0;
+            replies.push(reply);
+            if last {
+                return replies;
+            }
+        }
+    }
+
+    /// The handshake up to GO, with structured replies and block status. Returns size and flags.
+    pub fn enter(&mut self, export: &str) -> (u64, u16) {
+        self.greet(3);
+        assert_eq!(self.option(8, &[]), [(1, vec![])]);
+        self.structured = true;
+        let chosen = self.option(10, &context_question(export, &["base:allocation"]));
+        assert_eq!(chosen.len(), 2, "{chosen:?}");
+        self.go(export)
+    }
+
+    /// The handshake without anything modern.
+    pub fn enter_plainly(&mut self, export: &str) -> (u64, u16) {
+        self.greet(3).go(export)
+    }
+
+    pub fn go(&mut self, export: &str) -> (u64, u16) {
+        let replies = self.option(7, &export_question(export, &[]));
+        assert_eq!(replies.last().map(|reply| reply.0), Some(1), "{replies:?}");
+        let (_, fact) =
+            replies.iter().find(|(kind, data)| *kind == 3 && data[..2] == [0, 0]).expect("size and flags");
+        (
+            u64::from_be_bytes(fact[2..10].try_into().expect("of that length")),
+            u16::from_be_bytes([fact[10], fact[11]]),
+        )
+    }
+
+    pub fn request(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, length: u32) {
+        self.send(&request(command, flags, cookie, offset, length));
+    }
+
+    pub fn write(&mut self, flags: u16, cookie: u64, offset: u64, payload: &[u8]) {
+        let length = u32::try_from(payload.len()).expect("short");
+        let mut bytes = request(1, flags, cookie, offset, length);
+        bytes.extend_from_slice(payload);
+        self.send(&bytes);
+    }
+
+    /// A simple reply: error and cookie.
+    pub fn simple(&mut self) -> (u32, u64) {
+        assert_eq!(self.u32(), 0x6744_6698);
+        (self.u32(), self.u64())
+    }
+
+    pub fn chunk(&mut self) -> Chunk {
+        assert_eq!(self.u32(), 0x668e_33ef);
+        let (flags, kind, cookie, bytes) = (self.u16(), self.u16(), self.u64(), self.u32());
+        assert!(bytes <= 33 << 20, "a chunk of sane size");
+        Chunk { flags, kind, cookie, payload: self.receive(bytes as usize) }
+    }
+
+    /// The result of a request that has none but success or an error: error and cookie.
+    pub fn result(&mut self) -> (u32, u64) {
+        if !self.structured {
+            return self.simple();
+        }
+        match self.u32() {
+            0x6744_6698 => (self.u32(), self.u64()),
+            0x668e_33ef => {
+                let (flags, kind, cookie, bytes) = (self.u16(), self.u16(), self.u64(), self.u32());
+                assert_eq!((flags, kind), (1, 0x8001), "the only chunk, an error");
+                let payload = self.receive(bytes as usize);
+                (u32::from_be_bytes(payload[..4].try_into().expect("of that length")), cookie)
+            }
+            other => unreachable!("{other:#x} begins no reply"),
+        }
+    }
+
+    /// Reads and expects success.
+    pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
+        self.request(0, 0, 77, offset, length);
+        if !self.structured {
+            assert_eq!(self.simple(), (0, 77));
+            return self.receive(length as usize);
+        }
+        let chunk = self.chunk();
+        assert_eq!((chunk.flags, chunk.kind, chunk.cookie), (1, 1, 77));
+        assert_eq!(chunk.payload[..8], offset.to_be_bytes());
+        chunk.payload[8..].to_vec()
+    }
+
+    pub fn hang_up_halfway(&self) {
+        let how = std::net::Shutdown::Write;
+        match &self.stream {
+            Stream::Unix(stream) => stream.shutdown(how).expect("half a close"),
+            Stream::Tcp(stream) => stream.shutdown(how).expect("half a close"),
+        }
+    }
+}
+
+pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&flags.to_be_bytes());
+    bytes.extend_from_slice(&command.to_be_bytes());
+    bytes.extend_from_slice(&cookie.to_be_bytes());
+    bytes.extend_from_slice(&offset.to_be_bytes());
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes
+}
+
+fn string(text: &str) -> Vec<u8> {
+    let length = u32::try_from(text.len()).expect("short");
+    [&length.to_be_bytes()[..], text.as_bytes()].concat()
+}
+
+/// The data of INFO and GO.
+pub fn export_question(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let count = u16::try_from(wanted.len()).expect("few");
+    let wanted: Vec<u8> = wanted.iter().flat_map(|fact| fact.to_be_bytes()).collect();
+    [&string(name)[..], &count.to_be_bytes(), &wanted].concat()
+}
+
+/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+pub fn context_question(name: &str, queries: &[&str]) -> Vec<u8> {
+    let count = u32::try_from(queries.len()).expect("few");
+    let queries: Vec<u8> = queries.iter().flat_map(|query| string(query)).collect();
+    [&string(name)[..], &count.to_be_bytes(), &queries].concat()
+}
