@@ -53,6 +53,16 @@ fn place(keys: &SortedKeys, index: usize) -> Place {
     Place { chunk: keys.chunks.len(), index: 0 }
 }
 
+#[test]
+fn keys_can_be_appended_one_by_one() {
+    let mut keys = SortedKeys::default();
+    for index in 0..300 {
+        keys.splice(keys.after(Position::MAX), 0, &[key(index)]);
+        check_invariants(&keys);
+    }
+    assert_eq!(keys.iter().map(|key| key.end).collect::<Vec<_>>(), (0..300).collect::<Vec<_>>());
+}
+
 /// One key of a full chunk and half of the next are replaced by three: the chunk is divided, and what is left of the
 /// next, now two further, must be joined with the small one behind it.
 #[test]
@@ -99,9 +109,12 @@ proptest! {
         for probe in model.iter().flat_map(|key| [key.end.saturating_sub(1), key.end, key.end + 1]) {
             let position = Position::new(Inode(0), probe);
             let rest = |from: usize| model[from..].iter().collect::<Vec<_>>();
+            let from = model.partition_point(|key| key.end <= probe);
             let after = keys.after(position);
-            prop_assert_eq!(keys.iter_from(after).collect::<Vec<_>>(), rest(model.partition_point(|key| key.end <= probe)));
+            prop_assert_eq!(keys.get(after), model.get(from));
+            prop_assert_eq!(keys.iter_from(after).collect::<Vec<_>>(), rest(from));
             let at = model.partition_point(|key| key.end < probe);
+            prop_assert_eq!(keys.get(keys.at(position)), model.get(at));
             prop_assert_eq!(keys.iter_from(keys.at(position)).collect::<Vec<_>>(), rest(at));
             let before = keys.before(keys.at(position)).and_then(|place| keys.get(place));
             prop_assert_eq!(before, at.checked_sub(1).map(|index| &model[index]));

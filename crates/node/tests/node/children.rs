@@ -18,6 +18,7 @@ fn last_child(bucket: u64) -> Key {
 fn write(image: &mut Image, node: &mut Node) {
     assert!(node.has_pending());
     image.write(node);
+    assert!(!node.has_pending(), "keys are written once");
 }
 
 fn pointer_of(key: &Key) -> Pointer {
@@ -106,6 +107,14 @@ fn children_must_tile_the_range() {
     let early = |found| Err(NodeFault::ChildrenEndEarly { wanted: Position::MAX, found });
     assert_eq!(fault(&[child(40, 1000)], 0), early(Position::new(Inode(0), 1000)));
     assert_eq!(fault(&[], 0), early(Position::ZERO));
+}
+
+#[test]
+#[should_panic(expected = "only a child can be replaced")]
+fn a_node_that_is_no_child_cannot_be_replaced() {
+    let mut node = Node::create(root(SECTORS), 1, SEQ, &GEOMETRY);
+    node.replace_children(&[], &[child(40, 1000), last_child(41)]);
+    node.replace_children(&[child(42, 1000)], &[child(43, 1000)]);
 }
 
 #[test]

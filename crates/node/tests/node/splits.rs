@@ -42,6 +42,24 @@ fn a_fresh_node_takes_inserts_before_it_is_written() {
     assert_eq!(Node::read(node_key, 0, &GEOMETRY, &image.bytes).expect("sound").len(), 99);
 }
 
+/// What cutting may cost is kept free: the last key that fits may fall into the middle of the largest one.
+#[test]
+fn a_full_leaf_says_so_in_time() {
+    let mut node = Node::create(own(36, 8, Position::MAX), 0, SEQ, &GEOMETRY);
+    for key in keys(200) {
+        if node.fits(3) {
+            node.insert(&key, &mut |_| ());
+        }
+    }
+    // 4096 bytes less a header of 32 are 508 words; 8 of them are spare: 166 keys of three words.
+    assert_eq!((node.len(), node.pending_bytes()), (166, 32 + 498 * 8));
+    assert!(node.fits(2) && !node.fits(3));
+    node.insert(&Key::hole(Inode(0), 3, 4), &mut |_| ());
+    assert_eq!(node.pending_bytes(), 32 + (498 + 2 + 3) * 8, "a hole, and the part behind it");
+    assert!(!node.fits(0));
+    assert!(node.seal_pending().is_some());
+}
+
 #[test]
 fn dead_keys_are_left_behind_and_neighbours_merge() {
     let own = root(512);
