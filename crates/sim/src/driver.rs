@@ -345,21 +345,22 @@ impl World {
             self.halt = Some(Halt::Spinning);
         }
         while self.halt.is_none() {
-            let first = self.due.first_key_value().map(|((time, _), _)| *time);
-            let Some(time) = first.filter(|time| until.is_none_or(|until| *time <= until.0)) else {
+            let next = self.due.first_key_value().map(|((time, _), _)| *time);
+            // What has happened is told before the clock moves on.
+            if !events.is_empty() && next.is_none_or(|time| time > self.now) {
+                break;
+            }
+            let Some(time) = next.filter(|time| until.is_none_or(|until| *time <= until.0)) else {
                 match until {
                     Some(until) if until.0 > self.now => {
                         self.now = until.0;
                         self.idle_turns = 0;
                     }
-                    None if events.is_empty() => self.halt = Some(Halt::Stuck),
-                    _ => {}
+                    Some(_) => {}
+                    None => self.halt = Some(Halt::Stuck),
                 }
                 break;
             };
-            if !events.is_empty() && time > self.now {
-                return;
-            }
             let (_, due) = self.due.pop_first().expect("looked at above");
             self.now = self.now.max(time);
             self.idle_turns = 0;

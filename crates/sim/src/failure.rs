@@ -66,6 +66,18 @@ pub enum Fault {
     Story(String),
 }
 
+impl Fault {
+    /// Whether `other` is probably the same fault met elsewhere.
+    #[must_use]
+    pub fn resembles(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Panic(here), Self::Panic(there)) => here == there,
+            (Self::Waiting { halt: here, .. }, Self::Waiting { halt: there, .. }) => here == there,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
 /// Where a world is ended, how, and what survives: `point:crash:survivors`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {

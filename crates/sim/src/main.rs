@@ -11,6 +11,7 @@ use bcached_sim::run::{rig_for, whole};
 use bcached_sim::system::{System, system_named, system_names};
 use bcached_sim::workload::{Shape, Workload, parse_places};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Mutex;
@@ -163,15 +164,16 @@ fn run(args: &RunArgs) -> Result<bool> {
         cuts.push(text.parse().map_err(|sentence: String| anyhow!(sentence))?);
     }
     if args.trace {
+        let mut out = std::io::stdout().lock();
         for (place, step) in workload.steps.iter().enumerate() {
-            println!("{place} {step}");
+            writeln!(out, "{place} {step}")?;
         }
         let mut rig = rig_for(&system, &workload);
         rig.world.borrow_mut().trace.record();
         // What goes wrong is reported below.
         let _outcome = whole(&mut rig, &workload);
         for line in rig.world.borrow().trace.lines() {
-            println!("{line}");
+            writeln!(out, "{line}")?;
         }
     }
     let found = if cuts.is_empty() {

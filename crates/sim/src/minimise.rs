@@ -1,5 +1,5 @@
 //! Shortening a workload that fails: steps are taken out, first many at once, then one by one, as long as it still
-//! fails. The fault need not stay the same; a shorter way to any fault is welcome.
+//! fails in the same way. A shorter way to another fault is not taken: it would hide the first one.
 
 use crate::crashpoints::{Depth, sweep};
 use crate::failure::Failure;
@@ -41,7 +41,8 @@ pub fn minimise(system: &Rc<dyn System>, workload: &Workload, failure: Failure, 
                 (0..best.workload.steps.len()).filter(|place| !(start..end).contains(place)).collect();
             let candidate = best.workload.keep(&places);
             best.tries += 1;
-            if let Some(failure) = fails(&candidate) {
+            let failure = fails(&candidate).filter(|failure| failure.fault.resembles(&best.failure.fault));
+            if let Some(failure) = failure {
                 (best.workload, best.failure) = (candidate, failure);
             }
             end = start;

@@ -85,6 +85,11 @@ impl Device {
     pub fn kill_process(&mut self, device: u64, survivors: Survivors) {
         let unit = self.model.torn_sectors;
         self.land_rest(device, survivors, |number, sector| survivors.keeps(device, number, sector / unit));
+        if !self.model.volatile_cache {
+            // What landed without a completion is on the medium all the same: there is nothing else to be in.
+            self.volatile.clear();
+            self.medium = self.view.clone();
+        }
     }
 
     /// Lands the sectors in flight of which `keep(write, sector)` approves, and forgets that they were in flight.

@@ -170,3 +170,18 @@ fn an_unaligned_request_is_remembered() {
     assert_eq!(result, Some(Err(IoErrorKind::Invalid)));
     assert!(world.borrow().refused().unwrap().contains("disk 1"));
 }
+
+/// A timer far away must not delay the answer to an operation that ends before it.
+#[test]
+fn an_answer_comes_when_it_comes_and_not_with_the_next_timer() {
+    let world = world(1);
+    let mut executor = executor(&world, 1);
+    let env = executor.env();
+    let sleeper = env.clone();
+    env.spawn(async move { sleeper.sleep(Duration::from_secs(100)).await });
+    let answered = executor.block_on(async move {
+        env.disk(DiskId(0)).flush().await.unwrap();
+        env.now().0
+    });
+    assert!(answered.unwrap() < 1_000_000_000, "{answered:?}");
+}
