@@ -12,6 +12,14 @@ use bcached_format::jset::{JSET_BYTES_MAX, JSET_HEADER_BYTES};
 use bcached_format::{Geometry, Jset, JsetHeader, Key, SECTOR_BYTES};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
+use std::ops::Range;
+
+/// Where an entry's header has its magic and its number; damaged headers are looked at that no parser takes.
+const MAGIC: Range<usize> = 8..16;
+const SEQ: Range<usize> = 16..24;
+
+/// Read at once when looking for what should not be there.
+const CHUNK_SECTORS: u64 = 2048;
 
 /// A whole entry and where it stands.
 #[derive(Clone, Copy, Debug)]
@@ -111,34 +119,58 @@ fn scan_bucket(
 /// the newest entry.
 fn look_behind(image: &dyn ReadAt, geometry: &Geometry, end: LogEnd, newest: Entry, findings: &mut Findings) {
     let mut sector = end.sector;
-    while let Some(bytes) = read_window(image, sector, end.bucket_end, findings) {
-        let place = Place::cache(Structure::Journal, sector);
-        match Jset::parse(&bytes, geometry.magic) {
-            Ok(entry) if entry.header.seq > newest.seq => {
-                let seq = entry.header.seq;
-                findings.error(place, DamageKind::JournalHidden { seq, newest: newest.seq });
+    while sector < end.bucket_end {
+        let sectors = (end.bucket_end - sector).min(CHUNK_SECTORS);
+        let bytes = usize::try_from(sectors * SECTOR_BYTES).unwrap_or(0);
+        let Some(chunk) = read(image, sector, bytes, findings) else { return };
+        for block in chunk.chunks(geometry.block_bytes()) {
+            if may_be_entry(block, geometry, newest) {
+                look_at(image, geometry, sector, end.bucket_end, newest, findings);
             }
-            Err(error) if was_newer(&bytes, geometry, newest, error) => {
-                findings.warn(place, DamageKind::JournalTorn { newest: newest.seq, error });
-            }
-            _ => {}
+            sector += geometry.block_sectors;
         }
-        sector += geometry.block_sectors;
+    }
+}
+
+/// Whether a whole entry's bytes are worth a look: most blocks are not even the start of an old one.
+fn may_be_entry(block: &[u8], geometry: &Geometry, newest: Entry) -> bool {
+    let Some(header) = block.get(..JSET_HEADER_BYTES) else { return false };
+    header[MAGIC] == geometry.magic.jset().to_le_bytes()
+        || header[SEQ] == (newest.seq.wrapping_add(1)).to_le_bytes()
+}
+
+fn look_at(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    sector: u64,
+    bucket_end: u64,
+    newest: Entry,
+    findings: &mut Findings,
+) {
+    let Some(bytes) = read_window(image, sector, bucket_end, findings) else { return };
+    let place = Place::cache(Structure::Journal, sector);
+    match Jset::parse(&bytes, geometry.magic) {
+        Ok(entry) if entry.header.seq > newest.seq => {
+            let seq = entry.header.seq;
+            findings.error(place, DamageKind::JournalHidden { seq, newest: newest.seq });
+        }
+        Err(error) if was_newer(&bytes, geometry, newest, error) => {
+            findings.warn(place, DamageKind::JournalTorn { newest: newest.seq, error });
+        }
+        _ => {}
     }
 }
 
 /// Would these bytes, which are no whole entry, have been one newer than all others? Either the header says so, or
 /// with the right magic and the next number the sum is good: then only one of these fields is damaged.
 fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError) -> bool {
-    const MAGIC: std::ops::Range<usize> = 8..16;
-    const SEQ: std::ops::Range<usize> = 16..24;
     let Some(header) = bytes.get(..JSET_HEADER_BYTES) else { return false };
     let magic = geometry.magic.jset().to_le_bytes();
     let seq = u64::from_le_bytes(header[SEQ].try_into().expect("eight bytes"));
     if header[MAGIC] == magic && seq > newest.seq {
         return true;
     }
-    if !error.is_end_of_log() || (header[MAGIC] != magic && seq != newest.seq + 1) {
+    if !error.is_end_of_log() || (header[MAGIC] != magic && seq != newest.seq.wrapping_add(1)) {
         return false;
     }
     let words = u32::from_le_bytes(header[28..32].try_into().expect("four bytes")) as usize;
@@ -147,7 +179,7 @@ fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError)
     };
     let mut mended = entry.to_vec();
     mended[MAGIC].copy_from_slice(&magic);
-    mended[SEQ].copy_from_slice(&(newest.seq + 1).to_le_bytes());
+    mended[SEQ].copy_from_slice(&(newest.seq.wrapping_add(1)).to_le_bytes());
     checksum(&mended[8..]).to_le_bytes() == mended[..8]
 }
 
