@@ -1,0 +1,237 @@
+//! Clients that break off, stall, flood and lie, and a server that stops: everything stays bounded, everybody else is
+//! served, and nothing half received is written.
+
+mod support;
+
+use bcached_front_nbd::proto::wire::command;
+use bcached_front_nbd::{Limits, StillBusy};
+use bcached_port::Operation;
+use bcached_port::ram::Verdict;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+use support::{Client, LIMIT, Served, TANK, request, serve, serve_with, wait_until};
+
+const SHORT: Duration = Duration::from_millis(60);
+
+fn entered(served: &Served) -> Client {
+    let mut client = served.unix();
+    client.enter("tank");
+    client
+}
+
+fn serve_all(limits: Limits) -> Served {
+    serve_with(limits, Box::new(|_, _| Verdict::Serve))
+}
+
+#[test]
+fn a_handshake_has_a_deadline() {
+    let served = serve_all(Limits { handshake: SHORT, ..Limits::default() });
+    let mut silent = served.unix();
+    let mut halfway = served.unix();
+    halfway.greet(3).send(b"IHAVEOPT\0\0");
+    let mut waiting = served.tcp();
+    waiting.greet(3);
+    silent.receive(18);
+    for client in [&mut silent, &mut halfway, &mut waiting] {
+        client.assert_closed();
+    }
+    // One that always has another question is cut as well.
+    let mut talker = served.unix();
+    talker.greet(3);
+    wait_until("the talker to be cut off", || {
+        let question = [&b"IHAVEOPT"[..], &[0, 0, 0, 99, 0, 0, 0, 0]].concat();
+        talker.try_send(&question).and_then(|()| talker.try_receive(&mut [0; 20])).is_err()
+    });
+}
+
+#[test]
+fn idle_connections_stay() {
+    let served = serve_all(Limits { handshake: SHORT, stall: SHORT, ..Limits::default() });
+    let mut client = entered(&served);
+    thread::sleep(4 * SHORT);
+    assert_eq!(client.read(0, 512), [0; 512]);
+}
+
+#[test]
+fn a_payload_that_stops_halfway_ends_the_connection_and_is_not_written() {
+    let served = serve_all(Limits { stall: SHORT, ..Limits::default() });
+    for sent in [0, 100, 40_000, 65_535] {
+        let mut client = entered(&served);
+        client.request(command::WRITE, 0, 1, 0, 65_536);
+        client.send(&vec![0xee; sent]);
+        client.assert_closed();
+    }
+    let mut client = entered(&served);
+    client.send(&request(command::READ, 0, 1, 0, 512)[..20]);
+    client.assert_closed();
+    assert_eq!(served.ram.content(TANK, 0, 128), [0; 65_536]);
+}
+
+#[test]
+fn a_break_in_a_payload_loses_only_that_write() {
+    let served = serve();
+    for sent in [0, 100, 40_000, 65_535] {
+        let mut client = entered(&served);
+        client.write(0, 1, 1 << 20, &vec![0x11; 65_536]);
+        client.request(command::WRITE, 0, 2, 0, 65_536);
+        client.send(&vec![0xee; sent]);
+        drop(client);
+    }
+    served.wait_for_clients(0);
+    assert_eq!(served.ram.content(TANK, 0, 128), [0; 65_536]);
+    assert_eq!(served.ram.content(TANK, 2048, 128), [0x11; 65_536], "what came whole was carried out");
+}
+
+#[test]
+fn writes_in_flight_are_carried_out_when_their_client_vanishes() {
+    let hook = |_, operation: &Operation| match operation {
+        Operation::Write { .. } => Verdict::Hold,
+        _ => Verdict::Serve,
+    };
+    let served = serve_with(Limits::default(), Box::new(hook));
+    let mut client = entered(&served);
+    for cookie in 0..32 {
+        client.write(0, cookie, cookie * 512, &[0x5a; 512]);
+    }
+    drop(client);
+    wait_until("the writes to be done", || {
+        served.ram.release();
+        served.server().clients().is_empty()
+    });
+    assert_eq!(served.ram.content(TANK, 0, 32), [0x5a; 32 * 512]);
+}
+
+#[test]
+fn garbage_ends_the_connection_after_what_came_before_it() {
+    let served = serve();
+    let mut client = entered(&served);
+    let mut bytes = request(command::FLUSH, 0, 1, 0, 0);
+    bytes.extend_from_slice(&[0xff; 28]);
+    client.send(&bytes);
+    assert_eq!(client.result(), (0, 1));
+    client.assert_closed();
+    assert_eq!(entered(&served).read(0, 512), [0; 512]);
+}
+
+/// Asks for two hundred megabytes and reads none of them.
+#[test]
+fn a_client_that_does_not_read_fills_its_own_budget_only() {
+    const ASKED: usize = 200;
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&reads);
+    let hook = move |_, operation: &Operation| {
+        if matches!(operation, Operation::Read { buffer, .. } if buffer.len() == 1 << 20) {
+            counts.fetch_add(1, Ordering::SeqCst);
+        }
+        Verdict::Serve
+    };
+    let served = serve_with(Limits { requests: 256, ..Limits::default() }, Box::new(hook));
+    let mut flooding = entered(&served);
+    for cookie in 0..ASKED {
+        flooding.request(command::READ, 0, cookie as u64, 0, 1 << 20);
+    }
+    wait_until("the budget to fill", || reads.load(Ordering::SeqCst) >= 32);
+    thread::sleep(SHORT);
+    // 32 MiB in memory, and what the kernel's socket buffers took.
+    let begun = reads.load(Ordering::SeqCst);
+    assert!(begun <= 40, "{begun} MiB were read for a client that takes none");
+    assert_eq!(entered(&served).read(0, 4 << 20).len(), 4 << 20, "others are served");
+    for _ in 0..ASKED {
+        assert_eq!(flooding.chunk().payload.len(), 8 + (1 << 20));
+    }
+}
+
+#[test]
+fn a_client_that_never_reads_is_given_up() {
+    let limits = Limits { stall: SHORT, total_bytes: 32 << 20, ..Limits::default() };
+    let served = serve_all(limits);
+    let mut flooding = entered(&served);
+    for cookie in 0..64 {
+        flooding.request(command::READ, 0, cookie, 0, 1 << 20);
+    }
+    served.wait_for_clients(0);
+    assert_eq!(entered(&served).read(0, 32 << 20).len(), 32 << 20, "all of the budget is free again");
+}
+
+#[test]
+fn too_many_connections_are_turned_away() {
+    let served = serve_all(Limits { connections: 2, ..Limits::default() });
+    let mut first = entered(&served);
+    let second = entered(&served);
+    served.unix().assert_closed();
+    served.tcp().assert_closed();
+    assert_eq!(first.read(0, 512), [0; 512]);
+    drop(second);
+    served.wait_for_clients(1);
+    assert_eq!(entered(&served).read(0, 512), [0; 512]);
+}
+
+#[test]
+fn an_engine_that_goes_away_leaves_errors() {
+    let served = serve();
+    let mut client = entered(&served);
+    let other = bcached_port::ram::Ram::start(&[]);
+    // The volume is unknown to this engine, and then the engine itself is gone.
+    let mut moved = support::tank(&served.ram);
+    moved.served = Some((TANK, other.connector()));
+    served.exports.insert(moved);
+    let mut late = entered(&served);
+    for _ in 0..2 {
+        late.request(command::FLUSH, 0, 1, 0, 0);
+        assert_eq!(late.result(), (108, 1), "ESHUTDOWN");
+    }
+    drop(other);
+    late.write(0, 2, 0, &[1; 512]);
+    assert_eq!(late.result(), (108, 2));
+    assert_eq!(client.read(0, 512), [0; 512], "the other engine serves on");
+}
+
+#[test]
+fn a_stop_answers_what_was_asked_and_says_who_is_left() {
+    let held = Arc::new(AtomicUsize::new(0));
+    let holds = Arc::clone(&held);
+    let hook = move |_, operation: &Operation| match operation {
+        Operation::Write { .. } => {
+            holds.fetch_add(1, Ordering::SeqCst);
+            Verdict::Hold
+        }
+        _ => Verdict::Serve,
+    };
+    let mut served = serve_with(Limits::default(), Box::new(hook));
+    let (mut busy, mut idle, mut undecided) = (entered(&served), entered(&served), served.tcp());
+    undecided.receive(18);
+    busy.write(0, 1, 0, &[9; 512]);
+    busy.write(0, 2, 512, &[9; 512]);
+    wait_until("both writes to be with the engine", || held.load(Ordering::SeqCst) == 2);
+
+    let server = served.server.take().expect("runs");
+    assert_eq!(server.shutdown(SHORT), Err(StillBusy { connections: 1 }), "the engine owes one its replies");
+    assert!(!served.path.exists());
+    idle.assert_closed();
+    undecided.assert_closed();
+    served.ram.release();
+    wait_until("the writes to be done", || served.ram.content(TANK, 0, 2) == [9; 1024]);
+}
+
+#[test]
+fn a_stop_waits_for_replies_that_come_in_time() {
+    let held = Arc::new(AtomicUsize::new(0));
+    let holds = Arc::clone(&held);
+    let hook = move |_, _: &Operation| {
+        holds.fetch_add(1, Ordering::SeqCst);
+        Verdict::Hold
+    };
+    let mut served = serve_with(Limits::default(), Box::new(hook));
+    let mut client = entered(&served);
+    client.write(0, 1, 0, &[9; 512]);
+    wait_until("the write to be with the engine", || held.load(Ordering::SeqCst) == 1);
+    let server = served.server.take().expect("runs");
+    let stopping = thread::spawn(move || server.shutdown(LIMIT));
+    wait_until("the stop to begin", || !served.path.exists());
+    served.ram.release();
+    assert_eq!(stopping.join().expect("no panic"), Ok(()));
+    assert_eq!(client.result(), (0, 1));
+    client.assert_closed();
+}
