@@ -90,8 +90,12 @@ impl Judge {
         true
     }
 
-    /// Opens, verifies, goes on a little, stops; in one of four runs the power then goes, and nothing may be missing.
+    /// Opens, verifies, goes on a little, stops; in one of four runs the structure is checked as the crash has left it,
+    /// in one of four runs the power then goes, and nothing may be missing.
     fn aftermath(&self, rig: &mut Rig, seed: u64) -> Result<(), Fault> {
+        if seed % 4 == 1 {
+            rig.inspect()?;
+        }
         verified_life(rig, Shape::aftermath(&self.workload, mix(&[seed, 6]), self.depth.aftermath))?;
         if rig.world.borrow().halted().is_none() && seed.is_multiple_of(4) {
             rig.crash(Crash::PowerCut, Survivors::Nothing);

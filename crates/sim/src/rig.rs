@@ -229,7 +229,8 @@ impl Rig {
     /// # Errors
     /// What is not sound.
     pub fn inspect(&self) -> Result<(), Fault> {
-        let faults = self.system.inspect(&self.world.borrow().devices);
+        let devices = &self.world.borrow().devices;
+        let faults = panic::caught(|| self.system.inspect(devices)).map_err(Fault::Panic)?;
         if faults.is_empty() { Ok(()) } else { Err(Fault::Structure(faults)) }
     }
 

@@ -5,13 +5,16 @@
 
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
+use bcached_check::{ReadAt, Severity};
 use bcached_engine::{CacheSet, Options, VolumeId};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, SECTOR_BYTES,
+    Uuid,
 };
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +23,31 @@ const DATA_START: u64 = 16;
 
 /// A cache set of the real engine.
 pub struct Engine;
+
+/// Findings of the checker that a report shows.
+const FINDINGS_SHOWN: usize = 4;
+
+/// A device that nobody uses, as the checker reads it.
+struct Image<'a>(&'a Device);
+
+impl ReadAt for Image<'_> {
+    fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
+        // The checker may ask for a part of the last sector.
+        let sectors = (buffer.len() as u64).div_ceil(SECTOR_BYTES);
+        if sector.checked_add(sectors).is_none_or(|end| end > self.0.model.sectors) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut whole =
+            vec![0; usize::try_from(sectors * SECTOR_BYTES).expect("just less than a sector more")];
+        self.0.read(sector, &mut whole).map_err(|kind| io::Error::other(format!("{kind:?}")))?;
+        buffer.copy_from_slice(&whole[..buffer.len()]);
+        Ok(())
+    }
+
+    fn sectors(&self) -> u64 {
+        self.0.model.sectors
+    }
+}
 
 struct Open {
     set: CacheSet,
@@ -109,6 +137,17 @@ impl System for Engine {
             devices.push(backing);
         }
         devices
+    }
+
+    /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy
+    /// must equal its backing device: its key enters the tree only when that is durable.
+    fn inspect(&self, devices: &[Device]) -> Vec<String> {
+        let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
+        let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
+        let options = bcached_check::Options { compare_clean: true, ..Default::default() };
+        let report = bcached_check::check(&images[0], &backings, options).report;
+        let broken = report.findings.iter().filter(|damage| damage.severity >= Severity::Error);
+        broken.take(FINDINGS_SHOWN).map(ToString::to_string).collect()
     }
 
     fn open(
