@@ -5,8 +5,16 @@
 //!
 //! | module | duty |
 //! |---|---|
+//! | [`workload`] | seeded verified writes, and the model of what must be there |
+//! | [`guest`] | a job for a kernel, its report, the list of allowed log lines |
+//! | [`uml`] | kernel 6.1 in User-Mode Linux |
+//! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
 //! Nothing here knows bcached's inside: images and processes only.
 
+pub mod guest;
+pub mod kernel_image;
 pub mod requires;
+pub mod uml;
+pub mod workload;

@@ -1,0 +1,135 @@
+//! A guest's process and its console: lines in, a time limit, and certain death.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{GuestError, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
+
+/// How long a guest may take from its job's end to its own.
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long the console of a killed guest may stay open.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// A running guest. Dropping it kills every process of it.
+pub(crate) struct Console {
+    child: Child,
+    /// A path that only this guest's processes have in their command lines.
+    token: PathBuf,
+    lines: Receiver<String>,
+}
+
+impl Console {
+    /// Starts `command`, in whose arguments `token` occurs.
+    pub(crate) fn start(mut command: Command, token: &Path) -> Result<Self, GuestError> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(GuestError::host("start the guest"))?;
+        let mut output = BufReader::new(child.stdout.take().expect("piped above"));
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = Vec::new();
+            // A console may carry any byte; a read error is the end of it.
+            while matches!(output.read_until(b'\n', &mut line), Ok(count) if count > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+                line.clear();
+                if sender.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, token: token.to_owned(), lines })
+    }
+
+    /// Follows the console until the job's end or its crash marker, and sees the guest gone.
+    pub(crate) fn follow(mut self, job: &Job<'_>) -> Result<Report, GuestError> {
+        let deadline = Instant::now() + job.limit;
+        let mut transcript = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = match self.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(GuestError::Limit { limit: job.limit, transcript: transcript.join("\n") });
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(GuestError::Ended { transcript: transcript.join("\n") });
+                }
+            };
+            if job.crash_at == Some(line.as_str()) {
+                self.kill();
+                transcript.push(line);
+                // What it said between the marker and its death counts: it was answered.
+                while let Ok(line) = self.lines.recv_timeout(DRAIN_LIMIT) {
+                    transcript.push(line);
+                }
+                return Ok(report(transcript));
+            }
+            if let Some(status) = line.strip_prefix(JOB_EXIT) {
+                let status = status.to_owned();
+                self.wait_power_off();
+                return match (status.as_str(), job.crash_at) {
+                    ("0", None) => Ok(report(transcript)),
+                    ("0", Some(_)) => Err(GuestError::Ended { transcript: transcript.join("\n") }),
+                    _ => Err(GuestError::Job { status, transcript: transcript.join("\n") }),
+                };
+            }
+            transcript.push(line);
+        }
+    }
+
+    /// Lets the guest power off by itself; a guest that cannot is killed, its disks are synced already.
+    fn wait_power_off(&mut self) {
+        let deadline = Instant::now() + POWER_OFF_LIMIT;
+        while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.kill();
+    }
+
+    /// SIGKILL for every process of this guest, again until none is left.
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        while {
+            let pids = processes_naming(&self.token);
+            for pid in &pids {
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+            !pids.is_empty()
+        } {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Processes in whose command line `token` occurs. User-Mode Linux leaves its parent's session and process group, so this is how they are
+/// found; the token is a fresh temporary directory, so nobody else's are.
+fn processes_naming(token: &Path) -> Vec<Pid> {
+    let token = token.as_os_str().as_encoded_bytes();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let named = entries.filter(|entry| {
+        let command_line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        command_line.windows(token.len()).any(|window| window == token)
+    });
+    named.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// Sorts a console's lines into output and kernel log.
+fn report(transcript: Vec<String>) -> Report {
+    let (log, output): (Vec<_>, Vec<_>) =
+        transcript.into_iter().partition(|line| line.starts_with(LOG_PREFIX));
+    let log = log.into_iter().map(|line| line[LOG_PREFIX.len()..].to_owned()).collect();
+    Report { output, kernel_log: KernelLog(log) }
+}

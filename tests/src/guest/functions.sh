@@ -1,0 +1,51 @@
+# What jobs inside a guest may call. POSIX sh: dash in User-Mode Linux, busybox in qemu.
+# A job runs under `set -e`; the last words of a failing one are its own.
+
+bcache=/sys/fs/bcache
+
+# wait_for SECONDS COMMAND..: until the command succeeds; fails when the time is over.
+wait_for() {
+	tenths=$(($1 * 10)); shift
+	until "$@"; do
+		tenths=$((tenths - 1))
+		if [ "$tenths" -le 0 ]; then echo "waited too long for: $*"; return 1; fi
+		sleep 0.1
+	done
+}
+
+# register DEVICE..: give devices to the kernel's bcache; returns when each is up.
+register() {
+	for device in "$@"; do echo "$device" > $bcache/register; done
+}
+
+# set_directory: the one registered set.
+set_directory() { echo $bcache/*-*-*-*-*; }
+
+# no_bypass N..: cache everything on /dev/bcacheN: no bypass for sequential or congested access.
+no_bypass() {
+	for n in "$@"; do echo 0 > /sys/block/bcache$n/bcache/sequential_cutoff; done
+	echo 0 > "$(set_directory)/congested_read_threshold_us"
+	echo 0 > "$(set_directory)/congested_write_threshold_us"
+}
+
+# keep_dirty N..: dirty data stays where it is.
+keep_dirty() {
+	for n in "$@"; do echo 0 > /sys/block/bcache$n/bcache/writeback_running; done
+}
+
+nothing_registered() {
+	for entry in $bcache/*-*-*-*-* /sys/block/bcache*; do
+		if [ -e "$entry" ]; then return 1; fi
+	done
+}
+
+# stop_everything: the clean stop. Dirty data stays in the cache.
+stop_everything() {
+	sync
+	for entry in $bcache/*-*-*-*-*; do if [ -e "$entry" ]; then echo 1 > "$entry/stop"; fi; done
+	for entry in /sys/block/bcache*; do if [ -e "$entry" ]; then echo 1 > "$entry/bcache/stop" || true; fi; done
+	wait_for 60 nothing_registered
+}
+
+# collect_garbage: let the kernel collect garbage now, whole.
+collect_garbage() { echo 1 > "$(set_directory)/internal/trigger_gc"; }

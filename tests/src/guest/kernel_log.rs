@@ -1,0 +1,62 @@
+//! The kernel's log against the list of lines it may hold (`tests/kernel-log.allow`).
+//!
+//! A kernel that meets a wrong image often goes on and only says so. Anything it says that is not in the list therefore fails the test. A line
+//! of the list is a pattern for a whole log line, in which `*` stands for any text; lines starting with `#` explain.
+
+/// What a kernel logged, line by line, without time stamps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelLog(pub Vec<String>);
+
+/// The patterns, kept in a file of their own for whoever has to look one up.
+const ALLOWED: &str = include_str!("../../kernel-log.allow");
+
+impl KernelLog {
+    /// Lines that no pattern allows.
+    #[must_use]
+    pub fn unexpected(&self) -> Vec<&str> {
+        self.unexpected_by(ALLOWED)
+    }
+
+    /// True if some line contains `text`.
+    #[must_use]
+    pub fn mentions(&self, text: &str) -> bool {
+        self.0.iter().any(|line| line.contains(text))
+    }
+
+    fn unexpected_by(&self, allowed: &str) -> Vec<&str> {
+        let patterns: Vec<&str> = allowed
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .collect();
+        let lines = self.0.iter().map(String::as_str);
+        lines.filter(|line| !patterns.iter().any(|pattern| matches(pattern, line))).collect()
+    }
+}
+
+/// True if `line` is `pattern`, a `*` in which stands for any text.
+fn matches(pattern: &str, line: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == line };
+    let Some(tail) = line.strip_prefix(head) else { return false };
+    (0..=tail.len()).filter(|at| tail.is_char_boundary(*at)).any(|at| matches(rest, &tail[at..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_a_whole_line_with_gaps() {
+        assert!(matches("bcache: * done, * keys", "bcache: replay done, 12 keys"));
+        assert!(!matches("bcache: * done, * keys", "bcache: replay done, 12 keys lost"));
+        assert!(!matches("bcache: done", "x bcache: done"));
+        assert!(matches("*", ""));
+    }
+
+    #[test]
+    fn what_no_line_of_the_list_allows_is_named() {
+        let log = KernelLog(vec!["registered ubda".to_owned(), "corrupt btree".to_owned()]);
+        assert_eq!(log.unexpected_by("# devices\nregistered *\n"), ["corrupt btree"]);
+        assert_eq!(log.unexpected_by("").len(), 2);
+    }
+}

@@ -1,0 +1,255 @@
+//! Seeded writes whose content can be proven later.
+//!
+//! A [`Workload`] is a list of steps that depends only on its few numbers. The guest program, the NBD side and the model on the host all walk
+//! the same list, so nothing has to be carried out of a machine that crashes: which flushes were answered is enough to know what must be
+//! there. Each sector written names itself, its volume and its place in the order of all writes (`pattern.rs`), so that a wrong sector tells
+//! what it is instead. The numbers travel as text (`key=value`, [`Workload`]'s `Display` and `FromStr`).
+
+mod model;
+mod pattern;
+mod run;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use model::{Fate, Mismatch, Model};
+pub use pattern::{SECTOR_BYTES, Seen, Stamp, identify};
+pub use run::{RunError, Target, run, run_on_device};
+
+/// A list of verified writes, reads and flushes on one volume. Positions and lengths are in sectors of 512 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Decides every step.
+    pub seed: u64,
+    /// Tells volumes of one set apart: data that turns up on the wrong one is noticed.
+    pub volume: u64,
+    /// The place of the first write in the order of all writes to the volume, at least 1; each write takes the next.
+    pub first_sequence: u64,
+    /// Only `[first_sector, first_sector + sectors)` is touched.
+    pub first_sector: u64,
+    /// Length of the touched part.
+    pub sectors: u64,
+    /// Every position and length is a multiple of this.
+    pub block_sectors: u64,
+    /// The longest write.
+    pub write_sectors_max: u64,
+    /// How many writes there are.
+    pub writes: u64,
+    /// A flush follows each so many writes, and the last. Zero: no flush but the last.
+    pub flush_every: u64,
+    /// One read in so many writes; zero: none.
+    pub read_every: u64,
+}
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Write `sectors` from `sector`, each stamped with `sequence`.
+    Write {
+        /// Where.
+        sector: u64,
+        /// How many sectors.
+        sectors: u64,
+        /// The write's place in the order of all writes.
+        sequence: u64,
+    },
+    /// Read and verify.
+    Read {
+        /// Where.
+        sector: u64,
+        /// How many sectors.
+        sectors: u64,
+    },
+    /// Flush; `number` counts the workload's flushes from 1.
+    Flush {
+        /// Which flush this is.
+        number: u64,
+    },
+}
+
+impl Workload {
+    /// Every step, in order.
+    pub fn steps(&self) -> impl Iterator<Item = Step> + use<> {
+        let workload = *self;
+        let mut random = Random::new(workload.seed);
+        let mut flushes = 0;
+        (1..=workload.writes).flat_map(move |count| {
+            let (sector, sectors) = workload.place(&mut random);
+            let write = Step::Write { sector, sectors, sequence: workload.first_sequence + count - 1 };
+            let read = (workload.read_every != 0 && count % workload.read_every == 0).then(|| {
+                let (sector, sectors) = workload.place(&mut random);
+                Step::Read { sector, sectors }
+            });
+            let due = workload.flush_every != 0 && count % workload.flush_every == 0;
+            let flush = (due || count == workload.writes).then(|| {
+                flushes += 1;
+                Step::Flush { number: flushes }
+            });
+            [Some(write), read, flush].into_iter().flatten()
+        })
+    }
+
+    /// The first sequence number after this workload's.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        self.first_sequence + self.writes
+    }
+
+    /// A random aligned range inside the touched part.
+    fn place(&self, random: &mut Random) -> (u64, u64) {
+        let blocks = self.sectors / self.block_sectors;
+        let length = 1 + random.below((self.write_sectors_max / self.block_sectors).clamp(1, blocks));
+        let start = random.below(blocks - length + 1);
+        (self.first_sector + start * self.block_sectors, length * self.block_sectors)
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, volume, first_sequence, first_sector, sectors, block_sectors, .. } = self;
+        let Self { write_sectors_max, writes, flush_every, read_every, .. } = self;
+        write!(
+            f,
+            "seed={seed} volume={volume} first_sequence={first_sequence} first_sector={first_sector} "
+        )?;
+        write!(f, "sectors={sectors} block_sectors={block_sectors} write_sectors_max={write_sectors_max} ")?;
+        write!(f, "writes={writes} flush_every={flush_every} read_every={read_every}")
+    }
+}
+
+/// Why a text is not a workload.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ParseError {
+    /// Not `key=number`, or an unknown key.
+    #[error("`{0}` is not one of a workload's key=number pairs")]
+    Pair(String),
+    /// A number that makes no sense.
+    #[error(
+        "a workload needs first_sequence, sectors, block_sectors and writes above zero, and a block that fits"
+    )]
+    Empty,
+}
+
+impl FromStr for Workload {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let mut workload = Self {
+            seed: 0,
+            volume: 0,
+            first_sequence: 0,
+            first_sector: 0,
+            sectors: 0,
+            block_sectors: 0,
+            write_sectors_max: 0,
+            writes: 0,
+            flush_every: 0,
+            read_every: 0,
+        };
+        for pair in text.split_whitespace() {
+            let bad = || ParseError::Pair(pair.to_owned());
+            let (key, number) = pair.split_once('=').ok_or_else(bad)?;
+            let field = match key {
+                "seed" => &mut workload.seed,
+                "volume" => &mut workload.volume,
+                "first_sequence" => &mut workload.first_sequence,
+                "first_sector" => &mut workload.first_sector,
+                "sectors" => &mut workload.sectors,
+                "block_sectors" => &mut workload.block_sectors,
+                "write_sectors_max" => &mut workload.write_sectors_max,
+                "writes" => &mut workload.writes,
+                "flush_every" => &mut workload.flush_every,
+                "read_every" => &mut workload.read_every,
+                _ => return Err(bad()),
+            };
+            *field = number.parse().map_err(|_| bad())?;
+        }
+        let whole = workload.first_sequence > 0 && workload.block_sectors > 0 && workload.writes > 0;
+        if whole && workload.sectors >= workload.block_sectors {
+            Ok(workload)
+        } else {
+            Err(ParseError::Empty)
+        }
+    }
+}
+
+/// A small generator of random numbers (splitmix64): the same on every machine, for ever.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Starts from a seed; neighbouring seeds give unrelated numbers.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ (word >> 31)
+    }
+
+    /// A number below `limit`, which is not zero.
+    pub const fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> Workload {
+        Workload {
+            seed: 7,
+            volume: 3,
+            first_sequence: 11,
+            first_sector: 64,
+            sectors: 256,
+            block_sectors: 8,
+            write_sectors_max: 32,
+            writes: 100,
+            flush_every: 30,
+            read_every: 4,
+        }
+    }
+
+    #[test]
+    fn the_text_form_carries_everything() {
+        assert_eq!(small().to_string().parse(), Ok(small()));
+        assert_eq!("seed=1 colour=2".parse::<Workload>(), Err(ParseError::Pair("colour=2".to_owned())));
+        assert_eq!("seed=1".parse::<Workload>(), Err(ParseError::Empty));
+    }
+
+    #[test]
+    fn steps_are_aligned_inside_and_numbered() {
+        let mut sequence = 11;
+        let mut flush = 0;
+        for step in small().steps() {
+            match step {
+                Step::Write { sequence: found, .. } => {
+                    assert_eq!(found, sequence);
+                    sequence += 1;
+                }
+                Step::Flush { number } => {
+                    flush += 1;
+                    assert_eq!(number, flush);
+                }
+                Step::Read { .. } => {}
+            }
+            if let Step::Write { sector, sectors, .. } | Step::Read { sector, sectors } = step {
+                assert!(sector >= 64 && sector + sectors <= 64 + 256);
+                assert!((8..=32).contains(&sectors));
+                assert_eq!((sector % 8, sectors % 8), (0, 0));
+            }
+        }
+        assert_eq!(sequence, small().next_sequence());
+        // After 30, 60, 90 and the last write.
+        assert_eq!(flush, 4);
+        assert_eq!(small().steps().filter(|step| matches!(step, Step::Read { .. })).count(), 25);
+    }
+}

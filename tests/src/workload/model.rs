@@ -1,0 +1,249 @@
+//! What a volume must hold, sector by sector.
+//!
+//! After writes that were flushed, or a clean stop, a sector has one value. After a crash a sector may hold its last flushed value or that of
+//! any later write to it, flushed or not; a look at the content settles which, and from then on it may not change again.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+
+use super::pattern::{SECTOR_BYTES, Seen, identify};
+use super::{Step, Workload};
+
+/// The content of one volume: per sector the sequence number of the write it holds, 0 where nothing was ever written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    volume: u64,
+    certain: Vec<u64>,
+    /// Unflushed writes that a crash may have kept, by sector.
+    possible: BTreeMap<u64, Vec<u64>>,
+    next_sequence: u64,
+}
+
+/// How a workload ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It ran to its end, the last flush included.
+    Finished,
+    /// The machine died; the flush with this number was the last one answered (0: none).
+    CrashedAfterFlush(u64),
+}
+
+/// Content that differs from the model.
+#[derive(Debug, thiserror::Error)]
+pub enum Mismatch {
+    /// Reading the content failed, or it ended early.
+    #[error("read the content at sector {sector}")]
+    Read {
+        /// How far it was read.
+        sector: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// Wrong sectors.
+    #[error(
+        "{count} sectors differ; the first is {sector}: {found:?}, wanted one of the writes {wanted:?} (0 is blank)"
+    )]
+    Sectors {
+        /// How many differ.
+        count: u64,
+        /// The first of them.
+        sector: u64,
+        /// What it holds.
+        found: Seen,
+        /// The sequence numbers it may hold.
+        wanted: Vec<u64>,
+    },
+}
+
+impl Model {
+    /// A volume nobody has written yet, `sectors` long. Its data must read as zeroes.
+    ///
+    /// # Panics
+    /// If the volume does not fit in memory.
+    #[must_use]
+    pub fn blank(volume: u64, sectors: u64) -> Self {
+        let sectors = usize::try_from(sectors).expect("test volumes fit in memory");
+        Self { volume, certain: vec![0; sectors], possible: BTreeMap::new(), next_sequence: 1 }
+    }
+
+    /// Length of the volume, in sectors.
+    #[must_use]
+    pub const fn sectors(&self) -> u64 {
+        self.certain.len() as u64
+    }
+
+    /// Where the next workload on this volume starts counting.
+    #[must_use]
+    pub const fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// The number that the volume's sectors carry.
+    #[must_use]
+    pub const fn volume(&self) -> u64 {
+        self.volume
+    }
+
+    /// How many sectors a crash has left undecided.
+    #[must_use]
+    pub fn undecided(&self) -> usize {
+        self.possible.len()
+    }
+
+    /// Sectors that hold something.
+    #[must_use]
+    pub fn written_sectors(&self) -> usize {
+        self.certain.iter().filter(|sequence| **sequence != 0).count()
+    }
+
+    /// Takes in what a workload wrote.
+    ///
+    /// # Panics
+    /// If the workload is not for this volume, lies outside it, or repeats sequence numbers: a fault of the test.
+    pub fn apply(&mut self, workload: &Workload, fate: Fate) {
+        assert_eq!(workload.volume, self.volume);
+        assert!(workload.first_sequence >= self.next_sequence);
+        let flushed = match fate {
+            Fate::Finished => u64::MAX,
+            Fate::CrashedAfterFlush(number) => number,
+        };
+        let mut flushes = 0;
+        let mut open: Vec<Step> = Vec::new();
+        for step in workload.steps() {
+            match step {
+                Step::Write { .. } => open.push(step),
+                Step::Read { .. } => {}
+                Step::Flush { number } if number <= flushed => {
+                    flushes = number;
+                    for write in open.drain(..) {
+                        self.for_each_sector(write, |model, sector, sequence| {
+                            model.certain[index(sector)] = sequence;
+                            model.possible.remove(&sector);
+                        });
+                    }
+                }
+                Step::Flush { .. } => {}
+            }
+        }
+        assert!(fate == Fate::Finished || flushes == flushed, "only {flushes} flushes in the workload");
+        for write in open {
+            self.for_each_sector(write, |model, sector, sequence| {
+                model.possible.entry(sector).or_default().push(sequence);
+            });
+        }
+        self.next_sequence = workload.next_sequence();
+    }
+
+    fn for_each_sector(&mut self, write: Step, mut visit: impl FnMut(&mut Self, u64, u64)) {
+        if let Step::Write { sector, sectors, sequence } = write {
+            for sector in sector..sector + sectors {
+                visit(self, sector, sequence);
+            }
+        }
+    }
+
+    /// Compares the whole content with the model. What a crash left undecided is settled as found.
+    ///
+    /// # Errors
+    /// [`Mismatch`]; the model is then as before.
+    pub fn check(&mut self, mut content: impl Read) -> Result<(), Mismatch> {
+        let mut bytes = [0; SECTOR_BYTES];
+        let mut settled = Vec::new();
+        let mut first_wrong = None;
+        let mut wrong = 0;
+        for (sector, certain) in (0..).zip(&self.certain) {
+            content.read_exact(&mut bytes).map_err(|source| Mismatch::Read { sector, source })?;
+            let possible = self.possible.get(&sector);
+            let seen = identify(&bytes);
+            let sequence = match seen {
+                Seen::Blank => Some(0),
+                Seen::Written(stamp) if stamp.sector == sector && stamp.volume == self.volume => {
+                    Some(stamp.sequence)
+                }
+                Seen::Written(_) | Seen::Junk(_) => None,
+            };
+            let allowed =
+                |sequence: &u64| sequence == certain || possible.is_some_and(|p| p.contains(sequence));
+            match sequence.filter(allowed) {
+                Some(sequence) if possible.is_some() => settled.push((sector, sequence)),
+                Some(_) => {}
+                None => {
+                    wrong += 1;
+                    first_wrong.get_or_insert((sector, seen));
+                }
+            }
+        }
+        if let Some((sector, found)) = first_wrong {
+            let possible = self.possible.get(&sector).into_iter().flatten();
+            let wanted = std::iter::once(&self.certain[index(sector)]).chain(possible).copied().collect();
+            return Err(Mismatch::Sectors { count: wrong, sector, found, wanted });
+        }
+        for (sector, sequence) in settled {
+            self.certain[index(sector)] = sequence;
+        }
+        self.possible.clear();
+        Ok(())
+    }
+}
+
+/// A sector as an index; the vector it indexes was made from such a number.
+fn index(sector: u64) -> usize {
+    usize::try_from(sector).expect("inside the model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Stamp;
+
+    const WORKLOAD: Workload = Workload {
+        seed: 1,
+        volume: 9,
+        first_sequence: 1,
+        first_sector: 0,
+        sectors: 8,
+        block_sectors: 8,
+        write_sectors_max: 8,
+        writes: 3,
+        flush_every: 1,
+        read_every: 0,
+    };
+
+    /// Eight sectors, all of one write (0: blank).
+    fn content(sequence: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 8 * SECTOR_BYTES];
+        if sequence != 0 {
+            for (sector, bytes) in (0..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
+                Stamp { sector, sequence, volume: 9 }.fill(bytes);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn after_a_clean_end_only_the_last_write_will_do() {
+        let mut model = Model::blank(9, 8);
+        assert!(model.check(&content(0)[..]).is_ok());
+        model.apply(&WORKLOAD, Fate::Finished);
+        assert!(model.check(&content(3)[..]).is_ok());
+        let wrong = model.check(&content(2)[..]);
+        assert!(matches!(wrong, Err(Mismatch::Sectors { count: 8, sector: 0, .. })), "{wrong:?}");
+        assert!(matches!(model.check(&content(3)[..600]), Err(Mismatch::Read { sector: 1, .. })));
+    }
+
+    #[test]
+    fn after_a_crash_the_flushed_write_and_later_ones_will_do_and_a_look_settles_it() {
+        // Writes 1, 2, 3 to the same eight sectors, flushed one by one; the answer to the first flush was the last one seen.
+        let mut crashed = Model::blank(9, 8);
+        crashed.apply(&WORKLOAD, Fate::CrashedAfterFlush(1));
+        assert_eq!(crashed.undecided(), 8);
+        for allowed in 1..=3 {
+            assert!(crashed.clone().check(&content(allowed)[..]).is_ok(), "{allowed}");
+        }
+        assert!(crashed.clone().check(&content(0)[..]).is_err());
+
+        crashed.check(&content(2)[..]).expect("allowed above");
+        assert!(crashed.check(&content(3)[..]).is_err(), "a sector changed without a write");
+        assert!(crashed.check(&content(2)[..]).is_ok());
+    }
+}
