@@ -125,6 +125,14 @@ fn children_must_cover_their_node_once() {
 }
 
 #[test]
+fn a_node_may_be_larger_than_its_position() {
+    let mut image = Image::with_tree(&[&[dirty(16, 24, 100)]], &[&[]]);
+    let left = node_key(41, Position::new(Inode(1), 8));
+    image.node(common::ROOT_BUCKET, &[&[left, node_key(42, Position::MAX)]]);
+    assert_eq!(kinds(image), []);
+}
+
+#[test]
 fn a_tree_that_bites_its_tail_is_not_walked_for_ever() {
     let mut image = Image::with_tree(&[&[]], &[&[]]);
     image.node(common::ROOT_BUCKET, &[&[node_key(common::ROOT_BUCKET, Position::MAX)]]);

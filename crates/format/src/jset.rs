@@ -64,7 +64,8 @@ pub struct Jset<'a> {
     pub header: JsetHeader,
     /// 1, or 0 for an old entry.
     pub version: u32,
-    /// The keys in the order in which they were inserted, none of size zero; not yet judged (see `key_check`).
+    /// The keys in the order in which they were inserted, none empty or starting before zero; where they point is
+    /// not yet judged (see `key_check`).
     pub keys: KeyList<'a>,
 }
 
@@ -123,12 +124,22 @@ fn parse_header(bytes: &[u8]) -> Result<JsetHeader, JsetError> {
     Ok(JsetHeader { seq, last_seq, uuids, root, root_level: LEVEL.u16(bytes), prio_bucket })
 }
 
-/// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed.
+/// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed; one that begins before
+/// the key space means nothing either. One that starts before
+/// zero is no extent, and a journal holds nothing else.
 fn check_sizes(keys: &KeyList<'_>) -> Result<(), KeyListError> {
     let mut word = 0;
     for (index, key) in keys.iter().enumerate() {
         if key.size == 0 {
             return Err(KeyListError { index, word, error: KeyError::ZeroSize });
+        }
+        if u64::from(key.size) > key.end {
+            let error = KeyError::SizeExceedsEnd { size: key.size, end: key.end };
+            return Err(KeyListError { index, word, error });
+        }
+        if key.sectors() > key.end {
+            let error = KeyError::SizeExceedsEnd { size: key.size, end: key.end };
+            return Err(KeyListError { index, word, error });
         }
         word += key.words();
     }

@@ -176,7 +176,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// First sector covered. Only valid when `size <= end`, which every checked key satisfies.
+    /// First sector covered. Only valid when `size <= end`: true of a journal's keys and of checked leaf keys, but not of
+    /// children, whose size is that of the node.
     #[must_use]
     pub const fn start(&self) -> u64 {
         self.end - self.size as u64

@@ -65,6 +65,7 @@ fn an_entry_larger_than_32_kib_is_none_however_large_the_bucket() {
 #[test]
 fn a_whole_entry_that_makes_no_sense_is_not_the_end() {
     let zero_size = KeyListError { index: 1, word: 2, error: KeyError::ZeroSize };
+    let before_zero = KeyListError { index: 1, word: 2, error: KeyError::SizeExceedsEnd { size: 8, end: 7 } };
     let cut = KeyError::Truncated { wanted: 4, found: 2 };
     let cases = [
         (spoiled(24, &[2]), JsetError::UnsupportedVersion { found: 2 }),
@@ -73,6 +74,7 @@ fn a_whole_entry_that_makes_no_sense_is_not_the_end() {
         (spoiled(40 + 7, &[0xF0]), JsetError::Uuids(KeyError::TooManyPointers { limit: 2, found: 7 })),
         (spoiled(104 + 7, &[0xB0]), JsetError::Root(KeyError::TooManyPointers { limit: 2, found: 3 })),
         (spoiled(256 + 2, &[0]), JsetError::Key(zero_size)),
+        (spoiled(264, &[7]), JsetError::Key(before_zero)),
         (spoiled(256 + 7, &[0xA0]), JsetError::Key(KeyListError { index: 1, word: 2, error: cut })),
     ];
     for (bytes, wanted) in cases {
