@@ -106,7 +106,8 @@ fn assemble(
         tickets: Semaphore::new(tickets),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
-        tasks: Cell::new(0),
+        workers: Cell::new(0),
+        services: Cell::new(0),
     };
     CacheSet { inner: Rc::new(inner) }
 }
@@ -115,9 +116,9 @@ fn assemble(
 const SPLIT_SHARE: usize = 14;
 
 fn start_tasks(set: &CacheSet) {
-    set.spawn_task(writer::run);
-    set.spawn_task(write::run);
-    set.spawn_task(allocator::run);
+    set.spawn_service(writer::run);
+    set.spawn_service(write::run);
+    set.spawn_service(allocator::run);
 }
 
 async fn write_superblock(set: &CacheSet) -> Result<(), Error> {
@@ -172,13 +173,13 @@ async fn recover(
     let uuid_key = header.uuids;
     let parts = Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty };
     let set = assemble(env, disk, superblock, note, options, parts);
-    set.with(|s| s.journal.pin(oldest));
     let pin = load::load(&set, root).await?;
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(&set);
-    replay::apply(&set, pending).await?;
-    set.with(|s| s.journal.unpin(oldest));
-    writer::commit_now(&set).await?;
+    replay::apply(&set, pending, oldest).await?;
+    // What the note held is durable now, under other numbers. Left there, it would be replayed over newer keys.
+    let noted = recovered.iter().map(|record| record.sequence).max().unwrap_or(0);
+    set.with(|s| s.note.forget_through(noted));
     if old_uuids {
         uuids::store(&set).await?;
     }
@@ -290,13 +291,13 @@ async fn initialise(
     };
     let set = assemble(env, disk, superblock, note, options, parts);
     write_first(&set, root).await?;
-    set.spawn_task(writer::run);
+    set.spawn_service(writer::run);
     // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
     prios::store(&set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
     write_superblock(&set).await?;
-    set.spawn_task(write::run);
-    set.spawn_task(allocator::run);
+    set.spawn_service(write::run);
+    set.spawn_service(allocator::run);
     finish(&set).await;
     Ok(set)
 }
@@ -320,8 +321,8 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
 /// What every start ends with: flash-only volumes, and write-back.
 async fn finish(set: &CacheSet) {
     crate::volume::attach::add_flash_only(set);
-    set.spawn_task(writeback::pass::run);
-    set.spawn_task(gc::pass::run);
-    set.spawn_task(gc::moving::run);
-    set.spawn_task(crate::request::parked::run);
+    set.spawn_worker(writeback::pass::run);
+    set.spawn_worker(gc::pass::run);
+    set.spawn_worker(gc::moving::run);
+    set.spawn_worker(crate::request::parked::run);
 }

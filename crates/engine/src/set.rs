@@ -9,7 +9,7 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Semaphore};
 use bcached_env::{Disk, Env};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 
 /// Who waits for what. A waiter re-checks its condition after every wake-up.
 #[derive(Default)]
@@ -51,7 +51,9 @@ pub(crate) struct Inner {
     pub(crate) structure: Semaphore,
     /// One write of the priorities or the uuid table at a time.
     pub(crate) metadata: Semaphore,
-    pub(crate) tasks: core::cell::Cell<usize>,
+    /// Background tasks running: those that end when the set is being stopped, and those they need, which end last.
+    pub(crate) workers: Cell<usize>,
+    pub(crate) services: Cell<usize>,
 }
 
 /// A running cache set. Clones are handles on the same one.
@@ -157,16 +159,24 @@ impl CacheSet {
         }
     }
 
-    /// Starts a background task that ends when the set stops.
-    pub(crate) fn spawn_task<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
-        let tasks = &self.inner.tasks;
-        tasks.set(tasks.get() + 1);
-        let future = task(self.clone());
+    /// Starts a task that ends when the set is being stopped: it makes changes of its own.
+    pub(crate) fn spawn_worker<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
+        self.spawn_counted(task(self.clone()), |inner| &inner.workers);
+    }
+
+    /// Starts a task that ends when everything has been written: others wait for it.
+    pub(crate) fn spawn_service<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
+        self.spawn_counted(task(self.clone()), |inner| &inner.services);
+    }
+
+    fn spawn_counted(&self, task: impl Future<Output = ()> + 'static, count: fn(&Inner) -> &Cell<usize>) {
         let set = self.clone();
+        let before = count(&set.inner).get();
+        count(&set.inner).set(before + 1);
         self.env().spawn(async move {
-            future.await;
-            let tasks = &set.inner.tasks;
-            tasks.set(tasks.get() - 1);
+            task.await;
+            let running = count(&set.inner).get();
+            count(&set.inner).set(running - 1);
             set.signals().task_ended.notify_all();
         });
     }

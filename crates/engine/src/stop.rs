@@ -15,10 +15,14 @@ impl CacheSet {
         while self.with(|s| s.background > 0 || s.volumes.iter().any(|(_, volume)| volume.requests > 0)) {
             self.signals().ranges.wait().await;
         }
+        // What makes changes of its own ends before the last ones are written.
+        while self.inner.workers.get() > 0 {
+            self.signals().task_ended.wait().await;
+        }
         let finished = self.finish_writing().await;
         self.with(|s| s.stopped = true);
         self.wake_all();
-        while self.inner.tasks.get() > 0 {
+        while self.inner.services.get() > 0 {
             self.signals().task_ended.wait().await;
         }
         finished

@@ -90,6 +90,7 @@ pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Ke
 /// Writes the table as it stands; durable when this returns.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
+    writer::wait_for_entries(set).await?;
     let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
     let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes()));
     let sector = set.with(|s| s.buckets.sector(bucket));

@@ -4,7 +4,9 @@
 //! flushed first; one set of a node is in flight at a time; the journal lets an entry go only when the sets that hold
 //! its keys are durable.
 
+use crate::btree::cache::CachedNode;
 use crate::error::{Doing, Error};
+use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
@@ -40,12 +42,8 @@ pub async fn run(set: CacheSet) {
         if write_leaves(&set, due).await.is_err() {
             return;
         }
-        set.with(|s| {
-            // What was written frees journal space only once an entry says so.
-            if s.journal.is_low() && s.journal.oldest_pin().is_none_or(|pin| pin > s.reclaim_to) {
-                s.journal.want(s.journal.open_sequence());
-            }
-        });
+        // What was written frees journal space only once an entry says so.
+        set.with(writer::relieve);
         set.signals().journal_work.notify_all();
     }
 }
@@ -81,13 +79,14 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
 }
 
 fn next_due(s: &State) -> Option<bcached_env::Time> {
-    let oldest = s
-        .nodes
-        .iter()
-        .filter(|(_, cached)| !cached.writing)
-        .filter_map(|(_, cached)| cached.dirty_since)
-        .min();
+    let waiting = s.nodes.iter().filter(|(_, cached)| is_writable(cached));
+    let oldest = waiting.filter_map(|(_, cached)| cached.dirty_since).min();
     oldest.map(|since| since + s.options.leaf_delay)
+}
+
+/// A leaf with keys to write that nobody is writing or replacing.
+fn is_writable(cached: &CachedNode) -> bool {
+    cached.node.is_leaf() && cached.node.has_pending() && !cached.writing && !cached.gated
 }
 
 fn due_leaves(s: &mut State) -> Vec<usize> {
@@ -95,7 +94,7 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
         PENDING_BYTES_MAX.min(usize::try_from(s.geometry.node_sectors() * 512 / 4).unwrap_or(usize::MAX));
     let mut due = Vec::new();
     for (slot, cached) in s.nodes.iter() {
-        if !cached.node.is_leaf() || cached.writing || cached.gated || !cached.node.has_pending() {
+        if !is_writable(cached) {
             continue;
         }
         let needed = cached.pending_since.is_some_and(|since| since <= s.reclaim_to);

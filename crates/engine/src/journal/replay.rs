@@ -42,17 +42,21 @@ pub fn prepare(entries: Vec<Entry>, note: &[NoteRecord], buckets: &mut Buckets) 
     Ok(Pending { keys })
 }
 
-/// Replays; afterwards every leaf is written and an entry without keys says that nothing is needed any more, so that
-/// the next start (a kernel's too) has nothing to do.
-pub async fn apply(set: &CacheSet, pending: Pending) -> Result<u64, Error> {
-    let mut applied = 0;
-    for (sequence, key) in &pending.keys {
-        if !key.pointers.as_slice().is_empty() && set.with(|s| valid(&s.buckets, key).is_empty()) {
-            continue;
-        }
-        let record = if *sequence == 0 { Record::Journal } else { Record::Replay(*sequence) };
-        set.put_key(key, record).await?;
-        applied += 1;
+/// Replays. The keys of entries come first; when their leaves are written and an entry says that nothing older is
+/// needed, the journal has room for the keys of the note, which are journalled anew. Afterwards nothing is left for the
+/// next start (a kernel's too) to do.
+pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), Error> {
+    set.with(|s| s.journal.pin(oldest));
+    let (journalled, noted): (Vec<_>, Vec<_>) =
+        pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
+    for (sequence, key) in journalled {
+        replay_key(set, &key, Record::Replay(sequence)).await?;
+    }
+    write::write_all(set).await?;
+    set.with(|s| s.journal.unpin(oldest));
+    writer::commit_now(set).await?;
+    for (_, key) in noted {
+        replay_key(set, &key, Record::Journal).await?;
     }
     set.with(|s| {
         for (_, key) in &pending.keys {
@@ -62,8 +66,15 @@ pub async fn apply(set: &CacheSet, pending: Pending) -> Result<u64, Error> {
         }
     });
     write::write_all(set).await?;
-    writer::commit(set).await?;
-    Ok(applied)
+    writer::commit_now(set).await
+}
+
+async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Error> {
+    let is_hole = key.pointers.as_slice().is_empty();
+    if is_hole || !set.with(|s| valid(&s.buckets, key).is_empty()) {
+        set.put_key(key, record).await?;
+    }
+    Ok(())
 }
 
 fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {

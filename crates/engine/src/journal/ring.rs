@@ -158,6 +158,23 @@ impl Journal {
         self.free_buckets() <= self.reserve() + 1
     }
 
+    /// True when an entry written now would free a bucket that the newest durable one still needs.
+    #[must_use]
+    pub fn would_free(&self) -> bool {
+        let last = self.oldest_pin().unwrap_or(self.next).min(self.next);
+        let count = self.buckets.len();
+        let mut others = (1..count).map(|step| self.newest[(self.current + step) % count]);
+        others.any(|newest| newest >= self.durable_last.max(1) && newest < last)
+    }
+
+    /// Entries without keys that have a place now.
+    #[must_use]
+    pub fn entries_left(&self) -> u64 {
+        let entry = self.entry_sectors(0);
+        let here = (self.bucket_sectors - self.used_sectors.min(self.bucket_sectors)) / entry;
+        here + self.free_buckets().saturating_sub(1) * (self.bucket_sectors / entry)
+    }
+
     /// Up to which sequence leaves should be written to free a bucket: the newest entry of the oldest bucket in use.
     #[must_use]
     pub fn reclaim_target(&self) -> u64 {

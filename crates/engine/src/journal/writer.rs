@@ -8,6 +8,9 @@ use crate::state::State;
 use bcached_env::{Buffer, Time};
 use bcached_format::jset::{JsetHeader, seal};
 
+/// Entries without keys that stay possible for what cannot wait: a new root, and the entry that frees space.
+const ENTRIES_KEPT: u64 = 3;
+
 /// The task: writes the open entry when somebody needs it durable, or when its keys have waited long enough.
 pub async fn run(set: CacheSet) {
     let mut keys_since: Option<Time> = None;
@@ -53,7 +56,9 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
         s.note.forget_through(closed.sequence);
         s.stats.journal_entries += 1;
         s.stats.journal_written_bytes += bytes.len() as u64;
+        relieve(s);
     });
+    set.signals().leaf_work.notify_all();
     set.signals().journal_progress.notify_all();
     set.signals().allocator_work.notify_all();
     Ok(())
@@ -81,6 +86,18 @@ fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {
     Some((closed, bytes))
 }
 
+/// Keeps the journal from filling up: when little is free the leaves that hold the oldest keys are written, and when
+/// that lets a bucket go, an entry says so.
+pub fn relieve(s: &mut State) {
+    if !s.journal.is_low() {
+        return;
+    }
+    s.reclaim_to = s.reclaim_to.max(s.journal.reclaim_target());
+    if s.journal.would_free() {
+        s.journal.want(s.journal.open_sequence());
+    }
+}
+
 /// Waits until everything appended so far is durable.
 pub async fn commit(set: &CacheSet) -> Result<(), Error> {
     let sequence = set.with(|s| s.journal.appended());
@@ -106,19 +123,31 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
     }
 }
 
+/// Waits until the journal has room for a few entries without keys beyond the one that is about to be asked for. New
+/// roots do not wait here: while one is being made the leaf that pins the oldest entry may be gated.
+pub async fn wait_for_entries(set: &CacheSet) -> Result<(), Error> {
+    loop {
+        set.check_alive()?;
+        let enough = set.with(|s| {
+            relieve(s);
+            s.journal.entries_left() >= ENTRIES_KEPT
+        });
+        if enough {
+            return Ok(());
+        }
+        set.signals().journal_work.notify_all();
+        set.signals().leaf_work.notify_all();
+        set.signals().journal_progress.wait().await;
+    }
+}
+
 /// An attempt found no room in the journal or the note: the open entry is written; if old entries stand in the way,
 /// the leaves that hold their keys are.
 pub async fn wait_for_room(set: &CacheSet) -> Result<(), Error> {
     set.check_alive()?;
     set.with(|s| {
         s.journal.want(s.journal.appended());
-        if s.journal.is_low() {
-            s.reclaim_to = s.reclaim_to.max(s.journal.reclaim_target());
-            if s.journal.oldest_pin().is_none_or(|pin| pin > s.reclaim_to) {
-                // Every old key is in a durable leaf: only an entry that says so is missing.
-                s.journal.want(s.journal.open_sequence());
-            }
-        }
+        relieve(s);
         s.stats.journal_waits += 1;
     });
     set.signals().journal_work.notify_all();

@@ -99,13 +99,13 @@ impl Ranges {
         !self.entries.values().any(|entry| entry.overlaps(start, end) && entry.kind == Kind::Clean)
     }
 
-    /// Enters a fill; `None` if a write to the range is in progress.
+    /// Enters a fill; `None` if a write to the range is in progress, or another fill of it is under way.
     pub fn begin_fill(&mut self, start: u64, end: u64) -> Option<Claim> {
-        let written = self
-            .entries
-            .values()
-            .any(|entry| entry.overlaps(start, end) && matches!(entry.kind, Kind::Write { granted: true }));
-        (!written).then(|| self.enter(start, end, Kind::Fill { dropped: false }))
+        let busy = self.entries.values().any(|entry| {
+            let counts = matches!(entry.kind, Kind::Write { granted: true } | Kind::Fill { dropped: false });
+            counts && entry.overlaps(start, end)
+        });
+        (!busy).then(|| self.enter(start, end, Kind::Fill { dropped: false }))
     }
 
     /// True while nobody has written to the fill's range since it was entered.
@@ -244,6 +244,7 @@ mod tests {
         assert!(!ranges.fill_is_good(fill));
         assert!(ranges.fill_is_good(other));
         assert_eq!(ranges.begin_fill(0, 8), None);
+        assert_eq!(ranges.begin_fill(12, 20), None, "a range is filled once at a time");
     }
 
     #[test]

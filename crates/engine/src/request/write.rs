@@ -410,13 +410,7 @@ async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<(), Error> {
     {
         return Ok(());
     }
-    record::set_state(set, target.id, BackingState::Dirty).await?;
-    set.with(|s| {
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.dirty_marked = volume.state() == Some(BackingState::Dirty);
-        }
-    });
-    Ok(())
+    record::set_state(set, target.id, BackingState::Dirty).await
 }
 
 /// The set has failed. A volume without dirty data goes on without its cache, once its superblock says, durably, that

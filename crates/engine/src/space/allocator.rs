@@ -9,8 +9,8 @@ use alloc::vec::Vec;
 use bcached_format::BucketId;
 use core::time::Duration;
 
-/// How long to wait when nothing can be invalidated, unless something that could change that happens first.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long to rest when nothing can be invalidated.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The task.
 pub async fn run(set: CacheSet) {
@@ -43,11 +43,12 @@ pub async fn run(set: CacheSet) {
             s.buckets.invalidate(1, durable) > 0
         });
         if !retry {
-            // Waiters look again: what they do without space (bypass) may be possible now.
+            // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
+            // it is not, so this rest is not cut short.
             set.signals().space.notify_all();
             set.signals().writeback_work.notify_all();
-            let until = set.env().now() + PAUSE;
-            set.env().wait_until(&set.signals().allocator_work, until).await;
+            set.signals().gc_work.notify_all();
+            set.env().sleep(PAUSE).await;
         }
     }
 }

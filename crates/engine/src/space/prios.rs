@@ -14,6 +14,7 @@ use bcached_format::{BucketId, Gen, Geometry};
 /// Stores all generations and releases the buckets that were pending when it began.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
+    writer::wait_for_entries(set).await?;
     let pending = set.with(|s| s.buckets.pending().len());
     let sets = set.with(|s| s.prios.spare.len());
     for index in (0..sets).rev() {

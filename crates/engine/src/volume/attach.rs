@@ -44,7 +44,7 @@ impl CacheSet {
         let id = self.enter(disk, superblock, inode);
         if known.is_none() || fresh {
             // The slot is durable: now the device may say whose it is.
-            record::update(self, id, |superblock| {
+            record::update(self, id, |_, superblock| {
                 superblock.set_set_uuid(set_uuid);
                 superblock.set_state(BackingState::Clean);
             })
@@ -130,7 +130,7 @@ impl CacheSet {
 
     /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one.
     pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
-        record::update(self, id, |superblock| superblock.set_cache_mode(mode)).await?;
+        record::update(self, id, |_, superblock| superblock.set_cache_mode(mode)).await?;
         self.with(|s| s.volumes.get_mut(id).ok_or(Error::NoVolume).map(|volume| volume.mode = mode))
     }
 

@@ -5,6 +5,7 @@
 
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
+use crate::state::State;
 use crate::volume::VolumeId;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{
@@ -31,11 +32,15 @@ pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Re
     disk.flush().await.map_err(Error::io(Doing::Superblock))
 }
 
-/// Changes the record of a volume's backing device; durable when this returns. One change at a time.
+/// Changes the record of a volume's backing device as `change` says, which is asked under the lock and sees the state;
+/// durable when this returns. One change at a time.
+///
+/// Also keeps [`crate::volume::Volume::dirty_marked`]: it is true only while *dirty* is durable and no change is under
+/// way, so that no dirty key can be made while the superblock is about to say *clean*.
 pub async fn update(
     set: &CacheSet,
     volume: VolumeId,
-    change: impl FnOnce(&mut BackingSuperblock),
+    change: impl FnOnce(&State, &mut BackingSuperblock),
 ) -> Result<(), Error> {
     let found = set.with(|s| {
         let backing = s.volumes.get(volume)?.backing.as_ref()?;
@@ -43,16 +48,26 @@ pub async fn update(
     });
     let (disk, lock) = found.ok_or(Error::NoVolume)?;
     let _alone = lock.acquire(1).await;
-    let current = set.with(|s| Some(s.volumes.get(volume)?.backing.as_ref()?.superblock.clone()));
-    let mut changed = current.clone().ok_or(Error::NoVolume)?;
-    change(&mut changed);
-    if current.as_ref() == Some(&changed) {
+    let changed = set.with(|s| {
+        let current = s.volumes.get(volume)?.backing.as_ref()?.superblock.clone();
+        let mut changed = current.clone();
+        change(s, &mut changed);
+        let differs = changed != current;
+        let entry = s.volumes.get_mut(volume)?;
+        entry.dirty_marked = !differs && current.state() == BackingState::Dirty;
+        Some((changed, differs))
+    });
+    let (changed, differs) = changed.ok_or(Error::NoVolume)?;
+    if !differs {
         return Ok(());
     }
     write_superblock(&disk, &changed.seal()).await?;
     set.with(|s| {
-        if let Some(backing) = s.volumes.get_mut(volume).and_then(|volume| volume.backing.as_mut()) {
-            backing.superblock = changed;
+        if let Some(entry) = s.volumes.get_mut(volume) {
+            entry.dirty_marked = changed.state() == BackingState::Dirty;
+            if let Some(backing) = entry.backing.as_mut() {
+                backing.superblock = changed;
+            }
         }
     });
     Ok(())
@@ -60,8 +75,5 @@ pub async fn update(
 
 /// Makes the backing device's state `state`, durably; nothing is written if it is that already.
 pub async fn set_state(set: &CacheSet, volume: VolumeId, state: BackingState) -> Result<(), Error> {
-    if set.with(|s| s.volumes.get(volume).and_then(crate::volume::Volume::state)) == Some(state) {
-        return Ok(());
-    }
-    update(set, volume, |superblock| superblock.set_state(state)).await
+    update(set, volume, |_, superblock| superblock.set_state(state)).await
 }

@@ -202,15 +202,12 @@ async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
         return Ok(());
     }
     writer::commit(set).await?;
-    let still = set.with(|s| {
-        let still = is_clean(s, id);
-        if let Some(volume) = s.volumes.get_mut(id).filter(|_| still) {
-            // From here on a dirty write waits for the superblock again.
-            volume.dirty_marked = false;
+    record::update(set, id, |s, superblock| {
+        if is_clean(s, id) {
+            superblock.set_state(BackingState::Clean);
         }
-        still
-    });
-    if still { record::set_state(set, id, BackingState::Clean).await } else { Ok(()) }
+    })
+    .await
 }
 
 fn is_clean(s: &State, id: VolumeId) -> bool {
