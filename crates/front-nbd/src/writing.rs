@@ -4,6 +4,7 @@
 //! number is not taken for it): the several connections of `nbdcopy` or of a virtual machine are one client. On TCP
 //! each connection is a client of its own, since nothing there tells one process from another; so CAN_MULTI_CONN is
 //! announced to writers on unix sockets only, and on TCP when the volume is shared or the client may not write anyway.
+//! A process that forwards for others (a proxy, a tunnel) is one client: what is behind it cannot be seen from here.
 //!
 //! **When writing begins.** With the first request that changes something, not with the connection: whoever only looks
 //! (`nbdinfo`, a copy of the volume) must not take writing away from whoever comes next. It ends when the last

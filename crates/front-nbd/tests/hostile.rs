@@ -37,13 +37,20 @@ fn a_handshake_has_a_deadline() {
     for client in [&mut silent, &mut halfway, &mut waiting] {
         client.assert_closed();
     }
-    // One that always has another question is cut as well.
+}
+
+/// It has always sent the next question before the last is answered, so that the server never waits for it.
+#[test]
+fn questions_without_end_have_a_deadline_too() {
+    let served = serve_all(Limits { handshake: SHORT, ..Limits::default() });
     let mut talker = served.unix();
     talker.greet(3);
-    wait_until("the talker to be cut off", || {
-        let question = [&b"IHAVEOPT"[..], &[0, 0, 0, 99, 0, 0, 0, 0]].concat();
-        talker.try_send(&question).and_then(|()| talker.try_receive(&mut [0; 20])).is_err()
-    });
+    let listener = talker.read_elsewhere();
+    let question = [&b"IHAVEOPT"[..], &[0, 0, 0, 99, 0, 0, 0, 0]].concat();
+    let questions = question.repeat(1000);
+    wait_until("the talker to be cut off", || talker.try_send(&questions).is_err());
+    drop(talker);
+    listener.join().expect("the listener saw the end");
 }
 
 #[test]
@@ -224,12 +231,13 @@ fn a_stop_waits_for_replies_that_come_in_time() {
         Verdict::Hold
     };
     let mut served = serve_with(Limits::default(), Box::new(hook));
-    let mut client = entered(&served);
+    let (mut client, mut idle) = (entered(&served), entered(&served));
     client.write(0, 1, 0, &[9; 512]);
     wait_until("the write to be with the engine", || held.load(Ordering::SeqCst) == 1);
     let server = served.server.take().expect("runs");
-    let stopping = thread::spawn(move || server.shutdown(LIMIT));
-    wait_until("the stop to begin", || !served.path.exists());
+    let stopping = thread::spawn(move || server.shutdown(2 * LIMIT));
+    idle.assert_closed();
+    assert!(!stopping.is_finished(), "one reply is still due");
     served.ram.release();
     assert_eq!(stopping.join().expect("no panic"), Ok(()));
     assert_eq!(client.result(), (0, 1));

@@ -56,6 +56,7 @@ struct Asked {
 fn any_request() -> impl Strategy<Value = Asked> {
     let offset = prop_oneof![
         6 => (0..TANK_BYTES / 512).prop_map(|sector| sector * 512),
+        2 => (0..16u64).prop_map(|sectors| TANK_BYTES - sectors * 512),
         1 => 0..TANK_BYTES + 512,
         1 => any::<u64>(),
     ];
@@ -127,7 +128,7 @@ fn inside(command: &Command) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..400)) {

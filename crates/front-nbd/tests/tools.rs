@@ -202,11 +202,14 @@ fn nbdcopy_moves_an_image_over_several_connections_both_ways() {
         seed ^= seed << 17;
         seed
     };
-    // Blocks of noise and of nothing, so that writes and zeroes are both used.
-    let image: Vec<u8> = (0..TANK_SECTORS / 8)
+    // Half megabytes of noise and of nothing, so that writes and zeroes are both used. (Smaller ones and the tool's
+    // punching of holes into its target file takes its time.)
+    let image: Vec<u8> = (0..TANK_SECTORS / 1024)
         .flat_map(|_| {
             let (noise, zero) = (random().to_le_bytes(), random() % 3 == 0);
-            (0..4096).map(move |at| if zero { 0 } else { noise[at % 8].wrapping_add(noise[at / 512]) })
+            let byte =
+                move |at: usize| if zero { 0 } else { noise[at % 8].wrapping_add(noise[at / 512 % 8]) };
+            (0..1024 * 512).map(byte)
         })
         .collect();
     std::fs::write(&from, &image).expect("written");

@@ -306,6 +306,16 @@ impl Client {
         chunk.payload[8..].to_vec()
     }
 
+    /// Reads and forgets everything on a thread of its own, to the end.
+    pub fn read_elsewhere(&self) -> std::thread::JoinHandle<()> {
+        let Stream::Unix(stream) = &self.stream else { unreachable!("only needed on unix sockets") };
+        let mut stream = stream.try_clone().expect("a second descriptor");
+        std::thread::spawn(move || {
+            let mut bytes = vec![0; 64 << 10];
+            while stream.read(&mut bytes).is_ok_and(|read| read > 0) {}
+        })
+    }
+
     pub fn hang_up_halfway(&self) {
         let how = std::net::Shutdown::Write;
         match &self.stream {
