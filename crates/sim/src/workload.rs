@@ -109,9 +109,12 @@ impl Workload {
     }
 }
 
-/// Writes places as ranges: `0-3,7`.
+/// Writes places as ranges: `0-3,7`, or `none`.
 #[must_use]
 pub fn format_places(places: &[usize]) -> String {
+    if places.is_empty() {
+        return "none".to_owned();
+    }
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for place in places {
         match ranges.last_mut() {
@@ -131,7 +134,10 @@ pub fn format_places(places: &[usize]) -> String {
 /// A sentence if it is something else.
 pub fn parse_places(text: &str) -> Result<Vec<usize>, String> {
     let mut places = Vec::new();
-    for range in text.split(',').filter(|range| !range.is_empty()) {
+    if text == "none" {
+        return Ok(places);
+    }
+    for range in text.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number < 1_000_000);
         match (number(first), number(last)) {
@@ -172,6 +178,9 @@ mod tests {
         let places = [0, 1, 2, 3, 7, 9, 10];
         assert_eq!(format_places(&places), "0-3,7,9-10");
         assert_eq!(parse_places("0-3,7,9-10").unwrap(), places);
+        assert_eq!(format_places(&[]), "none");
+        assert_eq!(parse_places("none"), Ok(Vec::new()));
+        assert!(parse_places("").is_err());
         assert!(parse_places("3-1").is_err());
         assert!(parse_places("x").is_err());
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// How long clients wait for the next answer of any kind, in virtual nanoseconds: thousands of times what the slowest
 /// device takes for one operation.
-pub const PATIENCE_NS: u64 = 60_000_000_000;
+pub const PATIENCE_NS: u64 = 20_000_000_000;
 
 /// Longest read of a verification, in sectors.
 const VERIFY_SECTORS: u64 = 128;
