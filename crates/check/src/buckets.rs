@@ -3,6 +3,7 @@
 use crate::damage::{DamageKind, Findings, Place, Structure, Use};
 use bcached_format::{BucketPrio, Gen, Geometry, Key, Pointer, SECTOR_BYTES};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// One bucket of the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -120,9 +121,10 @@ pub(crate) fn read_chain(
     findings: &mut Findings,
 ) -> Option<(Buckets, Vec<u64>)> {
     let mut buckets = Buckets::new(geometry);
-    let (mut chain, mut next, mut seq) = (Vec::new(), first, None);
+    let (mut chain, mut seen) = (Vec::new(), BTreeSet::new());
+    let (mut next, mut seq) = (first, None);
     for index in 0..geometry.prio_sets() {
-        if !geometry.is_usable(next) || chain.contains(&next) {
+        if !geometry.is_usable(next) || !seen.insert(next) {
             let kind = DamageKind::PrioBucket { index, found: next };
             findings.error(Place::whole(Structure::Priorities), kind);
             return None;
