@@ -1,8 +1,7 @@
-//! Devices as the offline commands use them: `bcached-uring` opens, claims and does the I/O; here its errors become
-//! failures, and bytes can be asked for at any offset.
+//! Devices as the offline commands use them: `bcached-uring` opens, claims and does the I/O; here bytes can be asked
+//! for at any offset.
 
-use crate::failure::{Failure, Kind};
-use bcached_uring::{DeviceError, DeviceErrorKind};
+use crate::failure::Failure;
 use std::path::Path;
 
 pub use bcached_uring::{Access, Device, DeviceKind};
@@ -63,21 +62,4 @@ pub fn erase(device: &Device, offset: u64, count: usize) -> Result<(), Failure> 
 /// Ranges here are at most as long as the memory that holds them.
 fn to_index(bytes: u64) -> usize {
     usize::try_from(bytes).expect("a range that fits in memory")
-}
-
-impl From<DeviceError> for Failure {
-    fn from(error: DeviceError) -> Self {
-        let kind = match &error.kind {
-            DeviceErrorKind::NotFound => Kind::NotFound,
-            DeviceErrorKind::Permission | DeviceErrorKind::ReadOnly => Kind::Permission,
-            DeviceErrorKind::NotADevice(_) => Kind::Usage,
-            DeviceErrorKind::Busy(_) => Kind::InUse,
-            DeviceErrorKind::Twice => Kind::SameDevice,
-            DeviceErrorKind::Empty | DeviceErrorKind::BlockTooLarge { .. } => Kind::Geometry,
-            _ => Kind::Io,
-        };
-        let mut failure = Self::new(kind, error.what()).why(error.why()).next(error.next());
-        failure.holders = error.holders().iter().map(ToString::to_string).collect();
-        failure
-    }
 }

@@ -32,8 +32,18 @@ struct CommandLine {
 pub enum Command {
     /// Write superblocks, as make-bcache does
     Make(Box<Make>),
+    /// Serve volumes, in the foreground
+    Serve(Serve),
+    /// Say what a running daemon serves
+    Status(Status),
     /// Print a device's superblock, as bcache-super-show does
     Show(Show),
+    /// Check a cache set, read-only
+    Check(Check),
+    /// Print a cache set's metadata, record by record
+    Dump(Dump),
+    /// Say what this machine offers, and whether devices are fit to serve
+    Doctor(Doctor),
     /// Print the version
     Version,
     /// Help or the version, as the parser wrote it.
@@ -114,6 +124,97 @@ pub struct Show {
     /// Go on if the checksum is wrong
     #[arg(short = 'f')]
     pub ignore_checksum: bool,
+}
+
+/// `bcached serve`.
+#[derive(clap::Args, Debug)]
+pub struct Serve {
+    /// Configuration [default: /etc/bcached/config.toml, unless devices are named]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A cache device to serve, without a configuration
+    #[arg(long, value_name = "DEV")]
+    pub cache: Vec<String>,
+    /// A backing device to serve, without a configuration
+    #[arg(long, value_name = "DEV")]
+    pub backing: Vec<String>,
+    /// How volumes are exported: nbd, nbd:/path/to/socket or nbd:127.0.0.1:10809
+    #[arg(long, value_name = "WAY")]
+    pub export: Vec<String>,
+    /// How long a stop waits for clients: 30s, 5m [default: 20s]
+    #[arg(long, value_name = "TIME")]
+    pub stop_timeout: Option<String>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached status`.
+#[derive(clap::Args, Debug)]
+pub struct Status {
+    /// Only this volume and its cache, or this cache and its volumes
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// Where the daemon answers.
+#[derive(clap::Args, Debug)]
+pub struct Control {
+    /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+impl Control {
+    /// What the command line or the environment says.
+    #[must_use]
+    pub fn named(&self) -> Option<PathBuf> {
+        let variable = || std::env::var_os("BCACHED_CONTROL").filter(|path| !path.is_empty());
+        self.control.clone().or_else(|| variable().map(PathBuf::from))
+    }
+}
+
+/// `bcached check`.
+#[derive(clap::Args, Debug)]
+pub struct Check {
+    /// Cache devices, and backing devices to judge them with
+    #[arg(value_name = "DEV", required = true)]
+    pub devices: Vec<PathBuf>,
+    /// Backing devices of the set
+    #[arg(long, value_name = "DEV")]
+    pub backing: Vec<PathBuf>,
+}
+
+/// `bcached dump`.
+#[derive(clap::Args, Debug)]
+pub struct Dump {
+    /// The cache device
+    pub device: PathBuf,
+    /// Only this part
+    pub part: Option<DumpPart>,
+}
+
+/// A part of a set's metadata.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DumpPart {
+    /// The superblock
+    Superblock,
+    /// Journal entries
+    Journal,
+    /// Nodes and their keys
+    Tree,
+    /// Generations and priorities of buckets
+    Prios,
+    /// The table of volumes
+    Uuids,
+}
+
+/// `bcached doctor`.
+#[derive(clap::Args, Debug)]
+pub struct Doctor {
+    /// Devices to look at
+    #[arg(value_name = "DEV")]
+    pub devices: Vec<PathBuf>,
 }
 
 /// True if `--json` was typed before a `--`. Asked apart from the parser, because errors of the parser are

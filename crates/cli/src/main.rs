@@ -6,18 +6,19 @@
 
 mod commands;
 mod device;
-mod failure;
 mod flags;
+mod image;
 mod later;
 mod output;
 mod signatures;
-mod sizes;
 mod superblock;
 
+use bcached_daemon::{failure, sizes};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
-    let result = flags::parse(&words).and_then(commands::run);
-    output::finish(result, flags::wants_json(&words))
+    let json = flags::wants_json(&words);
+    let result = flags::parse(&words).and_then(|command| commands::run(command, json));
+    output::finish(result, json)
 }

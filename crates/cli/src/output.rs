@@ -49,10 +49,23 @@ impl Report {
         Ok(Self { text: value.text(), json: Some(json), exit: 0, failure: None })
     }
 
+    /// Nothing more to print: the command has written its stream itself.
+    #[must_use]
+    pub fn silent() -> Self {
+        Self::text_only(String::new())
+    }
+
     /// Text only (help).
     #[must_use]
     pub fn text_only(text: String) -> Self {
         Self { text, json: None, exit: 0, failure: None }
+    }
+
+    /// The same report, with the answer "no" (exit status 1).
+    #[must_use]
+    pub fn answering_no(mut self) -> Self {
+        self.exit = Kind::No.exit();
+        self
     }
 
     /// The same report, followed by `failure`: what could be shown is shown, then what went wrong.

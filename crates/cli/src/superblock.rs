@@ -5,8 +5,8 @@ use crate::device::{self, Device};
 use crate::failure::{Failure, Kind};
 use bcached_format::superblock::STRUCTURE;
 use bcached_format::{
-    CacheMode, DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
-    SuperblockError, units::bytes_of,
+    BackingState, CacheMode, DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    Superblock, SuperblockError, units::bytes_of,
 };
 
 /// What stands where a superblock would be.
@@ -50,22 +50,9 @@ pub fn read_sound(device: &Device) -> Result<Superblock, Failure> {
         Found::Nothing => Err(Failure::new(Kind::NotBcache, what)
             .why("it has no bcache superblock")
             .next("`bcached make` writes one")),
-        Found::Unfit(error) => Err(Failure::new(kind_of(error), what).why(error.to_string())),
-    }
-}
-
-/// Which kind of failure a superblock's refusal is.
-#[must_use]
-pub fn kind_of(error: SuperblockError) -> Kind {
-    use SuperblockError as E;
-    match error {
-        E::Truncated { .. } | E::BadOffset { .. } | E::BadMagic { .. } => Kind::NotBcache,
-        E::UnsupportedVersion { .. }
-        | E::UnsupportedCompat { .. }
-        | E::UnsupportedRoCompat { .. }
-        | E::UnsupportedIncompat { .. }
-        | E::SeveralDevices { .. } => Kind::Unsupported,
-        _ => Kind::Damaged,
+        Found::Unfit(error) => {
+            Err(Failure::new(Failure::kind_of_superblock(error), what).why(error.to_string()))
+        }
     }
 }
 
@@ -110,6 +97,17 @@ pub const fn cache_mode_name(mode: CacheMode) -> &'static str {
         CacheMode::Writeback => "writeback",
         CacheMode::Writearound => "writearound",
         CacheMode::None => "none",
+    }
+}
+
+/// The kernel's word for the state of a backing device.
+#[must_use]
+pub const fn state_name(state: BackingState) -> &'static str {
+    match state {
+        BackingState::None => "no cache",
+        BackingState::Clean => "clean",
+        BackingState::Dirty => "dirty",
+        BackingState::Stale => "inconsistent",
     }
 }
 

@@ -1,7 +1,12 @@
 //! The verbs: what was typed, done. Each gives a report or a failure; none prints.
 
+mod check;
+mod doctor;
+mod dump;
 pub mod make;
-pub mod show;
+mod serve;
+mod show;
+mod status;
 mod version;
 
 use crate::failure::Failure;
@@ -13,10 +18,15 @@ use crate::output::Report;
 ///
 /// # Errors
 /// The command's.
-pub fn run(command: Command) -> Result<Report, Failure> {
+pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
     match command {
         Command::Make(flags) => make::run(&flags),
+        Command::Serve(flags) => serve::run(flags),
+        Command::Status(flags) => status::run(&flags),
         Command::Show(flags) => show::run(&flags),
+        Command::Check(flags) => check::run(&flags),
+        Command::Dump(flags) => dump::run(&flags, json),
+        Command::Doctor(flags) => doctor::run(&flags),
         Command::Version => version::run(),
         Command::Print(text) => Ok(Report::text_only(text)),
         Command::Other(words) => {

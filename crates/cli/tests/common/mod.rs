@@ -117,3 +117,100 @@ impl Locked {
         Self(file)
     }
 }
+
+/// A running `bcached serve`, killed when this is dropped.
+pub struct Daemon {
+    child: std::process::Child,
+    control: PathBuf,
+    errors: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it with its sockets in a folder of `images`, and waits for `ready`.
+    pub fn start(images: &Images, words: &[&str]) -> Self {
+        use std::io::BufRead as _;
+        let control = images.path("run").join("control.sock");
+        let errors = images.path("errors");
+        let log = std::fs::File::create(&errors).expect("a log");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_bcached"))
+            .arg("serve")
+            .args(words)
+            .arg("--control")
+            .arg(&control)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("starts");
+        let out = child.stdout.take().expect("piped");
+        let daemon = Self { child, control, errors };
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let read = std::io::BufReader::new(out).read_line(&mut line);
+            let _receiver_gone = send.send(read.map(|_| line));
+        });
+        let line = receive.recv_timeout(LIMIT).expect("says something in time").expect("readable");
+        assert_eq!(line, "ready\n", "{}", daemon.log());
+        daemon
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.errors).expect("readable")
+    }
+
+    pub fn control(&self) -> &str {
+        self.control.to_str().expect("text")
+    }
+
+    /// The NBD URI of a volume.
+    pub fn uri(&self, volume: &str) -> String {
+        format!("nbd+unix:///{volume}?socket={}", self.control.with_file_name("nbd.sock").display())
+    }
+
+    pub fn status(&self) -> serde_json::Value {
+        json(&bcached(&["status", "--json", "--control", self.control()]).out)
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let id = i32::try_from(self.child.id()).expect("a process id");
+        let id = rustix::process::Pid::from_raw(id).expect("not zero");
+        rustix::process::kill_process(id, signal).expect("signals");
+    }
+
+    /// Waits until the status is as wanted.
+    pub fn wait_for(&self, what: &str, wanted: impl Fn(&serde_json::Value) -> bool) {
+        let started = Instant::now();
+        while !wanted(&self.status()) {
+            assert!(started.elapsed() < LIMIT, "{what}: {}\n{}", self.status(), self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Stops it in order; its exit status and its log.
+    pub fn stop(mut self) -> (i32, String) {
+        self.signal(rustix::process::Signal::TERM);
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("waits") {
+                return (status.code().expect("ended by itself"), self.log());
+            }
+            assert!(started.elapsed() < LIMIT, "does not stop: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills it without a word.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kills");
+        self.child.wait().expect("waits");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _reaped_already = self.child.wait();
+    }
+}

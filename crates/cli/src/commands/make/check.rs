@@ -4,8 +4,11 @@ use super::Target;
 use crate::device::Device;
 use crate::failure::{Failure, Kind};
 use crate::flags::Make;
+use crate::image::Image;
 use crate::signatures::{self, Class, Signature};
+use crate::sizes::human;
 use crate::superblock::{self, Found};
+use bcached_format::units::bytes_of;
 use bcached_format::{BackingState, Superblock};
 
 /// What must be erased on `device` before it is written, or why it must not be.
@@ -60,15 +63,34 @@ fn already_bcache(device: &Device, flags: &Make) -> Result<(), Failure> {
             Err(refuse("it is a bcache backing device whose newest data is in its cache only")
                 .next("serve it with its cache until it is clean; nothing overrides this"))
         }
-        Superblock::Cache(cache) if cache.is_synchronous() => {
-            Err(refuse("it is the cache of a set that has been in use, and may hold dirty data")
-                .next("detach its backing devices first; `wipefs` then removes it"))
-        }
+        Superblock::Cache(cache) if cache.is_synchronous() => match dirty_sectors(device)? {
+            None => Err(refuse(
+                "it is the cache of a set in use that is damaged: what is dirty in it cannot be told",
+            )
+            .next("`bcached check` says what is damaged; `wipefs` removes it if nothing is needed")),
+            Some(0) if flags.wipe_bcache => Ok(()),
+            Some(0) => Err(refuse("it is the cache of a set in use")
+                .next(format!("nothing dirty is in it: {OPTION} overwrites it"))
+                .option(OPTION)),
+            Some(sectors) => Err(refuse(&format!("{} of dirty data are in it", human(bytes_of(sectors))))
+                .next("serve it with its backing devices until it is clean; nothing overrides this")),
+        },
         _ if !flags.wipe_bcache => Err(refuse("it already is a bcache device")
             .next(format!("nothing dirty is behind it: {OPTION} overwrites it"))
             .option(OPTION)),
         _ => Ok(()),
     }
+}
+
+/// Dirty data in the set on `device`, by the offline checker; `None` if the set is damaged.
+fn dirty_sectors(device: &Device) -> Result<Option<u64>, Failure> {
+    let image = Image::of(device);
+    let report = bcached_check::check(&image, &[], bcached_check::Options::default()).report;
+    if let Some(failure) = image.failure() {
+        return Err(failure);
+    }
+    let dirty = report.volumes.iter().map(|volume| volume.dirty_sectors).sum();
+    Ok(report.is_clean().then_some(dirty))
 }
 
 /// A type that no device carries is a typing error, or a device other than the one meant.

@@ -1,6 +1,8 @@
 //! How a command fails: what happened, why, and what to do next. One value for the sentence people read, for the
 //! JSON object programs read, and for the exit status.
 
+use bcached_format::SuperblockError;
+use bcached_uring::{DeviceError, DeviceErrorKind};
 use serde::Serialize;
 use std::fmt;
 
@@ -8,11 +10,16 @@ use std::fmt;
 /// never renamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Kind {
+    /// The answer is no: damage found, not healthy, different.
+    No,
     /// The command line is wrong.
     Usage,
     /// A verb or option of the interface that this version does not have.
     NotInThisVersion,
+    /// The configuration is wrong.
+    Config,
     /// A device that was named is not a bcache device, or not of the kind asked for.
     NotBcache,
     /// A size, offset or geometry that bcache cannot have on this device.
@@ -35,8 +42,12 @@ pub enum Kind {
     Damaged,
     /// A format or feature that nobody here may touch.
     Unsupported,
+    /// Dirty data lies in a cache that is not here, or a device belongs to another set.
+    WrongSet,
     /// An I/O error, or another failure of the machine.
     Io,
+    /// No daemon answers.
+    NoDaemon,
 }
 
 impl Kind {
@@ -44,9 +55,12 @@ impl Kind {
     #[must_use]
     pub const fn exit(self) -> u8 {
         match self {
-            Self::Usage | Self::NotInThisVersion | Self::NotBcache | Self::Geometry => 2,
+            Self::No => 1,
+            Self::Usage | Self::NotInThisVersion | Self::Config | Self::NotBcache | Self::Geometry => 2,
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
+            Self::WrongSet => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
+            Self::NoDaemon => 5,
         }
     }
 }
@@ -96,6 +110,21 @@ impl Failure {
         self
     }
 
+    /// Which kind of failure a superblock's refusal is.
+    #[must_use]
+    pub fn kind_of_superblock(error: SuperblockError) -> Kind {
+        use SuperblockError as E;
+        match error {
+            E::Truncated { .. } | E::BadOffset { .. } | E::BadMagic { .. } => Kind::NotBcache,
+            E::UnsupportedVersion { .. }
+            | E::UnsupportedCompat { .. }
+            | E::UnsupportedRoCompat { .. }
+            | E::UnsupportedIncompat { .. }
+            | E::SeveralDevices { .. } => Kind::Unsupported,
+            _ => Kind::Damaged,
+        }
+    }
+
     /// The JSON object of the failure.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
@@ -122,6 +151,23 @@ impl fmt::Display for Failure {
             write!(f, "; {next}")?;
         }
         Ok(())
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        let kind = match &error.kind {
+            DeviceErrorKind::NotFound => Kind::NotFound,
+            DeviceErrorKind::Permission | DeviceErrorKind::ReadOnly => Kind::Permission,
+            DeviceErrorKind::NotADevice(_) => Kind::Usage,
+            DeviceErrorKind::Busy(_) => Kind::InUse,
+            DeviceErrorKind::Twice => Kind::SameDevice,
+            DeviceErrorKind::Empty | DeviceErrorKind::BlockTooLarge { .. } => Kind::Geometry,
+            _ => Kind::Io,
+        };
+        let mut failure = Self::new(kind, error.what()).why(error.why()).next(error.next());
+        failure.holders = error.holders().iter().map(ToString::to_string).collect();
+        failure
     }
 }
 

@@ -1,0 +1,40 @@
+//! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served as configured.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_daemon::config::CONTROL_DEFAULT;
+use bcached_daemon::control::client;
+use bcached_daemon::control::status::Status;
+
+/// Asks and reports.
+pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
+    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    let body = client::get(&socket, "/v1/status")?;
+    let status: Status = serde_json::from_str(&body).map_err(|error| {
+        Failure::new(Kind::Io, "cannot understand the daemon's answer")
+            .why(error.to_string())
+            .next("`bcached version` and the running daemon may differ")
+    })?;
+    let status = match &flags.name {
+        None => status,
+        Some(name) => {
+            let mut names: Vec<_> = status.caches.iter().map(|cache| cache.name.clone()).collect();
+            names.extend(status.volumes.iter().map(|volume| volume.name.clone()));
+            status.only(name).ok_or_else(|| {
+                Failure::new(Kind::Usage, format!("nothing is called `{name}`"))
+                    .next(format!("there are: {}", names.join(", ")))
+            })?
+        }
+    };
+    let report = Report::of(&status)?;
+    Ok(if status.is_healthy() { report } else { report.answering_no() })
+}
+
+impl Show for Status {
+    const SCHEMA: &'static str = "bcached.status";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}

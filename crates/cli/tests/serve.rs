@@ -1,0 +1,321 @@
+//! `bcached serve` as a process: what is written over NBD comes back, after a stop and after a crash; what it says;
+//! what it refuses.
+
+mod common;
+
+use common::{Daemon, Images, bcached, bytes, json, patch, requires, run, tool};
+use rustix::process::Signal;
+use std::path::Path;
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+
+/// A set in writeback mode: cache, backing device.
+fn set(images: &Images) -> (String, String) {
+    let (cache, backing) = (images.blank("cache", CACHE_BYTES), images.blank("backing", BACKING_BYTES));
+    let made =
+        bcached(&["make", "-b", "64k", "--writeback", "--label", "tank", "-C", &cache, "-B", &backing]);
+    assert_eq!(made.exit, 0, "{made:?}");
+    (cache, backing)
+}
+
+fn copy(from: &str, to: &str) {
+    let copied = run(tool("nbdcopy").args([from, to]));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+}
+
+/// Bytes that differ from sector to sector.
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56).to_le_bytes()[0]
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+fn assert_content(daemon: &Daemon, images: &Images, wanted: &[u8]) {
+    let back = images.path("back");
+    let _none_yet = std::fs::remove_file(&back);
+    copy(&daemon.uri("tank"), back.to_str().expect("text"));
+    assert!(bytes(&back)[..wanted.len()] == *wanted, "the content came back changed");
+}
+
+#[test]
+fn what_is_written_comes_back_after_a_stop_and_after_a_crash() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let devices = ["--cache", &cache, "--backing", &backing];
+    let wanted = pattern(7, 4 << 20);
+    let data = images.path("data");
+    std::fs::write(&data, &wanted).expect("data");
+    let daemon = Daemon::start(&images, &devices);
+    copy(data.to_str().expect("text"), &daemon.uri("tank"));
+    assert_content(&daemon, &images, &wanted);
+    let status = daemon.status();
+    assert_eq!(status["schema"], "bcached.status");
+    assert_eq!(status["state"], "ready");
+    assert_eq!(status["volumes"][0]["name"], "tank");
+    assert_eq!(status["volumes"][0]["state"], "served");
+    assert_eq!(status["volumes"][0]["size_bytes"], BACKING_BYTES - 8192);
+    assert_eq!(status["volumes"][0]["cache_mode"], "writeback");
+    assert!(status["caches"][0]["write_bytes"].as_u64() >= Some(4 << 20), "{status}");
+    daemon.kill();
+    assert_eq!(bcached(&["check", &cache, &backing]).exit, 0, "sound after a crash");
+
+    let daemon = Daemon::start(&images, &devices);
+    assert_content(&daemon, &images, &wanted);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    let checked = bcached(&["check", "--json", &cache, "--backing", &backing]);
+    assert_eq!(checked.exit, 0, "{checked:?}");
+    let dirty = json(&checked.out)["sets"][0]["volumes"][0]["dirty_sectors"].as_u64().expect("a number");
+    assert_eq!(log.contains("dirty stays on cache; keep them together"), dirty > 0, "{dirty} sectors: {log}");
+
+    let daemon = Daemon::start(&images, &devices);
+    assert_content(&daemon, &images, &wanted);
+}
+
+#[test]
+fn a_stop_leaves_dirty_data_where_it_is_and_says_so() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    let data = images.path("data");
+    std::fs::write(&data, pattern(8, 1 << 20)).expect("data");
+    copy(data.to_str().expect("text"), &daemon.uri("tank"));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    let dumped = bcached(&["dump", &cache, "tree"]);
+    let shown = json(&bcached(&["show", "--json", &backing]).out);
+    let said = log.lines().find(|line| line.contains("dirty stays on cache; keep them together"));
+    if shown["backing"]["state"] == "dirty" && dumped.out.contains("dirty") {
+        assert!(said.is_some_and(|line| line.contains("tank: ")), "{log}");
+    }
+    assert!(log.contains("stopped"), "{log}");
+    assert!(!Path::new(&images.path("run/control.sock")).exists(), "its sockets go with it");
+    assert!(!Path::new(&images.path("run/nbd.sock")).exists());
+}
+
+#[test]
+fn a_served_device_belongs_to_its_daemon() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    let other = images.path("other/control.sock");
+    let other = other.to_str().expect("text");
+    let words: [&[&str]; 6] = [
+        &["serve", "--cache", &cache, "--control", other],
+        &["check", &cache],
+        &["check", &backing],
+        &["dump", &cache],
+        &["make", "-B", &backing, "--wipe-bcache"],
+        &["doctor", &cache],
+    ];
+    for words in words {
+        let ran = bcached(words);
+        assert_eq!(ran.exit, 3, "{words:?}: {ran:?}");
+        assert!(ran.err.contains("(bcached)"), "the holder is named: {words:?}: {ran:?}");
+    }
+    let second = bcached(&["serve", "--cache", &cache, "--control", daemon.control()]);
+    assert_eq!((second.exit, second.err.contains("another daemon answers")), (3, true), "{second:?}");
+    assert_eq!(bcached(&["show", &cache]).exit, 0, "to look is always allowed");
+    assert_eq!(daemon.status()["state"], "ready", "it was not disturbed");
+}
+
+/// `bcached serve` with `words`: exit status and sentence, and `images` unchanged.
+fn refuses(words: &[&str], unchanged: &[&str], exit: i32, sentence: &str) {
+    let before: Vec<_> = unchanged.iter().map(bytes).collect();
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = folder.path().join("control.sock");
+    let mut all = vec!["serve", "--control", control.to_str().expect("text")];
+    all.extend(words);
+    let ran = bcached(&all);
+    assert_eq!(ran.exit, exit, "{words:?}: {ran:?}");
+    let said = ran.err.lines().last().unwrap_or_default();
+    assert!(said.starts_with("bcached: ") && said.contains(sentence), "{words:?}: {ran:?}");
+    assert!(!ran.out.contains("ready"), "{ran:?}");
+    assert!(!control.exists(), "the socket goes with it");
+    for (image, before) in unchanged.iter().zip(before) {
+        assert!(bytes(image) == before, "{words:?}: {image} was written");
+    }
+}
+
+/// Changes a byte of a superblock and makes its checksum right again.
+fn reseal(image: &str, offset: u64, value: u8) {
+    patch(image, 4096 + offset, &[value]);
+    let shown = json(&bcached(&["show", "-f", "--json", image]).out);
+    let sum = shown["checksum"]["expected"].as_str().expect("a sum");
+    patch(image, 4096, &u64::from_str_radix(sum, 16).expect("hexadecimal").to_le_bytes());
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_and_not_written() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let blank = images.blank("blank", 20 << 20);
+    let (c, b, blank) = (cache.as_str(), backing.as_str(), blank.as_str());
+    refuses(&["--cache", blank], &[blank], 2, "it has no bcache superblock");
+    refuses(&["--cache", b], &[b], 2, "it is a backing device; name it as such (--backing)");
+    refuses(&["--cache", "/nonexistent"], &[], 4, "it does not exist");
+    refuses(&["--cache", "UUID=12345678-1234-1234-1234-123456789abc"], &[], 4, "no device has the UUID");
+    refuses(&["--cache", "UUID=x"], &[], 2, "holds no UUID");
+    refuses(&["--backing", b], &[b], 2, "without a cache is not in this version");
+    refuses(&["--export", "ublk", "--cache", c], &[c], 2, "is not in this version");
+    refuses(&["--export", "nbd:8.8.8.8:1", "--cache", c], &[c], 2, "not a loopback address");
+    refuses(&["--stop-timeout", "soon", "--cache", c], &[c], 2, "is not a time");
+    refuses(&["--config", "/nonexistent", "--cache", c], &[c], 2, "both a configuration and devices");
+    refuses(&["--config", "/nonexistent"], &[], 2, "cannot read the configuration");
+
+    let short = images.blank("short", 0);
+    std::fs::write(&short, &bytes(c)[..4 << 20]).expect("a shorter copy");
+    refuses(&["--cache", &short], &[&short], 4, "the device is too small");
+    std::fs::write(&short, &bytes(c)[..5000]).expect("a much shorter copy");
+    refuses(&["--cache", &short], &[&short], 2, "it has no bcache superblock");
+
+    let damaged = images.blank("damaged", 0);
+    std::fs::copy(c, &damaged).expect("a copy");
+    patch(&damaged, 4096 + 200, &[9]);
+    refuses(&["--cache", &damaged], &[&damaged], 4, "bad checksum");
+    reseal(&damaged, 16, 9);
+    refuses(&["--cache", &damaged], &[&damaged], 4, "unsupported superblock version 9");
+}
+
+#[test]
+fn a_backing_device_of_another_set_is_refused() {
+    let images = Images::new();
+    let (_, backing) = set(&images);
+    let other = images.blank("other", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
+    // Started once, so that opening it again writes little; what counts is the backing device.
+    Daemon::start(&images, &["--cache", &other]).stop();
+    for (state, name) in [(0x20, "clean"), (0x40, "dirty"), (0x60, "stale")] {
+        reseal(&backing, 111, state);
+        refuses(&["--cache", &other, "--backing", &backing], &[&backing], 3, "nothing overrides this");
+        if name == "dirty" {
+            refuses(&["--backing", &backing], &[&backing], 3, "its newest data is in the cache set");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_do_not_fit_say_which_option_mends_it() {
+    let images = Images::new();
+    let (cache, backing) = (images.blank("cache", CACHE_BYTES), images.blank("backing", BACKING_BYTES));
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
+    assert_eq!(bcached(&["make", "-w", "512", "-B", &backing]).exit, 0);
+    refuses(&["--cache", &cache, "--backing", &backing], &[&backing], 2, "bcached make --for");
+}
+
+#[test]
+fn a_missing_device_is_waited_for_and_taken_up_when_it_comes() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let later = images.path("later");
+    std::fs::rename(&backing, &later).expect("out of sight");
+    let config = images.path("config.toml");
+    let text = format!(
+        "version = 1\n[cache.fast]\ndevice = {cache:?}\n[volume.slow]\nbacking = {backing:?}\nwait = \"1s\"\n\
+         cache_mode = \"writearound\"\n"
+    );
+    std::fs::write(&config, &text).expect("a file");
+    let daemon = Daemon::start(&images, &["--config", config.to_str().expect("text")]);
+    let status = bcached(&["status", "--control", daemon.control()]);
+    assert_eq!(status.exit, 1, "not as configured: {status:?}");
+    assert!(status.out.contains("volume slow: waiting"), "{status:?}");
+    std::fs::rename(&later, &backing).expect("back");
+    daemon.wait_for("slow is served", |status| status["volumes"][0]["state"] == "served");
+    assert_eq!(daemon.status()["volumes"][0]["cache_mode"], "writearound");
+    assert_eq!(bcached(&["status", "--control", daemon.control(), "slow"]).exit, 0);
+    let unknown = bcached(&["status", "--control", daemon.control(), "other"]);
+    assert_eq!((unknown.exit, unknown.err.contains("there are: fast, slow")), (2, true), "{unknown:?}");
+
+    let more = images.blank("more", BACKING_BYTES);
+    assert_eq!(bcached(&["make", "-B", &more]).exit, 0);
+    let text = text.replace("writearound", "writethrough") + &format!("[volume.more]\nbacking = {more:?}\n");
+    std::fs::write(&config, "version = 1\nnonsense\n").expect("a file");
+    daemon.signal(Signal::HUP);
+    let refused = |daemon: &Daemon| daemon.log().contains("reload-refused");
+    daemon.wait_for("the bad file is refused", |_| refused(&daemon));
+    std::fs::write(&config, &text).expect("a file");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("more is served", |status| status["volumes"][1]["state"] == "served");
+    daemon.wait_for("the mode", |status| status["volumes"][0]["cache_mode"] == "writethrough");
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    assert_eq!(json(&bcached(&["show", "--json", &backing]).out)["backing"]["cache_mode"], "writethrough");
+}
+
+#[test]
+fn one_bad_volume_stops_no_other() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let bad = images.blank("bad", BACKING_BYTES);
+    let config = images.path("config.toml");
+    let text = format!(
+        "version = 1\n[cache.fast]\ndevice = {cache:?}\n[volume.bad]\nbacking = {bad:?}\n\
+         [volume.good]\nbacking = {backing:?}\n"
+    );
+    std::fs::write(&config, text).expect("a file");
+    let daemon = Daemon::start(&images, &["--config", config.to_str().expect("text")]);
+    let status = daemon.status();
+    assert_eq!(status["volumes"][0]["state"], "failed", "{status}");
+    assert!(status["volumes"][0]["reason"].as_str().is_some_and(|why| why.contains("no bcache superblock")));
+    assert_eq!(status["volumes"][1]["state"], "served", "{status}");
+    assert!(bytes(&bad).iter().all(|byte| *byte == 0), "nothing is written");
+}
+
+#[test]
+fn nobody_answers_without_a_daemon() {
+    let images = Images::new();
+    let nobody = images.path("nobody.sock");
+    let nobody = nobody.to_str().expect("text");
+    let ran = bcached(&["status", "--control", nobody]);
+    assert_eq!((ran.exit, ran.err.contains("no daemon answers")), (5, true), "{ran:?}");
+    let left_over = std::os::unix::net::UnixListener::bind(nobody).expect("a socket");
+    drop(left_over);
+    let ran = bcached(&["--json", "status", "--control", nobody]);
+    assert_eq!((ran.exit, json(&ran.err)["error"]["kind"].as_str()), (5, Some("no-daemon")));
+}
+
+#[test]
+fn doctor_and_check_judge_devices() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let blank = images.blank("blank", 20 << 20);
+    let ran = bcached(&["doctor", "--json", &cache, &backing]);
+    assert_eq!(ran.exit, 0, "{ran:?}");
+    let examined = json(&ran.out);
+    assert_eq!(examined["devices"][0]["fit"], true);
+    assert!(
+        examined["machine"].as_array().is_some_and(|items| items.iter().any(|i| i["name"] == "io_uring"))
+    );
+    assert_eq!(bcached(&["doctor", &blank]).exit, 2);
+    assert_eq!(bcached(&["check", &blank]).exit, 2);
+    assert_eq!(bcached(&["dump", &blank]).exit, 2);
+    assert_eq!(bcached(&["dump", &backing]).exit, 2);
+    assert_eq!(bcached(&["check", &backing]).exit, 0);
+    let never = bcached(&["check", &cache]);
+    assert_eq!((never.exit, never.out.contains("never started")), (0, true), "{never:?}");
+    Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).stop();
+    assert_eq!(bcached(&["check", &cache, "--backing", &backing]).exit, 0);
+    let dumped = bcached(&["dump", "--json", &cache, "uuids"]);
+    assert_eq!(dumped.exit, 0, "{dumped:?}");
+    let mut lines = dumped.out.lines();
+    assert_eq!(json(lines.next().expect("a header"))["schema"], "bcached.dump");
+    assert_eq!(json(lines.next().expect("a slot"))["label"], "tank");
+    // The journal starts at the first bucket: its entries' magic goes, and with it the set.
+    patch(&cache, 64 << 10, &[0; 40 << 10]);
+    for bucket in 1..6 {
+        patch(&cache, bucket << 16, &[0; 64 << 10]);
+    }
+    let ran = bcached(&["check", &cache]);
+    assert_eq!((ran.exit, ran.out.contains("error: ")), (1, true), "{ran:?}");
+    assert_eq!(bcached(&["--json", "check", &cache]).exit, 1);
+}

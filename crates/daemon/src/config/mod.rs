@@ -1,0 +1,241 @@
+//! The configuration: files, overlaid in order, then the command line over them; checked whole, applied or refused
+//! whole.
+//!
+//! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
+
+mod file;
+mod values;
+
+use crate::failure::{Failure, Kind};
+use file::{Located, Origin, Settings};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use values::{CacheMode, Listen};
+
+/// Where the daemon answers unless told otherwise.
+pub const CONTROL_DEFAULT: &str = "/run/bcached/control.sock";
+
+/// Where the configuration lies unless told otherwise.
+pub const FILE_DEFAULT: &str = "/etc/bcached/config.toml";
+
+/// Memory unless told otherwise, and the least that leaves room for nodes and requests.
+const MEMORY_DEFAULT: u64 = 256 << 20;
+const MEMORY_MIN: u64 = 128 << 20;
+
+/// How long a volume's devices are waited for before the daemon says `ready` without it.
+const WAIT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// How long a stop waits for users.
+const STOP_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
+
+/// Everything the daemon must know to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The control socket. Its directory also holds the NBD socket and the notes, unless told otherwise.
+    pub control: PathBuf,
+    /// Hard cap of memory for nodes and requests, in bytes.
+    pub memory_bytes: u64,
+    /// How long a stop waits for users.
+    pub stop_timeout: Duration,
+    /// Where NBD is served.
+    pub listen: Vec<Listen>,
+    /// The caches, by name.
+    pub caches: Vec<Cache>,
+    /// The volumes, by name.
+    pub volumes: Vec<Volume>,
+}
+
+/// A cache device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// `None`: named after its label or set.
+    pub name: Option<String>,
+    /// A path or `UUID=..`.
+    pub device: String,
+}
+
+/// A backing device to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// `None`: named after its label or UUID.
+    pub name: Option<String>,
+    /// A path or `UUID=..`.
+    pub backing: String,
+    /// Name of its cache; `None`: the only one, or the one that its superblock names.
+    pub cache: Option<String>,
+    /// `None`: as its superblock says.
+    pub cache_mode: Option<CacheMode>,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
+    /// How long its devices are waited for at start.
+    pub wait: Duration,
+}
+
+/// What the command line of `serve` says.
+#[derive(Clone, Debug, Default)]
+pub struct CommandLine {
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// `--cache`.
+    pub caches: Vec<String>,
+    /// `--backing`.
+    pub backings: Vec<String>,
+    /// `--export`.
+    pub exports: Vec<String>,
+    /// `--control`, or the variable.
+    pub control: Option<PathBuf>,
+    /// `--stop-timeout`.
+    pub stop_timeout: Option<String>,
+}
+
+impl Config {
+    /// The configuration that `line` asks for: devices it names, else files. Opens no device.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with file and line, or wrong use of the command line.
+    pub fn load(line: &CommandLine) -> Result<Self, Failure> {
+        let named = !line.caches.is_empty() || !line.backings.is_empty();
+        if named && line.config.is_some() {
+            return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
+                .next("name either --config, or --cache and --backing"));
+        }
+        let settings = if named { Settings::default() } else { read_files(line.config.as_deref())? };
+        let mut config = Self::from_settings(settings, line)?;
+        let plain = |device: &String| Cache { name: None, device: device.clone() };
+        config.caches.extend(line.caches.iter().map(plain));
+        config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
+        config.check(named)?;
+        Ok(config)
+    }
+
+    fn from_settings(settings: Settings, line: &CommandLine) -> Result<Self, Failure> {
+        let control = line.control.clone().or(settings.control);
+        let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
+        let nbd = Listen::Unix(control.with_file_name("nbd.sock"));
+        let listen = if line.exports.is_empty() {
+            settings.listen.unwrap_or_else(|| vec![nbd])
+        } else {
+            line.exports.iter().map(|way| values::export_way(way, &nbd)).collect::<Result<_, _>>()?
+        };
+        if settings.volumes.is_empty() && !settings.caches.is_empty() {
+            tracing::debug!("no volume is configured: only what lies on the caches themselves is served");
+        }
+        let stop_timeout = line.stop_timeout.clone().map(values::Time::try_from).transpose();
+        let stop_timeout = stop_timeout
+            .map_err(|why| Failure::new(Kind::Usage, why).option("--stop-timeout"))?
+            .map(|time| time.0);
+        let mut config = Self {
+            control,
+            memory_bytes: settings.memory.unwrap_or(MEMORY_DEFAULT),
+            stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
+            listen,
+            caches: Vec::new(),
+            volumes: Vec::new(),
+        };
+        for (name, cache) in settings.caches {
+            let device = required(cache.device, &cache.origin, &format!("[cache.{name}] has no `device`"))?;
+            config.caches.push(Cache { name: Some(name), device: device.value });
+        }
+        for (name, own) in settings.volumes {
+            let origin = own.origin.clone();
+            let merged = own.over(&settings.defaults);
+            let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
+            config.volumes.push(Volume {
+                cache: known_cache(merged.cache, &config.caches)?,
+                backing: backing.value,
+                cache_mode: merged.cache_mode,
+                read_only: merged.read_only.unwrap_or(false),
+                shared: merged.shared.unwrap_or(false),
+                wait: merged.wait.unwrap_or(WAIT_DEFAULT),
+                name: Some(name),
+            });
+        }
+        Ok(config)
+    }
+
+    fn check(&self, from_command_line: bool) -> Result<(), Failure> {
+        // Backing devices of the command line get a better sentence, once their superblocks have been read.
+        if self.caches.is_empty() && !from_command_line {
+            return Err(Failure::new(Kind::Config, "no cache is configured")
+                .next("add a [cache.NAME] section, or name devices with --cache and --backing"));
+        }
+        if self.memory_bytes < MEMORY_MIN {
+            return Err(Failure::new(Kind::Config, "`memory` is too small")
+                .why("B-tree nodes and requests in flight need 128M"));
+        }
+        for (index, volume) in self.volumes.iter().enumerate() {
+            if let Some(other) = self.volumes[..index].iter().find(|other| other.backing == volume.backing) {
+                let name = |volume: &Volume| volume.name.clone().unwrap_or_else(|| volume.backing.clone());
+                return Err(Failure::new(Kind::Config, format!("{} is configured twice", volume.backing))
+                    .why(format!("as {} and as {}", name(other), name(volume))));
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory of sockets and notes.
+    #[must_use]
+    pub fn runtime_directory(&self) -> PathBuf {
+        match self.control.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => ".".into(),
+        }
+    }
+}
+
+impl Volume {
+    fn plain(device: &str) -> Self {
+        Self {
+            name: None,
+            backing: device.to_owned(),
+            cache: None,
+            cache_mode: None,
+            read_only: false,
+            shared: false,
+            wait: WAIT_DEFAULT,
+        }
+    }
+}
+
+/// The file, then those beside it in `config.d`, by name.
+fn read_files(named: Option<&Path>) -> Result<Settings, Failure> {
+    let main = named.unwrap_or(Path::new(FILE_DEFAULT));
+    let mut settings = file::read(main)?;
+    let folder = main.with_file_name("config.d");
+    let mut more: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .collect();
+    more.sort();
+    for path in more {
+        settings.overlay(file::read(&path)?);
+    }
+    Ok(settings)
+}
+
+fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Result<Located<T>, Failure> {
+    setting.ok_or_else(|| origin.failure(what))
+}
+
+fn known_cache(named: Option<Located<String>>, caches: &[Cache]) -> Result<Option<String>, Failure> {
+    let Some(named) = named else { return Ok(None) };
+    if caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value)) {
+        return Ok(Some(named.value));
+    }
+    let names: Vec<_> = caches.iter().filter_map(|cache| cache.name.as_deref()).collect();
+    let failure = named.origin.failure(&format!("there is no cache `{}`", named.value));
+    Err(if names.is_empty() {
+        failure.next("add a [cache.NAME] section")
+    } else {
+        failure.next(format!("the caches are: {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests;

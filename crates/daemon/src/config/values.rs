@@ -1,0 +1,150 @@
+//! The values of settings: sizes, times, modes, places to listen on. Each is understood where it is parsed, so that
+//! an error has its line.
+
+use crate::failure::{Failure, Kind};
+use crate::sizes::{self, Bare};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A size in bytes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Size(pub u64);
+
+impl TryFrom<String> for Size {
+    type Error = sizes::SizeError;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        sizes::parse(&typed, Bare::Bytes).map(Self)
+    }
+}
+
+/// A time: `30s`, `5m`, `2h`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Time(pub Duration);
+
+impl TryFrom<String> for Time {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let refused = || format!("`{typed}` is not a time: write 30s, 5m or 2h");
+        let (number, unit) = typed.split_at(typed.len() - typed.chars().last().map_or(0, char::len_utf8));
+        let seconds = match unit {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            _ => return Err(refused()),
+        };
+        let number = Some(number).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+        let number = number.and_then(|number| number.parse::<u32>().ok()).ok_or_else(refused)?;
+        Ok(Self(Duration::from_secs(u64::from(number) * seconds)))
+    }
+}
+
+/// A cache mode, by the kernel's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheMode {
+    /// Writes go to both devices.
+    Writethrough,
+    /// Writes go to the cache first.
+    Writeback,
+    /// Writes go to the backing device.
+    Writearound,
+    /// The cache is not filled.
+    None,
+}
+
+impl From<CacheMode> for bcached_format::CacheMode {
+    fn from(mode: CacheMode) -> Self {
+        match mode {
+            CacheMode::Writethrough => Self::Writethrough,
+            CacheMode::Writeback => Self::Writeback,
+            CacheMode::Writearound => Self::Writearound,
+            CacheMode::None => Self::None,
+        }
+    }
+}
+
+/// A place where NBD is served.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Listen {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// TCP on loopback.
+    Tcp(SocketAddr),
+}
+
+impl TryFrom<String> for Listen {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        if typed.contains('/') {
+            return Ok(Self::Unix(PathBuf::from(typed)));
+        }
+        let address: SocketAddr = typed.parse().map_err(|_| {
+            format!("`{typed}` is neither a socket's path nor ADDRESS:PORT, as 127.0.0.1:10809")
+        })?;
+        if !address.ip().to_canonical().is_loopback() {
+            return Err(format!(
+                "{address} is not a loopback address, and NBD without TLS is open to anybody"
+            ));
+        }
+        Ok(Self::Tcp(address))
+    }
+}
+
+/// A way to export a volume. This version knows one.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Way;
+
+impl TryFrom<String> for Way {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        match typed.as_str() {
+            "nbd" => Ok(Self),
+            "dev" | "ublk" | "vhost-user" | "vhost-user-blk" | "fuse" => Err(format!(
+                "`{typed}` is not in this version: write \"nbd\", and attach a device with nbd-client or nbdfuse"
+            )),
+            _ => Err(format!("`{typed}` is not a way to export a volume: write \"nbd\"")),
+        }
+    }
+}
+
+/// `--export nbd`, `nbd:/path/to/socket` or `nbd:127.0.0.1:10809`.
+///
+/// # Errors
+/// Anything else.
+pub fn export_way(typed: &str, nbd_default: &Listen) -> Result<Listen, Failure> {
+    let refuse = |kind, why: String| {
+        Failure::new(kind, format!("cannot export by `{typed}`")).why(why).option("--export")
+    };
+    match typed.split_once(':') {
+        None => match Way::try_from(typed.to_owned()) {
+            Ok(Way) => Ok(nbd_default.clone()),
+            Err(why) if why.contains("not in this version") => Err(refuse(Kind::NotInThisVersion, why)),
+            Err(why) => Err(refuse(Kind::Usage, why)),
+        },
+        Some(("nbd", place)) => Listen::try_from(place.to_owned()).map_err(|why| refuse(Kind::Usage, why)),
+        Some(_) => {
+            Err(refuse(Kind::Usage, "write nbd, nbd:/path/to/socket or nbd:127.0.0.1:10809".to_owned()))
+        }
+    }
+}
+
+impl Listen {
+    /// The address as it is configured.
+    #[must_use]
+    pub fn unix_path(&self) -> Option<&Path> {
+        match self {
+            Self::Unix(path) => Some(path),
+            Self::Tcp(_) => None,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
+
+use super::status::Status;
+use crate::failure::{Failure, Kind};
+use axum::{Json, Router, routing::get};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::Serialize;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// A signal that the supervisor acts on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signal {
+    /// Stop in order.
+    Stop,
+    /// Read the configuration again.
+    Reload,
+}
+
+/// What the control thread asks and tells.
+pub struct Handlers {
+    /// The status now. May take a moment.
+    pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// A signal has come.
+    pub signal: Box<dyn Fn(Signal) + Send + Sync>,
+}
+
+/// The bound socket. Dropped, it takes its file with it.
+pub struct Control {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+#[derive(Serialize)]
+struct Body {
+    schema: &'static str,
+    schema_version: u32,
+    bcached: &'static str,
+    #[serde(flatten)]
+    status: Status,
+}
+
+impl Control {
+    /// Binds `path`, for its owner only.
+    ///
+    /// # Errors
+    /// A daemon answers there already, or the system refuses.
+    pub fn bind(path: &Path) -> Result<Self, Failure> {
+        let cannot = |error: &io::Error| {
+            let kind =
+                if error.kind() == io::ErrorKind::PermissionDenied { Kind::Permission } else { Kind::Io };
+            Failure::new(kind, format!("cannot listen on {}", path.display()))
+                .why(error.to_string())
+                .next("name another socket with --control")
+        };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            match std::fs::create_dir(folder) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(&error)),
+                _ => {}
+            }
+        }
+        remove_stale(path)?;
+        let listener = listen(path).map_err(|error| cannot(&error))?;
+        Ok(Self { path: path.to_owned(), listener })
+    }
+
+    /// Starts the thread. It ends with the process.
+    ///
+    /// # Errors
+    /// No thread or descriptor to be had.
+    pub fn start(&self, handlers: Handlers) -> io::Result<()> {
+        let listener = self.listener.try_clone()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // Signals are caught from here on, not only when the thread first runs.
+        let signals = {
+            let _entered = runtime.enter();
+            [
+                (signal(SignalKind::terminate())?, Signal::Stop),
+                (signal(SignalKind::interrupt())?, Signal::Stop),
+                (signal(SignalKind::hangup())?, Signal::Reload),
+            ]
+        };
+        thread::Builder::new().name("control".to_owned()).spawn(move || {
+            let told = Arc::new(handlers.signal);
+            for (mut stream, signal) in signals {
+                let told = Arc::clone(&told);
+                runtime.spawn(async move {
+                    while stream.recv().await.is_some() {
+                        told(signal);
+                    }
+                });
+            }
+            if let Err(error) = runtime.block_on(answer(listener, handlers.status)) {
+                tracing::error!(event = "control-failed", "the control socket failed: {error}");
+            }
+        })?;
+        Ok(())
+    }
+}
+
+async fn answer(listener: UnixListener, status: Arc<dyn Fn() -> Status + Send + Sync>) -> io::Result<()> {
+    let status = move || {
+        let status = Arc::clone(&status);
+        async move {
+            // Asking the engines may block for a moment; signals must not wait for that.
+            let asked = tokio::task::spawn_blocking(move || status()).await;
+            asked.map_err(|_| axum::http::StatusCode::INTERNAL_SERVER_ERROR).map(|status| {
+                Json(Body {
+                    schema: "bcached.status",
+                    schema_version: 1,
+                    bcached: env!("CARGO_PKG_VERSION"),
+                    status,
+                })
+            })
+        }
+    };
+    let router = Router::new().route("/v1/status", get(status));
+    axum::serve(tokio::net::UnixListener::from_std(listener)?, router).await
+}
+
+/// The file that bind makes takes its mode from the socket: it is never open to anybody else.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Removes a socket on which nobody answers.
+fn remove_stale(path: &Path) -> Result<(), Failure> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err(Failure::new(Kind::Usage, format!("cannot listen on {}", path.display()))
+            .why("it exists and is not a socket")
+            .next("name another socket with --control"));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let _gone_already = std::fs::remove_file(path);
+            Ok(())
+        }
+        _ => Err(Failure::new(Kind::InUse, format!("cannot listen on {}", path.display()))
+            .why("another daemon answers there")
+            .next("stop it, or name another socket with --control")),
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _gone_already = std::fs::remove_file(&self.path);
+    }
+}

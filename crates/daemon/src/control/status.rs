@@ -1,0 +1,230 @@
+//! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
+//! are only added; what is not known is absent.
+
+use crate::sizes::human;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// Everything that is served, or is not and why.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// `starting`, `ready` or `stopping`.
+    pub state: String,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// Since its start.
+    pub uptime_seconds: u64,
+    /// Where NBD is served.
+    pub nbd: Vec<String>,
+    /// Cache sets.
+    pub caches: Vec<Cache>,
+    /// Volumes, those that are not served included.
+    pub volumes: Vec<Volume>,
+    /// Connected clients.
+    pub clients: Vec<Client>,
+}
+
+/// A cache set.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cache {
+    /// Its name here.
+    pub name: String,
+    /// As configured.
+    pub device: String,
+    /// `waiting`, `opening`, `open` or `failed`.
+    pub state: String,
+    /// Why it is not open, or why it stopped writing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How I/O is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<String>,
+    /// What an open set counts.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<CacheCounts>,
+}
+
+/// The numbers of an open set.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct CacheCounts {
+    pub set_uuid: String,
+    pub block_bytes: u64,
+    pub bucket_bytes: u64,
+    pub buckets: u64,
+    pub buckets_available: u64,
+    pub buckets_free: u64,
+    pub buckets_metadata: u64,
+    pub dirty_bytes: u64,
+    pub tree_depth: u64,
+    pub nodes: u64,
+    pub node_bytes: u64,
+    pub node_bytes_max: u64,
+    pub node_budget_bytes: u64,
+    pub journal_sequence: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub hit_bytes: u64,
+    pub miss_bytes: u64,
+    pub bypassed_bytes: u64,
+    pub write_bytes: u64,
+    pub data_written_bytes: u64,
+    pub moved_bytes: u64,
+    pub btree_written_bytes: u64,
+    pub journal_written_bytes: u64,
+    pub prio_written_bytes: u64,
+    pub journal_entries: u64,
+    pub journal_waits: u64,
+    pub btree_rewrites: u64,
+    pub gc_passes: u64,
+    pub written_back_bytes: u64,
+    pub fill_races: u64,
+    pub read_retries: u64,
+}
+
+/// A volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its name, which is also its NBD export.
+    pub name: String,
+    /// `waiting`, `attaching`, `served` or `failed`.
+    pub state: String,
+    /// Why it is not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Its backing device as configured; absent for a volume that lives on the cache alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing: Option<String>,
+    /// Name of its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    /// What a served volume is.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub facts: Option<VolumeFacts>,
+}
+
+/// A served volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct VolumeFacts {
+    pub uuid: String,
+    pub label: String,
+    pub size_bytes: u64,
+    pub block_bytes: u64,
+    pub cache_mode: String,
+    /// The word of the backing superblock; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing_state: Option<String>,
+    pub dirty_bytes: u64,
+}
+
+/// A connected client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Client {
+    /// Process or address.
+    pub peer: String,
+    /// The volume, once chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// It has written.
+    pub writing: bool,
+}
+
+impl Status {
+    /// Every cache is open and sound and every volume is served.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
+            && self.volumes.iter().all(|volume| volume.state == "served")
+    }
+
+    /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes.
+    /// `None` if nothing is called so.
+    #[must_use]
+    pub fn only(mut self, name: &str) -> Option<Self> {
+        let volume = self.volumes.iter().find(|volume| {
+            let facts = volume.facts.as_ref();
+            volume.name == name || facts.is_some_and(|facts| facts.uuid == name || facts.label == name)
+        });
+        if let Some(volume) = volume.cloned() {
+            self.caches.retain(|cache| Some(&cache.name) == volume.cache.as_ref());
+            self.clients.retain(|client| client.volume.as_ref() == Some(&volume.name));
+            self.volumes = vec![volume];
+            return Some(self);
+        }
+        let is_meant = |cache: &Cache| {
+            cache.name == name
+                || cache.device == name
+                || cache.counts.as_ref().is_some_and(|c| c.set_uuid == name)
+        };
+        let cache = self.caches.iter().find(|cache| is_meant(cache)).cloned()?;
+        self.volumes.retain(|volume| volume.cache.as_ref() == Some(&cache.name));
+        let left: Vec<_> = self.volumes.iter().map(|volume| volume.name.clone()).collect();
+        self.clients.retain(|client| client.volume.as_ref().is_some_and(|name| left.contains(name)));
+        self.caches = vec![cache];
+        Some(self)
+    }
+
+    /// Lines for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("daemon {}, {} (NBD: {})\n", self.pid, self.state, self.nbd.join(", "));
+        for cache in &self.caches {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
+        }
+        for volume in &self.volumes {
+            let _ = writeln!(text, "volume {}: {}", volume.name, volume.line());
+        }
+        for client in &self.clients {
+            let volume = client.volume.as_deref().unwrap_or("nothing yet");
+            let doing = if client.writing { "writing" } else { "reading" };
+            let _ = writeln!(text, "client {}: {doing} {volume}", client.peer);
+        }
+        text
+    }
+}
+
+impl Cache {
+    fn line(&self) -> String {
+        let mut line = self.state.clone();
+        if let Some(counts) = &self.counts {
+            let asked = counts.hits + counts.misses;
+            let ratio = match asked {
+                0 => "no reads yet".to_owned(),
+                _ => format!("{}% of {asked} reads hit", counts.hits * 100 / asked),
+            };
+            let _ = write!(
+                line,
+                ", {} of {} buckets of {} available, {} dirty, {ratio}",
+                counts.buckets_available,
+                counts.buckets,
+                human(counts.bucket_bytes),
+                human(counts.dirty_bytes)
+            );
+        }
+        if let Some(reason) = &self.reason {
+            let _ = write!(line, ": {reason}");
+        }
+        line
+    }
+}
+
+impl Volume {
+    fn line(&self) -> String {
+        let mut line = self.state.clone();
+        if let Some(facts) = &self.facts {
+            let _ = write!(
+                line,
+                ", {}, {}, {} dirty",
+                human(facts.size_bytes),
+                facts.cache_mode,
+                human(facts.dirty_bytes)
+            );
+        }
+        if let Some(reason) = &self.reason {
+            let _ = write!(line, ": {reason}");
+        }
+        line
+    }
+}

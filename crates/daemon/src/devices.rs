@@ -1,0 +1,125 @@
+//! From a name in the configuration to an open, claimed device with a sound superblock.
+
+use crate::failure::{Failure, Kind};
+use bcached_format::{
+    BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    Superblock, Uuid,
+};
+use bcached_uring::{Access, Device};
+use std::path::{Path, PathBuf};
+
+/// A claimed cache device.
+pub struct CacheDevice {
+    /// The claim.
+    pub device: Device,
+    /// What it says.
+    pub superblock: CacheSuperblock,
+}
+
+/// A claimed backing device.
+pub struct BackingDevice {
+    /// The claim.
+    pub device: Device,
+    /// What it says.
+    pub superblock: BackingSuperblock,
+}
+
+/// Opens and claims the cache device `name`.
+pub fn open_cache(name: &str) -> Result<CacheDevice, Failure> {
+    let (device, superblock) = open(name)?;
+    match superblock {
+        Superblock::Cache(superblock) => Ok(CacheDevice { device, superblock }),
+        Superblock::Backing(_) => Err(wrong_role(&device, "a backing device", "--backing")),
+    }
+}
+
+/// Opens and claims the backing device `name`.
+pub fn open_backing(name: &str) -> Result<BackingDevice, Failure> {
+    let (device, superblock) = open(name)?;
+    match superblock {
+        Superblock::Backing(superblock) => Ok(BackingDevice { device, superblock }),
+        Superblock::Cache(_) => Err(wrong_role(&device, "a cache device", "--cache")),
+    }
+}
+
+fn wrong_role(device: &Device, found: &str, option: &str) -> Failure {
+    Failure::new(Kind::NotBcache, format!("cannot use {}", device.path().display()))
+        .why(format!("it is {found}"))
+        .next(format!("name it as such ({option})"))
+}
+
+fn open(name: &str) -> Result<(Device, Superblock), Failure> {
+    let path = resolve(name)?;
+    let device = Device::open(&path, Access::Own)?;
+    // Sub-block access is the engine's; a file whose disk has large blocks must take the set's.
+    device.require_blocks(8)?;
+    let superblock = read_superblock(&device)?;
+    let block = match &superblock {
+        Superblock::Cache(superblock) => superblock.block_sectors(),
+        Superblock::Backing(superblock) => superblock.block_sectors(),
+    };
+    device.require_blocks(u32::try_from(block).unwrap_or(u32::MAX))?;
+    Ok((device, superblock))
+}
+
+/// The superblock of `device`, which must be fit to run.
+fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
+    let cannot = |kind| Failure::new(kind, format!("cannot use {}", device.path().display()));
+    let not_bcache =
+        || cannot(Kind::NotBcache).why("it has no bcache superblock").next("`bcached make` writes one");
+    let info = device.info();
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    if info.sectors < SUPERBLOCK_SECTOR + 8 {
+        return Err(not_bcache());
+    }
+    device.read_at(SUPERBLOCK_SECTOR, &mut bytes)?;
+    let raw = RawSuperblock::from_bytes(&bytes).map_err(|_| not_bcache())?;
+    if !raw.has_magic() {
+        return Err(not_bcache());
+    }
+    let logical_block_sectors =
+        if device.kind() == bcached_uring::DeviceKind::File { 1 } else { info.logical_block_sectors };
+    let facts = DeviceFacts { sectors: info.sectors, logical_block_sectors: logical_block_sectors.into() };
+    raw.check(facts).map_err(|error| {
+        cannot(Failure::kind_of_superblock(error))
+            .why(format!("its superblock is not sound: {error}"))
+            .next("`bcached show` prints it, `bcached check` looks further")
+    })
+}
+
+/// The path that `name` means: itself, or the device with that UUID.
+fn resolve(name: &str) -> Result<PathBuf, Failure> {
+    let Some(wanted) = name.strip_prefix("UUID=") else { return Ok(PathBuf::from(name)) };
+    let uuid = Uuid::from_text(wanted)
+        .ok_or_else(|| Failure::new(Kind::Config, format!("`{name}` holds no UUID")))?;
+    let mut found: Vec<PathBuf> = candidates(uuid).into_iter().filter(|path| has_uuid(path, uuid)).collect();
+    // Of several paths to one device the mapped one is meant: the others are its components.
+    found.sort_by_key(|path| !path.to_string_lossy().starts_with("/dev/dm-"));
+    found.into_iter().next().ok_or_else(|| {
+        Failure::new(Kind::NotFound, format!("no device has the {name}"))
+            .why("none of the block devices here carries a bcache superblock with it")
+    })
+}
+
+fn candidates(uuid: Uuid) -> Vec<PathBuf> {
+    let link = PathBuf::from(format!("/dev/disk/by-uuid/{uuid}"));
+    let linked = std::fs::canonicalize(link).ok();
+    let all = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let all = all.map(|entry| Path::new("/dev").join(entry.file_name()));
+    linked.into_iter().chain(all).collect()
+}
+
+fn has_uuid(path: &Path, wanted: Uuid) -> bool {
+    let Ok(device) = Device::open(path, Access::Look) else { return false };
+    match read_superblock(&device) {
+        Ok(Superblock::Backing(superblock)) => superblock.uuid() == wanted,
+        Ok(Superblock::Cache(superblock)) => superblock.uuid() == wanted || superblock.set_uuid() == wanted,
+        Err(_) => false,
+    }
+}
+
+/// True for a name that may mean another disk after the next boot.
+pub fn is_unstable_name(name: &str) -> bool {
+    let Some(node) = name.strip_prefix("/dev/") else { return false };
+    ["sd", "vd", "hd", "xvd", "nvme"].iter().any(|prefix| node.starts_with(prefix)) && !node.contains('/')
+}

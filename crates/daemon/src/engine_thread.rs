@@ -1,0 +1,294 @@
+//! One thread for one cache set: its driver, its executor, its engine, and the pump between port and engine.
+//!
+//! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
+//! requests through commands. Both ring the same bell; the pump takes until there is nothing left, then waits for it.
+//! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
+
+use crate::translate::{self, Work};
+use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, VolumeInfo};
+use bcached_env::sync::Semaphore;
+use bcached_env::{Env, Executor, Order};
+use bcached_format::{CacheMode, Uuid};
+use bcached_port::{Connector, Server};
+use bcached_uring::{Backend, Bell, Device, Disks, DriverOptions, MappedNote, NoteIdentity, open_driver};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Requests that wait in the port for the engine.
+const QUEUE_MAX: usize = 1024;
+
+/// Requests that the engine works on at once; each is a task of the executor, which has room for eight times as many.
+const IN_FLIGHT_MAX: usize = 1024;
+
+/// How long somebody who looks waits for an engine's answer. An engine answers between two transitions.
+const STATUS_LIMIT: Duration = Duration::from_secs(2);
+
+/// What an engine is started with.
+pub struct Start {
+    /// The claimed cache device.
+    pub device: Device,
+    /// UUID of its set.
+    pub set_uuid: Uuid,
+    /// Where the note lies.
+    pub note: PathBuf,
+    /// The engine's options.
+    pub options: Options,
+}
+
+/// The way to a running engine. Clones lead to the same one.
+#[derive(Clone)]
+pub struct Engine {
+    /// For front ends.
+    pub connector: Connector,
+    commands: Sender<Command>,
+    bell: Bell,
+}
+
+/// A set that has been opened.
+pub struct Opened {
+    /// The way to it.
+    pub engine: Engine,
+    /// Its volumes without a backing device.
+    pub volumes: Vec<VolumeInfo>,
+    /// How I/O is done.
+    pub backend: Backend,
+    /// What the note held.
+    pub note: String,
+}
+
+/// An answer that goes back to whoever asked, on the engine's thread: it must not wait.
+pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
+
+enum Command {
+    AddBacking(Device, Option<CacheMode>, Answer<Result<VolumeInfo, Error>>),
+    SetCacheMode(VolumeId, CacheMode, Answer<Result<(), Error>>),
+    Status(Answer<Status>),
+    Stop(Answer<Result<(), Error>>),
+}
+
+/// Starts the thread. `opened` is called on it once: when the set is open, or with the reason why not, after which the
+/// thread ends.
+pub fn start(
+    name: &str,
+    start: Start,
+    opened: impl FnOnce(Result<Opened, String>) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(format!("engine {name}")).spawn(move || run(start, opened))
+}
+
+fn run(start: Start, report: impl FnOnce(Result<Opened, String>)) {
+    let mut thread = match EngineThread::open(start) {
+        Ok(thread) => thread,
+        Err(reason) => return report(Err(reason)),
+    };
+    report(Ok(thread.opened()));
+    thread.serve();
+}
+
+/// What the thread owns.
+struct EngineThread {
+    executor: Executor,
+    set: CacheSet,
+    server: Option<Server>,
+    commands: Option<Receiver<Command>>,
+    disks: Disks,
+    engine: Engine,
+    backend: Backend,
+    note: String,
+}
+
+impl EngineThread {
+    fn open(start: Start) -> Result<Self, String> {
+        let driver = open_driver(&DriverOptions::default()).map_err(|error| error.to_string())?;
+        let cache = driver.disks.add(start.device);
+        let identity = NoteIdentity::of_this_boot(start.set_uuid.0).map_err(|error| error.to_string())?;
+        let note = MappedNote::open(&start.note, &identity, bcached_uring::note::NOTE_BYTES)
+            .map_err(|error| error.to_string())?;
+        let found = note.found().to_string();
+        let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
+        let opening = CacheSet::open(executor.env(), cache, Box::new(note), start.options);
+        let set =
+            executor.block_on(opening).ok_or("the driver halted")?.map_err(|error| error.to_string())?;
+        let (commands, receiver) = mpsc::channel();
+        let ring = driver.bell.clone();
+        let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
+        let engine = Engine { connector, commands, bell: driver.bell };
+        Ok(Self {
+            executor,
+            set,
+            server: Some(server),
+            commands: Some(receiver),
+            disks: driver.disks,
+            engine,
+            backend: driver.backend,
+            note: found,
+        })
+    }
+
+    fn opened(&self) -> Opened {
+        Opened {
+            engine: self.engine.clone(),
+            volumes: self.set.volumes(),
+            backend: self.backend.clone(),
+            note: self.note.clone(),
+        }
+    }
+
+    /// Until told to stop.
+    fn serve(&mut self) {
+        let (Some(server), Some(commands)) = (self.server.take(), self.commands.take()) else { return };
+        let pump = Pump {
+            env: self.executor.env(),
+            set: self.set.clone(),
+            disks: self.disks.clone(),
+            room: Semaphore::new(IN_FLIGHT_MAX),
+        };
+        self.executor.block_on(pump.run(server, commands));
+    }
+}
+
+/// Takes from port and channel, starts tasks.
+struct Pump {
+    env: Env,
+    set: CacheSet,
+    disks: Disks,
+    /// Bounds the requests in flight; what does not fit waits in the port.
+    room: Semaphore,
+}
+
+impl Pump {
+    async fn run(self, mut server: Server, commands: Receiver<Command>) {
+        loop {
+            loop {
+                let permit = self.room.acquire(1).await;
+                let Some(request) = server.take() else { break };
+                let set = self.set.clone();
+                self.env.spawn(async move {
+                    let volume = VolumeId(request.volume.0);
+                    let reply = match translate::work_of(request.operation) {
+                        Work::Request(work) => translate::reply_of(set.serve(volume, work).await),
+                        Work::Durable(work) => {
+                            let done = set.serve(volume, work).await;
+                            let done = if done.result.is_ok() {
+                                set.serve(volume, Request::Flush).await
+                            } else {
+                                done
+                            };
+                            translate::reply_of(done)
+                        }
+                        Work::Answered(reply) => reply,
+                    };
+                    request.reply_to.send(reply);
+                    drop(permit);
+                });
+            }
+            let mut stop = None;
+            while let Ok(command) = commands.try_recv() {
+                match command {
+                    Command::Stop(answer) => stop = Some(answer),
+                    command => self.obey(command),
+                }
+            }
+            if let Some(answer) = stop {
+                return self.stop(server, answer).await;
+            }
+            self.env.bell().await;
+        }
+    }
+
+    fn obey(&self, command: Command) {
+        let set = self.set.clone();
+        match command {
+            Command::Status(answer) => answer(set.status()),
+            Command::SetCacheMode(volume, mode, answer) => {
+                self.env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) });
+            }
+            Command::AddBacking(device, mode, answer) => {
+                let disks = self.disks.clone();
+                self.env.spawn(async move { answer(add_backing(&set, &disks, device, mode).await) });
+            }
+            Command::Stop(_) => unreachable!("the loop handles it"),
+        }
+    }
+
+    /// What was asked before the stop is answered by the engine, what comes later is refused by the port.
+    async fn stop(self, mut server: Server, answer: Answer<Result<(), Error>>) {
+        server.close();
+        while let Some(request) = server.take() {
+            drop(request.reply_to);
+        }
+        let stopped = self.set.stop().await;
+        let _all_answered = self.room.acquire(IN_FLIGHT_MAX).await;
+        answer(stopped);
+    }
+}
+
+async fn add_backing(
+    set: &CacheSet,
+    disks: &Disks,
+    device: Device,
+    mode: Option<CacheMode>,
+) -> Result<VolumeInfo, Error> {
+    let disk = disks.add(device);
+    let added = set.add_backing(disk).await;
+    if added.is_err() {
+        // Nobody will use it: the claim is given up.
+        drop(disks.remove(disk));
+    }
+    let volume = added?;
+    let find = || set.volumes().into_iter().find(|info| info.id == volume).ok_or(Error::NoVolume);
+    if let Some(mode) = mode
+        && mode != find()?.mode
+    {
+        set.set_cache_mode(volume, mode).await?;
+    }
+    find()
+}
+
+impl Engine {
+    /// Adds a backing device; with `mode`, its cache mode becomes that.
+    pub fn add_backing(
+        &self,
+        device: Device,
+        mode: Option<CacheMode>,
+        answer: Answer<Result<VolumeInfo, Error>>,
+    ) {
+        self.send(Command::AddBacking(device, mode, answer));
+    }
+
+    /// Changes a volume's cache mode.
+    pub fn set_cache_mode(&self, volume: VolumeId, mode: CacheMode, answer: Answer<Result<(), Error>>) {
+        self.send(Command::SetCacheMode(volume, mode, answer));
+    }
+
+    /// A snapshot; `None` if the engine is gone or too busy to answer.
+    pub fn status(&self) -> Option<Status> {
+        let (send, receive) = mpsc::channel();
+        self.send(Command::Status(Box::new(move |status| drop(send.send(status)))));
+        receive.recv_timeout(STATUS_LIMIT).ok()
+    }
+
+    /// Stops the set; the thread ends after the answer. `None` if that took longer than `limit`.
+    pub fn stop(&self, limit: Duration) -> Option<Result<(), Error>> {
+        let (send, receive) = mpsc::channel();
+        self.send(Command::Stop(Box::new(move |stopped| drop(send.send(stopped)))));
+        receive.recv_timeout(limit).ok()
+    }
+
+    /// A thread that is gone drops the command, and with it the answer: whoever waits for that finds out.
+    fn send(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            self.bell.ring();
+        }
+    }
+}
+
+fn seed() -> Result<u64, String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| format!("no random numbers: {error}"))?;
+    Ok(u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,27 @@
+//! The daemon: what `bcached serve` runs, and what asks it.
+//!
+//! ```text
+//!   main thread   supervisor: opens devices, starts the rest, waits for signals, stops everything in order
+//!   engine NAME   one thread a cache set: executor, engine, and the pump of its port     (engine_thread)
+//!   control       HTTP and JSON on a unix socket, and signals; tokio lives here only     (control)
+//!   nbd-*         the NBD server's own threads, which meet the engines at the port       (bcached-front-nbd)
+//! ```
+//!
+//! The configuration is checked whole before any device is opened; devices are opened and claimed before any thread
+//! starts. What fails for one volume is its own reason in `status` and stops no other volume.
+//!
+//! `failure` and `sizes` are shared with the commands: the same sentence goes to a person and into the log.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod control;
+mod devices;
+mod engine_thread;
+pub mod failure;
+mod log;
+mod names;
+pub mod sizes;
+mod supervisor;
+mod translate;
+
+pub use supervisor::serve;

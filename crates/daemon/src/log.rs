@@ -1,0 +1,82 @@
+//! The log: lines on standard error, with the journal's priorities when the journal reads them.
+
+use std::fmt;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Which events are logged, in tracing's filter syntax; `info` unless set.
+const VARIABLE: &str = "BCACHED_LOG";
+
+/// Starts logging. A second call does nothing.
+pub fn init() {
+    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
+    let lines = Lines { priorities: std::env::var_os("JOURNAL_STREAM").is_some() };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let _already = builder.event_format(lines).try_init();
+}
+
+struct Lines {
+    priorities: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let (priority, word) = match *event.metadata().level() {
+            Level::ERROR => (3, "error: "),
+            Level::WARN => (4, "warning: "),
+            Level::INFO => (6, ""),
+            _ => (7, "debug: "),
+        };
+        if self.priorities {
+            write!(writer, "<{priority}>")?;
+        } else {
+            write!(writer, "bcached: {word}")?;
+        }
+        let mut line = Line::default();
+        event.record(&mut line);
+        // What a device or client said must not forge lines.
+        writer.write_str(&line.message.replace(['\n', '\r'], " "))?;
+        if !line.fields.is_empty() {
+            write!(writer, " [{}]", line.fields.replace(['\n', '\r'], " "))?;
+        }
+        writer.write_char('\n')
+    }
+}
+
+/// The message, and the other fields as `name=value`; among them `event`, the stable id.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        use fmt::Write as _;
+        if field.name() == "message" {
+            // Writing to a string cannot fail.
+            let _ = write!(self.message, "{value:?}");
+        } else {
+            let gap = if self.fields.is_empty() { "" } else { " " };
+            let _ = write!(self.fields, "{gap}{}={value:?}", field.name());
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}

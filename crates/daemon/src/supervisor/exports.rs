@@ -1,0 +1,59 @@
+//! Volumes as exports, and the NBD server that serves them.
+
+use super::Supervisor;
+use super::table::{CacheState, VolumeEntry, VolumeState};
+use crate::config::Listen;
+use crate::failure::{Failure, Kind};
+use bcached_front_nbd::{Endpoint, Limits, ListenError, NbdServer, Options, StartError};
+use bcached_port::{Export, Uuid, VolumeId};
+use std::sync::PoisonError;
+
+impl Supervisor {
+    /// Makes a served volume known to the front ends, under its name.
+    pub(super) fn export(&self, entry: &VolumeEntry) {
+        let (VolumeState::Served(info), Some(name), Some(cache)) = (&entry.state, &entry.name, entry.cache)
+        else {
+            return;
+        };
+        let shared = self.shared();
+        let CacheState::Open { engine, .. } = &shared.table.caches[cache].state else { return };
+        self.exports.insert(Export {
+            name: name.clone(),
+            uuid: Uuid(info.uuid.0),
+            label: info.label.to_string(),
+            sectors: info.sectors,
+            block_sectors: u32::try_from(info.block_sectors).expect("blocks are at most a page"),
+            read_only: entry.read_only,
+            shared: entry.shared,
+            served: Some((VolumeId(info.id.0), engine.connector.clone())),
+        });
+        tracing::info!(event = "volume-served", "{name}: served");
+    }
+
+    /// Listens. Volumes are added as they come.
+    pub(super) fn start_nbd(&self) -> Result<(), Failure> {
+        let endpoints = self.config.listen.iter().map(|listen| match listen {
+            Listen::Unix(path) => Endpoint::Unix { path: path.clone(), group: None },
+            Listen::Tcp(address) => Endpoint::Tcp { address: *address, anywhere: false },
+        });
+        // A quarter of the memory is for payloads of requests; the least that the largest request needs is in it,
+        // because the memory's own least is four times that.
+        let limits = Limits { total_bytes: self.config.memory_bytes / 4, ..Limits::default() };
+        let options = Options { endpoints: endpoints.collect(), limits };
+        let server = NbdServer::start(options, self.exports.clone()).map_err(|error| {
+            let kind = match &error {
+                StartError::Listen(ListenError::InUse(_)) => Kind::InUse,
+                StartError::Listen(ListenError::NotLoopback(_) | ListenError::NotSocket(_)) => Kind::Usage,
+                _ => Kind::Io,
+            };
+            let why =
+                std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
+            Failure::new(kind, "cannot serve NBD").why(format!("{error}{why}")).option("--export")
+        })?;
+        for bound in server.bound() {
+            tracing::info!(event = "nbd-listening", "NBD on {bound}");
+        }
+        *self.nbd.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+        Ok(())
+    }
+}

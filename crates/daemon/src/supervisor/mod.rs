@@ -1,0 +1,288 @@
+//! Opens what is configured, keeps it served, stops it in order.
+//!
+//! One loop over one channel of events: devices that come, sets that open, volumes that attach, signals. Each cache
+//! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
+//! final reason. Devices named on the command line are meant now: there the first reason ends the program.
+
+mod exports;
+mod report;
+mod stop;
+mod table;
+
+use crate::config::{CommandLine, Config};
+use crate::control::{Control, Handlers, Signal};
+use crate::devices;
+use crate::engine_thread::{self, Opened, Start};
+use crate::failure::{Failure, Kind};
+use crate::log;
+use bcached_engine::{Error, Options, VolumeInfo};
+use bcached_front_nbd::NbdServer;
+use bcached_port::ExportTable;
+use std::collections::BTreeSet;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
+
+/// How often missing devices are looked for.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// What the loop waits for.
+enum Event {
+    Signal(Signal),
+    CacheOpened(usize, Result<Opened, String>),
+    VolumeAdded(usize, Result<VolumeInfo, Error>),
+}
+
+/// Where the daemon is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Starting,
+    Ready,
+    Stopping,
+}
+
+/// What the loop changes and the control thread reads.
+struct Shared {
+    phase: Phase,
+    table: Table,
+}
+
+struct Supervisor {
+    line: CommandLine,
+    config: Config,
+    /// Devices come from the command line.
+    strict: bool,
+    shared: Arc<Mutex<Shared>>,
+    exports: ExportTable,
+    nbd: Arc<Mutex<Option<NbdServer>>>,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+    started: Instant,
+}
+
+/// Serves what `line` asks for until a signal ends it. Prints `ready` on standard output and tells systemd.
+///
+/// # Errors
+/// Wrong configuration, before any device is opened; with devices on the command line, the first that cannot be
+/// served; a stop that could not be orderly.
+pub fn serve(line: CommandLine) -> Result<(), Failure> {
+    log::init();
+    let config = Config::load(&line)?;
+    let control = Control::bind(&config.control)?;
+    let (sender, events) = mpsc::channel();
+    let strict = !line.caches.is_empty() || !line.backings.is_empty();
+    let shared = Arc::new(Mutex::new(Shared { phase: Phase::Starting, table: Table::of(&config, !strict) }));
+    let nbd = Arc::new(Mutex::new(None));
+    let started = Instant::now();
+    let signals = sender.clone();
+    control
+        .start(Handlers {
+            status: report::status_of(Arc::clone(&shared), Arc::clone(&nbd), started),
+            signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
+        })
+        .map_err(|error| Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string()))?;
+    let exports = ExportTable::new();
+    let supervisor = Supervisor { line, config, strict, shared, exports, nbd, events, sender, started };
+    supervisor.run()
+}
+
+impl Supervisor {
+    fn run(mut self) -> Result<(), Failure> {
+        warn_of_names(&self.config);
+        self.check_strict()?;
+        self.advance()?;
+        self.start_nbd()?;
+        let outcome = self.serve_events();
+        let stopped = self.stop();
+        outcome.and(stopped)
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until a signal, or until a device of the command line is refused.
+    fn serve_events(&mut self) -> Result<(), Failure> {
+        loop {
+            self.announce_if_ready();
+            let pending = self.shared().table.is_waiting();
+            let event = if pending {
+                self.events.recv_timeout(RETRY)
+            } else {
+                self.events.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            };
+            match event {
+                Ok(Event::Signal(Signal::Stop)) => return Ok(()),
+                Ok(Event::Signal(Signal::Reload)) => self.reload(),
+                Ok(Event::CacheOpened(index, result)) => self.cache_opened(index, result),
+                Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, result),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
+            }
+            self.advance()?;
+        }
+    }
+
+    /// A backing device without a cache may hold old data only: that is worth its own sentence, before anything else.
+    fn check_strict(&self) -> Result<(), Failure> {
+        if !self.config.caches.is_empty() {
+            return Ok(());
+        }
+        let Some(volume) = self.config.volumes.first() else { return Ok(()) };
+        let backing = devices::open_backing(&volume.backing)?;
+        let what = format!("cannot serve {}", volume.backing);
+        if backing.superblock.state() == bcached_format::BackingState::Dirty {
+            return Err(Failure::new(Kind::WrongSet, what)
+                .why(format!(
+                    "its newest data is in the cache set {}, which is not named",
+                    backing.superblock.set_uuid()
+                ))
+                .next("name its cache with --cache; nothing overrides this"));
+        }
+        Err(Failure::new(Kind::NotInThisVersion, what)
+            .why("serving a backing device without a cache is not in this version")
+            .next("name a cache with --cache, or read its data through `losetup --offset`"))
+    }
+
+    /// Takes every step that can be taken now.
+    fn advance(&mut self) -> Result<(), Failure> {
+        let (caches, volumes) = {
+            let shared = self.shared();
+            (shared.table.caches.len(), shared.table.volumes.len())
+        };
+        for index in 0..caches {
+            self.try_cache(index);
+        }
+        for index in 0..volumes {
+            self.try_volume(index);
+        }
+        if self.strict
+            && let Some(failure) = self.shared().table.first_failure()
+        {
+            return Err(failure);
+        }
+        Ok(())
+    }
+
+    /// Opens the cache's device if it waits for that, and starts its engine.
+    fn try_cache(&self, index: usize) {
+        let device = match self.shared().table.caches.get(index) {
+            Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
+            _ => return,
+        };
+        let state = match devices::open_cache(&device) {
+            Err(failure) if failure.kind == Kind::NotFound && !self.strict => CacheState::Waiting(failure),
+            Err(failure) => CacheState::Failed(failure),
+            Ok(cache) => {
+                let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
+                let name = self.shared().table.name_cache(index, label, set);
+                let note = self.config.runtime_directory().join(format!("{set}.note"));
+                let start = Start { device: cache.device, set_uuid: set, note, options: self.options() };
+                let sender = self.sender.clone();
+                let opened = move |result| drop(sender.send(Event::CacheOpened(index, result)));
+                match engine_thread::start(&name, start, opened) {
+                    Ok(thread) => CacheState::Opening { set, thread },
+                    Err(error) => CacheState::Failed(
+                        Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()),
+                    ),
+                }
+            }
+        };
+        self.shared().table.set_cache(index, state);
+    }
+
+    /// Half of the memory is for nodes, shared among the sets; the rest is for requests and what surrounds them.
+    fn options(&self) -> Options {
+        let share = self.config.memory_bytes / 2 / (self.config.caches.len().max(1) as u64);
+        Options { node_budget_bytes: usize::try_from(share).unwrap_or(usize::MAX), ..Options::default() }
+    }
+
+    fn cache_opened(&mut self, index: usize, result: Result<Opened, String>) {
+        match result {
+            Err(reason) => {
+                let failure = Failure::new(Kind::Io, "cannot open the cache set").why(reason);
+                self.shared().table.set_cache(index, CacheState::Failed(failure));
+            }
+            Ok(opened) => {
+                tracing::info!(event = "cache-opened", "{}; {}", opened.backend, opened.note);
+                let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
+                let entries = self.shared().table.cache_opened(index, opened, flash_only);
+                for entry in entries {
+                    self.export(&entry);
+                }
+            }
+        }
+    }
+
+    /// Opens the volume's device if it waits for that and its cache is open, and gives it to the engine.
+    fn try_volume(&self, index: usize) {
+        let Some((device, mode, cache)) = self.shared().table.wanting_device(index) else { return };
+        let opened = devices::open_backing(&device);
+        let mut shared = self.shared();
+        let state = match opened {
+            Err(failure) if failure.kind == Kind::NotFound && !self.strict => VolumeState::Waiting(failure),
+            Err(failure) => VolumeState::Failed(failure),
+            Ok(backing) => match shared.table.engine_for(cache, &backing.superblock) {
+                Err(failure) => VolumeState::Failed(failure),
+                Ok(None) => VolumeState::waiting_for_cache(),
+                Ok(Some((cache, engine))) => {
+                    shared.table.name_volume(index, &backing.superblock, cache);
+                    let sender = self.sender.clone();
+                    let added = move |result| drop(sender.send(Event::VolumeAdded(index, result)));
+                    engine.add_backing(backing.device, mode, Box::new(added));
+                    VolumeState::Attaching
+                }
+            },
+        };
+        shared.table.set_volume(index, state);
+    }
+
+    fn volume_added(&mut self, index: usize, result: Result<VolumeInfo, Error>) {
+        let entry: Option<VolumeEntry> = self.shared().table.volume_added(index, result);
+        if let Some(entry) = entry {
+            self.export(&entry);
+        }
+    }
+
+    fn announce_if_ready(&mut self) {
+        let mut shared = self.shared();
+        if shared.phase != Phase::Starting || !shared.table.is_settled(self.started.elapsed()) {
+            return;
+        }
+        shared.phase = Phase::Ready;
+        drop(shared);
+        println!("ready");
+        tracing::info!(event = "ready", "ready");
+        let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    }
+
+    /// Reads the configuration again: new caches and volumes are served, new cache modes take effect. What is no
+    /// longer configured stays until the next start.
+    fn reload(&mut self) {
+        if self.strict {
+            tracing::info!(event = "reload-nothing", "there is no configuration to read again");
+            return;
+        }
+        match Config::load(&self.line) {
+            Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
+            Ok(config) => {
+                let gone: BTreeSet<_> = self.shared().table.adopt(&config);
+                for name in gone {
+                    tracing::warn!(event = "reload-kept", "{name} is served until the next start");
+                }
+                self.config = config;
+                tracing::info!(event = "reloaded", "the configuration was read again");
+            }
+        }
+    }
+}
+
+fn warn_of_names(config: &Config) {
+    let caches = config.caches.iter().map(|cache| &cache.device);
+    for name in caches.chain(config.volumes.iter().map(|volume| &volume.backing)) {
+        if devices::is_unstable_name(name) {
+            tracing::warn!(event = "unstable-name", "{name} may be another disk after the next boot");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The status, put together from the table and from what the engines say at this moment.
+
+use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::{Phase, Shared};
+use crate::control::status::{Cache, CacheCounts, Client, Status, Volume, VolumeFacts};
+use crate::engine_thread::Engine;
+use bcached_engine::Status as EngineStatus;
+use bcached_engine::VolumeInfo;
+use bcached_format::{BackingState, CacheMode};
+use bcached_front_nbd::NbdServer;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// The function that the control thread calls. It holds no lock while it waits for an engine.
+pub fn status_of(
+    shared: Arc<Mutex<Shared>>,
+    nbd: Arc<Mutex<Option<NbdServer>>>,
+    started: Instant,
+) -> Arc<dyn Fn() -> Status + Send + Sync> {
+    Arc::new(move || {
+        let (phase, mut caches, engines, entries) = {
+            let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let table = &shared.table;
+            let caches: Vec<_> = table.caches.iter().map(cache).collect();
+            let engines: Vec<_> = table.caches.iter().map(engine).collect();
+            (shared.phase, caches, engines, table.volumes.clone())
+        };
+        let counts: Vec<_> = engines.iter().map(|engine| engine.as_ref().and_then(Engine::status)).collect();
+        for ((cache, engine), status) in caches.iter_mut().zip(&engines).zip(&counts) {
+            if let Some(status) = status {
+                cache.counts = Some(numbers(status));
+                cache.reason = status.failed.as_ref().map(ToString::to_string);
+            } else if engine.is_some() {
+                cache.reason = Some("its engine does not answer at present".to_owned());
+            }
+        }
+        let volumes = entries.iter().map(|entry| volume(entry, &caches, &counts)).collect();
+        let (nbd, clients) = front(&nbd);
+        Status {
+            state: phase.name().to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: started.elapsed().as_secs(),
+            nbd,
+            caches,
+            volumes,
+            clients,
+        }
+    })
+}
+
+fn front(nbd: &Mutex<Option<NbdServer>>) -> (Vec<String>, Vec<Client>) {
+    let nbd = nbd.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(server) = nbd.as_ref() else { return (Vec::new(), Vec::new()) };
+    let clients = server.clients().into_iter().map(|client| Client {
+        peer: client.peer,
+        volume: client.export,
+        writing: client.writing,
+    });
+    (server.bound().iter().map(ToString::to_string).collect(), clients.collect())
+}
+
+fn engine(entry: &CacheEntry) -> Option<Engine> {
+    match &entry.state {
+        CacheState::Open { engine, .. } => Some(engine.clone()),
+        _ => None,
+    }
+}
+
+fn cache(entry: &CacheEntry) -> Cache {
+    let (state, reason, io) = match &entry.state {
+        CacheState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
+        CacheState::Opening { .. } => ("opening", None, None),
+        CacheState::Open { io, .. } => ("open", None, Some(io.clone())),
+        CacheState::Failed(failure) => ("failed", Some(failure.to_string()), None),
+    };
+    Cache {
+        name: entry.name.clone().unwrap_or_else(|| entry.device.clone()),
+        device: entry.device.clone(),
+        state: state.to_owned(),
+        reason,
+        io,
+        counts: None,
+    }
+}
+
+fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]) -> Volume {
+    let (state, reason, facts) = match &entry.state {
+        VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
+        VolumeState::Attaching => ("attaching", None, None),
+        VolumeState::Failed(failure) => ("failed", Some(failure.to_string()), None),
+        VolumeState::Served(info) => {
+            // The engine's present word counts; what it said when the volume came is only a fallback.
+            let status = entry.cache.and_then(|index| counts.get(index)?.as_ref());
+            let now = status.and_then(|status| status.volumes.iter().find(|now| now.id == info.id));
+            ("served", None, Some(facts(now.unwrap_or(info))))
+        }
+    };
+    let backing = entry.backing.clone();
+    Volume {
+        name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
+        state: state.to_owned(),
+        reason,
+        backing,
+        cache: entry.cache.and_then(|index| caches.get(index)).map(|cache| cache.name.clone()),
+        facts,
+    }
+}
+
+fn facts(info: &VolumeInfo) -> VolumeFacts {
+    VolumeFacts {
+        uuid: info.uuid.to_string(),
+        label: info.label.to_string(),
+        size_bytes: info.sectors * 512,
+        block_bytes: info.block_sectors * 512,
+        cache_mode: match info.mode {
+            CacheMode::Writethrough => "writethrough",
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writearound => "writearound",
+            CacheMode::None => "none",
+        }
+        .to_owned(),
+        backing_state: info.state.map(|state| {
+            match state {
+                BackingState::None => "no cache",
+                BackingState::Clean => "clean",
+                BackingState::Dirty => "dirty",
+                BackingState::Stale => "inconsistent",
+            }
+            .to_owned()
+        }),
+        dirty_bytes: info.dirty_sectors * 512,
+    }
+}
+
+fn numbers(status: &EngineStatus) -> CacheCounts {
+    let stats = &status.stats;
+    CacheCounts {
+        set_uuid: status.set_uuid.to_string(),
+        block_bytes: status.block_sectors * 512,
+        bucket_bytes: status.bucket_sectors * 512,
+        buckets: status.buckets,
+        buckets_available: status.buckets_available,
+        buckets_free: status.buckets_free,
+        buckets_metadata: status.buckets_metadata,
+        dirty_bytes: status.dirty_sectors * 512,
+        tree_depth: status.tree_depth.into(),
+        nodes: status.nodes,
+        node_bytes: status.node_bytes,
+        node_bytes_max: status.node_bytes_max,
+        node_budget_bytes: status.node_budget_bytes,
+        journal_sequence: status.journal_sequence,
+        hits: stats.hits,
+        misses: stats.misses,
+        hit_bytes: stats.hit_bytes,
+        miss_bytes: stats.miss_bytes,
+        bypassed_bytes: stats.bypassed_bytes,
+        write_bytes: stats.write_bytes,
+        data_written_bytes: stats.data_written_bytes,
+        moved_bytes: stats.moved_bytes,
+        btree_written_bytes: stats.btree_written_bytes,
+        journal_written_bytes: stats.journal_written_bytes,
+        prio_written_bytes: stats.prio_written_bytes,
+        journal_entries: stats.journal_entries,
+        journal_waits: stats.journal_waits,
+        btree_rewrites: stats.btree_rewrites,
+        gc_passes: stats.gc_passes,
+        written_back_bytes: stats.written_back_bytes,
+        fill_races: stats.fill_races,
+        read_retries: stats.read_retries,
+    }
+}
+
+impl Phase {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Stopping => "stopping",
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Between the port's language and the engine's: requests in, answers out. The only place that knows both.
+
+use bcached_engine::{Error, Reply as EngineReply, Request};
+use bcached_env::IoErrorKind;
+use bcached_port::{ErrorKind, Operation, Reply, StatusExtent};
+
+/// What the engine is to do for an operation.
+pub enum Work {
+    /// One request.
+    Request(Request),
+    /// A request, and a flush after it: the engine has no durable form of it.
+    Durable(Request),
+    /// Answered without the engine.
+    Answered(Reply),
+}
+
+/// The engine's form of `operation`.
+pub fn work_of(operation: Operation) -> Work {
+    match operation {
+        Operation::Read { sector, buffer } => Work::Request(Request::Read { sector, buffer }),
+        Operation::Write { sector, payload, fua } => Work::Request(Request::Write { sector, payload, fua }),
+        Operation::Flush => Work::Request(Request::Flush),
+        Operation::Discard { sector, sectors, fua } => {
+            let request = Request::Discard { sector, sectors };
+            if fua { Work::Durable(request) } else { Work::Request(request) }
+        }
+        Operation::WriteZeroes { sector, sectors, fua, .. } => {
+            Work::Request(Request::WriteZeroes { sector, sectors, fua })
+        }
+        // Where data lies says nothing about what reads as zeroes: all of it may be data.
+        Operation::BlockStatus { sectors, .. } => {
+            Work::Answered(Reply::extents(vec![StatusExtent { sectors, hole: false, zero: false }]))
+        }
+        Operation::Prefetch { .. } => Work::Answered(Reply::done()),
+    }
+}
+
+/// The port's form of the engine's answer.
+pub fn reply_of(reply: EngineReply) -> Reply {
+    match (reply.result, reply.buffer) {
+        (Ok(()), Some(buffer)) => Reply::content(buffer),
+        (Ok(()), None) => Reply::done(),
+        (Err(error), buffer) => Reply::failed(kind_of(&error), buffer),
+    }
+}
+
+/// What a client may know of an error.
+fn kind_of(error: &Error) -> ErrorKind {
+    match error {
+        Error::Io { source, .. } => match source.kind {
+            IoErrorKind::NoSpace => ErrorKind::NoSpace,
+            IoErrorKind::Unreachable => ErrorKind::TimedOut,
+            _ => ErrorKind::Io,
+        },
+        Error::NoSpace => ErrorKind::NoSpace,
+        Error::Range { .. } => ErrorKind::Invalid,
+        Error::Stopping | Error::NoVolume => ErrorKind::Gone,
+        _ => ErrorKind::Io,
+    }
+}
