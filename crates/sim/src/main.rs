@@ -89,6 +89,12 @@ struct SweepArgs {
     /// Crash at one point in so many.
     #[arg(long, default_value_t = 1)]
     every: u64,
+    /// Crash inside the recovery of one crash in so many (0: of none), instead of what the depth says.
+    #[arg(long)]
+    recovery_one_in: Option<u64>,
+    /// Report failures as they are found, without looking for a shorter way.
+    #[arg(long)]
+    as_found: bool,
     /// Threads.
     #[arg(long, default_value_t = 1)]
     jobs: usize,
@@ -219,9 +225,11 @@ fn sweep_seed(args: &SweepArgs, seed: u64) -> Result<Result<Figures, Failure>> {
         Thoroughness::Quick => Depth::QUICK,
         Thoroughness::Full => Depth::FULL,
     };
-    let depth = Depth { every: args.every.max(1), ..depth };
+    let recovery_one_in = args.recovery_one_in.unwrap_or(depth.recovery_one_in);
+    let depth = Depth { every: args.every.max(1), recovery_one_in, ..depth };
     Ok(match sweep(&system, &workload, depth) {
         Ok(figures) => Ok(figures),
+        Err(failure) if args.as_found => Err(*failure),
         Err(failure) => {
             println!("{failure}");
             let minimal = minimise(&system, &workload, *failure, MINIMISE_TRIES / 10);
