@@ -93,6 +93,7 @@ fn assemble(
         reclaim_to: 0,
         node_pressure: false,
         failed: None,
+        note_held: true,
         background: 0,
         stopped: false,
         stopping: false,
@@ -177,9 +178,6 @@ async fn recover(
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(&set);
     replay::apply(&set, pending, oldest).await?;
-    // What the note held is durable now, under other numbers. Left there, it would be replayed over newer keys.
-    let noted = recovered.iter().map(|record| record.sequence).max().unwrap_or(0);
-    set.with(|s| s.note.forget_through(noted));
     if old_uuids {
         uuids::store(&set).await?;
     }
@@ -320,6 +318,11 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
 
 /// What every start ends with: flash-only volumes, and write-back.
 async fn finish(set: &CacheSet) {
+    set.with(|s| {
+        // What it held is durable now. Left there, it would be replayed over newer keys.
+        s.note.forget_through(u64::MAX);
+        s.note_held = false;
+    });
     crate::volume::attach::add_flash_only(set);
     set.spawn_worker(writeback::pass::run);
     set.spawn_worker(gc::pass::run);

@@ -104,6 +104,8 @@ pub struct State {
     pub node_pressure: bool,
     /// The first failed write of metadata. Nothing is written after it.
     pub failed: Option<Error>,
+    /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.
+    pub note_held: bool,
     /// Fills and the like in flight behind requests that have been answered.
     pub background: u64,
     /// Everything has been written: the tasks end.

@@ -262,11 +262,8 @@ impl Executor {
             bell: Notify::new(),
         };
         let set = Arc::new(ReadySet::new());
-        let wakers = (0..TASKS_MAX)
-            .map(|task| Waker::from(Arc::new(TaskWaker { task, ready: Arc::clone(&set) })))
-            .collect();
         let env = Env { core: Rc::new(core) };
-        Self { env, tasks: Slab::new(), wakers, set, ready: VecDeque::new(), order }
+        Self { env, tasks: Slab::new(), wakers: Vec::new(), set, ready: VecDeque::new(), order }
     }
 
     /// The world, for flows to keep.
@@ -362,6 +359,10 @@ impl Executor {
         let Some(index) = index else { return false };
         // A waker may outlive its task: its bit then names nobody, or a newer task that is polled once too often.
         let Some(task) = self.tasks.get_mut(index) else { return true };
+        while self.wakers.len() <= index {
+            let task = self.wakers.len();
+            self.wakers.push(Waker::from(Arc::new(TaskWaker { task, ready: Arc::clone(&self.set) })));
+        }
         let mut context = Context::from_waker(&self.wakers[index]);
         if task.as_mut().poll(&mut context).is_ready() {
             drop(self.tasks.remove(index));

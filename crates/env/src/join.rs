@@ -13,8 +13,7 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
         Running(Pin<Box<F>>),
         Done(Option<F::Output>),
     }
-    let mut slots: Vec<Slot<F>> =
-        futures.into_iter().map(|future| Slot::Running(Box::pin(future))).collect();
+    let mut slots: Vec<Slot<F>> = futures.into_iter().map(|future| Slot::Running(Box::pin(future))).collect();
     core::future::poll_fn(|context| {
         let mut all_done = true;
         for slot in &mut slots {

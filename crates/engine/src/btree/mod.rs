@@ -236,7 +236,7 @@ impl State {
     }
 
     fn can_record(&self, words: usize, keys: usize) -> bool {
-        self.journal.has_room(words) && self.note.room() >= keys
+        self.journal.has_room(words) && (self.note_held || self.note.room() >= keys)
     }
 
     /// Writes down that `part` enters the leaf in `slot`; returns the journal entry it belongs to.
@@ -244,7 +244,9 @@ impl State {
         let sequence = match record {
             Record::Journal => {
                 let sequence = self.journal.append(part);
-                self.note.append(note_record(sequence, part));
+                if !self.note_held {
+                    self.note.append(note_record(sequence, part));
+                }
                 sequence
             }
             Record::Replay(sequence) => sequence,

@@ -1,6 +1,6 @@
 //! Applies what the journal and the note hold to the tree, through the same transition as a write.
 //!
-//! Keys whose pointer is stale belong to buckets that were reused since: they are skipped (format 9.5). The buckets
+//! Keys whose pointer is stale belong to buckets that were reused since: they become holes (format 9.5). The buckets
 //! of all others are pinned before anything is allocated, because nothing else says yet that they are in use.
 
 use crate::btree::walk;
@@ -21,14 +21,14 @@ pub struct Pending {
 
 /// Pulls generations forward and pins the buckets of every key that will be replayed.
 pub fn prepare(entries: Vec<Entry>, note: &[NoteRecord], buckets: &mut Buckets) -> Result<Pending, Error> {
-    let newest = entries.last().map_or(0, |entry| entry.header.seq);
     let mut keys: Vec<(u64, Key)> = Vec::new();
     for entry in entries {
         keys.extend(entry.keys.into_iter().map(|key| (entry.header.seq, key)));
     }
-    // What the note holds beyond the newest entry was acknowledged after it, in this order.
-    let beyond = note.iter().filter(|record| record.sequence > newest);
-    keys.extend(beyond.filter_map(key_of_note).map(|key| (0, key)));
+    // All of the note, whatever its records' numbers: it is a complete end of the history, in order, so going over it
+    // again leaves its last state. Some of it may be in entries; some of it was perhaps replayed by a process that
+    // was killed while it did so, whose entries have taken the same numbers.
+    keys.extend(note.iter().filter_map(key_of_note).map(|key| (0, key)));
     for (_, key) in &keys {
         for pointer in key.pointers.as_slice() {
             walk::raise(buckets, *pointer)?;
@@ -69,12 +69,15 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
     writer::commit_now(set).await
 }
 
+/// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and
+/// what replaced it comes later in the journal, or was clean and may be lost.
 async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Error> {
-    let is_hole = key.pointers.as_slice().is_empty();
-    if is_hole || !set.with(|s| valid(&s.buckets, key).is_empty()) {
-        set.put_key(key, record).await?;
+    let is_void = set.with(|s| valid(&s.buckets, key).is_empty());
+    if is_void {
+        set.put_key(&Key::hole(key.inode, key.start(), key.end), record).await
+    } else {
+        set.put_key(key, record).await
     }
-    Ok(())
 }
 
 fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {

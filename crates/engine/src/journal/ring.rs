@@ -311,7 +311,10 @@ mod tests {
             {
                 empty += 1;
             }
-            assert!(empty >= 2, "{empty} entries without keys fit the reserve: a new root, and one that frees space");
+            assert!(
+                empty >= 2,
+                "{empty} entries without keys fit the reserve: a new root, and one that frees space"
+            );
             journal.unpin(2);
             assert!(journal.free_buckets() >= 1, "the gap stays");
         }

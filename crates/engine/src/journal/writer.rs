@@ -53,7 +53,9 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     result.map_err(|source| set.fail(Error::Io { doing: Doing::Journal, source }))?;
     set.with(|s| {
         s.journal.completed(closed.sequence, closed.last_sequence);
-        s.note.forget_through(closed.sequence);
+        if !s.note_held {
+            s.note.forget_through(closed.sequence);
+        }
         s.stats.journal_entries += 1;
         s.stats.journal_written_bytes += bytes.len() as u64;
         relieve(s);

@@ -32,6 +32,8 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
     let survey = write::survey(set, target, range).await?;
     let passed_down = target.backing.as_ref().is_some_and(|disk| disk.info().discard);
     if !passed_down {
+        // What is being written back must have landed before anybody reads the backing device there.
+        write::wait_for_cleaning(set, target, range).await?;
         return if survey.present { write::punch(set, target, range).await } else { Ok(()) };
     }
     write::invalidate(set, target, range, survey).await?;

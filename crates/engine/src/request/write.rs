@@ -371,27 +371,33 @@ pub(crate) async fn write_backing(
     written.map_err(Error::io(Doing::Backing))
 }
 
-/// Waits until nothing older is on its way to the range of the backing device, and counts a write as open.
+/// Waits until nothing older is on its way to the range of the backing device. The range is locked, so that nothing new
+/// sets out.
+pub(crate) async fn wait_for_cleaning(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    loop {
+        let free =
+            set.with(|s| Some(s.volumes.get(target.id)?.ranges.backing_is_free(range.start, range.end)));
+        if free.ok_or(Error::NoVolume)? {
+            return Ok(());
+        }
+        set.signals().ranges.wait().await;
+    }
+}
+
+/// Waits for write-back in the range, and counts a write to the backing device as open.
 pub(crate) async fn begin_backing_write(
     set: &CacheSet,
     target: &Target,
     range: Range,
 ) -> Result<bcached_env::Disk, Error> {
     let disk = target.backing.clone().ok_or(Error::NoSpace)?;
-    loop {
-        let free = set.with(|s| {
-            let volume = s.volumes.get_mut(target.id)?;
-            let free = volume.ranges.backing_is_free(range.start, range.end);
-            if free {
-                volume.backing.as_mut()?.epoch.write_begins();
-            }
-            Some(free)
-        });
-        if free.ok_or(Error::NoVolume)? {
-            return Ok(disk);
+    wait_for_cleaning(set, target, range).await?;
+    set.with(|s| {
+        if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
+            backing.epoch.write_begins();
         }
-        set.signals().ranges.wait().await;
-    }
+    });
+    Ok(disk)
 }
 
 /// The end of what [`begin_backing_write`] began.
