@@ -90,14 +90,14 @@ pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Ke
 /// Writes the table as it stands; durable when this returns.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
-    writer::wait_for_entries(set).await?;
+    let entry = writer::claim_entry(set).await?;
     let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
     let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes()));
     let sector = set.with(|s| s.buckets.sector(bucket));
     let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Uuids, source }))?;
     let former = set.with(|s| core::mem::replace(&mut s.uuid_key, key));
-    writer::commit_now(set).await?;
+    entry.commit().await?;
     set.with(|s| {
         let pointer = crate::btree::pointer_to_read(&former.pointers).expect("a table lies somewhere");
         let bucket = s.buckets.of(pointer).expect("a table lies in a bucket");

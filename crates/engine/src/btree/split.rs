@@ -206,7 +206,7 @@ async fn link(set: &CacheSet, old: usize, parent: Option<usize>, fresh: Fresh) -
         let append = cached.node.seal_pending().expect("children were just replaced");
         (write::first_sector(&cached.node) + u64::from(append.block) * s.geometry.block_sectors, append)
     });
-    write::write_set(set, sector, &append).await?;
+    write::append_set(set, sector, &append).await?;
     set.with(|s| s.nodes.get_mut(parent).writing = false);
     Ok(slots)
 }

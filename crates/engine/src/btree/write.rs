@@ -120,6 +120,8 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
 /// Writes the pending set of each of `slots` (leaves, not being written, not gated).
 async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
     let writes: Vec<Write> = set.with(|s| slots.into_iter().map(|slot| begin(s, slot)).collect());
+    let tails = join_all(writes.iter().map(|write| write_tail(set, write.sector, &write.set))).await;
+    tails.into_iter().collect::<Result<(), Error>>()?;
     flush_cache(set).await?;
     let results = join_all(writes.into_iter().map(|write| append(set, write))).await;
     set.signals().node_progress.notify_all();
@@ -145,7 +147,7 @@ pub fn first_sector(node: &bcached_node::Node) -> u64 {
 }
 
 async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
-    write_set(set, write.sector, &write.set).await?;
+    write_head(set, write.sector, &write.set).await?;
     set.with(|s| {
         let cached = s.nodes.get_mut(write.slot);
         cached.writing = false;
@@ -156,7 +158,40 @@ async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes one set of a node, durably. A failure latches: the tree on the device is behind what was promised.
+/// Appends a set to a node that can be reached, durably. A set longer than a logical block could be torn by a power
+/// cut, and a torn set makes the node unreadable (for a kernel too). So what follows its first block is made durable
+/// first; without the header it is not there.
+pub async fn append_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+    write_tail(set, sector, write).await?;
+    flush_cache(set).await?;
+    write_head(set, sector, write).await
+}
+
+/// Bytes of the part that is written last: what the device writes in one piece.
+fn head_bytes(set: &CacheSet) -> usize {
+    usize::try_from(set.cache().info().logical_block_sectors * 512).expect("a block is small")
+}
+
+async fn write_tail(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+    let head = head_bytes(set);
+    if write.bytes.len() <= head {
+        return Ok(());
+    }
+    let payload = Buffer::copied_from(&write.bytes[head..]).freeze();
+    let written = set.cache().write(sector + head as u64 / 512, payload).await;
+    written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
+}
+
+async fn write_head(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+    set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
+    let head = head_bytes(set).min(write.bytes.len());
+    let payload = Buffer::copied_from(&write.bytes[..head]).freeze();
+    let written = set.cache().write_fua(sector, payload).await;
+    written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
+}
+
+/// Writes the first set of a node that nothing points to yet, durably. A failure latches: the tree on the device is
+/// behind what was promised.
 pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
     set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
     let payload = Buffer::copied_from(&write.bytes).freeze();

@@ -15,6 +15,9 @@ use bcached_format::Key;
 /// one more of each for the split of a parent.
 pub const RESERVE_ENTRIES: u64 = 6;
 
+/// Entries without keys that stay possible for what cannot wait: a new root, and the entry that frees space.
+const ENTRIES_KEPT: u64 = 2;
+
 /// Words of an entry before its keys (240 bytes).
 const HEADER_WORDS: u64 = 30;
 const WORDS_PER_SECTOR: u64 = 64;
@@ -54,6 +57,8 @@ pub struct Journal {
     durable_last: u64,
     wanted: u64,
     in_flight: bool,
+    /// Entries without keys that somebody has been promised room for.
+    claimed: u64,
 }
 
 impl Journal {
@@ -76,6 +81,7 @@ impl Journal {
             durable_last: 0,
             wanted: 0,
             in_flight: false,
+            claimed: 0,
         }
     }
 
@@ -148,7 +154,9 @@ impl Journal {
         let sectors = self.entry_sectors(self.words + words);
         let fits_here = self.used_sectors + sectors <= self.bucket_sectors;
         let largest = ENTRY_SECTORS_MAX.min(self.bucket_sectors);
+        let left = self.entries_left().saturating_sub(sectors.div_ceil(self.entry_sectors(0)));
         sectors <= largest
+            && left >= ENTRIES_KEPT + self.claimed
             && (fits_here && self.free_buckets() >= self.reserve() || self.free_buckets() > self.reserve())
     }
 
@@ -212,13 +220,29 @@ impl Journal {
         }
     }
 
+    /// Promises room for an entry without keys, if [`ENTRIES_KEPT`] others stay possible; see [`Journal::unclaim`].
+    #[must_use]
+    pub fn try_claim(&mut self) -> bool {
+        let enough = self.entries_left() > ENTRIES_KEPT + self.claimed;
+        self.claimed += u64::from(enough);
+        enough
+    }
+
+    /// The end of what [`Journal::try_claim`] began.
+    pub const fn unclaim(&mut self) {
+        self.claimed -= 1;
+    }
+
     /// Closes the open entry and opens the next; `None` if it has no place yet (its space must be reclaimed first).
     pub fn close(&mut self) -> Option<Closed> {
         assert!(!self.in_flight, "one entry in flight at a time");
         let sectors = self.entry_sectors(self.words);
         if self.used_sectors + sectors > self.bucket_sectors {
-            // Even an entry without keys leaves the gap: a kernel that opens the set after a crash resumes there.
-            if self.free_buckets() < 2 {
+            // Even an entry without keys leaves the gap: a kernel that opens the set after a crash resumes there. One
+            // that frees a bucket may go into it: once it is durable there is a gap again, and until then it is not
+            // there.
+            let free = self.free_buckets();
+            if free < 2 && !(free == 1 && self.would_free()) {
                 return None;
             }
             self.current = (self.current + 1) % self.buckets.len();

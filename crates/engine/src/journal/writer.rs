@@ -8,9 +8,6 @@ use crate::state::State;
 use bcached_env::{Buffer, Time};
 use bcached_format::jset::{JsetHeader, seal};
 
-/// Entries without keys that stay possible for what cannot wait: a new root, and the entry that frees space.
-const ENTRIES_KEPT: u64 = 3;
-
 /// The task: writes the open entry when somebody needs it durable, or when its keys have waited long enough.
 pub async fn run(set: CacheSet) {
     let mut keys_since: Option<Time> = None;
@@ -47,7 +44,11 @@ pub async fn run(set: CacheSet) {
 
 async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     let Some((closed, bytes)) = set.with(close) else {
-        return Err(set.fail(Error::Inconsistent("the journal has no room for an entry without keys")));
+        // No place: the leaves that hold the oldest keys are being written; then this entry frees their bucket.
+        set.with(relieve);
+        set.signals().leaf_work.notify_all();
+        set.signals().journal_progress.wait().await;
+        return Ok(());
     };
     let result = put_on_disk(set, closed.sector, &bytes).await;
     result.map_err(|source| set.fail(Error::Io { doing: Doing::Journal, source }))?;
@@ -125,21 +126,34 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
     }
 }
 
-/// Waits until the journal has room for a few entries without keys beyond the one that is about to be asked for. New
-/// roots do not wait here: while one is being made the leaf that pins the oldest entry may be gated.
-pub async fn wait_for_entries(set: &CacheSet) -> Result<(), Error> {
+/// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before `prepare` does its work, so that
+/// what cannot wait (a new root, while the leaf that pins the oldest entry is gated) always finds some.
+pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
     loop {
         set.check_alive()?;
-        let enough = set.with(|s| {
+        let claimed = set.with(|s| {
             relieve(s);
-            s.journal.entries_left() >= ENTRIES_KEPT
+            s.journal.try_claim()
         });
-        if enough {
-            return Ok(());
+        if claimed {
+            return Ok(EntryClaim { set: set.clone() });
         }
         set.signals().journal_work.notify_all();
         set.signals().leaf_work.notify_all();
         set.signals().journal_progress.wait().await;
+    }
+}
+
+/// Room for one entry without keys, promised.
+pub struct EntryClaim {
+    set: CacheSet,
+}
+
+impl EntryClaim {
+    /// Writes the entry and waits for it.
+    pub async fn commit(self) -> Result<(), Error> {
+        self.set.with(|s| s.journal.unclaim());
+        commit_now(&self.set).await
     }
 }
 

@@ -14,7 +14,7 @@ use bcached_format::{BucketId, Gen, Geometry};
 /// Stores all generations and releases the buckets that were pending when it began.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
-    writer::wait_for_entries(set).await?;
+    let entry = writer::claim_entry(set).await?;
     let pending = set.with(|s| s.buckets.pending().len());
     let sets = set.with(|s| s.prios.spare.len());
     for index in (0..sets).rev() {
@@ -29,7 +29,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
         core::mem::replace(&mut s.prios.current, spare)
     });
     // Its pre-flush makes the chain durable before the entry that names it.
-    writer::commit_now(set).await?;
+    entry.commit().await?;
     set.with(|s| {
         s.prios.spare = former;
         s.buckets.release_pending(pending);

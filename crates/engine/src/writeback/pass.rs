@@ -75,6 +75,12 @@ async fn clean_batch(set: &CacheSet, target: &Target) -> Result<u64, Error> {
     if works.is_empty() {
         return Ok(0);
     }
+    // The keys that say so are durable before the backing device gets the data: else a crash could bring back an older
+    // clean copy that hides it (decision 11).
+    if let Err(error) = writer::commit(set).await {
+        release(set, target, &works);
+        return Err(error);
+    }
     let written = join_all(works.iter().map(|work| copy_out(set, target, work))).await;
     let good: Vec<&Work> = works.iter().zip(&written).filter(|(_, ok)| **ok).map(|(work, _)| work).collect();
     let mut cleaned = 0;
@@ -90,17 +96,22 @@ async fn clean_batch(set: &CacheSet, target: &Target) -> Result<u64, Error> {
             }
         }
     }
+    release(set, target, &works);
+    set.with(|s| s.stats.written_back_bytes += cleaned * 512);
+    result.map(|()| cleaned)
+}
+
+/// The keys of a batch are not being written back any more.
+fn release(set: &CacheSet, target: &Target, works: &[Work]) {
     set.with(|s| {
-        for work in &works {
+        for work in works {
             s.unpin(&work.key.pointers);
             if let Some(volume) = s.volumes.get_mut(target.id) {
                 volume.ranges.release(work.claim);
             }
         }
-        s.stats.written_back_bytes += cleaned * 512;
     });
     set.signals().ranges.notify_all();
-    result.map(|()| cleaned)
 }
 
 /// The next dirty keys in address order, from where the last batch ended, wrapping once.
