@@ -175,6 +175,12 @@ impl Journal {
         others.any(|newest| newest >= self.durable_last.max(1) && newest < last)
     }
 
+    /// True when an entry written now would free the bucket behind the gap.
+    fn would_free_beyond_gap(&self) -> bool {
+        let last = self.oldest_pin().unwrap_or(self.next).min(self.next);
+        self.newest[(self.current + 2) % self.buckets.len()] < last
+    }
+
     /// Entries without keys that have a place now.
     #[must_use]
     pub fn entries_left(&self) -> u64 {
@@ -242,7 +248,7 @@ impl Journal {
             // that frees a bucket may go into it: once it is durable there is a gap again, and until then it is not
             // there.
             let free = self.free_buckets();
-            if free < 2 && !(free == 1 && self.would_free()) {
+            if free < 2 && !(free == 1 && self.would_free_beyond_gap()) {
                 return None;
             }
             self.current = (self.current + 1) % self.buckets.len();
