@@ -80,27 +80,90 @@ fn what_is_written_comes_back_after_a_stop_and_after_a_crash() {
 }
 
 #[test]
-fn a_stop_leaves_dirty_data_where_it_is_and_says_so() {
+fn its_sockets_go_with_it() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    let daemon = Daemon::start(&images, &["--cache", &cache]);
+    assert!(images.path("run/control.sock").exists() && images.path("run/nbd.sock").exists());
+    assert_eq!(mode_of(&images.path("run/control.sock")), 0o600);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    assert!(!images.path("run/control.sock").exists());
+    assert!(!images.path("run/nbd.sock").exists());
+}
+
+fn mode_of(path: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::metadata(path).expect("there").permissions().mode() & 0o777
+}
+
+#[test]
+fn a_cache_is_overwritten_only_if_nothing_dirty_is_in_it() {
     if !requires("nbdcopy") {
         return;
     }
     let images = Images::new();
     let (cache, backing) = set(&images);
-    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    let devices = ["--cache", &cache, "--backing", &backing];
+    Daemon::start(&images, &devices).stop();
+    let wipe = ["make", "-b", "64k", "-C", &cache, "--wipe-bcache"];
+    let asked = bcached(&wipe[..5]);
+    assert_eq!(
+        (asked.exit, asked.err.contains("nothing dirty is in it: --wipe-bcache")),
+        (3, true),
+        "{asked:?}"
+    );
+
+    let daemon = Daemon::start(&images, &devices);
     let data = images.path("data");
-    std::fs::write(&data, pattern(8, 1 << 20)).expect("data");
+    // Less than a tenth of the cache: write-back leaves it.
+    std::fs::write(&data, pattern(9, 1 << 20)).expect("data");
     copy(data.to_str().expect("text"), &daemon.uri("tank"));
     let (exit, log) = daemon.stop();
-    assert_eq!(exit, 0, "{log}");
-    let dumped = bcached(&["dump", &cache, "tree"]);
-    let shown = json(&bcached(&["show", "--json", &backing]).out);
-    let said = log.lines().find(|line| line.contains("dirty stays on cache; keep them together"));
-    if shown["backing"]["state"] == "dirty" && dumped.out.contains("dirty") {
-        assert!(said.is_some_and(|line| line.contains("tank: ")), "{log}");
+    assert_eq!(
+        (exit, log.contains("tank: 1 MiB dirty stays on cache; keep them together")),
+        (0, true),
+        "{log}"
+    );
+    let before = bytes(&cache);
+    let refused = bcached(&wipe);
+    assert_eq!(
+        (refused.exit, refused.err.contains("1 MiB of dirty data are in it")),
+        (3, true),
+        "{refused:?}"
+    );
+    assert!(bytes(&cache) == before, "nothing is written");
+
+    let clean = images.blank("clean", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &clean]).exit, 0);
+    Daemon::start(&images, &["--cache", &clean]).stop();
+    let made = bcached(&["make", "-b", "64k", "-C", &clean, "--wipe-bcache"]);
+    assert_eq!(made.exit, 0, "{made:?}");
+}
+
+#[test]
+fn the_journal_gets_priorities_and_a_gone_reader_stops_nothing() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    let control = images.path("run/control.sock");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_bcached"));
+    command.args(["serve", "--cache", &cache, "--control"]).arg(&control).env("JOURNAL_STREAM", "8:1");
+    let log = images.path("errors");
+    command.stderr(std::fs::File::create(&log).expect("a log")).stdout(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("starts");
+    drop(child.stdout.take());
+    let ask = || bcached(&["status", "--control", control.to_str().expect("text")]);
+    let started = std::time::Instant::now();
+    while !ask().out.contains("ready") {
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "never ready");
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert!(log.contains("stopped"), "{log}");
-    assert!(!Path::new(&images.path("run/control.sock")).exists(), "its sockets go with it");
-    assert!(!Path::new(&images.path("run/nbd.sock")).exists());
+    let id = rustix::process::Pid::from_raw(i32::try_from(child.id()).expect("an id")).expect("not zero");
+    rustix::process::kill_process(id, Signal::TERM).expect("signals");
+    assert_eq!(child.wait().expect("ends").code(), Some(0));
+    let log = std::fs::read_to_string(log).expect("a log");
+    assert!(log.lines().all(|line| line.starts_with("<6>")), "{log}");
+    assert!(log.contains("<6>ready [event=ready]"), "{log}");
 }
 
 #[test]

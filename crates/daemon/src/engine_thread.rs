@@ -69,14 +69,33 @@ enum Command {
     Stop(Answer<Result<(), Error>>),
 }
 
-/// Starts the thread. `opened` is called on it once: when the set is open, or with the reason why not, after which the
-/// thread ends.
+/// What the thread reports.
+pub enum News {
+    /// Once: the set is open, or why not, after which the thread ends.
+    Opened(Result<Opened, String>),
+    /// The thread has ended, in order or by a panic. The last news.
+    Ended,
+}
+
+/// Starts the thread. `news` is called on it and must not wait.
 pub fn start(
     name: &str,
     start: Start,
-    opened: impl FnOnce(Result<Opened, String>) + Send + 'static,
+    news: impl Fn(News) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
-    thread::Builder::new().name(format!("engine {name}")).spawn(move || run(start, opened))
+    thread::Builder::new().name(format!("engine {name}")).spawn(move || {
+        let last = LastNews(news);
+        run(start, |result| last.0(News::Opened(result)));
+    })
+}
+
+/// Dropped also by a panic.
+struct LastNews<F: Fn(News)>(F);
+
+impl<F: Fn(News)> Drop for LastNews<F> {
+    fn drop(&mut self) {
+        self.0(News::Ended);
+    }
 }
 
 fn run(start: Start, report: impl FnOnce(Result<Opened, String>)) {

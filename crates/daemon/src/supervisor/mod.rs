@@ -12,13 +12,14 @@ mod table;
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
 use crate::devices;
-use crate::engine_thread::{self, Opened, Start};
+use crate::engine_thread::{self, News, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::log;
 use bcached_engine::{Error, Options, VolumeInfo};
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,10 +28,13 @@ use table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 /// How often missing devices are looked for.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// How often the sets are looked at when nothing else happens.
+const HEALTH: Duration = Duration::from_secs(10);
+
 /// What the loop waits for.
 enum Event {
     Signal(Signal),
-    CacheOpened(usize, Result<Opened, String>),
+    Cache(usize, News),
     VolumeAdded(usize, Result<VolumeInfo, Error>),
 }
 
@@ -106,18 +110,14 @@ impl Supervisor {
     fn serve_events(&mut self) -> Result<(), Failure> {
         loop {
             self.announce_if_ready();
-            let pending = self.shared().table.is_waiting();
-            let event = if pending {
-                self.events.recv_timeout(RETRY)
-            } else {
-                self.events.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            };
-            match event {
+            let pending = self.shared().phase == Phase::Starting || self.shared().table.is_waiting();
+            match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(()),
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
-                Ok(Event::CacheOpened(index, result)) => self.cache_opened(index, result),
+                Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
+                Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, result),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }
             self.advance()?;
@@ -180,8 +180,8 @@ impl Supervisor {
                 let note = self.config.runtime_directory().join(format!("{set}.note"));
                 let start = Start { device: cache.device, set_uuid: set, note, options: self.options() };
                 let sender = self.sender.clone();
-                let opened = move |result| drop(sender.send(Event::CacheOpened(index, result)));
-                match engine_thread::start(&name, start, opened) {
+                let news = move |news| drop(sender.send(Event::Cache(index, news)));
+                match engine_thread::start(&name, start, news) {
                     Ok(thread) => CacheState::Opening { set, thread },
                     Err(error) => CacheState::Failed(
                         Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()),
@@ -211,6 +211,34 @@ impl Supervisor {
                 for entry in entries {
                     self.export(&entry);
                 }
+            }
+        }
+    }
+
+    /// An engine's thread is gone although nobody stopped it. With the last one the program ends, so that whoever
+    /// started it starts it again: the next start recovers the set.
+    fn cache_ended(&self, index: usize) -> Result<(), Failure> {
+        let mut shared = self.shared();
+        if !shared.table.is_open(index) {
+            return Ok(());
+        }
+        let failure = Failure::new(Kind::Io, "the engine of a cache ended unexpectedly")
+            .why("a panic; its message stands before this")
+            .next("start the daemon again: it recovers the set as after a crash");
+        shared.table.set_cache(index, CacheState::Failed(failure.clone()));
+        if shared.table.caches.iter().any(|cache| matches!(cache.state, CacheState::Open { .. })) {
+            return Ok(());
+        }
+        Err(failure)
+    }
+
+    /// Logs, once, that a set has stopped writing.
+    fn look_after_sets(&self) {
+        let engines = self.shared().table.open_engines();
+        for (index, engine) in engines {
+            let Some(error) = engine.status().and_then(|status| status.failed) else { continue };
+            if let Some(name) = self.shared().table.note_failure(index) {
+                tracing::error!(event = "cache-stopped-writing", "cache {name}: {error}");
             }
         }
     }
@@ -252,7 +280,8 @@ impl Supervisor {
         }
         shared.phase = Phase::Ready;
         drop(shared);
-        println!("ready");
+        // Nobody may be reading, which is no reason to stop.
+        let _unread = writeln!(std::io::stdout(), "ready");
         tracing::info!(event = "ready", "ready");
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     }

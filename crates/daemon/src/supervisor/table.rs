@@ -29,6 +29,8 @@ pub struct CacheEntry {
     /// As configured.
     pub device: String,
     pub state: CacheState,
+    /// That it stopped writing has been logged.
+    pub failure_logged: bool,
 }
 
 /// How far a volume has come.
@@ -105,6 +107,29 @@ impl Table {
                 VolumeState::Served(_) | VolumeState::Failed(_) => true,
                 VolumeState::Waiting(_) | VolumeState::Attaching => since_start >= volume.wait,
             })
+    }
+
+    /// The cache serves.
+    pub fn is_open(&self, index: usize) -> bool {
+        matches!(self.caches.get(index), Some(CacheEntry { state: CacheState::Open { .. }, .. }))
+    }
+
+    /// The engines of the sets that are open.
+    pub fn open_engines(&self) -> Vec<(usize, Engine)> {
+        let caches = self.caches.iter().enumerate();
+        caches
+            .filter_map(|(index, cache)| match &cache.state {
+                CacheState::Open { engine, .. } => Some((index, engine.clone())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The cache's name, the first time that it is asked for to log a failure.
+    pub fn note_failure(&mut self, index: usize) -> Option<String> {
+        let entry = self.caches.get_mut(index)?;
+        let first = !std::mem::replace(&mut entry.failure_logged, true);
+        first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
     }
 
     /// The first final reason.
@@ -325,6 +350,7 @@ impl CacheEntry {
         Self {
             name: cache.name.clone(),
             device: cache.device.clone(),
+            failure_logged: false,
             state: CacheState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
         }
     }
