@@ -8,13 +8,21 @@
 //! | [`workload`] | seeded verified writes, and the model of what must be there |
 //! | [`guest`] | a job for a kernel, its report, the list of allowed log lines |
 //! | [`uml`] | kernel 6.1 in User-Mode Linux |
+//! | [`set`] | a cache set in image files |
+//! | [`side`] | who takes a turn with a set: a kernel or our daemon |
 //! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
+//! | [`nbd`] | a small NBD client |
+//! | [`offline`] | a set judged by the offline checker |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
-//! Nothing here knows bcached's inside: images and processes only.
+//! Nothing here knows the engine: images and processes only.
 
 pub mod guest;
 pub mod kernel_image;
+pub mod nbd;
+pub mod offline;
 pub mod requires;
+pub mod set;
+pub mod side;
 pub mod uml;
 pub mod workload;

@@ -54,6 +54,19 @@ impl Report {
         numbers.max().unwrap_or(0)
     }
 
+    /// A kernel that says something new has met something wrong.
+    ///
+    /// # Errors
+    /// The lines that `tests/kernel-log.allow` does not hold.
+    pub fn expect_allowed_log(&self) -> Result<(), GuestError> {
+        let unexpected = self.kernel_log.unexpected();
+        if unexpected.is_empty() {
+            return Ok(());
+        }
+        let (log, output) = (unexpected.join("\n"), self.output.join("\n"));
+        Err(GuestError::Setup(format!("not in tests/kernel-log.allow:\n{log}\nthe job said:\n{output}")))
+    }
+
     /// The rest of the first line that starts with `prefix`.
     #[must_use]
     pub fn line_after(&self, prefix: &str) -> Option<&str> {

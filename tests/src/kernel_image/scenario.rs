@@ -1,8 +1,7 @@
 //! The states a set can be brought into: each is a few workloads between a start and an end.
 
-use super::devices;
-use super::geometry::Geometry;
 use crate::guest::Machine;
+use crate::set::Geometry;
 use crate::workload::Workload;
 
 /// A state worth opening.
@@ -22,10 +21,11 @@ pub enum Scenario {
     ManySets,
     /// Flushes until the journal has gone round more than once, then killed.
     WrappedJournal,
-    /// The cache overwritten at least `turnovers` times in write-through mode; above 256, generations wrap.
+    /// A cache far smaller than what is written through it, so that its buckets are used again and again. A kernel hands out some hundred
+    /// buckets a second and meanwhile writes past the cache, so ask it what it wrote.
     Turnovers {
-        /// How often.
-        turnovers: u64,
+        /// How many writes of eight buckets at most.
+        writes: u64,
     },
 }
 
@@ -45,6 +45,12 @@ const CRASH_FLUSH: u64 = 20;
 const LATE_WRITES: u64 = 500;
 
 impl Scenario {
+    /// True if the kernel is killed at the end.
+    #[must_use]
+    pub const fn crashes(self) -> bool {
+        matches!(self, Self::Crash | Self::TwoBackingsCrash | Self::WrappedJournal)
+    }
+
     /// How many backing devices it has.
     #[must_use]
     pub const fn backings(self) -> u64 {
@@ -86,7 +92,13 @@ impl Scenario {
             Self::WrappedJournal => {
                 vec![crashing(Workload { flush_every: 1, ..base }, wrapping_flushes(geometry))]
             }
-            Self::Turnovers { turnovers } => vec![turnover_workload(geometry, base, turnovers)],
+            Self::Turnovers { writes } => vec![Workload {
+                write_sectors_max: geometry.bucket_bytes / 512 * 8,
+                writes,
+                flush_every: 500,
+                read_every: 50,
+                ..base
+            }],
         };
         let crash_at = match self {
             Self::Crash | Self::TwoBackingsCrash => Some(format!("flushed {CRASH_FLUSH}")),
@@ -104,7 +116,8 @@ impl Scenario {
         crash: bool,
     ) -> String {
         let backings = usize::try_from(self.backings()).expect("at most two");
-        let mut script = format!("register {}\n", devices(machine, 1 + backings));
+        let devices: Vec<String> = (0..=backings).map(|index| machine.device(index)).collect();
+        let mut script = format!("register {}\n", devices.join(" "));
         if self == Self::FlashOnly {
             let bytes = geometry.volume_sectors * 512;
             script += &format!(
@@ -136,6 +149,7 @@ impl Scenario {
                 "echo state $(cat /sys/block/bcache0/bcache/state)\n\
                  echo dirty $(cat /sys/block/bcache0/bcache/dirty_data)\n\
                  echo depth $(cat $(set_directory)/tree_depth)\n\
+                 echo written $(cat $(set_directory)/cache0/written)\n\
                  cat $(set_directory)/internal/bset_tree_stats | tr -s '\\t' ' '\n"
             }
         }
@@ -161,19 +175,6 @@ const fn base_workload(geometry: &Geometry) -> Workload {
 /// `next`, continuing the count after `previous` with other places.
 const fn after(previous: Workload, next: Workload) -> Workload {
     Workload { seed: previous.seed + 1, first_sequence: previous.first_sequence + previous.writes, ..next }
-}
-
-/// Bucket-sized writes until that many caches full have been written.
-const fn turnover_workload(geometry: &Geometry, base: Workload, turnovers: u64) -> Workload {
-    let bucket_sectors = geometry.bucket_bytes / 512;
-    let average_sectors = (bucket_sectors * 8 + geometry.block_sectors()) / 2;
-    Workload {
-        write_sectors_max: bucket_sectors * 8,
-        writes: geometry.cache_bytes / 512 * turnovers / average_sectors,
-        flush_every: 500,
-        read_every: 50,
-        ..base
-    }
 }
 
 /// `workload`, long enough to be killed after the flush with this number.

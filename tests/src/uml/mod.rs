@@ -72,7 +72,7 @@ impl Machine for Uml {
             .map_err(GuestError::host("make a directory"))?;
         let path = directory.path();
         let shim = build_shim(path)?;
-        let program = guest_program()?;
+        let program = built_program("verified-io")?;
         let write = |name: &str, text: String| {
             fs::write(path.join(name), text).map_err(GuestError::host(format!("write {name}")))
         };
@@ -120,12 +120,10 @@ fn build_shim(directory: &Path) -> Result<PathBuf, GuestError> {
     }
 }
 
-/// The program that does verified writes in guests: built with this package, beside (or above) the running test.
-pub(crate) fn guest_program() -> Result<PathBuf, GuestError> {
+/// A program of this workspace, as it was built beside (or above) the running test.
+pub(crate) fn built_program(name: &str) -> Result<PathBuf, GuestError> {
     let test = std::env::current_exe().map_err(GuestError::host("find the running test"))?;
-    let candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join("verified-io"));
+    let candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     let found = candidates.into_iter().find(|path| path.is_file());
-    found.ok_or_else(|| {
-        GuestError::Setup("verified-io is not built: run the tests of the whole package".to_owned())
-    })
+    found.ok_or_else(|| GuestError::Setup(format!("{name} is not built: `cargo build --workspace` first")))
 }

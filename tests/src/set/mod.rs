@@ -1,0 +1,119 @@
+//! A cache set in image files, and what its volumes must hold.
+//!
+//! The images are sparse, lie in a temporary directory and are gone with the value. Whoever opens them changes them; [`CacheSet::duplicate`]
+//! keeps the originals.
+
+mod geometry;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+pub use geometry::{CacheMode, Geometry};
+
+use crate::workload::Model;
+
+/// A cache set's images and models.
+#[derive(Debug)]
+pub struct CacheSet {
+    directory: TempDir,
+    /// The cache device.
+    pub cache: PathBuf,
+    /// The backing devices; none for a flash-only volume.
+    pub backings: Vec<PathBuf>,
+    /// The volumes' content: of the backing devices in order, or of the flash-only volume.
+    pub models: Vec<Model>,
+    /// The geometry it was made with.
+    pub geometry: Geometry,
+}
+
+/// The program that writes a set's superblocks.
+#[derive(Clone, Copy, Debug)]
+pub enum Maker<'a> {
+    /// `make-bcache` of bcache-tools.
+    Tools,
+    /// `bcached make` of this binary.
+    Ours(&'a Path),
+}
+
+impl CacheSet {
+    /// Makes blank images and formats them; nobody has opened them yet.
+    ///
+    /// # Errors
+    /// The files could not be made, or the maker failed (its own words).
+    pub fn make(geometry: Geometry, backings: u64, maker: Maker<'_>) -> io::Result<Self> {
+        let directory = tempfile::Builder::new().prefix("bcached-set-").tempdir()?;
+        let file = |name: &str, bytes: u64| {
+            let path = directory.path().join(name);
+            File::create(&path)?.set_len(bytes)?;
+            Ok::<_, io::Error>(path)
+        };
+        let cache = file("cache", geometry.cache_bytes)?;
+        let backings: Vec<PathBuf> = (0..backings)
+            .map(|n| file(&format!("backing{n}"), geometry.backing_bytes()))
+            .collect::<io::Result<_>>()?;
+        maker.run(&geometry, &cache, &backings)?;
+        let models = (0..backings.len() as u64).map(|n| Model::blank(n, geometry.volume_sectors)).collect();
+        Ok(Self { directory, cache, backings, models, geometry })
+    }
+
+    /// The cache and the backing devices, as a job's images.
+    #[must_use]
+    pub fn images(&self) -> Vec<&Path> {
+        std::iter::once(&self.cache).chain(&self.backings).map(PathBuf::as_path).collect()
+    }
+
+    /// A directory for whatever belongs to this set; gone with it.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A second set of image files with the same bytes, to be opened (and so changed) while this one stays.
+    ///
+    /// # Errors
+    /// What copying failed with.
+    pub fn duplicate(&self) -> io::Result<Self> {
+        let directory = tempfile::Builder::new().prefix("bcached-set-").tempdir()?;
+        let copy = |path: &PathBuf| {
+            let target = directory.path().join(path.file_name().expect("images are files"));
+            copy_sparse(path, &target).map(|()| target)
+        };
+        let cache = copy(&self.cache)?;
+        let backings = self.backings.iter().map(copy).collect::<io::Result<_>>()?;
+        Ok(Self { directory, cache, backings, models: self.models.clone(), geometry: self.geometry })
+    }
+}
+
+impl Maker<'_> {
+    /// Writes the superblocks as users do.
+    fn run(self, geometry: &Geometry, cache: &Path, backings: &[PathBuf]) -> io::Result<()> {
+        let mut command = match self {
+            Self::Tools => Command::new("make-bcache"),
+            Self::Ours(program) => {
+                let mut command = Command::new(program);
+                command.arg("make");
+                command
+            }
+        };
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(geometry.make_arguments());
+        command.arg("--cache").arg(cache);
+        if !backings.is_empty() {
+            command.arg("--bdev").args(backings);
+        }
+        let output = command.output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))))
+    }
+}
+
+/// Copies a file with its holes.
+fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+    let status = Command::new("cp").args(["--reflink=auto", "--sparse=always"]).args([from, to]).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("cp ended with {status}"))) }
+}

@@ -1,0 +1,141 @@
+//! Sets that a real kernel made, read without it: the offline checker finds nothing wrong, and every sector holds what was written. Then the
+//! kernel itself reads the same images and must agree, also on what its crash had left open.
+
+use std::error::Error;
+
+use bcached_check::{Options, Use};
+use bcached_tests::kernel_image::{KernelImage, Scenario, kernel_image};
+use bcached_tests::offline::{Examined, examine};
+use bcached_tests::set::{CacheMode, Geometry};
+use bcached_tests::side::{Ending, Kernel, Side as _};
+use bcached_tests::uml::Uml;
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// Makes the image, judges it offline, lets the kernel judge the result. `None`: the test is skipped.
+fn judged(geometry: Geometry, scenario: Scenario) -> Result<Option<(KernelImage, Examined)>, Box<dyn Error>> {
+    let Some(uml) = Uml::find() else { return Ok(None) };
+    let image = kernel_image(&uml, geometry, scenario)?;
+    let mut set = image.set.duplicate()?;
+    let options = Options { compare_clean: !scenario.crashes(), ..Options::default() };
+    let examined = examine(&set.cache, &set.backings, &mut set.models, options)?;
+    for model in &set.models {
+        assert!(model.next_sequence() > 1 && model.undecided() == 0);
+    }
+    Kernel(&uml).leg(&mut set, &[], Ending::CleanStop)?;
+    Ok(Some((image, examined)))
+}
+
+/// Bucket and block size, clean stop and crash: what every set must survive.
+fn cell(bucket_kib: u64, block_bytes: u64) -> Outcome {
+    let geometry = Geometry::small(bucket_kib << 10, block_bytes);
+    let Some((image, examined)) = judged(geometry, Scenario::CleanStop)? else { return Ok(()) };
+    assert_eq!(image.report.line_after("state "), Some("dirty"));
+    assert!(examined.report.volumes[0].dirty_sectors > 0);
+
+    let Some((image, examined)) = judged(geometry, Scenario::Crash)? else { return Ok(()) };
+    assert!(image.set.models[0].undecided() > 0, "the crash came too late");
+    assert!(examined.report.volumes[0].dirty_sectors > 0);
+    let journal = examined.report.journal.ok_or("no journal")?;
+    assert!(journal.keys_to_replay > 0);
+    Ok(())
+}
+
+#[test]
+fn bucket_64k_block_512() -> Outcome {
+    cell(64, 512)
+}
+
+#[test]
+fn bucket_64k_block_4k() -> Outcome {
+    cell(64, 4096)
+}
+
+#[test]
+fn bucket_512k_block_512() -> Outcome {
+    cell(512, 512)
+}
+
+#[test]
+fn bucket_512k_block_4k() -> Outcome {
+    cell(512, 4096)
+}
+
+#[test]
+fn bucket_1m_block_512() -> Outcome {
+    cell(1024, 512)
+}
+
+#[test]
+fn bucket_1m_block_4k() -> Outcome {
+    cell(1024, 4096)
+}
+
+#[test]
+fn two_backing_devices_keep_their_own_data() -> Outcome {
+    let geometry = Geometry::small(64 << 10, 512);
+    let Some((image, examined)) = judged(geometry, Scenario::TwoBackingsCrash)? else { return Ok(()) };
+    assert_eq!(image.set.models.len(), 2);
+    assert!(examined.report.volumes.iter().all(|volume| volume.dirty_sectors > 0));
+    Ok(())
+}
+
+#[test]
+fn a_backing_device_with_its_data_further_in() -> Outcome {
+    let geometry = Geometry { data_offset_sectors: 2048, ..Geometry::small(64 << 10, 4096) };
+    let Some((_, examined)) = judged(geometry, Scenario::Crash)? else { return Ok(()) };
+    assert_eq!(examined.report.volumes[0].start, 2048);
+    Ok(())
+}
+
+#[test]
+fn a_flash_only_volume() -> Outcome {
+    let Some((image, examined)) = judged(Geometry::small(512 << 10, 4096), Scenario::FlashOnly)? else {
+        return Ok(());
+    };
+    assert!(image.set.backings.is_empty() && examined.report.volumes[0].flash_only);
+    Ok(())
+}
+
+#[test]
+fn a_tree_of_three_levels() -> Outcome {
+    let geometry = Geometry { cache_bytes: 128 << 20, ..Geometry::small(8 << 10, 512) };
+    let Some((_, examined)) = judged(geometry, Scenario::DeepTree)? else { return Ok(()) };
+    let tree = examined.report.tree.ok_or("no tree")?;
+    assert!(tree.root_level >= 2, "{tree:?}");
+    Ok(())
+}
+
+#[test]
+fn ten_sets_in_a_node() -> Outcome {
+    let geometry = Geometry::small(512 << 10, 4096);
+    let Some((_, examined)) = judged(geometry, Scenario::ManySets)? else { return Ok(()) };
+    let tree = examined.report.tree.ok_or("no tree")?;
+    assert!(tree.sets_max >= 10, "{tree:?}");
+    Ok(())
+}
+
+#[test]
+fn a_journal_that_went_round() -> Outcome {
+    let geometry = Geometry::small(64 << 10, 512);
+    let Some((_, examined)) = judged(geometry, Scenario::WrappedJournal)? else { return Ok(()) };
+    let journal = examined.report.journal.ok_or("no journal")?;
+    // Entries of the first lap are overwritten: there are fewer than were ever written.
+    assert!(journal.newest > journal.entries, "{journal:?}");
+    Ok(())
+}
+
+#[test]
+fn a_cache_written_over_five_times() -> Outcome {
+    let geometry = Geometry { mode: CacheMode::Writethrough, ..Geometry::small(8 << 10, 512) };
+    let Some((image, examined)) = judged(geometry, Scenario::Turnovers { writes: 8_000 })? else {
+        return Ok(());
+    };
+    // The kernel counts what it wrote into buckets: "29.7M".
+    let written = image.report.line_after("written ").and_then(|size| size.strip_suffix('M'));
+    let written: f64 = written.ok_or("less than a megabyte")?.parse()?;
+    assert!(written * 1_048_576.0 > 5.0 * 600.0 * 8192.0, "{written} MiB");
+    let data = examined.buckets.iter().filter(|bucket| bucket.usage == Use::Data);
+    assert!(data.map(|bucket| bucket.generation).max() >= Some(5));
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! The same images to and fro between a real kernel and our daemon: verified writes on each side, clean stop or crash by dice, the whole
+//! content compared at every turn.
+//!
+//! The seed is printed; `BCACHED_PING_PONG_SEED` repeats a run and `BCACHED_PING_PONG_LEGS` makes it longer.
+
+use std::error::Error;
+
+use bcached_check::Options;
+use bcached_tests::offline::examine;
+use bcached_tests::set::{CacheSet, Geometry, Maker};
+use bcached_tests::side::{Ending, Kernel, Ours, Side};
+use bcached_tests::uml::Uml;
+use bcached_tests::workload::{Random, Workload};
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// Writes of one turn on one volume; short enough for a turn of two seconds.
+const WRITES: u64 = 400;
+
+/// A turn's writes: a fresh place for each, sizes from a block to 64 KiB.
+fn workload(set: &CacheSet, volume: usize, random: &mut Random) -> Workload {
+    let model = &set.models[volume];
+    Workload {
+        seed: random.next(),
+        volume: model.volume(),
+        first_sequence: model.next_sequence(),
+        first_sector: 0,
+        sectors: model.sectors(),
+        block_sectors: set.geometry.block_sectors(),
+        write_sectors_max: 128,
+        writes: WRITES,
+        flush_every: 1 + random.below(40),
+        read_every: 4,
+    }
+}
+
+/// One turn: writes to every volume, an end by dice.
+fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Result<Ending, Box<dyn Error>> {
+    let mut workloads: Vec<Workload> = (0..set.models.len()).map(|n| workload(set, n, random)).collect();
+    let last = workloads.last_mut().ok_or("no volumes")?;
+    let ending = if random.below(2) == 0 {
+        Ending::CleanStop
+    } else {
+        // Somewhere in the first half, so that the kill comes while writes go on.
+        Ending::CrashAfterFlush(1 + random.below(WRITES / last.flush_every / 2))
+    };
+    side.leg(set, &workloads, ending)?;
+    Ok(ending)
+}
+
+fn number_from(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn ping_pong(geometry: Geometry, backings: u64, maker_is_ours: bool, seed: u64) -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let ours = Ours::find()?;
+    let seed = number_from("BCACHED_PING_PONG_SEED").unwrap_or(seed);
+    let legs = number_from("BCACHED_PING_PONG_LEGS").unwrap_or(6);
+    println!("BCACHED_PING_PONG_SEED={seed} {geometry:?}");
+    let mut random = Random::new(seed);
+    let maker = if maker_is_ours { Maker::Ours(ours.program()) } else { Maker::Tools };
+    let mut set = CacheSet::make(geometry, backings, maker)?;
+    let kernel = Kernel(&uml);
+    // Whoever made the set does not open it first.
+    let sides: [&dyn Side; 2] = if maker_is_ours { [&kernel, &ours] } else { [&ours, &kernel] };
+    for leg in 0..legs {
+        let side = sides[usize::try_from(leg % 2)?];
+        let ending = turn(side, &mut set, &mut random).map_err(|error| format!("leg {leg}: {error}"))?;
+        println!("leg {leg}: {}, {ending:?}", side.name());
+        if ending == Ending::CleanStop {
+            // A daemon's crash leaves its note to be replayed, a kernel's may leave clean extents behind the backing device.
+            let set = set.duplicate()?;
+            examine(&set.cache, &set.backings, &mut set.models.clone(), Options::default())
+                .map_err(|error| format!("after leg {leg}: {error}"))?;
+        }
+    }
+    kernel.leg(&mut set, &[], Ending::CleanStop)?;
+    Ok(())
+}
+
+#[test]
+fn six_legs_with_one_backing_device() -> Outcome {
+    ping_pong(Geometry::small(64 << 10, 512), 1, false, 101)
+}
+
+#[test]
+fn six_legs_with_two_backing_devices_made_by_us() -> Outcome {
+    ping_pong(Geometry::small(512 << 10, 4096), 2, true, 102)
+}

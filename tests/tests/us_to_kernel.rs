@@ -1,0 +1,74 @@
+//! Sets that our daemon wrote, opened by a real kernel, and the other way round over NBD: every geometry, clean stop and crash.
+
+use std::error::Error;
+
+use bcached_tests::kernel_image::{Scenario, kernel_image};
+use bcached_tests::set::{CacheSet, Geometry, Maker};
+use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
+use bcached_tests::uml::Uml;
+use bcached_tests::workload::Workload;
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// Four cells: ours to the kernel and the kernel's to us, each after a clean stop and after a crash.
+fn cells(bucket_kib: u64, block_bytes: u64) -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let geometry = Geometry::small(bucket_kib << 10, block_bytes);
+    for ending in [Ending::CleanStop, Ending::CrashAfterFlush(10)] {
+        let mut set = CacheSet::make(geometry, 1, Maker::Ours(ours.program()))?;
+        let workload = Workload {
+            seed: 31,
+            volume: 0,
+            first_sequence: 1,
+            first_sector: 0,
+            sectors: geometry.volume_sectors,
+            block_sectors: geometry.block_sectors(),
+            write_sectors_max: 64,
+            writes: 400,
+            flush_every: 16,
+            read_every: 5,
+        };
+        ours.leg(&mut set, &[workload], ending).map_err(|error| format!("ours, {ending:?}: {error}"))?;
+        kernel
+            .leg(&mut set, &[], Ending::CleanStop)
+            .map_err(|error| format!("after our {ending:?}: {error}"))?;
+    }
+    for scenario in [Scenario::CleanStop, Scenario::Crash] {
+        let mut image = kernel_image(&uml, geometry, scenario)?;
+        ours.leg(&mut image.set, &[], Ending::CleanStop)
+            .map_err(|error| format!("the kernel's {scenario:?}: {error}"))?;
+        kernel.leg(&mut image.set, &[], Ending::CleanStop)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn bucket_64k_block_512() -> Outcome {
+    cells(64, 512)
+}
+
+#[test]
+fn bucket_64k_block_4k() -> Outcome {
+    cells(64, 4096)
+}
+
+#[test]
+fn bucket_512k_block_512() -> Outcome {
+    cells(512, 512)
+}
+
+#[test]
+fn bucket_512k_block_4k() -> Outcome {
+    cells(512, 4096)
+}
+
+#[test]
+fn bucket_1m_block_512() -> Outcome {
+    cells(1024, 512)
+}
+
+#[test]
+fn bucket_1m_block_4k() -> Outcome {
+    cells(1024, 4096)
+}
