@@ -1,0 +1,58 @@
+//! The engine in the simulator: CI's share. Longer sweeps are for `sim sweep`; a failing seed prints its command.
+
+use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::minimise::fault_of;
+use bcached_sim::run::{rig_for, whole};
+use bcached_sim::system::System;
+use bcached_sim::system::engine::Engine;
+use bcached_sim::workload::Shape;
+use std::rc::Rc;
+
+fn engine() -> Rc<dyn System> {
+    Rc::new(Engine)
+}
+
+/// Every shape of workload, with the restarts and crashes that it has of its own.
+#[test]
+fn every_workload_passes() {
+    for shape in Shape::all() {
+        for seed in 0..6 {
+            let workload = shape.clone().with_steps(250).draw(seed);
+            if let Some(failure) = fault_of(&engine(), &workload) {
+                panic!("{failure}");
+            }
+        }
+    }
+}
+
+/// A power cut and a death of the process after every device operation, and in some of the recoveries from them.
+#[test]
+fn every_crash_point_passes() {
+    for seed in 0..3 {
+        let workload = Shape::named("points").expect("a shape").with_steps(25).draw(seed);
+        match sweep(&engine(), &workload, Depth::QUICK) {
+            Err(failure) => panic!("{failure}"),
+            Ok(figures) => assert!(figures.crashes > 500, "{figures:?}"),
+        }
+    }
+}
+
+/// The engine takes all its random numbers, its time and the order of its tasks from the world it runs in.
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let trace = |name: &str| {
+        let workload = Shape::named(name).expect("a shape").with_steps(200).draw(11);
+        let mut rig = rig_for(&engine(), &workload);
+        rig.world.borrow_mut().trace.record();
+        whole(&mut rig, &workload).expect("no fault");
+        let world = rig.world.borrow();
+        (world.trace.lines().to_vec(), world.trace.digest())
+    };
+    for name in ["mixed", "restarts"] {
+        let (first, second) = (trace(name), trace(name));
+        for (line, other) in first.0.iter().zip(&second.0) {
+            assert_eq!(line, other, "{name}");
+        }
+        assert_eq!(first.1, second.1, "{name}");
+    }
+}
