@@ -84,11 +84,7 @@ fn six_legs_with_one_backing_device() -> Outcome {
     ping_pong(Geometry::small(64 << 10, 512), 1, false, 101)
 }
 
-/// Known to fail at its sixth leg, unexplained (docs/testing.md): runs only when asked for, so that it is not forgotten.
 #[test]
 fn six_legs_with_two_backing_devices_made_by_us() -> Outcome {
-    if std::env::var_os("BCACHED_KNOWN_FAILURES").is_none() {
-        return Ok(());
-    }
     ping_pong(Geometry::small(512 << 10, 4096), 2, true, 102)
 }

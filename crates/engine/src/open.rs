@@ -155,7 +155,7 @@ async fn recover(
     walk::raise(&mut buckets, root.pointer())?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
     let found = walk::walk(&disk, &geometry, root, &mut buckets, &mut |_| {}).await?;
-    let recovered = note.recovered();
+    let recovered = note.recovered(superblock.seq());
     let sequence = header.seq;
     let oldest = header.last_seq;
     let journal_buckets = journal_sectors(&geometry);
@@ -247,12 +247,9 @@ async fn initialise(
     env: Env,
     disk: Disk,
     mut superblock: CacheSuperblock,
-    mut note: Box<dyn Note>,
+    note: Box<dyn Note>,
     options: Options,
 ) -> Result<CacheSet, Error> {
-    // A note of a set that is being made anew is void.
-    drop(note.recovered());
-    note.forget_through(u64::MAX);
     superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
     let geometry = Geometry::of(&superblock);
     let nothing = (0..geometry.buckets).map(|_| (Gen(0), 0));
@@ -319,8 +316,8 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
 /// What every start ends with: flash-only volumes, and write-back.
 async fn finish(set: &CacheSet) {
     set.with(|s| {
-        // What it held is durable now. Left there, it would be replayed over newer keys.
-        s.note.forget_through(u64::MAX);
+        // What it held is durable now, and the superblock says that a new session has begun.
+        s.note.begin(s.superblock.seq());
         s.note_held = false;
     });
     crate::volume::attach::add_flash_only(set);

@@ -1,6 +1,10 @@
 //! The note: what has been acknowledged but is not in a written journal entry yet, kept where a daemon's death does
 //! not reach it (decision 12). A power cut wipes it; then only flushed writes are promised.
 //!
+//! A note ends the history of one *session*, the time between two writes of the cache superblock. Whoever runs the set
+//! next (a kernel, a daemon with its note elsewhere) writes the superblock first thing: from then on the note's keys are
+//! older than what the set holds, and replaying them would put old data over new.
+//!
 //! In production a small memory-mapped file with the boot id; in simulation a vector that process death leaves alone.
 
 use alloc::vec::Vec;
@@ -27,6 +31,10 @@ pub trait Note {
     /// Records up to and including `sequence` are in a written journal entry: their room is free again.
     fn forget_through(&mut self, sequence: u64);
 
-    /// What a former process left, in order of appending; empty after a power cut.
-    fn recovered(&mut self) -> Vec<NoteRecord>;
+    /// What a former process left in `session`, in order of appending; empty after a power cut, and if the note is of
+    /// another session.
+    fn recovered(&mut self, session: u64) -> Vec<NoteRecord>;
+
+    /// Forgets everything; what is appended from now on belongs to `session`, the superblock's number as written.
+    fn begin(&mut self, session: u64);
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 /// The records, on the simulator's side. A clone of the value is independent.
 #[derive(Clone, Debug)]
 pub struct NoteState {
+    session: u64,
     records: Vec<NoteRecord>,
     capacity: usize,
 }
@@ -15,7 +16,7 @@ impl NoteState {
     /// Empty, with room for `capacity` records.
     #[must_use]
     pub const fn new(capacity: usize) -> Self {
-        Self { records: Vec::new(), capacity }
+        Self { session: 0, records: Vec::new(), capacity }
     }
 
     /// What a power cut does.
@@ -64,8 +65,15 @@ impl Note for MemoryNote {
     }
 
     /// The records stay until they are forgotten: the process may die again before it has journalled them.
-    fn recovered(&mut self) -> Vec<NoteRecord> {
-        self.0.borrow().records.clone()
+    fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
+        let state = self.0.borrow();
+        if state.session == session { state.records.clone() } else { Vec::new() }
+    }
+
+    fn begin(&mut self, session: u64) {
+        let mut state = self.0.borrow_mut();
+        state.records.clear();
+        state.session = session;
     }
 }
 
@@ -78,6 +86,7 @@ mod tests {
         let state = Rc::new(RefCell::new(NoteState::new(3)));
         let record = |sequence| NoteRecord { sequence, words: [sequence; 4], count: 3 };
         let mut first = MemoryNote::new(Rc::clone(&state));
+        first.begin(7);
         for sequence in 1..=3 {
             first.append(record(sequence));
         }
@@ -85,10 +94,11 @@ mod tests {
         drop(first);
         let mut second = MemoryNote::new(Rc::clone(&state));
         second.forget_through(2);
-        assert_eq!(second.recovered(), [record(3)]);
-        assert_eq!(second.recovered(), [record(3)], "still there for a third process");
+        assert_eq!(second.recovered(7), [record(3)]);
+        assert_eq!(second.recovered(7), [record(3)], "still there for a third process");
+        assert!(second.recovered(8).is_empty(), "somebody else has run the set");
         assert_eq!(second.room(), 2);
         state.borrow_mut().wipe();
-        assert!(second.recovered().is_empty());
+        assert!(second.recovered(7).is_empty());
     }
 }

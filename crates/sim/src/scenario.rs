@@ -8,6 +8,7 @@ use crate::digest::mix;
 use crate::disk::{Device, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::failure::Fault;
+use crate::note::NoteState;
 use crate::rig::Rig;
 use crate::rig::client::Client;
 use crate::stamp::Value;
@@ -147,6 +148,11 @@ impl Stage {
     /// A device, to give it faults or to change its content: 0 is the cache, `1 + v` backs volume `v`.
     pub fn device(&mut self, number: usize) -> RefMut<'_, Device> {
         RefMut::map(self.rig.world.borrow_mut(), |world| &mut world.devices[number])
+    }
+
+    /// The note, to lay it aside or to bring one back.
+    pub fn note(&mut self) -> RefMut<'_, NoteState> {
+        self.rig.note.borrow_mut()
     }
 
     /// What lies under the stage.

@@ -5,6 +5,8 @@ use bcached_uring::note::NOTE_BYTES;
 use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
 use std::path::Path;
 
+/// The session of a new note.
+const SESSION: u64 = 0;
 const SET: [u8; 16] = *b"a set's uuid....";
 /// A header page and room for 64 records.
 const SMALL: u64 = 4096 + 64 * 64;
@@ -30,26 +32,45 @@ fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
     let mut note = open(&path);
     assert_eq!(*note.found(), NoteFound::Nothing);
     assert_eq!(note.room(), 64);
-    assert!(note.recovered().is_empty());
+    assert!(note.recovered(SESSION).is_empty());
     (0..40).for_each(|index| note.append(record(index)));
     note.forget_through(0);
     assert_eq!(note.room(), 64 - 24);
-    assert!(note.recovered().is_empty(), "these are this process's own");
+    assert!(note.recovered(SESSION).is_empty(), "these are this process's own");
     drop(note);
 
     let mut note = open(&path);
     assert_eq!(*note.found(), NoteFound::Records(24));
     let left: Vec<_> = (16..40).map(record).collect();
-    assert_eq!(note.recovered(), left);
+    assert_eq!(note.recovered(SESSION), left);
     // Recovering is not forgetting: a kill during the replay must find them again, with what was added behind.
     note.append(record(40));
-    assert_eq!(note.recovered(), left);
+    assert_eq!(note.recovered(SESSION), left);
     drop(note);
     let mut note = open(&path);
-    assert_eq!(note.recovered(), (16..41).map(record).collect::<Vec<_>>());
+    assert_eq!(note.recovered(SESSION), (16..41).map(record).collect::<Vec<_>>());
     note.forget_through(u64::MAX);
-    assert!(note.recovered().is_empty());
+    assert!(note.recovered(SESSION).is_empty());
     assert_eq!(note.room(), 64);
+}
+
+#[test]
+fn a_note_of_another_session_is_void() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    note.append(record(0));
+    note.begin(7);
+    (1..4).for_each(|index| note.append(record(index)));
+    drop(note);
+
+    let mut note = open(&path);
+    assert_eq!(note.recovered(7), (1..4).map(record).collect::<Vec<_>>());
+    assert!(note.recovered(8).is_empty(), "somebody else has run the set");
+    assert!(note.recovered(6).is_empty(), "an older superblock is another history");
+    note.begin(8);
+    drop(note);
+    assert!(open(&path).recovered(8).is_empty());
 }
 
 #[test]
@@ -75,7 +96,7 @@ fn open_full(mut note: MappedNote, path: &Path) -> MappedNote {
     drop(note);
     let mut note = open(path);
     assert_eq!(note.room(), 0);
-    assert_eq!(note.recovered(), (first..first + 64).map(record).collect::<Vec<_>>());
+    assert_eq!(note.recovered(SESSION), (first..first + 64).map(record).collect::<Vec<_>>());
     note
 }
 
@@ -93,10 +114,10 @@ fn another_boot_or_another_set_finds_nothing_and_wipes() {
         drop(note);
         let mut other = MappedNote::open(&path, &stranger, SMALL).unwrap();
         assert_eq!(*other.found(), expected);
-        assert!(other.recovered().is_empty());
+        assert!(other.recovered(SESSION).is_empty());
         assert_eq!(other.room(), 64);
         drop(other);
-        assert!(open(&path).recovered().is_empty(), "it was wiped, not hidden");
+        assert!(open(&path).recovered(SESSION).is_empty(), "it was wiped, not hidden");
         std::fs::remove_file(&path).unwrap();
     }
 }
@@ -126,7 +147,7 @@ fn a_note_of_another_size_keeps_its_records() {
     note.append(record(1));
     drop(note);
     let mut note = MappedNote::open(&path, &here(), NOTE_BYTES).unwrap();
-    assert_eq!(note.recovered(), [record(1)]);
+    assert_eq!(note.recovered(SESSION), [record(1)]);
     assert_eq!(note.room(), 63, "it has the size it was made with");
     drop(note);
     std::fs::remove_file(&path).unwrap();
@@ -152,7 +173,7 @@ fn damage_is_noticed_and_never_a_panic() {
         bytes[offset] ^= 0x41;
         std::fs::write(&path, &bytes).unwrap();
         let mut note = open(&path);
-        let found = note.recovered();
+        let found = note.recovered(SESSION);
         assert!(
             records.windows(found.len().max(1)).any(|part| part == found) || found.is_empty(),
             "{offset}"
@@ -164,7 +185,7 @@ fn damage_is_noticed_and_never_a_panic() {
     assert_eq!(noticed, 8 * 8 + 2 * 8 + 20 * 64);
     for length in [0, 1, 100, 4095, 4096, 4097, 5000, good.len() - 1] {
         std::fs::write(&path, &good[..length]).unwrap();
-        assert!(open(&path).recovered().is_empty(), "cut to {length} bytes");
+        assert!(open(&path).recovered(SESSION).is_empty(), "cut to {length} bytes");
     }
     std::fs::write(&path, vec![0xFF; 20_000]).unwrap();
     assert!(matches!(open(&path).found(), NoteFound::Damaged { usable: 0, .. }));

@@ -57,7 +57,7 @@ fn sigkill_leaves_a_consistent_prefix() {
         let (appended, forgetting) = read_log(&log);
         let mut note = open(&directory.path().join("note"));
         assert!(!matches!(note.found(), NoteFound::Damaged { .. }), "{}", note.found());
-        let recovered = note.recovered();
+        let recovered = note.recovered(0);
         let first = recovered.first().map_or(appended, |record| record.words[0]);
         let expected: Vec<_> = (first..first + recovered.len() as u64).map(record).collect();
         assert_eq!(recovered, expected, "in order, without a hole");

@@ -5,7 +5,7 @@
 //! the set's UUID keeps it from another set, and a lock from a second daemon.
 //!
 //! ```text
-//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten
+//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten | session
 //! page 1..  ring of records, 8 words each: number + 1, sequence, 4 key words, count, check
 //! ```
 //!
@@ -33,7 +33,7 @@ use thiserror::Error;
 /// "bcchNOTE", read as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"bcchNOTE");
 /// Grows when the layout changes; a note of another layout is void.
-const LAYOUT: u64 = 1;
+const LAYOUT: u64 = 2;
 
 /// Words before the first record: one page, so that records never share one with the counters.
 const HEADER_WORDS: usize = 512;
@@ -43,7 +43,10 @@ const FIXED_WORDS: usize = 7;
 /// The counters have cache lines of their own.
 const APPENDED: usize = 16;
 const FORGOTTEN: usize = 24;
-const _: () = assert!(FIXED_WORDS < APPENDED && APPENDED < FORGOTTEN && FORGOTTEN < HEADER_WORDS);
+/// Whose records these are: damaged, it fits no superblock, and the note is void.
+const SESSION: usize = 32;
+const _: () = assert!(FIXED_WORDS < APPENDED && APPENDED < FORGOTTEN);
+const _: () = assert!(FORGOTTEN < SESSION && SESSION < HEADER_WORDS);
 
 const WORD: u64 = 8;
 const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD;
@@ -88,7 +91,10 @@ impl fmt::Display for NoteFound {
         match self {
             Self::Nothing => formatter.write_str("the note is empty"),
             Self::Records(count) => {
-                write!(formatter, "the note holds {count} keys that a former process left")
+                write!(
+                    formatter,
+                    "the note holds {count} keys that a former process left: replayed, unless others ran the set since"
+                )
             }
             Self::OtherBoot => formatter.write_str("the note is from before the last boot and void"),
             Self::OtherSet => formatter.write_str("the note belongs to another cache set and is void"),
@@ -282,6 +288,7 @@ impl MappedNote {
             word.store(value, Ordering::Relaxed);
         }
         words[FIXED_WORDS].store(mix(fixed), Ordering::Relaxed);
+        self.mapping.words()[SESSION].store(0, Ordering::Relaxed);
         self.publish(0, 0);
         self.mapping.words()[0].store(MAGIC, Ordering::Release);
     }
@@ -345,8 +352,18 @@ impl Note for MappedNote {
         }
     }
 
-    fn recovered(&mut self) -> Vec<NoteRecord> {
+    fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
+        if self.mapping.words()[SESSION].load(Ordering::Acquire) != session {
+            return Vec::new();
+        }
         (self.forgotten..self.left_until).filter_map(|number| self.record(number)).collect()
+    }
+
+    /// A kill between the two stores leaves an empty note of the former session.
+    fn begin(&mut self, session: u64) {
+        self.publish(self.appended, self.appended);
+        self.mapping.words()[SESSION].store(session, Ordering::Release);
+        fence(Ordering::SeqCst);
     }
 }
 
