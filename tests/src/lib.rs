@@ -8,6 +8,7 @@
 //! | [`workload`] | seeded verified writes, and the model of what must be there |
 //! | [`guest`] | a job for a kernel, its report, the list of allowed log lines |
 //! | [`uml`] | kernel 6.1 in User-Mode Linux |
+//! | [`vm`] | kernel 6.12 in qemu |
 //! | [`set`] | a cache set in image files |
 //! | [`side`] | who takes a turn with a set: a kernel or our daemon |
 //! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
@@ -25,4 +26,5 @@ pub mod requires;
 pub mod set;
 pub mod side;
 pub mod uml;
+pub mod vm;
 pub mod workload;

@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{GuestError, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
 
 /// How long a guest may take from its job's end to its own.
-const POWER_OFF_LIMIT: Duration = Duration::from_secs(20);
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long the console of a killed guest may stay open.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running guest. Dropping it kills every process of it.
 pub(crate) struct Console {
@@ -34,8 +34,11 @@ impl Console {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let mut line = Vec::new();
-            // A console may carry any byte; a read error is the end of it.
-            while matches!(output.read_until(b'\n', &mut line), Ok(count) if count > 0) {
+            // A console may carry any byte; a read error is the end of it. What has no line end was cut off by the guest's death: half a
+            // line would be taken for another one.
+            while matches!(output.read_until(b'\n', &mut line), Ok(count) if count > 0)
+                && line.ends_with(b"\n")
+            {
                 let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
                 line.clear();
                 if sender.send(text).is_err() {
@@ -130,6 +133,6 @@ fn processes_naming(token: &Path) -> Vec<Pid> {
 fn report(transcript: Vec<String>) -> Report {
     let (log, output): (Vec<_>, Vec<_>) =
         transcript.into_iter().partition(|line| line.starts_with(LOG_PREFIX));
-    let log = log.into_iter().map(|line| line[LOG_PREFIX.len()..].to_owned()).collect();
-    Report { output, kernel_log: KernelLog(log) }
+    let log = log.iter().map(|line| &line[LOG_PREFIX.len()..]);
+    Report { output, kernel_log: KernelLog::from_lines(log) }
 }

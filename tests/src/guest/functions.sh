@@ -44,7 +44,7 @@ stop_everything() {
 	sync
 	for entry in $bcache/*-*-*-*-*; do if [ -e "$entry" ]; then echo 1 > "$entry/stop"; fi; done
 	for entry in /sys/block/bcache*; do if [ -e "$entry" ]; then echo 1 > "$entry/bcache/stop" || true; fi; done
-	wait_for 60 nothing_registered
+	wait_for 200 nothing_registered
 }
 
 # collect_garbage: let the kernel collect garbage now, whole.

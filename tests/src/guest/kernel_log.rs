@@ -3,7 +3,7 @@
 //! A kernel that meets a wrong image often goes on and only says so. Anything it says that is not in the list therefore fails the test. A line
 //! of the list is a pattern for a whole log line, in which `*` stands for any text; lines starting with `#` explain.
 
-/// What a kernel logged, line by line, without time stamps.
+/// What a kernel logged, line by line, without levels and time stamps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelLog(pub Vec<String>);
 
@@ -11,6 +11,17 @@ pub struct KernelLog(pub Vec<String>);
 const ALLOWED: &str = include_str!("../../kernel-log.allow");
 
 impl KernelLog {
+    /// Lines as `/proc/kmsg` has them: `<6>[    1.250000] text`, with or without the time.
+    pub(super) fn from_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
+        let text = |line: &'a str| {
+            let line =
+                line.strip_prefix('<').and_then(|rest| rest.split_once('>')).map_or(line, |(_, rest)| rest);
+            let time = |rest: &'a str| rest.split_once("] ").map(|(_, text)| text);
+            line.strip_prefix('[').and_then(time).unwrap_or(line).to_owned()
+        };
+        Self(lines.map(text).collect())
+    }
+
     /// Lines that no pattern allows.
     #[must_use]
     pub fn unexpected(&self) -> Vec<&str> {
@@ -51,6 +62,12 @@ mod tests {
         assert!(!matches("bcache: * done, * keys", "bcache: replay done, 12 keys lost"));
         assert!(!matches("bcache: done", "x bcache: done"));
         assert!(matches("*", ""));
+    }
+
+    #[test]
+    fn level_and_time_are_left_out() {
+        let log = KernelLog::from_lines(["<6>[    1.250000] a: [b] c", "<5>a", "[x", "plain"].into_iter());
+        assert_eq!(log.0, ["a: [b] c", "a", "[x", "plain"]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct Job<'a> {
 pub struct Report {
     /// What the job printed, line by line.
     pub output: Vec<String>,
-    /// What the kernel logged from the moment its modules were in, without time stamps.
+    /// What the kernel logged from the moment its modules were in.
     pub kernel_log: KernelLog,
 }
 
@@ -156,7 +156,7 @@ relay() {{
 		case $line in
 		*"$start_of_log"*) relayed=yes ;;
 		*"$end_of_log"*) return ;;
-		*) [ ! "$relayed" ] || echo "{LOG_PREFIX}${{line#*] }}" ;;
+		*) [ ! "$relayed" ] || echo "{LOG_PREFIX}$line" ;;
 		esac
 	done < /proc/kmsg
 }}

@@ -101,7 +101,7 @@ impl Machine for Uml {
 }
 
 /// `a` for the first image.
-fn letter(index: usize) -> char {
+pub(crate) fn letter(index: usize) -> char {
     char::from_digit(10 + u32::try_from(index).expect("a handful of images"), 36).expect("at most 26 images")
 }
 

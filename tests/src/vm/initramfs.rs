@@ -1,0 +1,101 @@
+//! The first file system of a qemu guest, packed for one job.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::guest::{GuestError, init_body, job_script};
+use crate::requires;
+use crate::uml::built_program;
+
+/// Modules in the order of insertion. Some are built in or absent in one version or another: those are left out.
+const MODULES: [&str; 9] = [
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci",
+    "drivers/block/virtio_blk",
+    "lib/crc64",
+    "lib/libcrc32c",
+    "drivers/md/bcache/bcache",
+];
+
+/// Packs it inside `directory`, with the modules of the kernel whose tree is `modules`; returns the file.
+pub(super) fn build(directory: &Path, modules: &Path, script: &str) -> Result<PathBuf, GuestError> {
+    let root = directory.join("root");
+    for name in ["bin", "dev", "proc", "sys", "run", "tmp", "modules"] {
+        fs::create_dir_all(root.join(name)).map_err(GuestError::host("make the initramfs"))?;
+    }
+    let busybox = requires::program("busybox").expect("looked for before");
+    add_program(&root, &busybox)?;
+    let applets = output(Command::new(&busybox).arg("--list"))?;
+    for applet in applets.lines().filter(|name| *name != "busybox") {
+        let link = root.join("bin").join(applet);
+        symlink("busybox", &link).map_err(GuestError::host(format!("link {applet}")))?;
+    }
+    add_program(&root, &built_program("verified-io")?)?;
+    let mut insert = String::new();
+    for module in MODULES {
+        let packed = modules.join(module).with_extension("ko.xz");
+        if packed.is_file() {
+            let name = Path::new(module).file_name().expect("a path with a name").to_string_lossy();
+            let plain = run(Command::new("xz").args(["--decompress", "--stdout"]).arg(&packed))?;
+            write(&root.join(format!("modules/{name}.ko")), &plain)?;
+            insert += &format!("insmod /modules/{name}.ko\n");
+        }
+    }
+    let init = format!(
+        "#!/bin/sh\n\
+        export PATH=/bin\n\
+        mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
+        {insert}{}poweroff -f\n",
+        init_body("/job")
+    );
+    write(&root.join("job"), job_script(script, "/bin/verified-io").as_bytes())?;
+    write(&root.join("init"), init.as_bytes())?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))
+        .map_err(GuestError::host("chmod init"))?;
+    let packed = directory.join("initramfs");
+    // Uncompressed: the guest's emulated processor would unpack more slowly than qemu reads.
+    let pack = "cd \"$1\" && find . | cpio --quiet -o -H newc > \"$2\"";
+    run(Command::new("sh").args(["-c", pack, "sh"]).args([&root, &packed]))?;
+    Ok(packed)
+}
+
+/// Copies a program into `/bin` and the libraries that its loader names to where it looks for them.
+fn add_program(root: &Path, program: &Path) -> Result<(), GuestError> {
+    let name = program.file_name().expect("a program has a name");
+    copy(program, &root.join("bin").join(name))?;
+    // A static program makes ldd fail: it needs nothing.
+    let libraries = output(Command::new("ldd").arg(program)).unwrap_or_default();
+    for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
+        let target = root.join(library.trim_start_matches('/'));
+        fs::create_dir_all(target.parent().expect("below the root"))
+            .map_err(GuestError::host("make the initramfs"))?;
+        copy(Path::new(library), &target)?;
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), GuestError> {
+    fs::copy(from, to).map(drop).map_err(GuestError::host(format!("copy {}", from.display())))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), GuestError> {
+    fs::write(path, bytes).map_err(GuestError::host(format!("write {}", path.display())))
+}
+
+fn output(command: &mut Command) -> Result<String, GuestError> {
+    run(command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Runs a command to its end; a failure carries its own words.
+fn run(command: &mut Command) -> Result<Vec<u8>, GuestError> {
+    let output = command.output().map_err(GuestError::host(format!("start {command:?}")))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(GuestError::Setup(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))))
+}

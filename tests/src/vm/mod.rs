@@ -1,0 +1,100 @@
+//! A guest in qemu: Debian's 6.12 kernel, emulated where the host has no KVM, up in some seconds.
+//!
+//! The kernel comes from `tests/fetch-kernel`. Its initramfs is built here for each guest: busybox, the block and bcache modules, the guest
+//! program with its libraries, the job. Images are virtio disks; qemu keeps no cache of its own beyond the host's (`cache=unsafe`), so that a
+//! killed qemu is a crashed guest and nothing else, as in [`crate::uml`].
+
+mod initramfs;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::guest::{Console, GuestError, Job, Machine, Report};
+use crate::requires;
+
+/// Memory of a guest, which also holds its initramfs.
+const MEMORY: &str = "768M";
+/// The console, and silence of every watchdog that judges time: an emulated machine on a busy host may stand still for long, and what hangs is
+/// ended by the job's limit.
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=0 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 \
+    workqueue.cpu_intensive_thresh_us=0 sysctl.kernel.hung_task_timeout_secs=0";
+
+/// qemu as it is installed here, with the downloaded kernel.
+#[derive(Debug)]
+pub struct Vm {
+    kernel: PathBuf,
+    modules: PathBuf,
+    accelerator: &'static [&'static str],
+}
+
+impl Vm {
+    /// Finds it, or makes the test count as skipped.
+    #[must_use]
+    pub fn find() -> Option<Self> {
+        if !requires::programs(&["qemu-system-x86_64", "busybox", "cpio", "xz", "gzip", "ldd", "make-bcache"])
+        {
+            return None;
+        }
+        let found = requires::kernel_6_12().and_then(|directory| {
+            let kernel = first_entry(directory.join("boot"), "vmlinuz")?;
+            let modules = first_entry(directory.join("lib/modules"), "6.12.")?.join("kernel");
+            Some((kernel, modules))
+        });
+        let Some((kernel, modules)) = found else {
+            requires::skip("no 6.12 kernel: run tests/fetch-kernel");
+            return None;
+        };
+        Some(Self { kernel, modules, accelerator: accelerator() })
+    }
+}
+
+impl Machine for Vm {
+    fn name(&self) -> &'static str {
+        "Linux 6.12 (qemu)"
+    }
+
+    fn device(&self, index: usize) -> String {
+        format!("/dev/vd{}", crate::uml::letter(index))
+    }
+
+    fn run(&self, job: &Job<'_>) -> Result<Report, GuestError> {
+        let directory = tempfile::Builder::new()
+            .prefix("bcached-vm-")
+            .tempdir()
+            .map_err(GuestError::host("make a directory"))?;
+        let initramfs = initramfs::build(directory.path(), &self.modules, job.script)?;
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-M", "q35", "-smp", "1", "-m", MEMORY, "-nic", "none", "-no-reboot"]);
+        command.args(["-display", "none", "-monitor", "none", "-serial", "stdio"]).args(self.accelerator);
+        command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(initramfs);
+        command.args(["-append", COMMAND_LINE]);
+        for image in job.images {
+            let image =
+                image.canonicalize().map_err(GuestError::host(format!("find {}", image.display())))?;
+            let image = image.display();
+            command
+                .arg("-drive")
+                .arg(format!("file={image},format=raw,if=virtio,cache=unsafe,file.locking=off"));
+        }
+        Console::start(command, directory.path())?.follow(job)
+    }
+}
+
+/// KVM where the processor has it and we may use it. A `/dev/kvm` alone proves nothing.
+fn accelerator() -> &'static [&'static str] {
+    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let virtual_machines = processor.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+    if virtual_machines && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() {
+        &["-accel", "kvm", "-cpu", "host"]
+    } else {
+        // qemu 7.2 translates cmpxchg16b wrongly: about every other boot dies of a double fault.
+        &["-accel", "tcg", "-cpu", "max,-cx16"]
+    }
+}
+
+/// The first entry of a directory whose name starts so.
+fn first_entry(directory: PathBuf, prefix: &str) -> Option<PathBuf> {
+    let mut entries = fs::read_dir(directory).ok()?.flatten();
+    entries.find(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).map(|entry| entry.path())
+}
