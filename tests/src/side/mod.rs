@@ -6,7 +6,7 @@ mod kernel;
 mod ours;
 
 pub use kernel::Kernel;
-pub use ours::Ours;
+pub use ours::{Daemon, Ours};
 
 use crate::guest::GuestError;
 use crate::set::CacheSet;

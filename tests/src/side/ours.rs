@@ -21,7 +21,7 @@ use crate::uml::built_program;
 use crate::workload::{Fate, Mismatch, Model, RunError, Workload, run};
 
 /// From start to the line `ready`, and from SIGTERM to the end.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(200);
 /// Between the flush that a crash waits for and the kill: some writes more.
 const KILL_DELAY: Duration = Duration::from_millis(10);
 /// Where a backing superblock holds the device's UUID, in bytes from the device's start.
@@ -58,14 +58,8 @@ impl Side for Ours {
         let directory = set.directory().to_owned();
         let daemon = Daemon::start(&self.program, set)?;
         let mut clients = Vec::new();
-        for (backing, model) in set.backings.iter().zip(&set.models) {
-            let uuid = backing_uuid(backing).map_err(LegError::host("read a superblock"))?;
-            let client = Client::connect(&daemon.socket, &uuid);
-            let client = client.map_err(|error| daemon.failed(&format!("export {uuid}: {error}")))?;
-            if client.bytes() != model.sectors() * 512 {
-                return Err(daemon.failed(&format!("the export has {} bytes", client.bytes())));
-            }
-            clients.push((model.volume(), client));
+        for (index, model) in set.models.iter().enumerate() {
+            clients.push((model.volume(), daemon.connect(set, index)?));
         }
         for (model, (volume, client)) in set.models.iter_mut().zip(&mut clients) {
             let content = directory.join("content");
@@ -92,7 +86,8 @@ impl Side for Ours {
 }
 
 /// A running `bcached serve`; killed when dropped.
-struct Daemon {
+#[derive(Debug)]
+pub struct Daemon {
     child: Child,
     socket: PathBuf,
     log: PathBuf,
@@ -100,7 +95,10 @@ struct Daemon {
 
 impl Daemon {
     /// Starts it on the set's images and waits until it is ready.
-    fn start(program: &Path, set: &CacheSet) -> Result<Self, LegError> {
+    ///
+    /// # Errors
+    /// [`LegError::Daemon`] with its own words.
+    pub fn start(program: &Path, set: &CacheSet) -> Result<Self, LegError> {
         let runtime = set.directory().join("run");
         fs::create_dir_all(&runtime).map_err(LegError::host("make the runtime directory"))?;
         let (socket, log) = (runtime.join("nbd.sock"), runtime.join("log"));
@@ -126,6 +124,20 @@ impl Daemon {
             Ok(line) if line == "ready" => Ok(daemon),
             other => Err(daemon.failed(&format!("bcached serve is not ready: {other:?}"))),
         }
+    }
+
+    /// A connection to the export of the set's n-th backing device, whose size is checked.
+    ///
+    /// # Errors
+    /// There is no such export, or it has another size.
+    pub fn connect(&self, set: &CacheSet, index: usize) -> Result<Client, LegError> {
+        let uuid = backing_uuid(&set.backings[index]).map_err(LegError::host("read a superblock"))?;
+        let client = Client::connect(&self.socket, &uuid);
+        let client = client.map_err(|error| self.failed(&format!("export {uuid}: {error}")))?;
+        if client.bytes() == set.models[index].sectors() * 512 {
+            return Ok(client);
+        }
+        Err(self.failed(&format!("export {uuid} has {} bytes", client.bytes())))
     }
 
     /// Runs a workload; with `crash`, kills the daemon shortly after that flush, while the workload goes on.
@@ -158,7 +170,10 @@ impl Daemon {
     }
 
     /// SIGTERM, and an orderly end.
-    fn stop(mut self) -> Result<(), LegError> {
+    ///
+    /// # Errors
+    /// It failed, or did not end in time.
+    pub fn stop(mut self) -> Result<(), LegError> {
         kill_process(self.pid(), Signal::TERM)
             .map_err(|error| LegError::host("stop bcached")(error.into()))?;
         let deadline = Instant::now() + LIMIT;
