@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::workload::{SECTOR_BYTES, Target};
 
 /// No answer takes this long unless the server hangs.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(200);
 /// The longest read or write in one request.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 

@@ -14,7 +14,7 @@ use crate::set::{CacheSet, Geometry, Maker};
 use crate::workload::{Fate, Model};
 
 /// A guest that takes longer than this for one image is stuck; most need two seconds.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A set that a kernel brought into a state.
 #[derive(Debug)]

@@ -121,13 +121,13 @@ impl Scenario {
         if self == Self::FlashOnly {
             let bytes = geometry.volume_sectors * 512;
             script += &format!(
-                "echo {bytes} > $(set_directory)/flash_vol_create\nwait_for 20 test -b /dev/bcache0\n"
+                "echo {bytes} > $(set_directory)/flash_vol_create\nwait_for 200 test -b /dev/bcache0\n"
             );
         }
         for n in 0..backings {
             let mode = geometry.mode.name();
             script += &format!(
-                "wait_for 20 test -b /dev/bcache{n}\nno_bypass {n}\n\
+                "wait_for 200 test -b /dev/bcache{n}\nno_bypass {n}\n\
                 echo {mode} > /sys/block/bcache{n}/bcache/cache_mode\nkeep_dirty {n}\n"
             );
         }

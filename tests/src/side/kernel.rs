@@ -12,7 +12,7 @@ use crate::set::CacheSet;
 use crate::workload::{Fate, Workload};
 
 /// A leg that takes longer is stuck.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// The kernel of a machine.
 pub struct Kernel<'a>(pub &'a dyn Machine);
@@ -61,7 +61,7 @@ impl Kernel<'_> {
             let (sectors, output) = (model.sectors(), self.0.device(own + n));
             let _ = write!(
                 script,
-                "wait_for 20 test -b /dev/bcache{n}\n\
+                "wait_for 200 test -b /dev/bcache{n}\n\
                 test $(cat /sys/block/bcache{n}/size) = {sectors}\n\
                 dd if=/dev/bcache{n} of={output} bs=1M conv=fsync 2>/dev/null\n"
             );
