@@ -10,7 +10,7 @@ use crate::error::{Doing, Error};
 use crate::gc;
 use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
-use crate::set::{CacheSet, Inner, Signals};
+use crate::set::{CacheSet, Duty, Inner, Signals};
 use crate::space::{Buckets, OpenBuckets, Usage, allocator, prios};
 use crate::state::{BTREE_RESERVE, PrioChains, State};
 use crate::stats::Stats;
@@ -27,7 +27,7 @@ use bcached_format::{
     CacheSuperblock, DeviceIndex, Gen, Geometry, Key, Pointers, Position, SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_node::Node;
-use core::cell::{Cell, RefCell};
+use core::cell::RefCell;
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
 /// of a replay, which must not need the journal to find space.
@@ -95,8 +95,9 @@ fn assemble(
         failed: None,
         note_held: true,
         background: 0,
-        stopped: false,
         stopping: false,
+        settled: false,
+        stopped: false,
         stats: Stats::default(),
     };
     let inner = Inner {
@@ -107,8 +108,7 @@ fn assemble(
         tickets: Semaphore::new(tickets),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
-        workers: Cell::new(0),
-        services: Cell::new(0),
+        running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }
 }
@@ -117,9 +117,9 @@ fn assemble(
 const SPLIT_SHARE: usize = 14;
 
 fn start_tasks(set: &CacheSet) {
-    set.spawn_service(writer::run);
-    set.spawn_service(write::run);
-    set.spawn_service(allocator::run);
+    set.spawn(Duty::Writing, writer::run);
+    set.spawn(Duty::Writing, write::run);
+    set.spawn(Duty::Allocating, allocator::run);
 }
 
 async fn write_superblock(set: &CacheSet) -> Result<(), Error> {
@@ -286,13 +286,13 @@ async fn initialise(
     };
     let set = assemble(env, disk, superblock, note, options, parts);
     write_first(&set, root).await?;
-    set.spawn_service(writer::run);
+    set.spawn(Duty::Writing, writer::run);
     // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
     prios::store(&set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
     write_superblock(&set).await?;
-    set.spawn_service(write::run);
-    set.spawn_service(allocator::run);
+    set.spawn(Duty::Writing, write::run);
+    set.spawn(Duty::Allocating, allocator::run);
     finish(&set).await;
     Ok(set)
 }
@@ -321,8 +321,8 @@ async fn finish(set: &CacheSet) {
         s.note_held = false;
     });
     crate::volume::attach::add_flash_only(set);
-    set.spawn_worker(writeback::pass::run);
-    set.spawn_worker(gc::pass::run);
-    set.spawn_worker(gc::moving::run);
-    set.spawn_worker(crate::request::parked::run);
+    set.spawn(Duty::Changing, writeback::pass::run);
+    set.spawn(Duty::Changing, gc::pass::run);
+    set.spawn(Duty::Changing, gc::moving::run);
+    set.spawn(Duty::Changing, crate::request::parked::run);
 }

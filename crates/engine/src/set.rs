@@ -51,9 +51,19 @@ pub(crate) struct Inner {
     pub(crate) structure: Semaphore,
     /// One write of the priorities or the uuid table at a time.
     pub(crate) metadata: Semaphore,
-    /// Background tasks running: those that end when the set is being stopped, and those they need, which end last.
-    pub(crate) workers: Cell<usize>,
-    pub(crate) services: Cell<usize>,
+    /// Background tasks running, by what they do.
+    pub(crate) running: [Cell<usize>; 3],
+}
+
+/// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in this order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Duty {
+    /// Makes changes of its own: write-back, GC, parked data. Ends at [`State::stopping`].
+    Changing,
+    /// Keeps buckets free, for requests and for workers. Ends at [`State::settled`].
+    Allocating,
+    /// Writes the journal and the leaves, for everybody. Ends at [`State::stopped`].
+    Writing,
 }
 
 /// A running cache set. Clones are handles on the same one.
@@ -159,25 +169,26 @@ impl CacheSet {
         }
     }
 
-    /// Starts a task that ends when the set is being stopped: it makes changes of its own.
-    pub(crate) fn spawn_worker<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
-        self.spawn_counted(task(self.clone()), |inner| &inner.workers);
-    }
-
-    /// Starts a task that ends when everything has been written: others wait for it.
-    pub(crate) fn spawn_service<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
-        self.spawn_counted(task(self.clone()), |inner| &inner.services);
-    }
-
-    fn spawn_counted(&self, task: impl Future<Output = ()> + 'static, count: fn(&Inner) -> &Cell<usize>) {
+    /// Starts a background task that does `duty`.
+    pub(crate) fn spawn<F: Future<Output = ()> + 'static>(&self, duty: Duty, task: impl FnOnce(Self) -> F) {
         let set = self.clone();
-        let before = count(&set.inner).get();
-        count(&set.inner).set(before + 1);
+        let task = task(self.clone());
+        let running = move |inner: &Inner, change: fn(usize) -> usize| {
+            let count = &inner.running[duty as usize];
+            count.set(change(count.get()));
+        };
+        running(&set.inner, |count| count + 1);
         self.env().spawn(async move {
             task.await;
-            let running = count(&set.inner).get();
-            count(&set.inner).set(running - 1);
+            running(&set.inner, |count| count - 1);
             set.signals().task_ended.notify_all();
         });
+    }
+
+    /// Waits until every task that does `duty` has ended.
+    pub(crate) async fn ended(&self, duty: Duty) {
+        while self.inner.running[duty as usize].get() > 0 {
+            self.signals().task_ended.wait().await;
+        }
     }
 }

@@ -108,10 +108,12 @@ pub struct State {
     pub note_held: bool,
     /// Fills and the like in flight behind requests that have been answered.
     pub background: u64,
-    /// Everything has been written: the tasks end.
-    pub stopped: bool,
     /// The set is being stopped: nothing new is taken, but the journal, the leaf writer and the allocator go on.
     pub stopping: bool,
+    /// Everything that was taken has ended: no more buckets are needed, and the allocator ends.
+    pub settled: bool,
+    /// Everything has been written: the journal and the leaf writer end.
+    pub stopped: bool,
     /// Counters.
     pub stats: Stats,
 }

@@ -5,7 +5,7 @@ use crate::btree::write;
 use crate::error::Error;
 use crate::journal::writer;
 use crate::request::flush;
-use crate::set::CacheSet;
+use crate::set::{CacheSet, Duty};
 
 impl CacheSet {
     /// Stops the set. Afterwards nothing is written any more; the devices may be given to somebody else.
@@ -15,20 +15,18 @@ impl CacheSet {
         while self.with(|s| s.background > 0 || s.volumes.iter().any(|(_, volume)| volume.requests > 0)) {
             self.signals().ranges.wait().await;
         }
-        // What makes changes of its own ends before the last ones are written.
-        while self.inner.workers.get() > 0 {
-            self.signals().task_ended.wait().await;
-        }
+        self.ended(Duty::Changing).await;
+        self.settle().await;
         let finished = self.finish_writing().await;
         self.with(|s| s.stopped = true);
         self.wake_all();
-        while self.inner.services.get() > 0 {
-            self.signals().task_ended.wait().await;
-        }
+        self.ended(Duty::Writing).await;
         finished
     }
 
-    async fn finish_writing(&self) -> Result<(), Error> {
+    /// Waits for what goes on behind answered requests, which may need buckets; then for the allocator, which may be
+    /// storing generations and need the journal for it.
+    async fn settle(&self) {
         let volumes: alloc::vec::Vec<_> = self.with(|s| s.volumes.iter().map(|(id, _)| id).collect());
         for id in volumes {
             if let Some(target) = self.target(id) {
@@ -39,6 +37,12 @@ impl CacheSet {
         while self.with(|s| s.background > 0) {
             self.signals().ranges.wait().await;
         }
+        self.with(|s| s.settled = true);
+        self.signals().allocator_work.notify_all();
+        self.ended(Duty::Allocating).await;
+    }
+
+    async fn finish_writing(&self) -> Result<(), Error> {
         self.with(|s| {
             let crate::state::State { open, buckets, .. } = s;
             open.close_all(buckets);

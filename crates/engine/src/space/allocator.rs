@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The task.
 pub async fn run(set: CacheSet) {
     loop {
-        if set.with(|s| s.stopped || s.failed.is_some()) {
+        if set.with(|s| s.settled || s.failed.is_some()) {
             return;
         }
         if !set.with(|s| s.buckets.free_count() < s.free_low()) {
