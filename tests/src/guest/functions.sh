@@ -33,6 +33,18 @@ keep_dirty() {
 	for n in "$@"; do echo 0 > /sys/block/bcache$n/bcache/writeback_running; done
 }
 
+# written_mib: what the kernel has written into the cache's buckets, in whole MiB. It says "29.7M", and from a gigabyte on "1.2G".
+written_mib() {
+	written=$(cat "$(set_directory)/cache0/written")
+	case $written in
+	*.*M) echo "${written%.*}" ;;
+	*M) echo "${written%M}" ;;
+	*.*G) echo $((${written%.*} * 1024)) ;;
+	*G) echo $((${written%G} * 1024)) ;;
+	*) echo 0 ;;
+	esac
+}
+
 nothing_registered() {
 	for entry in $bcache/*-*-*-*-* /sys/block/bcache*; do
 		if [ -e "$entry" ]; then return 1; fi

@@ -45,10 +45,13 @@ pub fn kernel_image(
     if scenario == Scenario::FlashOnly {
         set.models.push(Model::blank(0, geometry.volume_sectors));
     }
-    for (index, workload) in plan.workloads.iter().enumerate() {
+    let ran = report.output.iter().filter(|line| *line == scenario::RAN).count();
+    // A killed guest may have come to the end of its last workload.
+    let started = if crash_at.is_some() { plan.workloads.len() } else { ran };
+    for (index, workload) in plan.workloads[..started].iter().enumerate() {
         let model = set.models.iter_mut().find(|model| model.volume() == workload.volume);
         // Only the plan's last workload is running when a guest is killed.
-        let crashed = crash_at.is_some() && index + 1 == plan.workloads.len();
+        let crashed = crash_at.is_some() && index + 1 == started;
         let fate = if crashed { Fate::CrashedAfterFlush(report.last_flush()) } else { Fate::Finished };
         model.expect("a plan writes to its own volumes").apply(workload, fate);
     }

@@ -21,19 +21,19 @@ pub enum Scenario {
     ManySets,
     /// Flushes until the journal has gone round more than once, then killed.
     WrappedJournal,
-    /// A cache far smaller than what is written through it, so that its buckets are used again and again. A kernel hands out some hundred
-    /// buckets a second and meanwhile writes past the cache, so ask it what it wrote.
-    Turnovers {
-        /// How many writes of eight buckets at most.
-        writes: u64,
-    },
+    /// Written until the cache has taken in its own size so many times, so that its buckets are used again and again. A kernel hands out some
+    /// hundred buckets a second and meanwhile writes past the cache, so it goes on until the kernel says that it is enough.
+    Turnovers(u64),
 }
+
+/// What a job prints after each workload that has run to its end.
+pub(super) const RAN: &str = "workload ran";
 
 /// What to do, and what it writes.
 pub(super) struct Plan {
     /// The job.
     pub(super) script: String,
-    /// The writes, in order. When there is a crash, it hits the last.
+    /// The writes, in order. When there is a crash, it hits the last; otherwise as many have run as the job has printed [`RAN`].
     pub(super) workloads: Vec<Workload>,
     /// The line at which the guest is killed.
     pub(super) crash_at: Option<String>,
@@ -41,8 +41,11 @@ pub(super) struct Plan {
 
 /// The flush after which a crashing guest is killed.
 const CRASH_FLUSH: u64 = 20;
-/// Writes after that flush, some of which may arrive before the guest is dead; then it only waits for its end.
+/// Writes after that flush, some of which may arrive before the guest is dead; then it only waits for its end. None of them is flushed, so the
+/// crash leaves them open however late it comes.
 const LATE_WRITES: u64 = 500;
+/// Workloads that turn a cache over, of which only those run that are needed: a few.
+const TURNOVER_WORKLOADS_MAX: usize = 60;
 
 impl Scenario {
     /// True if the kernel is killed at the end.
@@ -92,13 +95,17 @@ impl Scenario {
             Self::WrappedJournal => {
                 vec![crashing(Workload { flush_every: 1, ..base }, wrapping_flushes(geometry))]
             }
-            Self::Turnovers { writes } => vec![Workload {
-                write_sectors_max: geometry.bucket_bytes / 512 * 8,
-                writes,
-                flush_every: 500,
-                read_every: 50,
-                ..base
-            }],
+            Self::Turnovers(_) => {
+                let first = Workload {
+                    write_sectors_max: geometry.bucket_bytes / 512 * 8,
+                    writes: 1_000,
+                    flush_every: 500,
+                    read_every: 50,
+                    ..base
+                };
+                let all = std::iter::successors(Some(first), |previous| Some(after(*previous, first)));
+                all.take(TURNOVER_WORKLOADS_MAX).collect()
+            }
         };
         let crash_at = match self {
             Self::Crash | Self::TwoBackingsCrash => Some(format!("flushed {CRASH_FLUSH}")),
@@ -135,10 +142,27 @@ impl Scenario {
             let last = index + 1 == workloads.len();
             // Only the flushes of the last workload may look like the crash marker.
             let filter = if crash && !last { " > /dev/null" } else { "" };
-            script += &format!("$verified_io /dev/bcache{} {workload}{filter}\n", workload.volume);
+            let run = format!("$verified_io /dev/bcache{} {workload}{filter}; echo {RAN}", workload.volume);
+            script += &match self.written_mib(geometry) {
+                Some(mib) => {
+                    format!("[ \"$enough\" ] || {{ {run}; [ $(written_mib) -lt {mib} ] || enough=yes; }}\n")
+                }
+                None => format!("{run}\n"),
+            };
+        }
+        if self.written_mib(geometry).is_some() {
+            script += "[ \"$enough\" ] || { echo the kernel wrote $(written_mib) MiB only; false; }\n";
         }
         script += self.facts();
         script + if crash { "sleep 600\n" } else { "stop_everything\n" }
+    }
+
+    /// How many MiB the kernel is to write into the cache's buckets, where that decides how long it goes on.
+    const fn written_mib(self, geometry: &Geometry) -> Option<u64> {
+        match self {
+            Self::Turnovers(times) => Some((times * geometry.cache_bytes).div_ceil(1 << 20)),
+            _ => None,
+        }
     }
 
     /// What the kernel says of the state, told so that a test can insist on it.
@@ -149,7 +173,6 @@ impl Scenario {
                 "echo state $(cat /sys/block/bcache0/bcache/state)\n\
                  echo dirty $(cat /sys/block/bcache0/bcache/dirty_data)\n\
                  echo depth $(cat $(set_directory)/tree_depth)\n\
-                 echo written $(cat $(set_directory)/cache0/written)\n\
                  cat $(set_directory)/internal/bset_tree_stats | tr -s '\\t' ' '\n"
             }
         }
@@ -168,6 +191,7 @@ const fn base_workload(geometry: &Geometry) -> Workload {
         write_sectors_max: 64,
         writes: 300,
         flush_every: 16,
+        flushes_max: 0,
         read_every: 5,
     }
 }
@@ -179,7 +203,7 @@ const fn after(previous: Workload, next: Workload) -> Workload {
 
 /// `workload`, long enough to be killed after the flush with this number.
 const fn crashing(workload: Workload, flush: u64) -> Workload {
-    Workload { writes: workload.flush_every * flush + LATE_WRITES, ..workload }
+    Workload { writes: workload.flush_every * flush + LATE_WRITES, flushes_max: flush, ..workload }
 }
 
 /// Flushes that take the journal round: each makes an entry of at least one block, and a kernel chooses so many buckets at the first start.

@@ -37,6 +37,8 @@ pub struct Workload {
     pub writes: u64,
     /// A flush follows each so many writes, and the last. Zero: no flush but the last.
     pub flush_every: u64,
+    /// No flush comes after so many: whatever is written later stays open, however late a crash comes. Zero: no such end.
+    pub flushes_max: u64,
     /// One read in so many writes; zero: none.
     pub read_every: u64,
 }
@@ -81,7 +83,8 @@ impl Workload {
                 Step::Read { sector, sectors }
             });
             let due = workload.flush_every != 0 && count % workload.flush_every == 0;
-            let flush = (due || count == workload.writes).then(|| {
+            let allowed = workload.flushes_max == 0 || flushes < workload.flushes_max;
+            let flush = (allowed && (due || count == workload.writes)).then(|| {
                 flushes += 1;
                 Step::Flush { number: flushes }
             });
@@ -107,13 +110,16 @@ impl Workload {
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, volume, first_sequence, first_sector, sectors, block_sectors, .. } = self;
-        let Self { write_sectors_max, writes, flush_every, read_every, .. } = self;
+        let Self { write_sectors_max, writes, flush_every, flushes_max, read_every, .. } = self;
         write!(
             f,
             "seed={seed} volume={volume} first_sequence={first_sequence} first_sector={first_sector} "
         )?;
         write!(f, "sectors={sectors} block_sectors={block_sectors} write_sectors_max={write_sectors_max} ")?;
-        write!(f, "writes={writes} flush_every={flush_every} read_every={read_every}")
+        write!(
+            f,
+            "writes={writes} flush_every={flush_every} flushes_max={flushes_max} read_every={read_every}"
+        )
     }
 }
 
@@ -144,6 +150,7 @@ impl FromStr for Workload {
             write_sectors_max: 0,
             writes: 0,
             flush_every: 0,
+            flushes_max: 0,
             read_every: 0,
         };
         for pair in text.split_whitespace() {
@@ -159,6 +166,7 @@ impl FromStr for Workload {
                 "write_sectors_max" => &mut workload.write_sectors_max,
                 "writes" => &mut workload.writes,
                 "flush_every" => &mut workload.flush_every,
+                "flushes_max" => &mut workload.flushes_max,
                 "read_every" => &mut workload.read_every,
                 _ => return Err(bad()),
             };
@@ -214,6 +222,7 @@ mod tests {
             write_sectors_max: 32,
             writes: 100,
             flush_every: 30,
+            flushes_max: 0,
             read_every: 4,
         }
     }
@@ -251,5 +260,13 @@ mod tests {
         // After 30, 60, 90 and the last write.
         assert_eq!(flush, 4);
         assert_eq!(small().steps().filter(|step| matches!(step, Step::Read { .. })).count(), 25);
+    }
+
+    #[test]
+    fn after_the_last_flush_only_writes_and_reads_follow() {
+        let steps: Vec<Step> = Workload { flushes_max: 2, ..small() }.steps().collect();
+        let flushes = steps.iter().filter(|step| matches!(step, Step::Flush { .. }));
+        assert_eq!(flushes.count(), 2);
+        assert_ne!(steps.last(), Some(&Step::Flush { number: 2 }));
     }
 }

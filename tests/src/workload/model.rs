@@ -206,6 +206,7 @@ mod tests {
         write_sectors_max: 8,
         writes: 3,
         flush_every: 1,
+        flushes_max: 0,
         read_every: 0,
     };
 

@@ -172,6 +172,7 @@ mod tests {
         write_sectors_max: 16,
         writes: 200,
         flush_every: 50,
+        flushes_max: 0,
         read_every: 2,
     };
 
