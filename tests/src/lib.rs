@@ -14,10 +14,12 @@
 //! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
 //! | [`nbd`] | a small NBD client |
 //! | [`offline`] | a set judged by the offline checker |
+//! | [`failure`] | what a failing test prints |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
 //! Nothing here knows the engine: images and processes only.
 
+pub mod failure;
 pub mod guest;
 pub mod kernel_image;
 pub mod nbd;

@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::workload::{SECTOR_BYTES, Target};
 
 /// No answer takes this long unless the server hangs.
@@ -38,6 +40,8 @@ pub struct Client {
     stream: UnixStream,
     cookie: u64,
     bytes: u64,
+    /// Killed as soon as the next request is out.
+    victim: Option<Pid>,
 }
 
 impl Client {
@@ -63,13 +67,19 @@ impl Client {
         greeting.extend(0u16.to_be_bytes());
         stream.write_all(&greeting)?;
         let bytes = negotiate(&mut stream)?;
-        Ok(Self { stream, cookie: 0, bytes })
+        Ok(Self { stream, cookie: 0, bytes, victim: None })
     }
 
     /// Size of the export.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The server, process `victim`, is killed when the next request has been sent and before its answer is read: whether there is an answer is
+    /// open.
+    pub const fn kill_at_next_request(&mut self, victim: Pid) {
+        self.victim = Some(victim);
     }
 
     /// Reads the whole export from its start.
@@ -97,7 +107,11 @@ impl Client {
         header.extend(offset.to_be_bytes());
         header.extend(u32::try_from(length).map_err(io::Error::other)?.to_be_bytes());
         self.stream.write_all(&header)?;
-        self.stream.write_all(payload)
+        self.stream.write_all(payload)?;
+        if let Some(victim) = self.victim.take() {
+            kill_process(victim, Signal::KILL)?;
+        }
+        Ok(())
     }
 
     fn answer(&mut self) -> io::Result<()> {

@@ -3,20 +3,18 @@
 //! The kernel mounts it in a guest. Our side needs no mount and no privilege: the volume is read over NBD, `e2fsck` and `debugfs` work on that
 //! copy, and the blocks that `debugfs` changed are written back.
 
-use std::error::Error;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::guest::{Job, Machine};
 use bcached_tests::requires;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Random, Target as _};
-
-type Outcome = Result<(), Box<dyn Error>>;
 
 const LIMIT: Duration = Duration::from_secs(600);
 /// What our side writes back at a time.
@@ -48,18 +46,18 @@ fn kernel_turn(uml: &Uml, set: &CacheSet, turn: u32, from_us: &str, crash: bool)
 }
 
 /// Runs one of e2fsprogs on a file; its words are the error.
-fn e2fs(program: &str, arguments: &[&str], image: &Path) -> Result<String, Box<dyn Error>> {
-    let path = requires::program(program).ok_or("e2fsprogs is not installed")?;
+fn e2fs(program: &str, arguments: &[&str], image: &Path) -> Outcome<String> {
+    let path = requires::program(program).context("e2fsprogs is not installed")?;
     let output = Command::new(path).args(arguments).arg(image).output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
         return Ok(said);
     }
-    Err(format!("{program}: {said}{}", String::from_utf8_lossy(&output.stderr)).into())
+    Err(Failure::new(format!("{program}: {said}{}", String::from_utf8_lossy(&output.stderr))))
 }
 
 /// Our turn: the file system has no fault; one more file is written into it. Returns the file's line of `sha256sum`.
-fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Result<String, Box<dyn Error>> {
+fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Outcome<String> {
     let daemon = Daemon::start(ours.program(), set)?;
     let mut client = daemon.connect(set, 0)?;
     let mut before = Vec::new();
@@ -71,7 +69,7 @@ fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Result<Str
     fs::write(&image, &before)?;
     if recover {
         // After a crash of the machine ext4 replays its journal; nothing else may be wrong.
-        let replayed = Command::new(requires::program("e2fsck").ok_or("no e2fsck")?);
+        let replayed = Command::new(requires::program("e2fsck").context("no e2fsck")?);
         recover_journal(replayed, &image)?;
     }
     e2fs("e2fsck", &["-f", "-n"], &image)?;
@@ -100,7 +98,7 @@ fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Result<Str
 fn recover_journal(mut e2fsck: Command, image: &Path) -> Outcome {
     let output = e2fsck.args(["-f", "-p"]).arg(image).output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if matches!(output.status.code(), Some(0 | 1)) { Ok(()) } else { Err(said.into()) }
+    if matches!(output.status.code(), Some(0 | 1)) { Ok(()) } else { Err(Failure::new(said)) }
 }
 
 #[test]

@@ -1,28 +1,32 @@
 //! Sets that a real kernel made, read without it: the offline checker finds nothing wrong, and every sector holds what was written. Then the
 //! kernel itself reads the same images and must agree, also on what its crash had left open.
 
-use std::error::Error;
-
 use bcached_check::{Options, Use};
+use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::kernel_image::{KernelImage, Scenario, kernel_image};
 use bcached_tests::offline::{Examined, examine};
 use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::side::{Ending, Kernel, Side as _};
 use bcached_tests::uml::Uml;
 
-type Outcome = Result<(), Box<dyn Error>>;
+/// How often a crash may leave nothing to replay.
+const ATTEMPTS: usize = 3;
 
 /// Makes the image, judges it offline, lets the kernel judge the result. `None`: the test is skipped.
-fn judged(geometry: Geometry, scenario: Scenario) -> Result<Option<(KernelImage, Examined)>, Box<dyn Error>> {
+fn judged(geometry: Geometry, scenario: Scenario) -> Outcome<Option<(KernelImage, Examined)>> {
     let Some(uml) = Uml::find() else { return Ok(None) };
-    let image = kernel_image(&uml, geometry, scenario)?;
+    let image =
+        kernel_image(&uml, geometry, scenario).context(format_args!("{scenario:?} of {geometry:?}"))?;
     let mut set = image.set.duplicate()?;
     let options = Options { compare_clean: !scenario.crashes(), ..Options::default() };
-    let examined = examine(&set.cache, &set.backings, &mut set.models, options)?;
+    let examined = examine(&set.cache, &set.backings, &mut set.models, options)
+        .context(format_args!("{scenario:?} of {geometry:?}, of which was said: {}\nnow", image.report))?;
     for model in &set.models {
         assert!(model.next_sequence() > 1 && model.undecided() == 0);
     }
-    Kernel(&uml).leg(&mut set, &[], Ending::CleanStop)?;
+    Kernel(&uml)
+        .leg(&mut set, &[], Ending::CleanStop)
+        .context(format_args!("after {scenario:?} of {geometry:?}"))?;
     Ok(Some((image, examined)))
 }
 
@@ -33,12 +37,20 @@ fn cell(bucket_kib: u64, block_bytes: u64) -> Outcome {
     assert_eq!(image.report.line_after("state "), Some("dirty"));
     assert!(examined.report.volumes[0].dirty_sectors > 0);
 
-    let Some((image, examined)) = judged(geometry, Scenario::Crash)? else { return Ok(()) };
-    assert!(image.set.models[0].undecided() > 0, "the crash came too late");
-    assert!(examined.report.volumes[0].dirty_sectors > 0);
-    let journal = examined.report.journal.ok_or("no journal")?;
-    assert!(journal.keys_to_replay > 0);
-    Ok(())
+    // A kernel writes a leaf half a minute after its first key. On a slow machine that may come just before the crash, and nothing is left to
+    // replay: then the run says little, and there is another.
+    for _ in 0..ATTEMPTS {
+        let Some((image, examined)) = judged(geometry, Scenario::Crash)? else { return Ok(()) };
+        assert!(
+            image.set.models[0].undecided() > 0,
+            "nothing is left open though the last writes were not flushed"
+        );
+        assert!(examined.report.volumes[0].dirty_sectors > 0, "{:?}", examined.report);
+        if examined.report.journal.context("no journal")?.keys_to_replay > 0 {
+            return Ok(());
+        }
+    }
+    Err(Failure::new(format!("{ATTEMPTS} crashes of the kernel, and never a key to replay")))
 }
 
 #[test]
@@ -101,7 +113,7 @@ fn a_flash_only_volume() -> Outcome {
 fn a_tree_of_three_levels() -> Outcome {
     let geometry = Geometry { cache_bytes: 128 << 20, ..Geometry::small(8 << 10, 512) };
     let Some((_, examined)) = judged(geometry, Scenario::DeepTree)? else { return Ok(()) };
-    let tree = examined.report.tree.ok_or("no tree")?;
+    let tree = examined.report.tree.context("no tree")?;
     assert!(tree.root_level >= 2, "{tree:?}");
     Ok(())
 }
@@ -110,7 +122,7 @@ fn a_tree_of_three_levels() -> Outcome {
 fn ten_sets_in_a_node() -> Outcome {
     let geometry = Geometry::small(512 << 10, 4096);
     let Some((_, examined)) = judged(geometry, Scenario::ManySets)? else { return Ok(()) };
-    let tree = examined.report.tree.ok_or("no tree")?;
+    let tree = examined.report.tree.context("no tree")?;
     assert!(tree.sets_max >= 10, "{tree:?}");
     Ok(())
 }
@@ -119,7 +131,7 @@ fn ten_sets_in_a_node() -> Outcome {
 fn a_journal_that_went_round() -> Outcome {
     let geometry = Geometry::small(64 << 10, 512);
     let Some((_, examined)) = judged(geometry, Scenario::WrappedJournal)? else { return Ok(()) };
-    let journal = examined.report.journal.ok_or("no journal")?;
+    let journal = examined.report.journal.context("no journal")?;
     // Entries of the first lap are overwritten: there are fewer than were ever written.
     assert!(journal.newest > journal.entries, "{journal:?}");
     Ok(())
@@ -128,13 +140,7 @@ fn a_journal_that_went_round() -> Outcome {
 #[test]
 fn a_cache_written_over_five_times() -> Outcome {
     let geometry = Geometry { mode: CacheMode::Writethrough, ..Geometry::small(8 << 10, 512) };
-    let Some((image, examined)) = judged(geometry, Scenario::Turnovers { writes: 8_000 })? else {
-        return Ok(());
-    };
-    // The kernel counts what it wrote into buckets: "29.7M".
-    let written = image.report.line_after("written ").and_then(|size| size.strip_suffix('M'));
-    let written: f64 = written.ok_or("less than a megabyte")?.parse()?;
-    assert!(written * 1_048_576.0 > 5.0 * 600.0 * 8192.0, "{written} MiB");
+    let Some((_, examined)) = judged(geometry, Scenario::Turnovers(5))? else { return Ok(()) };
     let data = examined.buckets.iter().filter(|bucket| bucket.usage == Use::Data);
     assert!(data.map(|bucket| bucket.generation).max() >= Some(5));
     Ok(())

@@ -3,16 +3,13 @@
 //!
 //! The seed is printed; `BCACHED_PING_PONG_SEED` repeats a run and `BCACHED_PING_PONG_LEGS` makes it longer.
 
-use std::error::Error;
-
 use bcached_check::Options;
+use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::examine;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Random, Workload};
-
-type Outcome = Result<(), Box<dyn Error>>;
 
 /// Writes of one turn on one volume; short enough for a turn of two seconds.
 const WRITES: u64 = 400;
@@ -30,14 +27,15 @@ fn workload(set: &CacheSet, volume: usize, random: &mut Random) -> Workload {
         write_sectors_max: 128,
         writes: WRITES,
         flush_every: 1 + random.below(40),
+        flushes_max: 0,
         read_every: 4,
     }
 }
 
 /// One turn: writes to every volume, an end by dice.
-fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Result<Ending, Box<dyn Error>> {
+fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Outcome<Ending> {
     let mut workloads: Vec<Workload> = (0..set.models.len()).map(|n| workload(set, n, random)).collect();
-    let last = workloads.last_mut().ok_or("no volumes")?;
+    let last = workloads.last_mut().context("no volumes")?;
     let ending = if random.below(2) == 0 {
         Ending::CleanStop
     } else {
@@ -66,17 +64,16 @@ fn ping_pong(geometry: Geometry, backings: u64, maker_is_ours: bool, seed: u64) 
     let sides: [&dyn Side; 2] = if maker_is_ours { [&kernel, &ours] } else { [&ours, &kernel] };
     for leg in 0..legs {
         let side = sides[usize::try_from(leg % 2)?];
-        let ending = turn(side, &mut set, &mut random).map_err(|error| format!("leg {leg}: {error}"))?;
+        let ending = turn(side, &mut set, &mut random).context(format_args!("seed {seed}, leg {leg}"))?;
         println!("leg {leg}: {}, {ending:?}", side.name());
         if ending == Ending::CleanStop {
             // A daemon's crash leaves its note to be replayed, a kernel's may leave clean extents behind the backing device.
             let set = set.duplicate()?;
             examine(&set.cache, &set.backings, &mut set.models.clone(), Options::default())
-                .map_err(|error| format!("after leg {leg}: {error}"))?;
+                .context(format_args!("seed {seed}, after leg {leg}"))?;
         }
     }
-    kernel.leg(&mut set, &[], Ending::CleanStop)?;
-    Ok(())
+    kernel.leg(&mut set, &[], Ending::CleanStop).context(format_args!("seed {seed}, at last"))
 }
 
 #[test]

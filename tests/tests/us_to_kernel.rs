@@ -1,14 +1,11 @@
 //! Sets that our daemon wrote, opened by a real kernel, and the other way round over NBD: every geometry, clean stop and crash.
 
-use std::error::Error;
-
+use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::kernel_image::{Scenario, kernel_image};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::Workload;
-
-type Outcome = Result<(), Box<dyn Error>>;
 
 /// Four cells: ours to the kernel and the kernel's to us, each after a clean stop and after a crash.
 fn cells(bucket_kib: u64, block_bytes: u64) -> Outcome {
@@ -27,17 +24,16 @@ fn cells(bucket_kib: u64, block_bytes: u64) -> Outcome {
             write_sectors_max: 64,
             writes: 400,
             flush_every: 16,
+            flushes_max: 0,
             read_every: 5,
         };
-        ours.leg(&mut set, &[workload], ending).map_err(|error| format!("ours, {ending:?}: {error}"))?;
-        kernel
-            .leg(&mut set, &[], Ending::CleanStop)
-            .map_err(|error| format!("after our {ending:?}: {error}"))?;
+        ours.leg(&mut set, &[workload], ending).context(format_args!("ours, {ending:?}"))?;
+        kernel.leg(&mut set, &[], Ending::CleanStop).context(format_args!("after our {ending:?}"))?;
     }
     for scenario in [Scenario::CleanStop, Scenario::Crash] {
         let mut image = kernel_image(&uml, geometry, scenario)?;
         ours.leg(&mut image.set, &[], Ending::CleanStop)
-            .map_err(|error| format!("the kernel's {scenario:?}: {error}"))?;
+            .context(format_args!("the kernel's {scenario:?}"))?;
         kernel.leg(&mut image.set, &[], Ending::CleanStop)?;
     }
     Ok(())

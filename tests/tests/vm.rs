@@ -1,16 +1,13 @@
 //! The shorter set on kernel 6.12: both directions, clean and crashed, and a turn there and back.
 
-use std::error::Error;
-
 use bcached_check::Options;
+use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::kernel_image::{Scenario, kernel_image};
 use bcached_tests::offline::examine;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::vm::Vm;
 use bcached_tests::workload::Workload;
-
-type Outcome = Result<(), Box<dyn Error>>;
 
 #[test]
 fn sets_of_kernel_6_12_are_served_here() -> Outcome {
@@ -22,7 +19,7 @@ fn sets_of_kernel_6_12_are_served_here() -> Outcome {
         let mut image = kernel_image(&vm, Geometry::small(bucket, block), scenario)?;
         let copy = image.set.duplicate()?;
         examine(&copy.cache, &copy.backings, &mut image.set.models, Options::default())?;
-        ours.leg(&mut image.set, &[], Ending::CleanStop).map_err(|error| format!("{scenario:?}: {error}"))?;
+        ours.leg(&mut image.set, &[], Ending::CleanStop).context(format_args!("{scenario:?}"))?;
     }
     Ok(())
 }
@@ -43,12 +40,13 @@ fn kernel_6_12_takes_a_set_of_ours_and_gives_it_back() -> Outcome {
         write_sectors_max: 64,
         writes: 300,
         flush_every: 16,
+        flushes_max: 0,
         read_every: 5,
     };
     let crash = Ending::CrashAfterFlush(8);
     for (leg, ending) in [crash, crash, Ending::CleanStop, Ending::CleanStop].into_iter().enumerate() {
         let side: &dyn bcached_tests::side::Side = if leg % 2 == 0 { &ours } else { &kernel };
-        side.leg(&mut set, &[workload], ending).map_err(|error| format!("leg {leg}: {error}"))?;
+        side.leg(&mut set, &[workload], ending).context(format_args!("leg {leg}"))?;
         workload.seed += 1;
         workload.first_sequence = workload.next_sequence();
     }

@@ -46,6 +46,13 @@ pub struct Report {
     pub kernel_log: KernelLog,
 }
 
+/// Everything that was said, for a failure.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the job:\n{}\nthe kernel:\n{}", self.output.join("\n"), self.kernel_log.0.join("\n"))
+    }
+}
+
 impl Report {
     /// The highest N of the lines `flushed N` that the guest program printed; 0 without one.
     #[must_use]
@@ -63,8 +70,7 @@ impl Report {
         if unexpected.is_empty() {
             return Ok(());
         }
-        let (log, output) = (unexpected.join("\n"), self.output.join("\n"));
-        Err(GuestError::Setup(format!("not in tests/kernel-log.allow:\n{log}\nthe job said:\n{output}")))
+        Err(GuestError::Setup(format!("not in tests/kernel-log.allow:\n{}\n{self}", unexpected.join("\n"))))
     }
 
     /// The rest of the first line that starts with `prefix`.

@@ -1,7 +1,7 @@
 //! A cache set in image files, and what its volumes must hold.
 //!
-//! The images are sparse, lie in a temporary directory and are gone with the value. Whoever opens them changes them; [`CacheSet::duplicate`]
-//! keeps the originals.
+//! The images are sparse, lie in a temporary directory and are gone with the value, except if `BCACHED_KEEP_IMAGES` is set (in `TMPDIR`).
+//! Whoever opens them changes them; [`CacheSet::duplicate`] keeps the originals.
 
 mod geometry;
 
@@ -45,7 +45,7 @@ impl CacheSet {
     /// # Errors
     /// The files could not be made, or the maker failed (its own words).
     pub fn make(geometry: Geometry, backings: u64, maker: Maker<'_>) -> io::Result<Self> {
-        let directory = tempfile::Builder::new().prefix("bcached-set-").tempdir()?;
+        let directory = image_directory()?;
         let file = |name: &str, bytes: u64| {
             let path = directory.path().join(name);
             File::create(&path)?.set_len(bytes)?;
@@ -77,7 +77,7 @@ impl CacheSet {
     /// # Errors
     /// What copying failed with.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let directory = tempfile::Builder::new().prefix("bcached-set-").tempdir()?;
+        let directory = image_directory()?;
         let copy = |path: &PathBuf| {
             let target = directory.path().join(path.file_name().expect("images are files"));
             copy_sparse(path, &target).map(|()| target)
@@ -110,6 +110,12 @@ impl Maker<'_> {
         }
         Err(io::Error::other(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))))
     }
+}
+
+/// Where a set's images lie; it stays behind for whoever looks into a failure and asked for that.
+fn image_directory() -> io::Result<TempDir> {
+    let keep = std::env::var_os("BCACHED_KEEP_IMAGES").is_some();
+    tempfile::Builder::new().prefix("bcached-set-").disable_cleanup(keep).tempdir()
 }
 
 /// Copies a file with its holes.

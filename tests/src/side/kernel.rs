@@ -41,6 +41,7 @@ impl Side for Kernel<'_> {
                 side: self.0.name(),
                 volume,
                 source,
+                said: report.to_string(),
             })?;
         }
         for (index, workload) in workloads.iter().enumerate() {

@@ -10,7 +10,7 @@ pub use ours::{Daemon, Ours};
 
 use crate::guest::GuestError;
 use crate::set::CacheSet;
-use crate::workload::{Fate, Mismatch, RunError, Workload};
+use crate::workload::{Fate, Mismatch, Workload};
 
 /// How a leg ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum LegError {
     #[error("kernel: {0:?}")]
     Guest(#[from] GuestError),
     /// A volume does not hold what its model says.
-    #[error("{side}: volume {volume}: {source}")]
+    #[error("{side}: volume {volume}: {source}; it said:\n{said}")]
     Content {
         /// Who served it.
         side: &'static str,
@@ -49,10 +49,9 @@ pub enum LegError {
         volume: u64,
         /// What differs.
         source: Mismatch,
+        /// The daemon's log, or the kernel's and what the guest printed.
+        said: String,
     },
-    /// A workload failed.
-    #[error("workload: {0}")]
-    Run(#[from] RunError),
     /// Our daemon.
     #[error("{what}; it said:\n{said}")]
     Daemon {

@@ -3,6 +3,7 @@
 //! The daemon's runtime directory stays with the set from leg to leg, as on a user's machine: after a crash of the daemon it finds its own
 //! notes there, also when a kernel has had the set in between and they no longer count.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Ending, LegError, Side};
@@ -18,12 +20,12 @@ use crate::guest::GuestError;
 use crate::nbd::Client;
 use crate::set::CacheSet;
 use crate::uml::built_program;
-use crate::workload::{Fate, Mismatch, Model, RunError, Workload, run};
+use crate::workload::{Fate, Mismatch, Model, Random, RunError, Target, Workload, run};
 
 /// From start to the line `ready`, and from SIGTERM to the end.
 const LIMIT: Duration = Duration::from_secs(200);
-/// Between the flush that a crash waits for and the kill: some writes more.
-const KILL_DELAY: Duration = Duration::from_millis(10);
+/// Requests that are answered between the flush that a crash waits for and the kill: fewer than this.
+const LATE_REQUESTS_MAX: u64 = 64;
 /// Where a backing superblock holds the device's UUID, in bytes from the device's start.
 const UUID_OFFSET: u64 = 4096 + 40;
 
@@ -67,6 +69,7 @@ impl Side for Ours {
                 side: "bcached",
                 volume: *volume,
                 source,
+                said: daemon.said(),
             })?;
         }
         for (index, workload) in workloads.iter().enumerate() {
@@ -75,13 +78,14 @@ impl Side for Ours {
                 .iter_mut()
                 .find(|(volume, _)| *volume == workload.volume)
                 .expect("a workload is for one of the set's volumes");
-            let crash =
-                if let (true, Ending::CrashAfterFlush(flush)) = (last, ending) { Some(flush) } else { None };
-            let fate = daemon.run(workload, client, crash)?;
+            let fate = match ending {
+                Ending::CrashAfterFlush(flush) if last => daemon.run_and_kill(workload, client, flush)?,
+                _ => daemon.run(workload, client)?,
+            };
             super::apply(set, workload, fate);
         }
         drop(clients);
-        if ending == Ending::CleanStop { daemon.stop() } else { Ok(()) }
+        if ending == Ending::CleanStop { daemon.stop() } else { daemon.crash(set) }
     }
 }
 
@@ -140,33 +144,48 @@ impl Daemon {
         Err(self.failed(&format!("export {uuid} has {} bytes", client.bytes())))
     }
 
-    /// Runs a workload; with `crash`, kills the daemon shortly after that flush, while the workload goes on.
-    fn run(&self, workload: &Workload, client: &mut Client, crash: Option<u64>) -> Result<Fate, LegError> {
+    /// Runs a workload to its end.
+    fn run(&self, workload: &Workload, client: &mut Client) -> Result<Fate, LegError> {
+        run(workload, client, &mut |_| {}).map_err(|error| self.workload_failed(&error))?;
+        Ok(Fate::Finished)
+    }
+
+    /// Runs a workload until its flush number `flush` was answered and some requests more; then the daemon is killed with a request on its way.
+    fn run_and_kill(&self, workload: &Workload, client: &mut Client, flush: u64) -> Result<Fate, LegError> {
+        let late_requests = Random::new(workload.seed).below(LATE_REQUESTS_MAX);
+        let left = Cell::new(None);
         let mut last_flush = 0;
-        let mut killer = None;
-        let pid = self.pid();
-        let result = run(workload, client, &mut |number| {
+        let mut doomed = Doomed { client, pid: self.pid(), left: &left };
+        let result = run(workload, &mut doomed, &mut |number| {
             last_flush = number;
-            if crash == Some(number) {
-                killer = Some(thread::spawn(move || {
-                    thread::sleep(KILL_DELAY);
-                    let _ = kill_process(pid, Signal::KILL);
-                }));
+            if number == flush {
+                left.set(Some(late_requests));
             }
         });
-        let Some(killer) = killer else {
-            return match (result, crash) {
-                (Ok(()), None) => Ok(Fate::Finished),
-                (Ok(()), Some(flush)) => Err(self.failed(&format!("the workload has no flush {flush}"))),
-                (Err(error), _) => Err(self.failed(&format!("{error}: {:?}", io_source(&error)))),
-            };
-        };
-        let _ = killer.join();
         match result {
-            // The workload ended before the kill, or was cut off by it: both are the crash that was asked for.
-            Ok(()) | Err(RunError::Io { .. }) => Ok(Fate::CrashedAfterFlush(last_flush)),
-            Err(error) => Err(error.into()),
+            Ok(()) | Err(RunError::Io { .. }) if last_flush >= flush => {
+                Ok(Fate::CrashedAfterFlush(last_flush))
+            }
+            Ok(()) => Err(self.failed(&format!("the workload has no flush {flush}"))),
+            Err(error) => Err(self.workload_failed(&error)),
         }
+    }
+
+    /// SIGKILL, and nothing of the daemon left: requests it had given to the kernel end after it, and keep the images locked until then.
+    fn crash(self, set: &CacheSet) -> Result<(), LegError> {
+        drop(self);
+        let deadline = Instant::now() + LIMIT;
+        for image in set.images() {
+            let file = File::options().read(true).write(true).open(image);
+            let file = file.map_err(LegError::host("open an image"))?;
+            while let Err(error) = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+                if Instant::now() > deadline {
+                    return Err(LegError::host("lock an image of a killed daemon")(error.into()));
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
     }
 
     /// SIGTERM, and an orderly end.
@@ -191,9 +210,50 @@ impl Daemon {
         Pid::from_child(&self.child)
     }
 
+    /// Its log.
+    #[must_use]
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
     fn failed(&self, what: &str) -> LegError {
-        let said = fs::read_to_string(&self.log).unwrap_or_default();
-        LegError::Daemon { what: what.to_owned(), said }
+        LegError::Daemon { what: what.to_owned(), said: self.said() }
+    }
+
+    fn workload_failed(&self, error: &RunError) -> LegError {
+        self.failed(&format!("{error}: {:?}", io_source(error)))
+    }
+}
+
+/// A client whose server is killed at one of its requests.
+struct Doomed<'a> {
+    client: &'a mut Client,
+    pid: Pid,
+    /// Requests until then, once that is known.
+    left: &'a Cell<Option<u64>>,
+}
+
+impl Doomed<'_> {
+    fn client(&mut self) -> &mut Client {
+        if self.left.get() == Some(0) {
+            self.client.kill_at_next_request(self.pid);
+        }
+        self.left.set(self.left.get().map(|left| left.saturating_sub(1)));
+        self.client
+    }
+}
+
+impl Target for Doomed<'_> {
+    fn read(&mut self, sector: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.client().read(sector, bytes)
+    }
+
+    fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
+        self.client().write(sector, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.client().flush()
     }
 }
 
