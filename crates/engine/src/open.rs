@@ -95,6 +95,7 @@ fn assemble(
         failed: None,
         note_held: true,
         background: 0,
+        fill_bytes: 0,
         stopping: false,
         settled: false,
         stopped: false,

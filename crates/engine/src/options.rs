@@ -17,6 +17,8 @@ pub struct Options {
     pub cutoff_writeback: u64,
     /// How long clean data may wait for the backing device's flush before we flush it ourselves.
     pub parked_delay: Duration,
+    /// Parked pieces of one volume beyond which its backing device is flushed at once.
+    pub parked_max: usize,
     /// How long write-back rests after a pass that found nothing.
     pub writeback_delay: Duration,
     /// Most sectors of dirty data read at once by write-back.
@@ -36,6 +38,7 @@ impl Default for Options {
             cutoff_cache_add: 95,
             cutoff_writeback: 90,
             parked_delay: Duration::from_secs(5),
+            parked_max: 1024,
             writeback_delay: Duration::from_secs(5),
             writeback_batch_sectors: 8192,
             writeback_running: true,

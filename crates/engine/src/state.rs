@@ -108,6 +108,8 @@ pub struct State {
     pub note_held: bool,
     /// Fills and the like in flight behind requests that have been answered.
     pub background: u64,
+    /// Bytes of the fills among them.
+    pub fill_bytes: u64,
     /// The set is being stopped: nothing new is taken, but the journal, the leaf writer and the allocator go on.
     pub stopping: bool,
     /// Everything that was taken has ended: no more buckets are needed, and the allocator ends.
@@ -142,16 +144,26 @@ impl State {
         }
     }
 
-    /// Fewer free buckets than these make the allocator work.
+    /// Fewer free buckets than these make the allocator work: the reserves, and what is used while a batch becomes
+    /// free. Buckets that hold nothing cost nothing to have ready.
     #[must_use]
     pub fn free_low(&self) -> usize {
-        BTREE_RESERVE + MOVING_RESERVE + self.free_batch() / 2
+        BTREE_RESERVE + MOVING_RESERVE + self.free_batch().max(self.empty_batch() / 2)
     }
 
     /// Buckets invalidated for one write of the priorities.
     #[must_use]
     pub fn free_batch(&self) -> usize {
-        usize::try_from(self.geometry.buckets / 64).unwrap_or(usize::MAX).clamp(8, 1024)
+        usize::try_from(self.geometry.buckets / 64)
+            .unwrap_or(usize::MAX)
+            .clamp(8, 1024)
+            .max(self.empty_batch())
+    }
+
+    /// Empty buckets that one write of the priorities makes ready.
+    fn empty_batch(&self) -> usize {
+        let share = usize::try_from(self.geometry.buckets / 8).unwrap_or(usize::MAX).min(8192);
+        self.buckets.empty_count().min(share)
     }
 
     /// Used buckets in percent: those that cannot be had without writing dirty data back.

@@ -15,7 +15,7 @@ pub mod trace;
 use crate::disk::{Device, Flush, Landed, OpKind, Survivors};
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
-use std::cell::{Ref, RefCell, RefMut};
+use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -27,6 +27,10 @@ const TURN_NS: u64 = 200;
 /// Turns in a row without a device event or timer after which the engine counts as spinning. Honest bursts of work
 /// between two events stay below a thousand turns of 256 polls.
 const IDLE_TURNS_MAX: u64 = 5_000;
+
+/// Looks at the clock between two waits for the driver, after which some task has not yielded for too long: it would
+/// never do so. Every transition looks once, and a turn has 256 polls.
+const LOOKS_MAX: u64 = 1_000_000;
 
 /// No CPU work in one piece may exceed this (the engine's rule for transitions).
 pub const CHARGE_NS_MAX: u64 = 200_000;
@@ -136,6 +140,7 @@ pub struct World {
     halt: Option<Halt>,
     closed: bool,
     idle_turns: u64,
+    looks: Cell<u64>,
     charge_max: u64,
     refused: Option<String>,
     operations: u64,
@@ -160,6 +165,7 @@ impl World {
             halt: None,
             closed: false,
             idle_turns: 0,
+            looks: Cell::new(0),
             charge_max: 0,
             refused: None,
             operations: 0,
@@ -340,6 +346,7 @@ impl World {
 
     fn collect(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
         self.now += TURN_NS;
+        self.looks.set(0);
         self.idle_turns += 1;
         if self.idle_turns > IDLE_TURNS_MAX {
             self.halt = Some(Halt::Spinning);
@@ -438,7 +445,10 @@ impl Driver for SimDriver {
     }
 
     fn now(&self) -> Time {
-        Time(self.0.borrow().now)
+        let world = self.0.borrow();
+        world.looks.set(world.looks.get() + 1);
+        assert!(world.looks.get() < LOOKS_MAX, "a task does not yield");
+        Time(world.now)
     }
 
     fn wall_seconds(&self) -> u32 {

@@ -28,6 +28,7 @@ struct Link {
 struct List {
     head: u32,
     tail: u32,
+    length: usize,
 }
 
 /// The two lists. Slots are indices into the caller's table of buckets.
@@ -42,7 +43,7 @@ impl Lru {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let nowhere = Link { previous: NONE, next: NONE, list: None };
-        let list = List { head: NONE, tail: NONE };
+        let list = List { head: NONE, tail: NONE, length: 0 };
         Self { links: vec![nowhere; slots], empty: list, used: list }
     }
 
@@ -55,7 +56,9 @@ impl Lru {
             NONE => self.list_mut(rank).head = slot,
             tail => self.links[tail as usize].next = slot,
         }
-        self.list_mut(rank).tail = slot;
+        let list = self.list_mut(rank);
+        list.tail = slot;
+        list.length += 1;
     }
 
     /// The list that `slot` is on.
@@ -76,7 +79,14 @@ impl Lru {
             NONE => self.list_mut(rank).tail = previous,
             next => self.links[next as usize].previous = previous,
         }
+        self.list_mut(rank).length -= 1;
         self.links[slot as usize].list = None;
+    }
+
+    /// How many slots are on the list.
+    #[must_use]
+    pub const fn length(&self, rank: Rank) -> usize {
+        self.list(rank).length
     }
 
     /// Slots in the order they should be given up: empty ones first, then by last touch.
@@ -122,5 +132,6 @@ mod tests {
         lru.append(1, Rank::Empty); // its last data died
         assert_eq!(lru.victims().collect::<Vec<_>>(), [3, 1, 0]);
         assert_eq!(lru.rank(2), None);
+        assert_eq!((lru.length(Rank::Empty), lru.length(Rank::Used)), (2, 1));
     }
 }

@@ -12,8 +12,8 @@ use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload, join_all};
 use bcached_format::Key;
 
-/// Fills in flight at once, for all volumes; beyond, a miss just does not fill.
-const FILLS_MAX: u64 = 64;
+/// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
+const FILL_BYTES_MAX: u64 = 64 << 20;
 
 /// Space for a part of a range.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +112,7 @@ impl CacheSet {
 
 /// Starts putting what was read for a hole into the cache. The caller has its answer first.
 pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, data: &Buffer) {
-    let busy = set.with(|s| s.background >= FILLS_MAX);
+    let busy = set.with(|s| s.fill_bytes >= FILL_BYTES_MAX);
     let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
     let (Some((start, end)), false) = (range, busy) else {
         release_fill(set, target, claim);
@@ -127,11 +127,17 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, d
     let bytes = usize::try_from((end - start) * 512).expect("a fill fits in memory");
     assert_eq!(start, piece.start, "a fill starts where its hole does");
     let payload = Buffer::copied_from(&data.as_slice()[..bytes]).freeze();
-    set.with(|s| s.background += 1);
+    set.with(|s| {
+        s.background += 1;
+        s.fill_bytes += bytes as u64;
+    });
     let (set, target) = (set.clone(), target.clone());
     set.env().clone().spawn(async move {
         fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
-        set.with(|s| s.background -= 1);
+        set.with(|s| {
+            s.background -= 1;
+            s.fill_bytes -= bytes as u64;
+        });
         release_fill(&set, &target, claim);
     });
 }
@@ -173,13 +179,14 @@ async fn settle_clean(
     let parked = set.with(|s| {
         let volume = s.volumes.get_mut(target.id)?;
         let epoch = &volume.backing.as_ref()?.epoch;
-        if epoch.is_durable(stamp) || !epoch.has_unflushed() || !volume.ranges.fill_is_good(claim) {
+        if epoch.is_durable(stamp) || !volume.ranges.fill_is_good(claim) {
             return None;
         }
         volume.ranges.park(chunk.start, Parked { end: chunk.end(), pointers: chunk.space.pointers, stamp });
         Some(())
     });
     if parked.is_some() {
+        set.signals().parked_work.notify_all();
         return Ok(());
     }
     insert_clean(set, target, &chunk.key(target.inode.expect("attached"), false), claim).await

@@ -7,14 +7,16 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
 use alloc::vec::Vec;
+use core::time::Duration;
 
-/// Parked pieces of one volume beyond which a flush is made at once.
-const PARKED_MAX: usize = 1024;
+/// The least time between two flushes of the task: a device that is flushed all the time does nothing else.
+const REST: Duration = Duration::from_millis(1);
 
 /// The task: from time to time flushes backing devices that parked data waits for.
 pub async fn run(set: CacheSet) {
     loop {
         let until = set.env().now() + set.with(|s| s.options.parked_delay);
+        set.env().sleep(REST).await;
         while set.env().now() < until && !set.with(|s| s.stopping || s.failed.is_some() || has_many(s)) {
             set.env().wait_until(&set.signals().parked_work, until).await;
         }
@@ -38,7 +40,7 @@ pub async fn run(set: CacheSet) {
 }
 
 fn has_many(s: &State) -> bool {
-    s.volumes.iter().any(|(_, volume)| volume.ranges.parked_count() > PARKED_MAX)
+    s.volumes.iter().any(|(_, volume)| volume.ranges.parked_count() > s.options.parked_max)
 }
 
 /// Puts into the tree what is durable by now, and drops what a failed flush may have lost.

@@ -120,6 +120,12 @@ impl Buckets {
         self.available
     }
 
+    /// Closed buckets with nothing live in them.
+    #[must_use]
+    pub const fn empty_count(&self) -> usize {
+        self.victims.length(Rank::Empty)
+    }
+
     /// Buckets that hold metadata.
     #[must_use]
     pub fn metadata_count(&self) -> u64 {

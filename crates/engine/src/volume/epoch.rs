@@ -40,10 +40,14 @@ impl Epoch {
         Stamp(self.begun)
     }
 
-    /// The stamp of data read now: what was read may be in the volatile cache only.
+    /// The stamp of data read now: that of the newest write, because what was read may be in the volatile cache only.
+    /// Whatever waits with it, a flush is still wanted ([`Epoch::has_unflushed`]) until it is durable.
     #[must_use]
     pub const fn read_now(&self) -> Stamp {
-        Stamp(self.begun)
+        match self.last_write {
+            Some(number) => Stamp(number),
+            None => Stamp(0),
+        }
     }
 
     /// True when data with this stamp survives a power cut.
@@ -112,6 +116,16 @@ mod tests {
         epoch.flush_succeeded(late);
         assert!(epoch.is_durable(stamp));
         assert!(!epoch.has_unflushed());
+    }
+
+    #[test]
+    fn what_is_read_during_a_flush_does_not_wait_for_another_one_that_nobody_wants() {
+        let mut epoch = Epoch::new(true);
+        let number = epoch.flush_begins();
+        let stamp = epoch.read_now();
+        assert!(!epoch.is_durable(stamp) && epoch.has_unflushed());
+        epoch.flush_succeeded(number);
+        assert!(epoch.is_durable(stamp) && !epoch.has_unflushed());
     }
 
     #[test]

@@ -120,6 +120,15 @@ fn waiting_for_nothing_and_spinning_are_seen() {
 }
 
 #[test]
+#[should_panic(expected = "a task does not yield")]
+fn a_task_that_never_yields_is_seen() {
+    let mut executor = executor(&world(1), 1);
+    let env = executor.env();
+    executor.env().spawn(async move { while env.now() < Time(u64::MAX) {} });
+    executor.run_until(|| false);
+}
+
+#[test]
 fn faults_reach_the_one_who_asked() {
     let world = world(1);
     let write = |fault| Rule { on: OpKind::Write, sectors: 0..8, skip: 0, count: 1, fault };

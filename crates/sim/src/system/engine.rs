@@ -69,6 +69,7 @@ fn options(geometry: &Geometry) -> Options {
         writeback_batch_sectors: pick([8, 64, 512, 8192]),
         writeback_running: pick([0, 1, 1, 1]) == 1,
         writeback_percent: pick([0, 0, 1, 10]),
+        parked_max: usize::try_from(pick([2, 16, 1024, 1024])).expect("small"),
         ..Options::default()
     }
 }
