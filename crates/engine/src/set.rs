@@ -131,12 +131,31 @@ impl CacheSet {
     /// full leaf, waits for the journal.
     pub(crate) async fn attempt<T>(
         &self,
+        transition: impl FnMut(&mut State) -> Attempt<T>,
+    ) -> Result<T, Error> {
+        self.run_attempt(true, transition).await
+    }
+
+    /// An attempt that changes nothing in the tree: a set that has failed still answers it, because what is in memory
+    /// is right and what was written stays readable.
+    pub(crate) async fn attempt_reading<T>(
+        &self,
+        transition: impl FnMut(&mut State) -> Attempt<T>,
+    ) -> Result<T, Error> {
+        self.run_attempt(false, transition).await
+    }
+
+    async fn run_attempt<T>(
+        &self,
+        changes: bool,
         mut transition: impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<T, Error> {
         let mut pins = Vec::new();
         let mut ticket = None;
         loop {
-            self.check_alive()?;
+            if changes {
+                self.check_alive()?;
+            }
             let need = match self.with(&mut transition) {
                 Attempt::Done(result) => return Ok(result),
                 Attempt::Needs(need) => need,
@@ -156,6 +175,7 @@ impl CacheSet {
                     split::split(self, at, words).await?;
                 }
                 Need::Gate => {
+                    self.check_alive()?;
                     pins.clear();
                     ticket = None;
                     self.signals().node_progress.wait().await;

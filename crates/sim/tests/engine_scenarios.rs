@@ -1,6 +1,6 @@
 //! Named disasters of the engine: the story first, then exactly that, then one check.
 
-use bcached_sim::disk::Survivors;
+use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use bcached_sim::driver::Crash;
 use bcached_sim::scenario::Stage;
 use bcached_sim::system::{Geometry, engine::Engine};
@@ -10,17 +10,22 @@ use std::rc::Rc;
 
 /// A set of one volume in write-back mode.
 fn stage() -> Stage {
+    stage_of(vec![16384], 2)
+}
+
+/// A set of these volumes. `first_mode`: 2 to 5 make the first one write-back; after 5 comes write-through.
+fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
     let geometry = Geometry {
         block_sectors: 8,
         set_block_sectors: 8,
         bucket_sectors: 128,
         buckets: 600,
-        volumes: vec![16384],
+        volumes,
         torn_sectors: 8,
         backing_volatile: true,
         cache_volatile: true,
         note_records: 100,
-        tuning: 2 << 40,
+        tuning: first_mode << 40,
     };
     let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
     stage.start().expect("it opens");
@@ -28,7 +33,11 @@ fn stage() -> Stage {
 }
 
 const fn write(sectors: Range<u64>) -> Step {
-    Step::Write { volume: 0, sectors, fua: false }
+    write_to(0, sectors)
+}
+
+const fn write_to(volume: u32, sectors: Range<u64>) -> Step {
+    Step::Write { volume, sectors, fua: false }
 }
 
 const FLUSH: Step = Step::Flush { volume: 0 };
@@ -70,4 +79,31 @@ fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
     }
     stage.verify().unwrap();
     stage.stop().unwrap();
+}
+
+/// The SSD is worn out: it refuses every write and can still be read. The volume that has dirty data there goes on
+/// reading, and its writes fail with an error. The volume that has none goes on as if it had no cache.
+#[test]
+fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
+    let mut stage = stage_of(vec![4096, 4096], 5);
+    for volume in [0, 1] {
+        stage.together(vec![write_to(volume, 0..64), write_to(volume, 640..648)]).unwrap();
+        stage.ask(Step::Flush { volume }).unwrap();
+    }
+    let fault = DiskFault::Fail(Landed::Nothing);
+    stage.device(0).faults.add(Rule {
+        on: OpKind::Write,
+        sectors: 0..u64::MAX,
+        skip: 0,
+        count: u32::MAX,
+        fault,
+    });
+    let answers = stage.attempt(vec![write_to(0, 8..16), write_to(1, 8..16)]).unwrap();
+    assert!(answers[0].is_err() || answers[1].is_ok());
+    // Whatever the first failure was, by now the journal has met one.
+    let answers = stage.attempt(vec![Step::Flush { volume: 0 }]).unwrap();
+    assert!(answers[0].is_err(), "what is acknowledged is not durable");
+    let answers = stage.attempt(vec![write_to(0, 16..24), write_to(1, 16..24)]).unwrap();
+    assert!(answers[0].is_err() && answers[1].is_ok(), "{answers:?}");
+    stage.verify().unwrap();
 }

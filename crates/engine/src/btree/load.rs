@@ -9,16 +9,16 @@ use bcached_env::{Buffer, Disk};
 use bcached_format::{Geometry, Position};
 use bcached_node::Node;
 
-/// The node of `child`, in memory and pinned.
+/// The node of `child`, in memory and pinned. Works in a set that has failed too, as long as memory need not be made.
 pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
     let pointer = child.pointer();
     loop {
-        set.check_alive()?;
         match set.with(|s| s.nodes.request(&child.key, pointer)) {
             Found::Here(pin) => return Ok(pin),
             Found::Load => break,
             Found::Loading => set.signals().node_memory.wait().await,
             Found::Full => {
+                set.check_alive()?;
                 set.with(|s| s.node_pressure = true);
                 set.signals().leaf_work.notify_all();
                 set.signals().node_memory.wait().await;

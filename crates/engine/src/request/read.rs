@@ -54,7 +54,7 @@ pub(crate) async fn read_whole(
 ) -> (Result<(), Error>, Buffer) {
     let plan = match plan(set, target, range).await {
         Ok(plan) => plan,
-        Err(error) => return (Err(error), buffer),
+        Err(error) => return read_without_cache(set, target, range, buffer, error).await,
     };
     let missed = plan.iter().any(|planned| planned.piece.content == Content::Hole);
     set.with(|s| if missed { s.stats.misses += 1 } else { s.stats.hits += 1 });
@@ -74,6 +74,26 @@ pub(crate) async fn read_whole(
     (result, buffer)
 }
 
+/// The tree cannot say where the data is. A volume without dirty data has all of it on its backing device; for any
+/// other the error is the answer.
+async fn read_without_cache(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    buffer: Buffer,
+    error: Error,
+) -> (Result<(), Error>, Buffer) {
+    let is_clean = set.with(|s| target.inode.is_some_and(|inode| s.dirty.of(inode) == 0));
+    match &target.backing {
+        Some(backing) if is_clean => {
+            set.with(|s| s.stats.read_retries += 1);
+            let (result, buffer) = backing.read(range.start, buffer).await;
+            (result.map_err(Error::io(Doing::Backing)), buffer)
+        }
+        _ => (Err(error), buffer),
+    }
+}
+
 /// Puts a piece behind those joined so far. The rest of a split buffer is empty and stands last.
 fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
     if before.is_empty() {
@@ -90,8 +110,9 @@ async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Vec<Plann
     let mut at = range.start;
     let mut fill_left = FILL_SECTORS_MAX;
     while at < cached_end {
-        let planned =
-            set.attempt(|s| plan_leaf(s, target, Range { start: at, end: cached_end }, &mut fill_left)).await;
+        let planned = set
+            .attempt_reading(|s| plan_leaf(s, target, Range { start: at, end: cached_end }, &mut fill_left))
+            .await;
         match planned {
             Ok((upto, part)) => {
                 at = upto;
@@ -124,7 +145,8 @@ fn plan_leaf(
     let volume = s.volumes.get(target.id).expect("a volume stays while it has requests");
     let pieces: Vec<Piece> =
         pieces.into_iter().flat_map(|piece| with_parked(&volume.ranges, piece)).collect();
-    let may_fill = target.mode != CacheMode::None
+    let may_fill = s.failed.is_none()
+        && target.mode != CacheMode::None
         && target.backing.is_some()
         && s.in_use_percent() < s.options.cutoff_cache_add;
     let planned = pieces.into_iter().map(|piece| {

@@ -439,7 +439,14 @@ pub(crate) async fn go_uncached(set: &CacheSet, target: &Target) -> Result<(), E
     if !clean {
         return Err(set.check_alive().err().unwrap_or(Error::NoVolume));
     }
-    record::set_state(set, target.id, BackingState::Stale).await
+    record::set_state(set, target.id, BackingState::Stale).await?;
+    // What the tree says of the volume is old from the first write on that goes past it.
+    set.with(|s| {
+        if let Some(volume) = s.volumes.get_mut(target.id) {
+            volume.inode = None;
+        }
+    });
+    Ok(())
 }
 
 impl State {
