@@ -92,6 +92,7 @@ fn assemble(
         superblock,
         reclaim_to: 0,
         node_pressure: false,
+        untold: false,
         failed: None,
         note_held: true,
         background: 0,

@@ -1,4 +1,24 @@
 //! The cache set: one state with one owner, the tasks that serve it, and the ways to wait.
+//!
+//! Every wait is on one of [`Signals`], on a disk, on a timer or on a permit, and has somebody who is bound to ring:
+//!
+//! | who waits | on | until | rung by |
+//! |---|---|---|---|
+//! | journal writer | `journal_work`, or the age of the open entry | an entry is wanted | whoever wants one; an attempt that put the first key into the entry |
+//! | journal writer without a place | `journal_progress` | the oldest keys are in leaves | leaf writer, a rewrite's end, replay |
+//! | who wants an entry durable, or room for one | `journal_progress` | it is, or there is | journal writer, leaf writer |
+//! | leaf writer | `leaf_work`, or the age of the oldest leaf | a leaf is due | who needs journal room or node memory; journal writer; the first key in a leaf |
+//! | attempts at a gated leaf, rewrites, the last writes | `node_progress` | a leaf is not being written or replaced | leaf writer, a rewrite's end |
+//! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
+//! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
+//! | rewrites, uuid table, writes | `space` | free buckets | allocator, after every try |
+//! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
+//! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
+//! | stop | `task_ended` | no task of a kind runs | each task's end |
+//!
+//! A failure rings everything. What a wait needs must not need what the waiter holds: writing leaves and entries needs
+//! neither buckets nor permits; the allocator needs both and the permit for metadata, so nobody waits for a bucket with
+//! that permit in hand; rewrites need all of these, and gate a leaf only when they have their buckets and memory.
 
 use crate::btree::{Attempt, Need, load, split};
 use crate::error::Error;
@@ -157,7 +177,10 @@ impl CacheSet {
                 self.check_alive()?;
             }
             let need = match self.with(&mut transition) {
-                Attempt::Done(result) => return Ok(result),
+                Attempt::Done(result) => {
+                    self.tell_writers();
+                    return Ok(result);
+                }
                 Attempt::Needs(need) => need,
             };
             match need {
@@ -186,6 +209,14 @@ impl CacheSet {
                     writer::wait_for_room(self).await?;
                 }
             }
+        }
+    }
+
+    /// Keys that stand somewhere for the first time begin to age: whoever writes them looks at the clock from now on.
+    fn tell_writers(&self) {
+        if self.with(|s| core::mem::take(&mut s.untold)) {
+            self.signals().journal_work.notify_all();
+            self.signals().leaf_work.notify_all();
         }
     }
 

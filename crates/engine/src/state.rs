@@ -102,6 +102,9 @@ pub struct State {
     pub reclaim_to: u64,
     /// Somebody waits for node memory: leaves with unwritten keys must be written.
     pub node_pressure: bool,
+    /// The open journal entry has its first key, or a leaf its first unwritten one, and their writers have not been
+    /// told: from now on the key ages.
+    pub untold: bool,
     /// The first failed write of metadata. Nothing is written after it.
     pub failed: Option<Error>,
     /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.

@@ -89,9 +89,10 @@ pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Ke
 
 /// Writes the table as it stands; durable when this returns.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
+    // The bucket comes first: the allocator, who may have to free one, stores generations under the same lock.
+    let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
-    let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
     let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes()));
     let sector = set.with(|s| s.buckets.sector(bucket));
     let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;

@@ -1,10 +1,12 @@
 //! The engine in the simulator: CI's share. Longer sweeps are for `sim sweep`; a failing seed prints its command.
 
 use bcached_sim::crashpoints::{Depth, sweep};
-use bcached_sim::disk::{Fault as DiskFault, OpKind, Rule};
+use bcached_sim::disk::{Fault as DiskFault, OpKind, Rule, Survivors};
+use bcached_sim::driver::Crash;
 use bcached_sim::minimise::fault_of;
 use bcached_sim::run::{rig_for, whole};
 use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::Value;
 use bcached_sim::system::engine::Engine;
 use bcached_sim::system::{Geometry, System};
 use bcached_sim::workload::{Shape, Step};
@@ -101,4 +103,22 @@ fn small_geometry() -> Geometry {
         note_records: 1024,
         tuning: 2 << 40,
     }
+}
+
+/// Nobody asks for durability; the keys are in the journal after the time that the set waits for more, as in a kernel.
+#[test]
+fn acknowledged_writes_are_durable_after_the_journal_delay() {
+    let geometry = Geometry { note_records: 1024, ..small_geometry() };
+    let mut stage = Stage::new(engine(), geometry, 1);
+    stage.start().expect("it opens");
+    stage.ask(Step::Write { volume: 0, sectors: 0..8, fua: false }).expect("it writes");
+    stage
+        .play(|client| async move {
+            client.go(Step::Pause(300)).await;
+            Ok(())
+        })
+        .expect("time passes");
+    stage.crash(Crash::PowerCut, Survivors::Nothing);
+    stage.start().expect("it opens");
+    assert_eq!(stage.values(0, 0..8).expect("it reads"), [Value::Written(1); 8]);
 }

@@ -243,6 +243,7 @@ impl State {
     fn record(&mut self, slot: usize, part: &Key, record: Record) -> u64 {
         let sequence = match record {
             Record::Journal => {
+                self.untold |= !self.journal.has_keys();
                 let sequence = self.journal.append(part);
                 if !self.note_held {
                     self.note.append(note_record(sequence, part));
@@ -265,8 +266,9 @@ impl State {
     /// Changes the leaf and every count that depends on it.
     fn put(&mut self, slot: usize, part: &Key, sequence: u64) {
         let now = self.now;
-        let Self { nodes, buckets, dirty, .. } = self;
+        let Self { nodes, buckets, dirty, untold, .. } = self;
         let cached = nodes.get_mut(slot);
+        *untold |= cached.dirty_since.is_none();
         cached.dirty_since.get_or_insert(now);
         cached.node.insert(part, &mut |gone: Key| {
             let live = gone.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));

@@ -54,6 +54,7 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
     }
     write::write_all(set).await?;
     set.with(|s| s.journal.unpin(oldest));
+    set.signals().journal_progress.notify_all();
     writer::commit_now(set).await?;
     for (_, key) in noted {
         replay_key(set, &key, Record::Journal).await?;
