@@ -101,6 +101,19 @@ pub enum Error {
     /// The backing device is dirty but the set's table does not know it.
     #[error("the backing device is marked dirty for this set, but the set does not know it")]
     DirtyUnknown,
+    /// Sizes that leave no room to append to nodes or to the journal.
+    #[error(
+        "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} and {journal_buckets} \
+         journal buckets: a bucket must hold two blocks, and the journal four buckets"
+    )]
+    Sizes {
+        /// A bucket, in sectors.
+        bucket_sectors: u64,
+        /// A block, in sectors.
+        block_sectors: u64,
+        /// Buckets of the journal.
+        journal_buckets: u64,
+    },
     /// The backing device's block size does not fit the set's.
     #[error("block size of the backing device ({backing} sectors) is smaller than the set's ({set})")]
     BlockSize {

@@ -48,6 +48,19 @@ impl CacheSet {
     }
 }
 
+/// Fewest journal buckets: what a kernel gives to the smallest set that it can run. With fewer there is no room for the
+/// gap and for the entries that free space.
+const JOURNAL_BUCKETS_MIN: u64 = 4;
+
+/// Refuses what the superblock's checks allow and the engine cannot run: it would wait for room for ever.
+fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
+    let Geometry { bucket_sectors, block_sectors, journal_buckets, .. } = *geometry;
+    if bucket_sectors < 2 * block_sectors || journal_buckets < JOURNAL_BUCKETS_MIN {
+        return Err(Error::Sizes { bucket_sectors, block_sectors, journal_buckets });
+    }
+    Ok(())
+}
+
 /// What a state is made of; the rest is the same for every start.
 struct Parts {
     geometry: Geometry,
@@ -147,6 +160,7 @@ async fn recover(
     options: Options,
 ) -> Result<CacheSet, Error> {
     let geometry = Geometry::of(&superblock);
+    check_sizes(&geometry)?;
     let scan = scan::scan(&disk, &geometry).await?;
     let newest = scan.entries.last().expect("a scan without entries is an error");
     let (header, old_uuids) = (newest.header, newest.old_uuids);
@@ -254,6 +268,7 @@ async fn initialise(
 ) -> Result<CacheSet, Error> {
     superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
     let geometry = Geometry::of(&superblock);
+    check_sizes(&geometry)?;
     let nothing = (0..geometry.buckets).map(|_| (Gen(0), 0));
     let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing);
     let first_free = geometry.first_bucket + geometry.journal_buckets;

@@ -1,8 +1,11 @@
 //! Named disasters of the engine: the story first, then exactly that, then one check.
 
+use bcached_format::{DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock};
 use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use bcached_sim::driver::Crash;
+use bcached_sim::failure::Fault;
 use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::Value;
 use bcached_sim::system::{Geometry, engine::Engine};
 use bcached_sim::workload::Step;
 use std::ops::Range;
@@ -15,7 +18,13 @@ fn stage() -> Stage {
 
 /// A set of these volumes. `first_mode`: 2 to 5 make the first one write-back; after 5 comes write-through.
 fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
-    let geometry = Geometry {
+    let mut stage = Stage::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
+    stage.start().expect("it opens");
+    stage
+}
+
+fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
+    Geometry {
         block_sectors: 8,
         set_block_sectors: 8,
         bucket_sectors: 128,
@@ -26,10 +35,7 @@ fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
         cache_volatile: true,
         note_records: 100,
         tuning: first_mode << 40,
-    };
-    let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
-    stage.start().expect("it opens");
-    stage
+    }
 }
 
 const fn write(sectors: Range<u64>) -> Step {
@@ -106,4 +112,70 @@ fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
     let answers = stage.attempt(vec![write_to(0, 16..24), write_to(1, 16..24)]).unwrap();
     assert!(answers[0].is_err() && answers[1].is_ok(), "{answers:?}");
     stage.verify().unwrap();
+}
+
+/// A set is stopped while the allocator stores generations, on a device that takes its time for them: the journal, which
+/// the allocator needs for that, must go on until it has ended (found as a stop that never ended).
+#[test]
+fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
+    const LATE: u64 = 1_000_000_000;
+    let mut met = 0;
+    for count in 20..40 {
+        let small = Geometry { bucket_sectors: 16, ..geometry(vec![4096], 2) };
+        let mut stage = Stage::new(Rc::new(Engine), small, count);
+        stage.start().expect("it opens");
+        // Superblock, four journal buckets, then the two chains of priorities.
+        let fault = DiskFault::Late(LATE);
+        let chains = 6 * 16..8 * 16;
+        stage.device(0).faults.add(Rule { on: OpKind::Write, sectors: chains, skip: 0, count: 1, fault });
+        stage.together((0..count).map(|place| write(place * 16..(place + 1) * 16)).collect()).unwrap();
+        let before = stage.rig().figures().virtual_ns;
+        stage.stop().unwrap_or_else(|fault| panic!("after {count} writes: {fault}"));
+        met += u32::from(stage.rig().figures().virtual_ns - before > LATE / 2);
+    }
+    assert!(met > 0, "no stop met the allocator at work");
+}
+
+/// Nobody asks for durability, and the power goes a while later: the keys have been in the journal since the time was
+/// over that the set waits for more of them, as with a kernel.
+#[test]
+fn acknowledged_writes_are_durable_after_the_journal_delay() {
+    let mut stage = stage();
+    stage.ask(write(0..8)).unwrap();
+    let pause = Step::Pause(300);
+    stage
+        .play(|client| async move {
+            client.go(pause).await;
+            Ok(())
+        })
+        .unwrap();
+    stage.crash(Crash::PowerCut, Survivors::Nothing);
+    stage.start().unwrap();
+    assert_eq!(stage.values(0, 0..8).unwrap(), [Value::Written(1); 8]);
+}
+
+/// Sizes that a superblock may have and that leave no room to append: a bucket of one block (each set of a node needs
+/// its own), and a journal without room for the entries that free it. They are refused, not waited for.
+#[test]
+fn sizes_without_room_to_append_are_refused() {
+    let refused = |stage: &mut Stage| match stage.start() {
+        Err(Fault::Open(refusal)) => refusal.to_string().contains("a bucket must hold two blocks"),
+        other => panic!("not refused: {other:?}"),
+    };
+    let one_block = Geometry { bucket_sectors: 8, ..geometry(vec![4096], 2) };
+    assert!(refused(&mut Stage::new(Rc::new(Engine), one_block, 1)));
+
+    let mut stage = stage();
+    stage.stop().unwrap();
+    for buckets in 0..4 {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        stage.device(0).read(SUPERBLOCK_SECTOR, &mut bytes).unwrap();
+        let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 8 };
+        let raw = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts));
+        let Ok(Superblock::Cache(mut superblock)) = raw else { panic!("a cache: {raw:?}") };
+        superblock.set_journal_buckets(buckets);
+        stage.device(0).place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
+        assert!(refused(&mut stage), "{buckets} journal buckets");
+        stage.crash(Crash::ProcessDeath, Survivors::Nothing);
+    }
 }
