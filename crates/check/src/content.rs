@@ -17,12 +17,11 @@ const STALE_MAX: u8 = 96;
 /// The journal's keys as a replay leaves them.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
-    /// As we replay: void keys are skipped.
-    pub ours: ExtentMap,
-    /// Where a kernel's replay, which does not skip them, ends with a void key.
-    pub void: ExtentMap,
+    /// Keys and holes, to be laid over the leaves. A void key, whose bucket was used again, is a hole, as after a
+    /// kernel's replay: what it hid is older than what was there when its bucket was given up.
+    pub keys: ExtentMap,
     /// Number of keys replayed.
-    pub keys: u64,
+    pub count: u64,
 }
 
 /// Reads the keys to be replayed. They too pull generations forward, so all are looked at before any is judged.
@@ -48,15 +47,10 @@ pub(crate) fn replay(
     for key in &good {
         buckets.raise(key);
     }
-    let mut replay = Replay { keys: good.len() as u64, ..Replay::default() };
+    let mut replay = Replay { count: good.len() as u64, ..Replay::default() };
     for key in good {
-        let void = is_void(buckets, &key);
-        if !void {
-            replay.ours.insert(key);
-        }
-        // A later good key takes the place of a void one; it is put in as a hole, and ignored below.
-        let marked = if void { key } else { Key::hole(key.inode, key.start(), key.end) };
-        replay.void.insert(marked);
+        let is_void = is_void(buckets, &key);
+        replay.keys.insert(if is_void { Key::hole(key.inode, key.start(), key.end) } else { key });
     }
     replay
 }
@@ -75,7 +69,7 @@ pub(crate) fn of_leaf(
     findings: &mut Findings,
 ) -> ExtentMap {
     let mut content = tree::leaf_content(image, geometry, leaf, findings);
-    for key in replay.ours.within(leaf.low, leaf.high) {
+    for key in replay.keys.within(leaf.low, leaf.high) {
         content.insert(key);
     }
     content
@@ -145,9 +139,6 @@ impl Judge<'_> {
             if ![key.start(), key.end, pointer.sector()].iter().all(|sector| sector.is_multiple_of(block)) {
                 findings.error(place, DamageKind::Unaligned { key: *key });
             }
-        }
-        if self.replay.void.of_volume(key.inode, key.start(), key.end).any(|void| is_void(buckets, &void)) {
-            findings.warn(place, DamageKind::ReplayHides { key: *key });
         }
         match volume {
             None => findings.error(place, DamageKind::Nobodys { key: *key, inode: key.inode }),

@@ -410,12 +410,6 @@ pub enum DamageKind {
         /// How many.
         sectors: u64,
     },
-    /// A kernel would lose sight of data when it replays this journal.
-    #[error("a kernel's replay puts a void journal key over live extent {key:?}")]
-    ReplayHides {
-        /// The extent.
-        key: Key,
-    },
 }
 
 impl DamageKind {

@@ -194,7 +194,7 @@ fn check_started<'a>(
     };
     judge.judge(&tree, &mut buckets, &mut volumes, findings);
     if let Some(summary) = &mut checked.report.journal {
-        summary.keys_to_replay = replay.keys;
+        summary.keys_to_replay = replay.count;
     }
     checked.report.tree = Some(TreeSummary::of(&tree, header.root_level));
     checked.report.volumes = volumes.into_values().collect();
