@@ -59,5 +59,18 @@ stop_everything() {
 	wait_for 200 nothing_registered
 }
 
-# collect_garbage: let the kernel collect garbage now, whole.
-collect_garbage() { echo 1 > "$(set_directory)/internal/trigger_gc"; }
+# collect_garbage: let the kernel collect garbage, whole; returns after the first time of this boot.
+collect_garbage() {
+	echo 1 > "$(set_directory)/internal/trigger_gc"
+	wait_for 200 garbage_collected
+}
+
+garbage_collected() { [ "$(cat "$(set_directory)/internal/btree_gc_last_sec")" -ge 0 ]; }
+
+# detach N: take the cache from /dev/bcacheN; returns when all its dirty data has been written back.
+detach() {
+	echo 1 > "/sys/block/bcache$1/bcache/detach"
+	wait_for 400 detached "$1"
+}
+
+detached() { [ "$(cat "/sys/block/bcache$1/bcache/state")" = "no cache" ]; }

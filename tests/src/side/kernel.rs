@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Ending, LegError, Side};
-use crate::guest::{GuestError, Job, Machine};
+use crate::guest::{GuestError, Job, Machine, Report};
 use crate::set::CacheSet;
-use crate::workload::{Fate, Workload};
+use crate::workload::{Fate, Model, Workload};
 
 /// A leg that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -23,27 +23,12 @@ impl Side for Kernel<'_> {
     }
 
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
-        let contents = content_files(set).map_err(GuestError::host("make files for the content"))?;
-        let images: Vec<&Path> =
-            set.images().into_iter().chain(contents.iter().map(PathBuf::as_path)).collect();
-        let script = self.script(set, workloads, ending);
-        let crash_at = match ending {
-            Ending::CleanStop => None,
-            Ending::CrashAfterFlush(number) => Some(format!("flushed {number}")),
+        let (end, crash_at) = match ending {
+            Ending::CleanStop => (STOP, None),
+            Ending::CrashAfterFlush(number) => ("sleep 100000\n", Some(format!("flushed {number}"))),
         };
-        let job = Job { images: &images, script: &script, crash_at: crash_at.as_deref(), limit: LIMIT };
-        let report = self.0.run(&job)?;
-        report.expect_allowed_log()?;
-        for (model, path) in set.models.iter_mut().zip(&contents) {
-            let file = File::open(path).map_err(LegError::host("open the content"))?;
-            let volume = model.volume();
-            model.check(BufReader::with_capacity(1 << 20, file)).map_err(|source| LegError::Content {
-                side: self.0.name(),
-                volume,
-                source,
-                said: report.to_string(),
-            })?;
-        }
+        let script = self.opening(set) + &Self::writing(workloads) + end;
+        let report = self.prove(set, &script, crash_at.as_deref())?;
         for (index, workload) in workloads.iter().enumerate() {
             let crashed = ending != Ending::CleanStop && index + 1 == workloads.len();
             let fate = if crashed { Fate::CrashedAfterFlush(report.last_flush()) } else { Fate::Finished };
@@ -53,8 +38,44 @@ impl Side for Kernel<'_> {
     }
 }
 
+/// The end of a job in order.
+const STOP: &str = "stop_everything\n";
+
 impl Kernel<'_> {
-    fn script(&self, set: &CacheSet, workloads: &[Workload], ending: Ending) -> String {
+    /// The kernel takes the set for good: it proves the content, collects garbage, writes, detaches every backing device, and after that each
+    /// must hold its whole volume by itself.
+    ///
+    /// # Errors
+    /// [`LegError`], as in a leg.
+    pub fn take_over(&self, set: &mut CacheSet, workloads: &[Workload]) -> Result<(), LegError> {
+        let detach = (0..set.backings.len()).fold(String::new(), |script, n| format!("{script}detach {n}\n"));
+        let script = self.opening(set) + "collect_garbage\n" + &Self::writing(workloads) + &detach + STOP;
+        let report = self.prove(set, &script, None)?;
+        for workload in workloads {
+            super::apply(set, workload, Fate::Finished);
+        }
+        let start = set.geometry.data_offset_sectors * 512;
+        for (model, path) in set.models.iter_mut().zip(&set.backings) {
+            compare(model, path, start, "the backing device alone", &report)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a job that begins with [`Kernel::opening`], and compares what it read with the models.
+    fn prove(&self, set: &mut CacheSet, script: &str, crash_at: Option<&str>) -> Result<Report, LegError> {
+        let contents = content_files(set).map_err(GuestError::host("make files for the content"))?;
+        let images: Vec<&Path> =
+            set.images().into_iter().chain(contents.iter().map(PathBuf::as_path)).collect();
+        let report = self.0.run(&Job { images: &images, script, crash_at, limit: LIMIT })?;
+        report.expect_allowed_log()?;
+        for (model, path) in set.models.iter_mut().zip(&contents) {
+            compare(model, path, 0, self.0.name(), &report)?;
+        }
+        Ok(report)
+    }
+
+    /// Registers the devices and reads every volume whole into a file of its own.
+    fn opening(&self, set: &CacheSet) -> String {
         let own = set.images().len();
         let devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
         let mut script = format!("register {}\n", devices.join(" "));
@@ -70,13 +91,38 @@ impl Kernel<'_> {
         for n in 0..set.backings.len() {
             let _ = writeln!(script, "no_bypass {n}");
         }
+        script
+    }
+
+    fn writing(workloads: &[Workload]) -> String {
+        let mut script = String::new();
         for (index, workload) in workloads.iter().enumerate() {
             // Only the last workload's flushes may be taken for the marker.
             let quiet = if index + 1 == workloads.len() { "" } else { " > /dev/null" };
             let _ = writeln!(script, "$verified_io /dev/bcache{} {workload}{quiet}", workload.volume);
         }
-        script + if ending == Ending::CleanStop { "stop_everything\n" } else { "sleep 600\n" }
+        script
     }
+}
+
+/// Compares a file's content, from byte `start`, with a model.
+fn compare(
+    model: &mut Model,
+    path: &Path,
+    start: u64,
+    side: &'static str,
+    report: &Report,
+) -> Result<(), LegError> {
+    let mut file = File::open(path).map_err(LegError::host("open the content"))?;
+    file.seek(SeekFrom::Start(start)).map_err(LegError::host("seek in the content"))?;
+    let volume = model.volume();
+    let content = BufReader::with_capacity(1 << 20, file);
+    model.check(content).map_err(|source| LegError::Content {
+        side,
+        volume,
+        source,
+        said: report.to_string(),
+    })
 }
 
 /// Empty files as long as the volumes, for what the kernel reads from them.
