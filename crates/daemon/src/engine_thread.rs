@@ -6,14 +6,18 @@
 
 use crate::translate::{self, Work};
 use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, VolumeInfo};
-use bcached_env::sync::Semaphore;
+use bcached_env::sync::{Notify, Semaphore};
 use bcached_env::{Env, Executor, Order};
 use bcached_format::{CacheMode, Uuid};
 use bcached_port::{Connector, Server};
 use bcached_uring::{Backend, Bell, Device, Disks, DriverOptions, MappedNote, NoteIdentity, open_driver};
+use std::future::{Future as _, poll_fn};
 use std::path::PathBuf;
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -117,6 +121,7 @@ struct EngineThread {
     engine: Engine,
     backend: Backend,
     note: String,
+    place: PathBuf,
 }
 
 impl EngineThread {
@@ -126,7 +131,8 @@ impl EngineThread {
         let identity = NoteIdentity::of_this_boot(start.set_uuid.0).map_err(|error| error.to_string())?;
         let note = MappedNote::open(&start.note, &identity, bcached_uring::note::NOTE_BYTES)
             .map_err(|error| error.to_string())?;
-        let found = note.found().to_string();
+        let found = format!("{} ({})", note.found(), start.note.display());
+        let place = start.note;
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
         let opening = CacheSet::open(executor.env(), cache, Box::new(note), start.options);
         let set =
@@ -144,6 +150,7 @@ impl EngineThread {
             engine,
             backend: driver.backend,
             note: found,
+            place,
         })
     }
 
@@ -164,6 +171,8 @@ impl EngineThread {
             set: self.set.clone(),
             disks: self.disks.clone(),
             room: Semaphore::new(IN_FLIGHT_MAX),
+            freed: Rc::new(Notify::new()),
+            note: self.place.clone(),
         };
         self.executor.block_on(pump.run(server, commands));
     }
@@ -176,15 +185,19 @@ struct Pump {
     disks: Disks,
     /// Bounds the requests in flight; what does not fit waits in the port.
     room: Semaphore,
+    /// A request has ended.
+    freed: Rc<Notify>,
+    /// Where the note lies.
+    note: PathBuf,
 }
 
 impl Pump {
     async fn run(self, mut server: Server, commands: Receiver<Command>) {
         loop {
-            loop {
-                let permit = self.room.acquire(1).await;
+            // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs.
+            while let Some(permit) = self.room.try_acquire(1) {
                 let Some(request) = server.take() else { break };
-                let set = self.set.clone();
+                let (set, freed) = (self.set.clone(), Rc::clone(&self.freed));
                 self.env.spawn(async move {
                     let volume = VolumeId(request.volume.0);
                     let reply = match translate::work_of(request.operation) {
@@ -202,6 +215,7 @@ impl Pump {
                     };
                     request.reply_to.send(reply);
                     drop(permit);
+                    freed.notify_all();
                 });
             }
             let mut stop = None;
@@ -214,8 +228,18 @@ impl Pump {
             if let Some(answer) = stop {
                 return self.stop(server, answer).await;
             }
-            self.env.bell().await;
+            self.bell_or_freed().await;
         }
+    }
+
+    async fn bell_or_freed(&self) {
+        let (mut bell, mut freed) = (pin!(self.env.bell()), pin!(self.freed.wait()));
+        poll_fn(|context| {
+            let rung = bell.as_mut().poll(context).is_ready();
+            let is_freed = freed.as_mut().poll(context).is_ready();
+            if rung || is_freed { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     fn obey(&self, command: Command) {
@@ -241,6 +265,10 @@ impl Pump {
         }
         let stopped = self.set.stop().await;
         let _all_answered = self.room.acquire(IN_FLIGHT_MAX).await;
+        if stopped.is_ok() {
+            // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
+            let _left_behind = std::fs::remove_file(&self.note);
+        }
         answer(stopped);
     }
 }

@@ -20,6 +20,7 @@ mod engine_thread;
 pub mod failure;
 mod log;
 mod names;
+mod notes;
 pub mod sizes;
 mod supervisor;
 mod translate;

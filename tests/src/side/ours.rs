@@ -112,7 +112,7 @@ impl Daemon {
         for backing in &set.backings {
             command.arg("--backing").arg(backing);
         }
-        command.arg("--control").arg(runtime.join("control.sock"));
+        command.arg("--control").arg(runtime.join("control.sock")).env("BCACHED_NOTES", &runtime);
         command.arg("--export").arg(format!("nbd:{}", socket.display()));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
         let mut child = command.spawn().map_err(LegError::host("start bcached"))?;

@@ -137,6 +137,7 @@ impl Daemon {
             .args(words)
             .arg("--control")
             .arg(&control)
+            .env("BCACHED_NOTES", images.path("run"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)

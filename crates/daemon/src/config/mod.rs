@@ -176,7 +176,7 @@ impl Config {
         Ok(())
     }
 
-    /// The directory of sockets and notes.
+    /// The directory of sockets.
     #[must_use]
     pub fn runtime_directory(&self) -> PathBuf {
         match self.control.parent() {

@@ -15,11 +15,13 @@ use crate::devices;
 use crate::engine_thread::{self, News, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::log;
+use crate::notes;
 use bcached_engine::{Error, Options, VolumeInfo};
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
 use std::collections::BTreeSet;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -57,6 +59,7 @@ struct Supervisor {
     config: Config,
     /// Devices come from the command line.
     strict: bool,
+    notes: PathBuf,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     nbd: Arc<Mutex<Option<NbdServer>>>,
@@ -73,6 +76,7 @@ struct Supervisor {
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
     log::init();
     let config = Config::load(&line)?;
+    let notes = notes::directory()?;
     let control = Control::bind(&config.control)?;
     let (sender, events) = mpsc::channel();
     let strict = !line.caches.is_empty() || !line.backings.is_empty();
@@ -87,7 +91,8 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         })
         .map_err(|error| Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string()))?;
     let exports = ExportTable::new();
-    let supervisor = Supervisor { line, config, strict, shared, exports, nbd, events, sender, started };
+    let supervisor =
+        Supervisor { line, config, strict, notes, shared, exports, nbd, events, sender, started };
     supervisor.run()
 }
 
@@ -177,7 +182,7 @@ impl Supervisor {
             Ok(cache) => {
                 let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
                 let name = self.shared().table.name_cache(index, label, set);
-                let note = self.config.runtime_directory().join(format!("{set}.note"));
+                let note = self.notes.join(format!("{set}.note"));
                 let start = Start { device: cache.device, set_uuid: set, note, options: self.options() };
                 let sender = self.sender.clone();
                 let news = move |news| drop(sender.send(Event::Cache(index, news)));

@@ -1,0 +1,73 @@
+//! Where the notes lie: acknowledged writes that a daemon's death must not take along (decision 12).
+//!
+//! A note is found again only in the same place, so the place follows from who runs the daemon and from nothing that
+//! changes between two starts, such as the path of the control socket. It must live in memory and outlive the process.
+
+use crate::failure::{Failure, Kind};
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+/// Overrides the place; for containers that keep a directory across their restarts, and for tests.
+pub const VARIABLE: &str = "BCACHED_NOTES";
+
+/// The directory of the notes, made if it is missing.
+///
+/// # Errors
+/// None of the places can be used.
+pub fn directory() -> Result<PathBuf, Failure> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(chosen) = set(VARIABLE) {
+        return usable(&chosen).map(|()| chosen.clone()).map_err(|why| refused(&chosen, why));
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let own = PathBuf::from(format!("/dev/shm/bcached-{user}"));
+    let mut places = vec![own.clone()];
+    if user == 0 {
+        places.insert(0, PathBuf::from("/run/bcached"));
+    } else if let Some(runtime) = set("XDG_RUNTIME_DIR") {
+        places.insert(0, runtime.join("bcached"));
+    }
+    let usable = places.into_iter().find(|place| usable(place).is_ok());
+    usable.ok_or_else(|| refused(&own, "neither it nor the usual runtime directory can be used".to_owned()))
+}
+
+fn refused(place: &Path, why: String) -> Failure {
+    Failure::new(Kind::Permission, format!("cannot keep notes in {}", place.display()))
+        .why(why)
+        .next(format!("name a directory of your own in memory with {VARIABLE}"))
+}
+
+/// Makes the directory if it is missing. It must be ours: whoever can write there could forge a note.
+fn usable(place: &Path) -> Result<(), String> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(place);
+    made.map_err(|error| error.to_string())?;
+    let found = fs::symlink_metadata(place).map_err(|error| error.to_string())?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err("it is not a directory of this user".to_owned());
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err("others may write to it".to_owned());
+    }
+    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|errno| errno.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_place_is_made_and_must_be_ours_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("a/b");
+        assert_eq!(usable(&place), Ok(()));
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(usable(&place), Err("others may write to it".to_owned()));
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(usable(&file).is_err());
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("link")).unwrap();
+        assert!(usable(&folder.path().join("link")).is_err());
+    }
+}
