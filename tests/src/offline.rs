@@ -50,6 +50,15 @@ pub struct Examined {
     pub buckets: Vec<Bucket>,
 }
 
+/// Checks the set on `cache` and `backings`: its structure, and that every clean copy equals its backing device. What the volumes must hold is
+/// not asked.
+///
+/// # Errors
+/// [`OfflineError`]: anything that is not as it should be.
+pub fn examine_structure(cache: &Path, backings: &[PathBuf]) -> Result<Examined, OfflineError> {
+    examine(cache, backings, &mut [], Options { compare_clean: true, ..Options::default() })
+}
+
 /// Checks the set on `cache` and `backings` and compares each volume's whole content with its model, which settles what a crash left open.
 ///
 /// # Errors

@@ -57,20 +57,10 @@ impl Side for Ours {
     }
 
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
-        let directory = set.directory().to_owned();
         let daemon = Daemon::start(&self.program, set)?;
         let mut clients = Vec::new();
-        for (index, model) in set.models.iter().enumerate() {
-            clients.push((model.volume(), daemon.connect(set, index)?));
-        }
-        for (model, (volume, client)) in set.models.iter_mut().zip(&mut clients) {
-            let content = directory.join("content");
-            compare(model, client, &content).map_err(|source| LegError::Content {
-                side: "bcached",
-                volume: *volume,
-                source,
-                said: daemon.said(),
-            })?;
+        for index in 0..set.models.len() {
+            clients.push((set.models[index].volume(), daemon.prove(set, index)?));
         }
         for (index, workload) in workloads.iter().enumerate() {
             let last = index + 1 == workloads.len();
@@ -155,7 +145,12 @@ impl Daemon {
         let late_requests = Random::new(workload.seed).below(LATE_REQUESTS_MAX);
         let left = Cell::new(None);
         let mut last_flush = 0;
-        let mut doomed = Doomed { client, pid: self.pid(), left: &left };
+        let mut doom = || {
+            let now = left.get() == Some(0);
+            left.set(left.get().map(|left: u64| left.saturating_sub(1)));
+            now
+        };
+        let mut doomed = Doomed { client, pid: self.pid(), doom: &mut doom, writes: 0 };
         let result = run(workload, &mut doomed, &mut |number| {
             last_flush = number;
             if number == flush {
@@ -171,8 +166,48 @@ impl Daemon {
         }
     }
 
+    /// Runs a workload while others may run theirs, until the daemon is killed: with the request of which `doom` says yes, in any of them.
+    /// Returns how many writes were answered.
+    ///
+    /// # Errors
+    /// A read that returned what it should not, or the workload came to its end.
+    pub fn run_until_killed(
+        &self,
+        workload: &Workload,
+        client: &mut Client,
+        doom: &mut dyn FnMut() -> bool,
+    ) -> Result<u64, LegError> {
+        let mut doomed = Doomed { client, pid: self.pid(), doom, writes: 0 };
+        match run(workload, &mut doomed, &mut |_| {}) {
+            Err(RunError::Io { .. }) => Ok(doomed.writes),
+            Err(error) => Err(self.workload_failed(&error)),
+            Ok(()) => Err(self.failed("the workload ended before the daemon did")),
+        }
+    }
+
+    /// Compares the content of the set's n-th volume with its model, which settles what was open.
+    ///
+    /// # Errors
+    /// What differs, or no such export.
+    pub fn prove(&self, set: &mut CacheSet, index: usize) -> Result<Client, LegError> {
+        let mut client = self.connect(set, index)?;
+        let path = set.directory().join("content");
+        let model = &mut set.models[index];
+        let volume = model.volume();
+        compare(model, &mut client, &path).map_err(|source| LegError::Content {
+            side: "bcached",
+            volume,
+            source,
+            said: self.said(),
+        })?;
+        Ok(client)
+    }
+
     /// SIGKILL, and nothing of the daemon left: requests it had given to the kernel end after it, and keep the images locked until then.
-    fn crash(self, set: &CacheSet) -> Result<(), LegError> {
+    ///
+    /// # Errors
+    /// The images stay locked.
+    pub fn crash(self, set: &CacheSet) -> Result<(), LegError> {
         drop(self);
         let deadline = Instant::now() + LIMIT;
         for image in set.images() {
@@ -206,7 +241,9 @@ impl Daemon {
         Err(self.failed("bcached did not stop"))
     }
 
-    fn pid(&self) -> Pid {
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
@@ -229,16 +266,17 @@ impl Daemon {
 struct Doomed<'a> {
     client: &'a mut Client,
     pid: Pid,
-    /// Requests until then, once that is known.
-    left: &'a Cell<Option<u64>>,
+    /// Asked before each request: true if it is the one.
+    doom: &'a mut dyn FnMut() -> bool,
+    /// Writes that were answered.
+    writes: u64,
 }
 
 impl Doomed<'_> {
     fn client(&mut self) -> &mut Client {
-        if self.left.get() == Some(0) {
+        if (self.doom)() {
             self.client.kill_at_next_request(self.pid);
         }
-        self.left.set(self.left.get().map(|left| left.saturating_sub(1)));
         self.client
     }
 }
@@ -249,7 +287,9 @@ impl Target for Doomed<'_> {
     }
 
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
-        self.client().write(sector, bytes)
+        self.client().write(sector, bytes)?;
+        self.writes += 1;
+        Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -26,6 +26,8 @@ pub enum Fate {
     Finished,
     /// The machine died; the flush with this number was the last one answered (0: none).
     CrashedAfterFlush(u64),
+    /// The process died and the machine did not: so many writes were answered, which all must be there; the next may have been on its way.
+    KilledAfterWrites(u64),
 }
 
 /// Content that differs from the model.
@@ -106,6 +108,7 @@ impl Model {
         let flushed = match fate {
             Fate::Finished => u64::MAX,
             Fate::CrashedAfterFlush(number) => number,
+            Fate::KilledAfterWrites(answered) => return self.apply_killed(workload, answered),
         };
         let mut flushes = 0;
         let mut open: Vec<Step> = Vec::new();
@@ -129,6 +132,22 @@ impl Model {
         for write in open {
             self.for_each_sector(write, |model, sector, sequence| {
                 model.possible.entry(sector).or_default().push(sequence);
+            });
+        }
+        self.next_sequence = workload.next_sequence();
+    }
+
+    /// The first `answered` writes are certain, the next is possible, the others were never sent.
+    fn apply_killed(&mut self, workload: &Workload, answered: u64) {
+        let writes = workload.steps().filter(|step| matches!(step, Step::Write { .. }));
+        for (number, write) in (0..=answered).zip(writes) {
+            self.for_each_sector(write, |model, sector, sequence| {
+                if number < answered {
+                    model.certain[index(sector)] = sequence;
+                    model.possible.remove(&sector);
+                } else {
+                    model.possible.entry(sector).or_default().push(sequence);
+                }
             });
         }
         self.next_sequence = workload.next_sequence();
@@ -230,6 +249,18 @@ mod tests {
         let wrong = model.check(&content(2)[..]);
         assert!(matches!(wrong, Err(Mismatch::Sectors { count: 8, sector: 0, .. })), "{wrong:?}");
         assert!(matches!(model.check(&content(3)[..600]), Err(Mismatch::Read { sector: 1, .. })));
+    }
+
+    #[test]
+    fn after_a_kill_every_answered_write_will_do_and_the_next_but_no_other() {
+        for (answered, right, wrong) in [(0, [0, 1], 2), (1, [1, 2], 3), (2, [2, 3], 1)] {
+            let mut killed = Model::blank(9, 8);
+            killed.apply(&WORKLOAD, Fate::KilledAfterWrites(answered));
+            for sequence in right {
+                assert!(killed.clone().check(&content(sequence)[..]).is_ok(), "{answered}: {sequence}");
+            }
+            assert!(killed.check(&content(wrong)[..]).is_err(), "{answered}: {wrong}");
+        }
     }
 
     #[test]
