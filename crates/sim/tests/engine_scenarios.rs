@@ -7,7 +7,7 @@ use bcached_sim::failure::Fault;
 use bcached_sim::scenario::Stage;
 use bcached_sim::stamp::Value;
 use bcached_sim::system::{Geometry, engine::Engine};
-use bcached_sim::workload::Step;
+use bcached_sim::workload::{Shape, Step};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -177,5 +177,31 @@ fn sizes_without_room_to_append_are_refused() {
         stage.device(0).place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
         assert!(refused(&mut stage), "{buckets} journal buckets");
         stage.crash(Crash::ProcessDeath, Survivors::Nothing);
+    }
+}
+
+/// A device fails in the middle of everything, for good or only for once, and nobody may wait for ever: every request is
+/// answered, whatever the answer, and the set stops.
+#[test]
+fn no_failure_of_a_device_leaves_anybody_waiting() {
+    let small = Geometry { bucket_sectors: 16, ..geometry(vec![4096], 2) };
+    let kinds = [OpKind::Read, OpKind::Write, OpKind::Flush];
+    let cases = (0..2).flat_map(|device| kinds.map(|on| (device, on))).flat_map(|(device, on)| {
+        [1, u32::MAX]
+            .into_iter()
+            .flat_map(move |count| (0..110).step_by(11).map(move |skip| (device, on, count, skip)))
+    });
+    for (device, on, count, skip) in cases {
+        let seed = u64::from(skip);
+        let mut stage =
+            Stage::new(Rc::new(Engine), Geometry { tuning: seed << 32 | 2 << 40, ..small.clone() }, seed);
+        stage.start().unwrap();
+        let fault = DiskFault::Fail(Landed::Part);
+        stage.device(device).faults.add(Rule { on, sectors: 0..u64::MAX, skip, count, fault });
+        let steps = Shape::named("points").expect("a shape").with_steps(120).draw(seed).steps;
+        let requests = steps.into_iter().filter(|step| !matches!(step, Step::Pause(_) | Step::Settle));
+        let ended = stage.attempt(requests.collect()).map(|_| ()).and_then(|()| stage.stop());
+        let waiting = matches!(ended, Err(Fault::Waiting { .. }));
+        assert!(!waiting, "{on:?} {skip} of device {device} fails {count} times: {ended:?}");
     }
 }
