@@ -12,6 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bcached_check::{Options, check};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -120,13 +121,23 @@ impl Daemon {
         }
     }
 
-    /// A connection to the export of the set's n-th backing device, whose size is checked.
+    /// A connection to the export of the set's n-th volume, whose size is checked.
     ///
     /// # Errors
     /// There is no such export, or it has another size.
     pub fn connect(&self, set: &CacheSet, index: usize) -> Result<Client, LegError> {
-        let uuid = backing_uuid(&set.backings[index]).map_err(LegError::host("read a superblock"))?;
-        let client = Client::connect(&self.socket, &uuid);
+        let uuid = match set.backings.get(index) {
+            Some(backing) => backing_uuid(backing),
+            None => flash_only_uuid(&set.cache, index - set.backings.len()),
+        };
+        let uuid = uuid.map_err(LegError::host("read a UUID"))?;
+        // `ready` speaks of the volumes on the command line; those in the cache alone come when it is open.
+        let deadline = Instant::now() + LIMIT;
+        let mut client = Client::connect(&self.socket, &uuid);
+        while client.is_err() && index >= set.backings.len() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(50));
+            client = Client::connect(&self.socket, &uuid);
+        }
         let client = client.map_err(|error| self.failed(&format!("export {uuid}: {error}")))?;
         if client.bytes() == set.models[index].sectors() * 512 {
             return Ok(client);
@@ -319,6 +330,14 @@ fn backing_uuid(path: &Path) -> io::Result<String> {
     std::os::unix::fs::FileExt::read_exact_at(&File::open(path)?, &mut bytes, UUID_OFFSET)?;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok([&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-"))
+}
+
+/// The UUID of a set's n-th flash-only volume: another of its export's names. From the image, at any time: the table changes with volumes only.
+fn flash_only_uuid(cache: &Path, index: usize) -> io::Result<String> {
+    let report = check(&File::open(cache)?, &[], Options::default()).report;
+    let mut volumes = report.volumes.iter().filter(|volume| volume.flash_only && !volume.invalidated);
+    let volume = volumes.nth(index).ok_or_else(|| io::Error::other("no such flash-only volume"))?;
+    Ok(volume.uuid.to_string())
 }
 
 fn io_source(error: &RunError) -> Option<&io::Error> {
