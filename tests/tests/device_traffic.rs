@@ -1,0 +1,160 @@
+//! What each cache mode costs on the devices, to the byte, for one request of 4 KiB at a time.
+//!
+//! The engine runs on simulated devices whose operations are counted. Data goes to the cache without FUA and metadata with it, so the two are told
+//! apart; what is asserted is data. Write-back does not run meanwhile: each count ends a few virtual milliseconds after the answer.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use bcached_sim::disk::OpKind;
+use bcached_sim::driver::OpView;
+use bcached_sim::scenario::Stage;
+use bcached_sim::system::engine::Engine;
+use bcached_sim::system::{Geometry, Mode};
+use bcached_sim::workload::Step;
+use bcached_tests::failure::{Failure, Outcome};
+
+/// Sectors of one request.
+const SECTORS: u64 = 8;
+/// Where a backing device's data starts.
+const DATA_START: u64 = 16;
+/// Long enough for what follows an answer (a fill), too short for a timer of the engine.
+const AFTER_MS: u64 = 2;
+
+/// Bytes of data on each device.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Traffic {
+    cache_read: u64,
+    cache_written: u64,
+    backing_read: u64,
+    backing_written: u64,
+}
+
+const NOTHING: Traffic = Traffic { cache_read: 0, cache_written: 0, backing_read: 0, backing_written: 0 };
+/// One request.
+const BYTES: u64 = SECTORS * 512;
+const HIT: Traffic = Traffic { cache_read: BYTES, ..NOTHING };
+const MISS: Traffic = Traffic { backing_read: BYTES, cache_written: BYTES, ..NOTHING };
+const UNCACHED: Traffic = Traffic { backing_read: BYTES, ..NOTHING };
+const TO_BACKING: Traffic = Traffic { backing_written: BYTES, ..NOTHING };
+const TO_CACHE: Traffic = Traffic { cache_written: BYTES, ..NOTHING };
+const TO_BOTH: Traffic = Traffic { cache_written: BYTES, backing_written: BYTES, ..NOTHING };
+
+impl Traffic {
+    /// Counts an operation when it is submitted.
+    fn count(&mut self, operation: &OpView) {
+        if operation.completed {
+            return;
+        }
+        let bytes = (operation.sectors.end - operation.sectors.start) * 512;
+        match (operation.disk.0, operation.kind) {
+            (0, OpKind::Read) => self.cache_read += bytes,
+            (0, OpKind::Write) if !operation.fua => self.cache_written += bytes,
+            (1, OpKind::Read) => self.backing_read += bytes,
+            // Before it lies the superblock, rewritten when the first dirty data comes.
+            (1, OpKind::Write) if operation.sectors.start >= DATA_START => self.backing_written += bytes,
+            _ => {}
+        }
+    }
+}
+
+/// A running set of one volume in `mode`, and what is counted.
+struct Counted {
+    stage: Stage,
+    traffic: Rc<RefCell<Traffic>>,
+}
+
+impl Counted {
+    fn start(mode: Mode) -> Outcome<Self> {
+        let geometry = Geometry {
+            block_sectors: 8,
+            set_block_sectors: 8,
+            bucket_sectors: 128,
+            buckets: 600,
+            volumes: vec![1 << 16],
+            torn_sectors: 8,
+            backing_volatile: true,
+            cache_volatile: true,
+            note_records: 100,
+            tuning: 2 << 40,
+        };
+        let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
+        stage.start().map_err(|fault| Failure::new(format!("{fault:?}")))?;
+        let traffic = Rc::new(RefCell::new(NOTHING));
+        let counter = Rc::clone(&traffic);
+        stage.rig().world.borrow_mut().set_trap(Box::new(move |operation| {
+            counter.borrow_mut().count(operation);
+            false
+        }));
+        let mut counted = Self { stage, traffic };
+        counted.cost(Step::Mode { volume: 0, mode })?;
+        Ok(counted)
+    }
+
+    /// What one step costs.
+    fn cost(&mut self, step: Step) -> Outcome<Traffic> {
+        self.traffic.replace(NOTHING);
+        self.stage.ask(step).map_err(|fault| Failure::new(format!("{fault:?}")))?;
+        self.stage.ask(Step::Pause(AFTER_MS)).map_err(|fault| Failure::new(format!("{fault:?}")))?;
+        Ok(*self.traffic.borrow())
+    }
+
+    /// A write of the n-th place.
+    fn write(&mut self, place: u64) -> Outcome<Traffic> {
+        self.cost(Step::Write { volume: 0, sectors: sectors(place), fua: false })
+    }
+
+    /// A read of the n-th place.
+    fn read(&mut self, place: u64) -> Outcome<Traffic> {
+        self.cost(Step::Read { volume: 0, sectors: sectors(place) })
+    }
+
+    fn mode(&mut self, mode: Mode) -> Outcome<Traffic> {
+        self.cost(Step::Mode { volume: 0, mode })
+    }
+
+    fn flush(&mut self) -> Outcome<Traffic> {
+        self.cost(Step::Flush { volume: 0 })
+    }
+}
+
+/// Places lie far apart, so that no request continues another.
+fn sectors(place: u64) -> std::ops::Range<u64> {
+    place * 512..place * 512 + SECTORS
+}
+
+/// | mode | write | read of what was written | first read | second read | write over it | read after that |
+#[test]
+fn each_mode_moves_what_it_must_and_no_byte_more() -> Outcome {
+    let table = [
+        (Mode::Writethrough, [TO_BOTH, HIT, MISS, HIT, TO_BOTH, HIT]),
+        (Mode::Writeback, [TO_CACHE, HIT, MISS, HIT, TO_CACHE, HIT]),
+        (Mode::Writearound, [TO_BACKING, MISS, MISS, HIT, TO_BACKING, MISS]),
+        (Mode::None, [TO_BACKING, UNCACHED, UNCACHED, UNCACHED, TO_BACKING, UNCACHED]),
+    ];
+    for (mode, wanted) in table {
+        // Flushed or not makes no difference to where data is read from.
+        for flushed in [false, true] {
+            let mut set = Counted::start(mode)?;
+            let written = set.write(1)?;
+            let flush = if flushed { set.flush()? } else { NOTHING };
+            let found = [written, set.read(1)?, set.read(2)?, set.read(2)?, set.write(2)?, set.read(2)?];
+            assert_eq!((flush, found), (NOTHING, wanted), "{mode:?}, flushed {flushed}");
+        }
+    }
+    Ok(())
+}
+
+/// A change of the mode moves nothing and drops nothing.
+#[test]
+fn what_is_cached_is_served_from_the_cache_in_every_mode() -> Outcome {
+    for before in [Mode::Writethrough, Mode::Writeback] {
+        let mut set = Counted::start(before)?;
+        set.write(1)?;
+        for mode in [Mode::None, Mode::Writearound, Mode::Writethrough, Mode::Writeback] {
+            assert_eq!(set.mode(mode)?, NOTHING, "{before:?} to {mode:?}");
+            assert_eq!(set.read(1)?, HIT, "{before:?} to {mode:?}");
+        }
+    }
+    Ok(())
+}
