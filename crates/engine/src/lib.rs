@@ -40,6 +40,7 @@ mod uuids;
 mod volume;
 mod writeback;
 
+pub use bcached_env::DiskHealth;
 pub use error::{Doing, Error};
 pub use options::Options;
 pub use request::{Reply, Request};

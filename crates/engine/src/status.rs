@@ -6,6 +6,7 @@ use crate::space::Usage;
 use crate::stats::Stats;
 use crate::volume::VolumeInfo;
 use alloc::vec::Vec;
+use bcached_env::DiskHealth;
 use bcached_format::{Label, Uuid};
 
 /// What a set is doing.
@@ -43,6 +44,8 @@ pub struct Status {
     pub node_budget_bytes: u64,
     /// The newest durable journal entry.
     pub journal_sequence: u64,
+    /// How the cache device has fared.
+    pub cache_health: DiskHealth,
     /// Why nothing is written any more, if so.
     pub failed: Option<Error>,
     /// Counters.
@@ -73,6 +76,7 @@ impl CacheSet {
             node_bytes_max: s.nodes.bytes_max as u64,
             node_budget_bytes: s.nodes.budget() as u64,
             journal_sequence: s.journal.durable(),
+            cache_health: self.cache().health(),
             failed: s.failed.clone(),
             stats: s.stats,
             volumes,

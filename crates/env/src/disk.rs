@@ -3,9 +3,11 @@
 use crate::buffer::{Buffer, Payload};
 use crate::driver::{Completion, DiskId, DiskInfo, IoError, Op};
 use crate::exec::{Core, Env};
+use crate::time::Time;
 use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
+use core::time::Duration;
 
 /// A handle on one device.
 #[derive(Clone)]
@@ -19,6 +21,22 @@ impl Disk {
     #[must_use]
     pub const fn id(&self) -> DiskId {
         self.id
+    }
+
+    /// How the device has fared until now.
+    #[must_use]
+    pub fn health(&self) -> DiskHealth {
+        let core = &self.env.core;
+        let (errors, last_error) = core.errors.borrow().get(&self.id).copied().unzip();
+        let mut health = DiskHealth { errors: errors.unwrap_or(0), last_error, ..DiskHealth::default() };
+        let now = self.env.now();
+        for (_, operation) in core.operations.borrow().iter().filter(|(_, found)| found.disk == self.id) {
+            if !matches!(operation.slot, Slot::Done(_)) {
+                health.waiting += 1;
+                health.longest_wait = health.longest_wait.max(now - operation.since);
+            }
+        }
+        health
     }
 
     /// What the device is.
@@ -59,6 +77,28 @@ impl Disk {
     }
 }
 
+/// How a device has fared, for those who look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskHealth {
+    /// Operations that have not been answered yet.
+    pub waiting: u64,
+    /// How long the oldest of them has waited.
+    pub longest_wait: Duration,
+    /// Operations that failed since the device was opened.
+    pub errors: u64,
+    /// The last of them.
+    pub last_error: Option<IoError>,
+}
+
+/// An operation in flight, or ended and not looked at yet.
+pub(crate) struct Operation {
+    pub slot: Slot,
+    pub disk: DiskId,
+    /// Its first sector; 0 for a flush.
+    pub sector: u64,
+    pub since: Time,
+}
+
 /// The state of one operation between submission and the future's last poll.
 pub(crate) enum Slot {
     Waiting(Option<Waker>),
@@ -71,8 +111,14 @@ impl Slot {
     pub(crate) fn complete(core: &Core, completion: Completion) {
         let index = usize::try_from(completion.token.0).expect("tokens are slot numbers");
         let mut operations = core.operations.borrow_mut();
-        let slot = operations.get_mut(index).expect("a completion is for an operation in flight");
-        match core::mem::replace(slot, Self::Done(completion)) {
+        let operation = operations.get_mut(index).expect("a completion is for an operation in flight");
+        if let Err(kind) = completion.result {
+            let error = IoError { kind, disk: operation.disk, sector: operation.sector };
+            let mut errors = core.errors.borrow_mut();
+            let (count, last) = errors.entry(operation.disk).or_insert((0, error));
+            (*count, *last) = (*count + 1, error);
+        }
+        match core::mem::replace(&mut operation.slot, Self::Done(completion)) {
             Self::Waiting(waker) => {
                 if let Some(waker) = waker {
                     waker.wake();
@@ -88,13 +134,11 @@ impl Slot {
 pub(crate) struct Pending {
     env: Env,
     slot: Option<usize>,
-    disk: DiskId,
-    sector: u64,
 }
 
 impl Pending {
-    pub(crate) const fn new(env: Env, slot: usize, disk: DiskId, sector: u64) -> Self {
-        Self { env, slot: Some(slot), disk, sector }
+    pub(crate) const fn new(env: Env, slot: usize) -> Self {
+        Self { env, slot: Some(slot) }
     }
 }
 
@@ -105,15 +149,15 @@ impl Future for Pending {
         let index = self.slot.expect("not polled after its end");
         let core = alloc::rc::Rc::clone(&self.env.core);
         let mut operations = core.operations.borrow_mut();
-        match &mut operations[index] {
+        match &mut operations[index].slot {
             Slot::Waiting(waker) => {
                 *waker = Some(context.waker().clone());
                 Poll::Pending
             }
             Slot::Done(_) => {
-                let Slot::Done(completion) = operations.remove(index) else { unreachable!("matched above") };
+                let Operation { slot, disk, sector, .. } = operations.remove(index);
+                let Slot::Done(completion) = slot else { unreachable!("matched above") };
                 self.slot = None;
-                let (disk, sector) = (self.disk, self.sector);
                 let result = completion.result.map_err(|kind| IoError { kind, disk, sector });
                 Poll::Ready((result, completion.buffer))
             }
@@ -127,7 +171,7 @@ impl Drop for Pending {
         let Some(index) = self.slot else { return };
         // During the executor's own teardown the slab may be borrowed by nobody else; a busy one is going away.
         let Ok(mut operations) = self.env.core.operations.try_borrow_mut() else { return };
-        match operations.get_mut(index) {
+        match operations.get_mut(index).map(|operation| &mut operation.slot) {
             Some(slot @ Slot::Waiting(_)) => *slot = Slot::Abandoned,
             Some(Slot::Done(_)) => drop(operations.remove(index)),
             _ => {}

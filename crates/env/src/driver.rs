@@ -85,9 +85,21 @@ pub enum IoErrorKind {
     Unsupported,
 }
 
+impl core::fmt::Display for IoErrorKind {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str(match self {
+            Self::Io => "I/O error",
+            Self::Unreachable => "unreachable",
+            Self::NoSpace => "no space left",
+            Self::Invalid => "refused as invalid",
+            Self::Unsupported => "not supported",
+        })
+    }
+}
+
 /// An operation's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("{kind:?} on disk {} at sector {sector}", disk.0)]
+#[error("{kind} at sector {sector}")]
 pub struct IoError {
     /// What went wrong.
     pub kind: IoErrorKind,

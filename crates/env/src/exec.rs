@@ -4,8 +4,8 @@
 //! Liveness: a task sleeps only on an operation, a timer or a notification of `sync`. Each holds its waker; a waker
 //! sets the task's bit in the ready set; the run loop polls every task whose bit is set before it waits on the driver.
 
-use crate::disk::{Disk, Pending, Slot};
-use crate::driver::{DiskId, DiskInfo, Driver, Event, Op, Token};
+use crate::disk::{Disk, Operation, Pending, Slot};
+use crate::driver::{DiskId, DiskInfo, Driver, Event, IoError, Op, Token};
 use crate::rng::Rng;
 use crate::sync::Notify;
 use crate::time::Time;
@@ -94,7 +94,9 @@ impl Wake for TaskWaker {
 
 pub(crate) struct Core {
     pub(crate) driver: RefCell<Box<dyn Driver>>,
-    pub(crate) operations: RefCell<Slab<Slot>>,
+    pub(crate) operations: RefCell<Slab<Operation>>,
+    /// By device: how many operations failed, and the last.
+    pub(crate) errors: RefCell<BTreeMap<DiskId, (u64, IoError)>>,
     timers: RefCell<BTreeMap<(Time, u64), Waker>>,
     timer_count: Cell<u64>,
     spawned: RefCell<VecDeque<Task>>,
@@ -198,9 +200,10 @@ impl Env {
             | Op::Zero { sector, .. } => *sector,
             Op::Flush => 0,
         };
-        let slot = self.core.operations.borrow_mut().insert(Slot::Waiting(None));
+        let operation = Operation { slot: Slot::Waiting(None), disk, sector, since: self.now() };
+        let slot = self.core.operations.borrow_mut().insert(operation);
         self.core.driver.borrow_mut().submit(disk, Token(slot as u64), op);
-        Pending::new(self.clone(), slot, disk, sector)
+        Pending::new(self.clone(), slot)
     }
 }
 
@@ -255,6 +258,7 @@ impl Executor {
         let core = Core {
             driver: RefCell::new(driver),
             operations: RefCell::default(),
+            errors: RefCell::default(),
             timers: RefCell::default(),
             timer_count: Cell::new(0),
             spawned: RefCell::default(),

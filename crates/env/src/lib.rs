@@ -19,7 +19,7 @@ pub mod sync;
 pub mod time;
 
 pub use buffer::{Buffer, Payload};
-pub use disk::Disk;
+pub use disk::{Disk, DiskHealth};
 pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKind, Op, Token};
 pub use exec::{Env, Executor, Order, Outcome};
 pub use join::join_all;

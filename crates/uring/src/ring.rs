@@ -17,7 +17,7 @@ use crate::errno::{is_transient, kind_of};
 use crate::perform::TRANSFER_MAX;
 use crate::work::{Action, Work};
 use bcached_env::{Completion, IoErrorKind};
-use io_uring::squeue::Entry;
+use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
@@ -262,7 +262,7 @@ impl Drop for Ring {
 fn entry_of(operation: &mut Operation) -> Entry {
     let fd = Fd(operation.work.device.file().as_raw_fd());
     let done = operation.done;
-    match &mut operation.work.action {
+    let entry = match &mut operation.work.action {
         Action::Read { offset, buffer, bounce } => {
             let rest = &mut bounce.as_mut().unwrap_or(buffer).as_mut_slice()[done..];
             opcode::Read::new(fd, rest.as_mut_ptr(), length_of(rest.len()))
@@ -286,7 +286,8 @@ fn entry_of(operation: &mut Operation) -> Entry {
             let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(fd, *length).offset(*offset).mode(mode).build()
         }
-    }
+    };
+    if operation.work.device.submits_slowly() { entry.flags(Flags::ASYNC) } else { entry }
 }
 
 /// The length of one transfer: the rest comes as a short transfer does.

@@ -5,6 +5,7 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod exports;
+mod health;
 mod report;
 mod stop;
 mod table;
@@ -19,7 +20,7 @@ use crate::notes;
 use bcached_engine::{Error, Options, VolumeInfo};
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -31,7 +32,7 @@ use table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 const RETRY: Duration = Duration::from_secs(2);
 
 /// How often the sets are looked at when nothing else happens.
-const HEALTH: Duration = Duration::from_secs(10);
+const HEALTH: Duration = Duration::from_secs(5);
 
 /// What the loop waits for.
 enum Event {
@@ -60,6 +61,8 @@ struct Supervisor {
     /// Devices come from the command line.
     strict: bool,
     notes: PathBuf,
+    /// What the log has said of each device.
+    said: BTreeMap<String, health::Said>,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     nbd: Arc<Mutex<Option<NbdServer>>>,
@@ -91,8 +94,19 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         })
         .map_err(|error| Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string()))?;
     let exports = ExportTable::new();
-    let supervisor =
-        Supervisor { line, config, strict, notes, shared, exports, nbd, events, sender, started };
+    let supervisor = Supervisor {
+        line,
+        config,
+        strict,
+        notes,
+        said: BTreeMap::new(),
+        shared,
+        exports,
+        nbd,
+        events,
+        sender,
+        started,
+    };
     supervisor.run()
 }
 
@@ -238,12 +252,23 @@ impl Supervisor {
     }
 
     /// Logs, once, that a set has stopped writing.
-    fn look_after_sets(&self) {
+    fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
-            let Some(error) = engine.status().and_then(|status| status.failed) else { continue };
-            if let Some(name) = self.shared().table.note_failure(index) {
-                tracing::error!(event = "cache-stopped-writing", "cache {name}: {error}");
+            let Some(status) = engine.status() else { continue };
+            if let Some(error) = &status.failed
+                && let Some(name) = self.shared().table.note_failure(index)
+            {
+                tracing::error!(event = "cache-stopped-writing", "cache {name}: {}", health::stopped(error));
+            }
+            let devices = self.shared().table.devices_of(index, &status);
+            for (device, found) in devices {
+                let said = self.said.entry(device.clone()).or_default();
+                match health::news(&device, &found, said) {
+                    Some(health::News::Bad(told)) => tracing::error!(event = "device-trouble", "{told}"),
+                    Some(health::News::Good(told)) => tracing::info!(event = "device-answers", "{told}"),
+                    None => {}
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The status, put together from the table and from what the engines say at this moment.
 
 use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
-use super::{Phase, Shared};
+use super::{Phase, Shared, health};
 use crate::control::status::{Cache, CacheCounts, Client, Status, Volume, VolumeFacts};
 use crate::engine_thread::Engine;
 use bcached_engine::Status as EngineStatus;
@@ -29,7 +29,8 @@ pub fn status_of(
         for ((cache, engine), status) in caches.iter_mut().zip(&engines).zip(&counts) {
             if let Some(status) = status {
                 cache.counts = Some(numbers(status));
-                cache.reason = status.failed.as_ref().map(ToString::to_string);
+                let failed = status.failed.as_ref().map(health::stopped);
+                cache.reason = failed.or_else(|| health::sentence(&cache.device, &status.cache_health));
             } else if engine.is_some() {
                 cache.reason = Some("its engine does not answer at present".to_owned());
             }
@@ -92,7 +93,10 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
             // The engine's present word counts; what it said when the volume came is only a fallback.
             let status = entry.cache.and_then(|index| counts.get(index)?.as_ref());
             let now = status.and_then(|status| status.volumes.iter().find(|now| now.id == info.id));
-            ("served", None, Some(facts(now.unwrap_or(info))))
+            let now = now.unwrap_or(info);
+            let device = entry.backing.as_deref().zip(now.backing_health);
+            let trouble = device.and_then(|(device, health)| health::sentence(device, &health));
+            ("served", trouble, Some(facts(now)))
         }
     };
     let backing = entry.backing.clone();

@@ -1,7 +1,7 @@
 //! The orderly end: users, then exports, then engines. Dirty data is never written back here; it is named instead.
 
-use super::table::{CacheEntry, CacheState, VolumeEntry};
-use super::{Event, Phase, Supervisor};
+use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::{Event, Phase, Supervisor, health};
 use crate::control::Signal;
 use crate::failure::{Failure, Kind};
 use crate::sizes::human;
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const REPLIES_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long an engine may take to write what a stop writes: leaves and one journal entry, no dirty data.
-const ENGINE_LIMIT: Duration = Duration::from_secs(60);
+const ENGINE_LIMIT: Duration = Duration::from_secs(30);
 
 impl Supervisor {
     /// Stops everything.
@@ -82,6 +82,7 @@ fn stop_cache(cache: CacheEntry, volumes: &[&VolumeEntry]) -> Result<(), Failure
     };
     if let Some(status) = engine.status() {
         name_dirty_data(&device, volumes, &status);
+        name_stuck_devices(&device, volumes, &status);
     }
     let failed = |why: String| {
         Failure::new(Kind::Io, format!("the cache on {device} could not be stopped in order"))
@@ -99,12 +100,27 @@ fn stop_cache(cache: CacheEntry, volumes: &[&VolumeEntry]) -> Result<(), Failure
     }
 }
 
+/// A stop waits for operations in flight: a device that hangs is why it takes long, and somebody should know.
+fn name_stuck_devices(device: &str, volumes: &[&VolumeEntry], status: &bcached_engine::Status) {
+    let backings = volumes.iter().filter_map(|entry| {
+        let VolumeState::Served(served) = &entry.state else { return None };
+        let info = status.volumes.iter().find(|info| info.id == served.id)?;
+        Some((entry.backing.as_deref()?, info.backing_health?))
+    });
+    for (device, found) in std::iter::once((device, status.cache_health)).chain(backings) {
+        if let Some(told) = health::stuck(device, &found) {
+            let limit = ENGINE_LIMIT.as_secs();
+            tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
+        }
+    }
+}
+
 fn name_dirty_data(device: &str, volumes: &[&VolumeEntry], status: &bcached_engine::Status) {
     let device = device.rsplit('/').next().unwrap_or(device);
     for info in status.volumes.iter().filter(|info| info.dirty_sectors > 0 && !info.flash_only) {
-        let entry = volumes.iter().find(
-            |entry| matches!(&entry.state, super::table::VolumeState::Served(served) if served.id == info.id),
-        );
+        let entry = volumes
+            .iter()
+            .find(|entry| matches!(&entry.state, VolumeState::Served(served) if served.id == info.id));
         let name = entry.and_then(|entry| entry.name.clone()).unwrap_or_else(|| info.uuid.to_string());
         let dirty = human(info.dirty_sectors * 512);
         tracing::info!(event = "dirty-stays", "{name}: {dirty} dirty stays on {device}; keep them together");

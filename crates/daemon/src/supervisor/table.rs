@@ -4,7 +4,7 @@ use crate::config::{self, Config};
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
-use bcached_engine::{Error, VolumeInfo};
+use bcached_engine::{DiskHealth, Error, VolumeInfo};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::thread::JoinHandle;
@@ -123,6 +123,17 @@ impl Table {
                 _ => None,
             })
             .collect()
+    }
+
+    /// The devices of an open set, as configured, and how they have fared.
+    pub fn devices_of(&self, cache: usize, status: &bcached_engine::Status) -> Vec<(String, DiskHealth)> {
+        let own = self.caches.get(cache).map(|entry| (entry.device.clone(), status.cache_health));
+        let backings = self.volumes.iter().filter(|entry| entry.cache == Some(cache)).filter_map(|entry| {
+            let VolumeState::Served(info) = &entry.state else { return None };
+            let now = status.volumes.iter().find(|now| now.id == info.id)?;
+            Some((entry.backing.clone()?, now.backing_health?))
+        });
+        own.into_iter().chain(backings).collect()
     }
 
     /// The cache's name, the first time that it is asked for to log a failure.

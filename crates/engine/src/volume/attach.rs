@@ -164,6 +164,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         mode: volume.mode,
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
+        backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
     }
 }
 

@@ -6,7 +6,7 @@ pub mod record;
 
 use crate::request::ranges::Ranges;
 use alloc::collections::BTreeMap;
-use bcached_env::{Disk, sync::Semaphore};
+use bcached_env::{Disk, DiskHealth, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
 use epoch::Epoch;
 
@@ -120,4 +120,6 @@ pub struct VolumeInfo {
     pub state: Option<BackingState>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
+    /// How the backing device has fared; `None` without one.
+    pub backing_health: Option<DiskHealth>,
 }

@@ -85,6 +85,8 @@ pub struct Device {
     discard: AtomicBool,
     zero_range: AtomicBool,
     dsync: AtomicBool,
+    /// Submitting may wait for the device itself.
+    submits_slowly: bool,
 }
 
 impl Device {
@@ -125,6 +127,7 @@ impl Device {
         access: Access,
         limits: &Limits,
     ) -> Self {
+        let submits_slowly = kind == DeviceKind::File && !never_blocks(&file);
         Self {
             path,
             file,
@@ -139,6 +142,7 @@ impl Device {
             discard: AtomicBool::new(limits.discard),
             zero_range: AtomicBool::new(limits.write_zeroes),
             dsync: AtomicBool::new(true),
+            submits_slowly,
         }
     }
 
@@ -286,6 +290,12 @@ impl Device {
         (next > done).then_some(next)
     }
 
+    /// True if a ring must hand operations on this device to a worker of its own at once: the file system ignores that
+    /// it must not wait (FUSE, network file systems), and one that hangs would stop every other device.
+    pub(crate) const fn submits_slowly(&self) -> bool {
+        self.submits_slowly
+    }
+
     pub(crate) fn dsync(&self) -> bool {
         self.dsync.load(Ordering::Relaxed)
     }
@@ -305,6 +315,14 @@ impl Device {
     pub(crate) fn refuse_discard(&self) {
         self.discard.store(false, Ordering::Relaxed);
     }
+}
+
+/// File systems known to come back at once from an operation that would wait.
+fn never_blocks(file: &File) -> bool {
+    /// ext4, XFS, btrfs and tmpfs, from `linux/magic.h`.
+    const KNOWN: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
+    rustix::fs::fstatfs(file)
+        .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|kind| KNOWN.contains(&kind)))
 }
 
 /// What `path` leads to. Looks before opening: opening a FIFO would block.
