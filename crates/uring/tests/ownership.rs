@@ -201,6 +201,23 @@ fn a_file_under_a_loop_device_belongs_to_it() {
     Device::open(under.file.path(), Access::Look).unwrap();
 }
 
+/// Two daemons, one on the file and one on the loop device over it, would write over each other.
+#[test]
+fn a_loop_device_over_a_file_that_is_served_belongs_to_the_file_s_owner() {
+    let _turn = one_at_a_time();
+    let Some(over) = Loop::new(4 * MIB, &[]) else { return };
+    for access in [Access::Own, Access::Check] {
+        // A lock of the old kind conflicts with ours, whoever holds it. It ends with any descriptor of the file that the
+        // process closes, those of the refused open included.
+        let file = std::fs::File::options().read(true).write(true).open(over.file.path()).unwrap();
+        rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+        let error = Device::open(&over.device, access).unwrap_err();
+        assert!(matches!(error.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice), "{error}");
+    }
+    Device::open(&over.device, Access::Look).unwrap();
+    Device::open(&over.device, Access::Own).unwrap();
+}
+
 #[test]
 fn a_read_only_device_is_told_from_a_missing_permission() {
     let _turn = one_at_a_time();

@@ -84,6 +84,13 @@ pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
     processes(identity, holds_lock)
 }
 
+/// The file under a loop device, if the device is one and its file can be seen from here.
+pub(super) fn file_beneath(identity: Identity) -> Option<PathBuf> {
+    let Identity::Block { major, minor } = identity else { return None };
+    let path = std::fs::read_to_string(sysfs(major, minor).join("loop/backing_file")).ok()?;
+    Some(PathBuf::from(path.trim_end_matches('\n')))
+}
+
 /// The loop devices over the file.
 pub(super) fn find_loops(identity: Identity) -> Vec<Holder> {
     let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };

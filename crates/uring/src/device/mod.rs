@@ -87,6 +87,9 @@ pub struct Device {
     dsync: AtomicBool,
     /// Submitting may wait for the device itself.
     submits_slowly: bool,
+    /// Holds the lock on the file under a loop device.
+    #[allow(dead_code, reason = "held, not used")]
+    beneath: Option<File>,
 }
 
 impl Device {
@@ -116,8 +119,9 @@ impl Device {
             return Err(failed(DeviceErrorKind::Changed));
         }
         claim_file(&file, kind, identity, access).map_err(failed)?;
+        let beneath = claim_beneath(identity, access).map_err(failed)?;
         let limits = Limits::of(&file, identity, direct).map_err(failed)?;
-        Ok(Self::new(path.to_owned(), file, (kind, identity), access, &limits))
+        Ok(Self { beneath, ..Self::new(path.to_owned(), file, (kind, identity), access, &limits) })
     }
 
     fn new(
@@ -143,6 +147,7 @@ impl Device {
             zero_range: AtomicBool::new(limits.write_zeroes),
             dsync: AtomicBool::new(true),
             submits_slowly,
+            beneath: None,
         }
     }
 
@@ -382,6 +387,30 @@ fn claim_file(
     }
     let loops = holders::find_loops(identity);
     if loops.is_empty() { Ok(()) } else { Err(busy(loops)) }
+}
+
+/// Locks the file under a loop device as if it had been named itself: a daemon that serves the file and one that serves
+/// the loop device have the same bytes. A file that cannot be reached from here is nobody's that we could meet.
+fn claim_beneath(identity: Identity, access: Access) -> Result<Option<File>, DeviceErrorKind> {
+    let lock = match access {
+        Access::Look => return Ok(None),
+        Access::Check => Lock::Shared,
+        Access::Own => Lock::Exclusive,
+    };
+    let file = holders::file_beneath(identity)
+        .and_then(|path| File::options().read(true).write(access == Access::Own).open(path).ok());
+    let Some(file) = file else { return Ok(None) };
+    match crate::ioctl::lock(&file, lock) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::AGAIN | Errno::ACCESS) => {
+            let found =
+                rustix::fs::fstat(&file).map_err(|errno| DeviceErrorKind::from_errno("stat", errno))?;
+            let (_, beneath) = classify(&found)?;
+            Err(busy(holders::find_lockers(beneath)))
+        }
+        // A file system without locks: nobody else has one there either.
+        Err(_) => Ok(None),
+    }
 }
 
 /// In use, or given twice if the holder is this process.
