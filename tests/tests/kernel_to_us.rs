@@ -1,18 +1,18 @@
-//! Sets that a real kernel made, read without it: the offline checker finds nothing wrong, and every sector holds what was written. Then the
-//! kernel itself reads the same images and must agree, also on what its crash had left open.
+//! Sets that a real kernel made, read without it: the offline checker finds nothing wrong, and every sector holds what was written. Then our
+//! daemon serves the same images, and the kernel reads them again: both must agree, also on what the crash had left open.
 
 use bcached_check::{Options, Use};
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::kernel_image::{KernelImage, Scenario, kernel_image};
 use bcached_tests::offline::{Examined, examine};
 use bcached_tests::set::{CacheMode, Geometry};
-use bcached_tests::side::{Ending, Kernel, Side as _};
+use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 
 /// How often a crash may leave nothing to replay.
 const ATTEMPTS: usize = 3;
 
-/// Makes the image, judges it offline, lets the kernel judge the result. `None`: the test is skipped.
+/// Makes the image, judges it offline, serves it, lets the kernel judge the result. `None`: the test is skipped.
 fn judged(geometry: Geometry, scenario: Scenario) -> Outcome<Option<(KernelImage, Examined)>> {
     let Some(uml) = Uml::find() else { return Ok(None) };
     let image =
@@ -24,6 +24,9 @@ fn judged(geometry: Geometry, scenario: Scenario) -> Outcome<Option<(KernelImage
     for model in &set.models {
         assert!(model.next_sequence() > 1 && model.undecided() == 0);
     }
+    let ours = Ours::find()?;
+    ours.leg(&mut set, &[], Ending::CleanStop)
+        .context(format_args!("served, {scenario:?} of {geometry:?}"))?;
     Kernel(&uml)
         .leg(&mut set, &[], Ending::CleanStop)
         .context(format_args!("after {scenario:?} of {geometry:?}"))?;
