@@ -93,6 +93,14 @@ pub enum Error {
     /// The tree contradicts itself or the other structures.
     #[error("inconsistent metadata: {0}")]
     Inconsistent(&'static str),
+    /// Dirty data lies beyond the end of the backing device.
+    #[error(
+        "the backing device ends at sector {sectors}, but the cache holds dirty data for it beyond: it was cut short"
+    )]
+    TooSmall {
+        /// Where it ends.
+        sectors: u64,
+    },
     /// The backing device has dirty data in a cache that is not here.
     #[error(
         "the backing device has dirty data in cache set {0}, which is not this one: refusing to serve it without"

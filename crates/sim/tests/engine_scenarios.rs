@@ -205,3 +205,20 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
         assert!(!waiting, "{on:?} {skip} of device {device} fails {count} times: {ended:?}");
     }
 }
+
+/// An image file was cut short by a copy that ran out of space, and its cache holds dirty data for the part that is gone.
+/// Served, that data could never be written back and would be lost without a word.
+#[test]
+fn a_backing_device_that_ends_before_its_dirty_data_is_refused() {
+    let mut stage = stage();
+    stage.ask(write(16000..16064)).unwrap();
+    stage.ask(FLUSH).unwrap();
+    stage.stop().unwrap();
+    let whole = stage.device(1).model.sectors;
+    stage.device(1).model.sectors = 8192;
+    assert!(stage.start().is_err());
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    stage.device(1).model.sectors = whole;
+    stage.start().unwrap();
+    stage.verify().unwrap();
+}

@@ -389,6 +389,9 @@ fn attach_failure(name: &str, error: &Error) -> Failure {
         Error::DirtyElsewhere(_) | Error::OtherSet(_) => {
             (Kind::WrongSet, Some("serve it with that cache; nothing overrides this"))
         }
+        Error::TooSmall { .. } => {
+            (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
+        }
         Error::DirtyUnknown => (Kind::WrongSet, Some("look for the cache that it was used with")),
         Error::BlockSize { .. } => {
             (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))

@@ -451,7 +451,7 @@ pub(crate) async fn go_uncached(set: &CacheSet, target: &Target) -> Result<(), E
 
 impl State {
     /// Adds what one leaf says of `[start, end)` to a survey; returns where the leaf ends.
-    fn survey_leaf(
+    pub(crate) fn survey_leaf(
         &mut self,
         inode: bcached_format::Inode,
         start: u64,

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::request::Target;
 use crate::request::ranges::Ranges;
+use crate::request::write::Survey;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
@@ -11,7 +12,7 @@ use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId};
-use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Superblock, UuidSlot};
+use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Position, Superblock, UuidSlot};
 
 impl CacheSet {
     /// Serves the backing device `disk`, attached to this set if its superblock says so or says nothing. Refused if
@@ -39,6 +40,9 @@ impl CacheSet {
             _ => {}
         }
         self.check_block_size(&superblock)?;
+        if let (Some(inode), BackingState::Dirty) = (known, superblock.state()) {
+            self.check_end(inode, disk.info().sectors).await?;
+        }
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let inode = self.take_slot(&superblock, known, fresh).await?;
         let id = self.enter(disk, superblock, inode);
@@ -58,6 +62,16 @@ impl CacheSet {
         let set = self.with(|s| s.geometry.block_sectors);
         let backing = superblock.block_sectors();
         if backing < set { Err(Error::BlockSize { backing, set }) } else { Ok(()) }
+    }
+
+    /// Refuses a device that ends before its dirty data does: it was cut, or is another one's copy.
+    async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
+        let mut beyond = Survey::default();
+        let mut at = sectors;
+        while at < Position::MAX.offset && !beyond.dirty {
+            at = self.attempt(|s| s.survey_leaf(inode, at, Position::MAX.offset, &mut beyond)).await?;
+        }
+        if beyond.dirty { Err(Error::TooSmall { sectors }) } else { Ok(()) }
     }
 
     /// The volume's number: the one it had, or a new slot. `fresh`: cached data from before must never be used.

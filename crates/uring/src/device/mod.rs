@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// What the opener is going to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -380,13 +381,31 @@ fn claim_file(
         (DeviceKind::File, Access::Check) => Lock::Shared,
         (DeviceKind::File, Access::Own) => Lock::Exclusive,
     };
-    match crate::ioctl::lock(file, lock) {
+    match lock_unless_dying(file, lock, identity) {
         Ok(()) => {}
         Err(Errno::AGAIN | Errno::ACCESS) => return Err(busy(holders::find_lockers(identity))),
         Err(errno) => return Err(DeviceErrorKind::from_errno("lock", errno)),
     }
     let loops = holders::find_loops(identity);
     if loops.is_empty() { Ok(()) } else { Err(busy(loops)) }
+}
+
+/// Locks a file. A process that was killed keeps its locks until its last operations have ended, some time after it is
+/// gone from every list: a lock that nobody seems to hold is waited for.
+fn lock_unless_dying(file: &File, lock: Lock, identity: Identity) -> Result<(), Errno> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_millis(50);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match crate::ioctl::lock(file, lock) {
+            Err(Errno::AGAIN | Errno::ACCESS)
+                if Instant::now() < until && holders::find_lockers(identity).is_empty() =>
+            {
+                std::thread::sleep(PAUSE);
+            }
+            other => return other,
+        }
+    }
 }
 
 /// Locks the file under a loop device as if it had been named itself: a daemon that serves the file and one that serves
@@ -400,14 +419,11 @@ fn claim_beneath(identity: Identity, access: Access) -> Result<Option<File>, Dev
     let file = holders::file_beneath(identity)
         .and_then(|path| File::options().read(true).write(access == Access::Own).open(path).ok());
     let Some(file) = file else { return Ok(None) };
-    match crate::ioctl::lock(&file, lock) {
+    let found = rustix::fs::fstat(&file).map_err(|errno| DeviceErrorKind::from_errno("stat", errno))?;
+    let (_, beneath) = classify(&found)?;
+    match lock_unless_dying(&file, lock, beneath) {
         Ok(()) => Ok(Some(file)),
-        Err(Errno::AGAIN | Errno::ACCESS) => {
-            let found =
-                rustix::fs::fstat(&file).map_err(|errno| DeviceErrorKind::from_errno("stat", errno))?;
-            let (_, beneath) = classify(&found)?;
-            Err(busy(holders::find_lockers(beneath)))
-        }
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(busy(holders::find_lockers(beneath))),
         // A file system without locks: nobody else has one there either.
         Err(_) => Ok(None),
     }
