@@ -34,6 +34,7 @@ impl Node {
     /// overflows.
     pub fn replace_children(&mut self, old: &[Key], new: &[Key]) {
         assert!(!self.is_leaf(), "a leaf has no children");
+        self.pending_freeing.reserve_exact(old.len());
         for key in old {
             assert!(remove(&mut self.view, key), "only a child can be replaced");
             // If the old one has not been written yet, it need not be; its freeing key still tells its generation.

@@ -51,6 +51,6 @@ mod split;
 mod write;
 
 pub use error::{NodeError, NodeFault};
-pub use node::{Node, memory_bytes_max};
+pub use node::{Node, memory_bytes_limit, memory_bytes_max};
 pub use split::{Division, coalesce, divide, fits_together};
 pub use write::SetWrite;

@@ -58,8 +58,7 @@ pub(crate) fn blocks_of(geometry: &Geometry, node_sectors: u16) -> u32 {
 /// nodes can hold, its pending set full of holes. A usual node takes a fraction of it; see [`Node::memory_bytes`].
 #[must_use]
 pub fn memory_bytes_max(node_sectors: u16) -> usize {
-    let bytes = usize::try_from(bytes_of(u64::from(node_sectors))).expect("a node fits in memory");
-    let words = bytes / WORD_BYTES;
+    let words = words_of(node_sectors);
     let pieces = 2 * words / (KEY_WORDS_MIN + 1);
     let pending = words / KEY_WORDS_MIN;
     let freeing = 2 * (words / (KEY_WORDS_MIN + 1)) * size_of::<Key>();
@@ -67,6 +66,21 @@ pub fn memory_bytes_max(node_sectors: u16) -> usize {
         + sorted_keys::memory_bytes_max(pieces)
         + sorted_keys::memory_bytes_max(pending)
         + freeing
+}
+
+/// The most memory that a node of `node_sectors` takes when it has just been read or made, in bytes, and a few more
+/// inserts. A node that would grow beyond it is better rewritten: its living keys take less than half of this.
+#[must_use]
+pub fn memory_bytes_limit(node_sectors: u16) -> usize {
+    let pieces = 2 * words_of(node_sectors) / (KEY_WORDS_MIN + 1);
+    size_of::<Node>() + sorted_keys::memory_bytes_filled(pieces) + GROWTH_CHUNKS * sorted_keys::CHUNK_BYTES
+}
+
+/// Chunks of keys for which there is always room in a node that has just been read.
+const GROWTH_CHUNKS: usize = 4;
+
+fn words_of(node_sectors: u16) -> usize {
+    usize::try_from(bytes_of(u64::from(node_sectors))).expect("a node fits in memory") / WORD_BYTES
 }
 
 impl Node {
@@ -209,6 +223,20 @@ impl Node {
             + self.pending.memory_bytes()
             + self.pending_freeing.capacity() * size_of::<Key>()
             + self.freed.capacity() * size_of::<Pointer>()
+    }
+
+    /// The most that so many inserts of a key can add to [`Node::memory_bytes`].
+    #[must_use]
+    pub fn insert_growth_bytes_max(&self, inserts: usize) -> usize {
+        // Each changes the view once, and the pending set twice if it cuts an old key in two.
+        self.view.growth_bytes_max(inserts) + self.pending.growth_bytes_max(2 * inserts)
+    }
+
+    /// The most that replacing `old` children by `new` ones can add to [`Node::memory_bytes`].
+    #[must_use]
+    pub fn replace_growth_bytes_max(&self, old: usize, new: usize) -> usize {
+        let freeing = (self.pending_freeing.len() + old).saturating_sub(self.pending_freeing.capacity());
+        self.view.growth_bytes_max(new) + self.pending.growth_bytes_max(new) + freeing * size_of::<Key>()
     }
 
     /// Whether keys of `words` can be added such that the next set can still be written behind the log. Counts the

@@ -31,16 +31,39 @@ pub(crate) const SPLICE_KEYS: usize = 3;
 /// Room of a chunk: a splice may overfill it for the moment before it is split.
 const CHUNK_CAPACITY: usize = CHUNK_KEYS + SPLICE_KEYS;
 
+/// Memory of a chunk.
+pub(crate) const CHUNK_BYTES: usize = CHUNK_CAPACITY * size_of::<Key>();
+/// Memory of what is kept outside of each chunk.
+const OUTER_BYTES: usize = size_of::<Vec<Key>>() + size_of::<Position>();
+/// Room added to the outer vectors beside half of what they have.
+const OUTER_STEP: usize = 4;
+
 const _: () =
     assert!(JOIN_KEYS < FILL_KEYS && FILL_KEYS <= CHUNK_KEYS, "freshly filled chunks must not join");
 
 /// The most memory that `count` keys can take in a [`SortedKeys`], in bytes.
 pub(crate) const fn memory_bytes_max(count: usize) -> usize {
-    // Two neighbours hold more than `JOIN_KEYS`, so at most one chunk in excess of two per `JOIN_KEYS` keys. The
-    // two outer vectors double when they grow.
-    let chunks = 2 * count.div_ceil(JOIN_KEYS) + 1;
-    chunks * CHUNK_CAPACITY * size_of::<Key>()
-        + 2 * (chunks + 4) * (size_of::<Vec<Key>>() + size_of::<Position>())
+    // Two neighbours hold more than `JOIN_KEYS`, so at most one chunk in excess of two per `JOIN_KEYS` keys.
+    chunks_bytes(2 * count.div_ceil(JOIN_KEYS) + 1)
+}
+
+/// The most memory that `count` keys take when they have just been put in order, in bytes.
+pub(crate) const fn memory_bytes_filled(count: usize) -> usize {
+    chunks_bytes(count.div_ceil(FILL_KEYS))
+}
+
+/// The most memory that so many chunks take, in bytes.
+const fn chunks_bytes(chunks: usize) -> usize {
+    chunks * CHUNK_BYTES + outer_room(chunks) * OUTER_BYTES
+}
+
+/// Room in the two outer vectors for `chunks`, when they have grown one by one: half as much again at each step.
+const fn outer_room(chunks: usize) -> usize {
+    let mut room = 0;
+    while room < chunks {
+        room += room / 2 + OUTER_STEP;
+    }
+    room
 }
 
 /// Keys in position order.
@@ -88,10 +111,22 @@ impl SortedKeys {
             *bound = position;
             return;
         }
+        self.grow_outer();
         let mut chunk = Vec::with_capacity(CHUNK_CAPACITY);
         chunk.push(key);
         self.chunks.push(chunk);
         self.bounds.push(position);
+    }
+
+    /// Room for one more chunk. The outer vectors grow by a rule of their own, so that it can be told beforehand.
+    fn grow_outer(&mut self) {
+        let room = outer_room(self.chunks.len() + 1);
+        if self.chunks.len() == self.chunks.capacity() {
+            self.chunks.reserve_exact(room - self.chunks.len());
+        }
+        if self.bounds.len() == self.bounds.capacity() {
+            self.bounds.reserve_exact(room - self.bounds.len());
+        }
     }
 
     /// Number of keys.
@@ -110,9 +145,18 @@ impl SortedKeys {
 
     /// Memory held, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.chunks.len() * CHUNK_CAPACITY * size_of::<Key>()
+        self.chunks.len() * CHUNK_BYTES
             + self.chunks.capacity() * size_of::<Vec<Key>>()
             + self.bounds.capacity() * size_of::<Position>()
+    }
+
+    /// The most that so many splices can add to what is held, in bytes: a chunk each, and longer outer vectors.
+    pub(crate) fn growth_bytes_max(&self, splices: usize) -> usize {
+        let room = outer_room(self.chunks.len() + splices);
+        let longer = |capacity: usize| room.saturating_sub(capacity);
+        splices * CHUNK_BYTES
+            + longer(self.chunks.capacity()) * size_of::<Vec<Key>>()
+            + longer(self.bounds.capacity()) * size_of::<Position>()
     }
 
     /// In front of the first key whose position is greater than `position`.

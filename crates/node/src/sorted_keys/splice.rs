@@ -34,6 +34,7 @@ impl SortedKeys {
             if nothing_new {
                 return None;
             }
+            self.grow_outer();
             self.chunks.push(Vec::with_capacity(CHUNK_CAPACITY));
             self.bounds.push(bcached_format::Position::ZERO);
         }
@@ -73,6 +74,7 @@ impl SortedKeys {
     fn settle(&mut self, chunk: usize) {
         let len = self.chunks[chunk].len();
         if len > CHUNK_KEYS {
+            self.grow_outer();
             let mut upper = Vec::with_capacity(CHUNK_CAPACITY);
             upper.extend(self.chunks[chunk].drain(len / 2..));
             self.chunks.insert(chunk + 1, upper);

@@ -86,6 +86,7 @@ proptest! {
         let mut keys = SortedKeys::from_sorted(model.iter().copied());
         check_invariants(&keys);
         for step in steps {
+            let (memory, growth) = (keys.memory_bytes(), keys.growth_bytes_max(1));
             match step {
                 Step::Splice(at, removed, new) => {
                     let at = at % (model.len() + 1);
@@ -104,6 +105,8 @@ proptest! {
             }
             check_invariants(&keys);
             check_invariants(&keys.clone());
+            assert!(keys.memory_bytes() <= memory + growth, "a splice adds no more than was said");
+            assert!(keys.clone().memory_bytes() <= memory_bytes_filled(keys.len));
             prop_assert_eq!(keys.iter().collect::<Vec<_>>(), model.iter().collect::<Vec<_>>());
         }
         for probe in model.iter().flat_map(|key| [key.end.saturating_sub(1), key.end, key.end + 1]) {

@@ -135,8 +135,15 @@ fn a_node_full_of_children_says_so() {
     let mut count = 0;
     while node.fits(3) {
         count += 1;
+        let memory = node.memory_bytes() + node.replace_growth_bytes_max(0, 1);
         node.replace_children(&[], &[child(40 + count, 1000 + count)]);
+        assert!(node.memory_bytes() <= memory, "no more memory than was said");
     }
+    let old: Vec<Key> = node.children().take(1).copied().collect();
+    let mut replaced = node.clone();
+    let memory = replaced.memory_bytes() + replaced.replace_growth_bytes_max(1, 0);
+    replaced.replace_children(&old, &[]);
+    assert!(replaced.memory_bytes() <= memory, "a freeing key has been counted");
     // 4096 bytes less a header of 32 are 508 words: 169 keys of three, and one word is left.
     assert_eq!(count, 169);
     let set = node.seal_pending().expect("all of them");

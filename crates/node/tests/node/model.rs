@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
-use bcached_node::{Division, Node, divide, memory_bytes_max};
+use bcached_node::{Division, Node, divide, memory_bytes_limit, memory_bytes_max};
 use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, extent, own, pointer};
@@ -125,7 +125,9 @@ impl Pair {
         }
         let Some(key) = self.part(&key) else { return };
         let mut removed = Vec::new();
+        let memory = self.node.memory_bytes() + self.node.insert_growth_bytes_max(1);
         self.node.insert(&key, &mut |part| removed.push(part));
+        assert!(self.node.memory_bytes() <= memory, "an insert adds no more than was said");
         assert_eq!(sectors_of(&removed), self.take(&key), "removed by {key:?}");
         self.sectors.extend(sectors_of([&key]));
         self.inserted.push(key);
@@ -180,6 +182,7 @@ impl Pair {
         assert_eq!(read.written_blocks(), self.node.written_blocks());
         assert_eq!(read.words_on_disk(), self.node.words_on_disk());
         assert_eq!(read.keys().collect::<Vec<_>>(), self.node.keys().collect::<Vec<_>>());
+        assert!(read.memory_bytes() + read.insert_growth_bytes_max(1) <= memory_bytes_limit(NODE_SECTORS));
         self.node = read;
     }
 
