@@ -77,6 +77,14 @@ pub enum Error {
     /// A flush of the backing device failed before: what it covered may be lost.
     #[error("an earlier flush of the backing device failed: writes it should have covered may be lost")]
     LostWrites,
+    /// The memory for B-tree nodes does not suffice for this set's nodes and the height of its tree.
+    #[error("the memory for btree nodes is too small: {budget} bytes, this cache set needs {needed}")]
+    NodeBudget {
+        /// The limit that was set, in bytes.
+        budget: usize,
+        /// The least that would do, in bytes.
+        needed: usize,
+    },
     /// No such volume.
     #[error("no such volume")]
     NoVolume,

@@ -41,6 +41,7 @@ mod volume;
 mod writeback;
 
 pub use bcached_env::DiskHealth;
+pub use btree::budget::node_budget_min;
 pub use error::{Doing, Error};
 pub use options::Options;
 pub use request::{Reply, Request};

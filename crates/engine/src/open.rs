@@ -4,6 +4,7 @@
 //! its root, the table of volumes. Nothing is written before all of that has been read and verified; then the journal
 //! is replayed through the same transitions as writes.
 
+use crate::btree::budget::Shares;
 use crate::btree::cache::NodeCache;
 use crate::btree::{Child, load, walk, write};
 use crate::error::{Doing, Error};
@@ -71,6 +72,7 @@ struct Parts {
     uuids: UuidTable,
     uuid_key: Key,
     dirty: crate::state::DirtyCounts,
+    shares: Shares,
 }
 
 fn assemble(
@@ -82,15 +84,12 @@ fn assemble(
     parts: Parts,
 ) -> CacheSet {
     let signals = Signals::default();
-    let budget = options.node_budget_bytes;
-    let charge = crate::btree::cache::charge(parts.geometry.node_sectors());
-    // A share for splits: a path and the nodes made; the rest is what attempts may pin together.
-    let tickets = (budget / charge).saturating_sub(SPLIT_SHARE).max(8);
+    let shares = parts.shares;
     let state = State {
         geometry: parts.geometry,
         options,
         now: env.now(),
-        nodes: NodeCache::new(budget.max(charge * (SPLIT_SHARE + 8)), Rc::clone(&signals.node_memory)),
+        nodes: NodeCache::new(shares.budget, shares.node_bytes, Rc::clone(&signals.node_memory)),
         root: parts.root,
         root_pin: None,
         journal: parts.journal,
@@ -120,16 +119,14 @@ fn assemble(
         cache,
         state: RefCell::new(state),
         signals,
-        tickets: Semaphore::new(tickets),
+        tickets: Semaphore::new(shares.tickets),
+        shares,
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }
 }
-
-/// Nodes of the budget kept for the tree's own changes: a path of eight levels, three new nodes, and slack.
-const SPLIT_SHARE: usize = 14;
 
 fn start_tasks(set: &CacheSet) {
     set.spawn(Duty::Writing, writer::run);
@@ -161,6 +158,7 @@ async fn recover(
 ) -> Result<CacheSet, Error> {
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
+    let budget = options.node_budget_bytes;
     let scan = scan::scan(&disk, &geometry).await?;
     let newest = scan.entries.last().expect("a scan without entries is an error");
     let (header, old_uuids) = (newest.header, newest.old_uuids);
@@ -170,7 +168,9 @@ async fn recover(
     let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
     walk::raise(&mut buckets, root.pointer())?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
-    let found = walk::walk(&disk, &geometry, root, &mut buckets, &mut |_| {}).await?;
+    let known = Shares::new(budget, geometry.node_sectors().max(root.key.sectors()), root.level)?;
+    let found = walk::walk(&disk, &geometry, root, &mut buckets, known.tickets, &mut |_| {}).await?;
+    let shares = Shares::new(budget, geometry.node_sectors().max(found.node_sectors_max), root.level)?;
     let recovered = note.recovered(superblock.seq());
     let sequence = header.seq;
     let oldest = header.last_seq;
@@ -188,7 +188,8 @@ async fn recover(
     let spare = reserve_unreferenced(&mut buckets, geometry.prio_sets())?;
     let prios = PrioChains { current: stored.chain, spare, sequence: stored.sequence };
     let uuid_key = header.uuids;
-    let parts = Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty };
+    let parts =
+        Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty, shares };
     let set = assemble(env, disk, superblock, note, options, parts);
     let pin = load::load(&set, root).await?;
     set.with(|s| s.root_pin = Some(pin));
@@ -266,6 +267,7 @@ async fn initialise(
     note: Box<dyn Note>,
     options: Options,
 ) -> Result<CacheSet, Error> {
+    let shares = Shares::new(options.node_budget_bytes, Geometry::of(&superblock).node_sectors(), 0)?;
     superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
@@ -275,7 +277,7 @@ async fn initialise(
     buckets.classify(|index| index < first_free);
     let sets = geometry.prio_sets();
     let current = reserve_unreferenced(&mut buckets, sets)?;
-    let spare = prios::take_unreferenced(&mut buckets, sets)?;
+    let spare = reserve_unreferenced(&mut buckets, sets)?;
     let uuid_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
     let root_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
     let journal = Journal::fresh(journal_sectors(&geometry), geometry.bucket_sectors, geometry.block_sectors);
@@ -300,6 +302,7 @@ async fn initialise(
         uuids: UuidTable::empty(geometry.uuid_slots()),
         uuid_key,
         dirty: crate::state::DirtyCounts::default(),
+        shares,
     };
     let set = assemble(env, disk, superblock, note, options, parts);
     write_first(&set, root).await?;

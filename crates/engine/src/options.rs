@@ -5,7 +5,7 @@ use core::time::Duration;
 /// Options of a cache set.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for B-tree nodes, in bytes: a hard limit.
+    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused.
     pub node_budget_bytes: usize,
     /// How long keys wait in the open journal entry when nobody asks for durability (`journal_delay_ms`).
     pub journal_delay: Duration,

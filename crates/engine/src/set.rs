@@ -20,14 +20,16 @@
 //! neither buckets nor permits; the allocator needs both and the permit for metadata, so nobody waits for a bucket with
 //! that permit in hand; rewrites need all of these, and gate a leaf only when they have their buckets and memory.
 
-use crate::btree::{Attempt, Need, load, split};
+use crate::btree::budget::{Shares, attempt_tickets};
+use crate::btree::cache::Pin;
+use crate::btree::{Attempt, Need, load, split, write};
 use crate::error::Error;
 use crate::journal::writer;
 use crate::state::State;
 use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
-use bcached_env::sync::{Notify, Semaphore};
+use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Disk, Env};
 use core::cell::{Cell, RefCell};
 
@@ -65,8 +67,10 @@ pub(crate) struct Inner {
     pub(crate) cache: Disk,
     pub(crate) state: RefCell<State>,
     pub(crate) signals: Signals,
-    /// Node pins that attempts may hold together; the rest of the budget is for splits and replay (decision 14).
+    /// Nodes that may be held across waits (decision 14).
     pub(crate) tickets: Semaphore,
+    /// How the memory for nodes is shared.
+    pub(crate) shares: Shares,
     /// One change of the tree's shape at a time.
     pub(crate) structure: Semaphore,
     /// One write of the priorities or the uuid table at a time.
@@ -84,6 +88,28 @@ pub(crate) enum Duty {
     Allocating,
     /// Writes the journal and the leaves, for everybody. Ends at [`State::stopped`].
     Writing,
+}
+
+/// What an attempt keeps between its tries: the nodes that it named, and tickets for a path of the tree.
+#[derive(Default)]
+struct Held {
+    pins: Vec<Pin>,
+    ticket: Option<Permit>,
+    count: usize,
+}
+
+impl Held {
+    /// Takes tickets for a path, if there are none yet. If the tree has changed so much meanwhile that more nodes have
+    /// been named than there are tickets for, all are let go first.
+    async fn take_ticket(&mut self, set: &CacheSet) {
+        let wanted = set.with(|s| attempt_tickets(s.root.level));
+        if self.ticket.is_some() && self.pins.len() < self.count {
+            return;
+        }
+        *self = Self::default();
+        self.ticket = Some(set.inner.tickets.acquire(wanted).await);
+        self.count = wanted;
+    }
 }
 
 /// A running cache set. Clones are handles on the same one.
@@ -170,8 +196,7 @@ impl CacheSet {
         changes: bool,
         mut transition: impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<T, Error> {
-        let mut pins = Vec::new();
-        let mut ticket = None;
+        let mut held = Held::default();
         loop {
             if changes {
                 self.check_alive()?;
@@ -185,27 +210,27 @@ impl CacheSet {
             };
             match need {
                 Need::Node(child) => {
-                    if ticket.is_none() {
-                        let depth = self.with(|s| usize::from(s.root.level));
-                        ticket = Some(self.inner.tickets.acquire(depth + 1).await);
-                    }
-                    pins.push(load::load(self, child).await?);
+                    held.take_ticket(self).await;
+                    held.pins.push(load::load(self, child).await?);
+                }
+                Need::Memory if held.ticket.is_none() => held.take_ticket(self).await,
+                Need::Memory => {
+                    // There is a ticket for what the leaf may take: others, who hold none, are written and evicted.
+                    write::relieve(self);
+                    self.signals().node_memory.wait().await;
                 }
                 Need::Split { at, words } => {
-                    // What a split needs comes from its own share: nothing is held while waiting for it.
-                    pins.clear();
-                    ticket = None;
+                    // A split takes tickets of its own: nothing is held while waiting for it.
+                    held = Held::default();
                     split::split(self, at, words).await?;
                 }
                 Need::Gate => {
                     self.check_alive()?;
-                    pins.clear();
-                    ticket = None;
+                    held = Held::default();
                     self.signals().node_progress.wait().await;
                 }
                 Need::Journal => {
-                    pins.clear();
-                    ticket = None;
+                    held = Held::default();
                     writer::wait_for_room(self).await?;
                 }
             }

@@ -36,9 +36,9 @@ pub struct Status {
     pub tree_depth: u8,
     /// Nodes in memory.
     pub nodes: u64,
-    /// Memory charged for them, in bytes.
+    /// Memory that they take, and what is set aside for those on their way, in bytes.
     pub node_bytes: u64,
-    /// The most memory that was ever charged for nodes, in bytes.
+    /// The most that was ever so, in bytes.
     pub node_bytes_max: u64,
     /// The hard limit of that, in bytes.
     pub node_budget_bytes: u64,
@@ -73,7 +73,7 @@ impl CacheSet {
             tree_depth: s.root.level,
             nodes: s.nodes.count() as u64,
             node_bytes: s.nodes.bytes() as u64,
-            node_bytes_max: s.nodes.bytes_max as u64,
+            node_bytes_max: s.nodes.bytes_max() as u64,
             node_budget_bytes: s.nodes.budget() as u64,
             journal_sequence: s.journal.durable(),
             cache_health: self.cache().health(),
@@ -90,6 +90,7 @@ impl CacheSet {
     pub fn assert_invariants(&self) {
         self.with(|s| {
             s.check_invariants();
+            s.nodes.check_invariants();
             let open = s.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Open).count();
             assert_eq!(open, s.open.count(), "open buckets are known");
         });

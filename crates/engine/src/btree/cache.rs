@@ -1,13 +1,15 @@
-//! Which nodes are in memory, who pins them, who is evicted: a hard byte budget (decision 14).
+//! Which nodes are in memory, who pins them, who is evicted: a hard byte budget, shared out by `budget`.
 //!
-//! A node's charge is fixed when it comes in (its size on disk and a fixed overhead), so the budget can be checked
-//! before anything is read. A node is evicted only when nobody pins it and it has nothing unwritten.
+//! What counts is what nodes really take ([`Node::memory_bytes`] and what the cache keeps beside them), after every
+//! change, and what has been set aside for nodes on their way. A node can be changed only through
+//! [`NodeCache::change`], for which room was made before; it is evicted only when nobody pins it and it has nothing
+//! unwritten, and was not used for a while.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
 use bcached_env::Time;
 use bcached_env::sync::Notify;
-use bcached_format::{Key, Pointer};
+use bcached_format::Pointer;
 use bcached_node::Node;
 use core::cell::Cell;
 use slab::Slab;
@@ -36,10 +38,24 @@ impl Drop for Pin {
     }
 }
 
+/// Memory set aside for a node that is on its way. Dropping it gives the memory back.
+#[must_use = "dropping it gives the memory back"]
+pub struct Reserved {
+    bytes: usize,
+    all: Rc<Cell<usize>>,
+    freed: Rc<Notify>,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.all.set(self.all.get() - self.bytes);
+        self.freed.notify_all();
+    }
+}
+
 /// A node in memory.
 pub struct CachedNode {
-    /// The node.
-    pub node: Node,
+    node: Node,
     /// Being replaced by a split: readers go on, writers wait.
     pub gated: bool,
     /// A set of it is on its way to the device.
@@ -51,18 +67,36 @@ pub struct CachedNode {
     /// When its oldest unwritten key came.
     pub dirty_since: Option<Time>,
     pins: Rc<Cell<u32>>,
-    used: u64,
+    /// Asked for since the hand last passed it.
+    used: bool,
+    /// What is counted for it.
     charge: usize,
+}
+
+impl CachedNode {
+    /// The node.
+    #[must_use]
+    pub const fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn is_evictable(&self) -> bool {
+        self.pins.get() == 0 && !self.node.has_pending() && !self.writing && !self.gated
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.node.memory_bytes() + NODE_OVERHEAD_BYTES
+    }
 }
 
 /// What a request for a node finds.
 pub enum Found {
     /// It is here.
     Here(Pin),
-    /// Somebody is loading it: wait for [`NodeCache::changed`].
+    /// Somebody is loading it: wait for the cache's notification.
     Loading,
     /// Load it; the memory is set aside.
-    Load,
+    Load(Reserved),
     /// No memory until a node is unpinned or written.
     Full,
 }
@@ -72,48 +106,54 @@ pub struct NodeCache {
     nodes: Slab<CachedNode>,
     by_pointer: BTreeMap<u64, usize>,
     loading: BTreeSet<u64>,
-    recency: BTreeMap<u64, usize>,
-    clock: u64,
+    /// Where the search for a node to give up goes on. It goes round and round, and spares each node once that was
+    /// used since: a use costs nothing but a mark.
+    hand: usize,
     budget: usize,
+    /// The most that one node may take.
+    node_bytes: usize,
     bytes: usize,
-    /// The most that was ever used; tests compare it with the budget.
-    pub bytes_max: usize,
+    reserved: Rc<Cell<usize>>,
+    bytes_max: usize,
     freed: Rc<Notify>,
 }
 
-/// What a node's bookkeeping costs beside its keys.
-const NODE_OVERHEAD_BYTES: usize = 1024;
+/// What the cache keeps for a node beside the node, in bytes: its entry, twice (the table doubles), its places in
+/// two trees, and the count of its pins.
+pub const NODE_OVERHEAD_BYTES: usize = 1024;
 
-/// Memory charged for a node of `sectors`. In memory a key takes 32 bytes, on disk at least 24 (16 for a hole, which
-/// is not kept): a third more than the node's size holds every key it can store, and chunks are at least half full.
-#[must_use]
-pub const fn charge(sectors: u64) -> usize {
-    #[expect(clippy::cast_possible_truncation, reason = "a node has at most 65535 sectors")]
-    let bytes = (sectors * 512) as usize;
-    bytes + bytes / 3 + NODE_OVERHEAD_BYTES
-}
+const _: () =
+    assert!(2 * size_of::<CachedNode>() + 256 <= NODE_OVERHEAD_BYTES, "the overhead covers an entry");
 
 impl NodeCache {
-    /// An empty cache of at most `budget` bytes. `freed` is told when a pin is dropped.
+    /// An empty cache of at most `budget` bytes, for nodes of at most `node_bytes` each. `freed` is told when memory
+    /// may be had.
     #[must_use]
-    pub const fn new(budget: usize, freed: Rc<Notify>) -> Self {
+    pub fn new(budget: usize, node_bytes: usize, freed: Rc<Notify>) -> Self {
         Self {
             nodes: Slab::new(),
             by_pointer: BTreeMap::new(),
             loading: BTreeSet::new(),
-            recency: BTreeMap::new(),
-            clock: 0,
+            hand: 0,
             budget,
+            node_bytes,
             bytes: 0,
+            reserved: Rc::default(),
             bytes_max: 0,
             freed,
         }
     }
 
-    /// Bytes in use.
+    /// Bytes in use or set aside.
     #[must_use]
-    pub const fn bytes(&self) -> usize {
-        self.bytes
+    pub fn bytes(&self) -> usize {
+        self.bytes + self.reserved.get()
+    }
+
+    /// The most that was ever in use or set aside.
+    #[must_use]
+    pub const fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     /// The hard limit of [`NodeCache::bytes`].
@@ -131,7 +171,7 @@ impl NodeCache {
     /// The node that `pointer` names, if it is in memory. Counts as use.
     pub fn find(&mut self, pointer: Pointer) -> Option<usize> {
         let slot = *self.by_pointer.get(&pointer.word())?;
-        self.touch(slot);
+        self.nodes[slot].used = true;
         Some(slot)
     }
 
@@ -141,9 +181,33 @@ impl NodeCache {
         &self.nodes[slot]
     }
 
-    /// The node in `slot`, to change.
+    /// The node in `slot`, to change what is noted of it.
     pub fn get_mut(&mut self, slot: usize) -> &mut CachedNode {
         &mut self.nodes[slot]
+    }
+
+    /// Changes the node in `slot`. If it may grow, [`NodeCache::room_to_grow`] has been asked, or the memory set aside.
+    pub fn change<R>(&mut self, slot: usize, change: impl FnOnce(&mut Node) -> R) -> R {
+        let cached = &mut self.nodes[slot];
+        let result = change(&mut cached.node);
+        let charge = cached.memory_bytes();
+        self.bytes = self.bytes - cached.charge + charge;
+        cached.charge = charge;
+        assert!(charge <= self.node_bytes, "a node takes {charge} bytes, {} at most", self.node_bytes);
+        self.settle();
+        result
+    }
+
+    /// Whether a node may grow by `growth` bytes at most, or has to be rewritten instead.
+    #[must_use]
+    pub fn may_grow(&self, slot: usize, growth: usize) -> bool {
+        self.nodes[slot].charge + growth <= self.node_bytes
+    }
+
+    /// Makes room for the node in `slot` to grow by `growth` bytes at most; false if there is none now.
+    #[must_use]
+    pub fn room_to_grow(&mut self, slot: usize, growth: usize) -> bool {
+        self.make_room(growth, Some(slot))
     }
 
     /// Pins the node in `slot`.
@@ -159,58 +223,46 @@ impl NodeCache {
         self.nodes.iter()
     }
 
-    /// Looks for the node of `key`; sets memory aside and marks it as being loaded if it is not here.
-    pub fn request(&mut self, key: &Key, pointer: Pointer) -> Found {
+    /// Looks for the node at `pointer`; sets memory aside and marks it as being loaded if it is not here.
+    pub fn request(&mut self, pointer: Pointer) -> Found {
         if let Some(slot) = self.find(pointer) {
             return Found::Here(self.pin(slot));
         }
         if self.loading.contains(&pointer.word()) {
             return Found::Loading;
         }
-        if !self.make_room(charge(key.sectors())) {
-            return Found::Full;
-        }
-        self.account(charge(key.sectors()));
+        let Some(reserved) = self.reserve(self.node_bytes) else { return Found::Full };
         self.loading.insert(pointer.word());
-        Found::Load
+        Found::Load(reserved)
     }
 
     /// The end of a load that failed.
-    pub fn abandon(&mut self, key: &Key, pointer: Pointer) {
+    pub fn abandon(&mut self, pointer: Pointer) {
         self.loading.remove(&pointer.word());
-        self.bytes -= charge(key.sectors());
         self.freed.notify_all();
     }
 
     /// The end of a load: the node is here, pinned.
-    pub fn loaded(&mut self, node: Node, pointer: Pointer) -> Pin {
+    pub fn loaded(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> Pin {
         let was_loading = self.loading.remove(&pointer.word());
         assert!(was_loading, "a load was announced");
-        let slot = self.enter(node, pointer);
-        self.freed.notify_all();
+        let slot = self.enter(node, pointer, reserved);
         self.pin(slot)
     }
 
-    /// Sets memory aside for a node that is about to be made; false if there is none.
+    /// Sets `bytes` aside; `None` if they cannot be had now.
     #[must_use]
-    pub fn set_aside(&mut self, sectors: u64) -> bool {
-        let room = self.make_room(charge(sectors));
-        if room {
-            self.account(charge(sectors));
+    pub fn reserve(&mut self, bytes: usize) -> Option<Reserved> {
+        if !self.make_room(bytes, None) {
+            return None;
         }
-        room
+        self.reserved.set(self.reserved.get() + bytes);
+        self.settle();
+        Some(Reserved { bytes, all: Rc::clone(&self.reserved), freed: Rc::clone(&self.freed) })
     }
 
-    /// Gives back what [`NodeCache::set_aside`] took and was not used.
-    pub fn give_back(&mut self, sectors: u64) {
-        self.bytes -= charge(sectors);
-        self.freed.notify_all();
-    }
-
-    /// Enters a new node, for which memory was set aside.
-    pub fn enter(&mut self, node: Node, pointer: Pointer) -> usize {
-        self.clock += 1;
-        let charge = charge(node.own().sectors());
+    /// Enters a node for which memory was set aside.
+    pub fn enter(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> usize {
         let cached = CachedNode {
             node,
             gated: false,
@@ -219,20 +271,21 @@ impl NodeCache {
             writing_since: None,
             dirty_since: None,
             pins: Rc::new(Cell::new(0)),
-            used: self.clock,
-            charge,
+            used: false,
+            charge: 0,
         };
         let slot = self.nodes.insert(cached);
-        self.recency.insert(self.clock, slot);
         let before = self.by_pointer.insert(pointer.word(), slot);
         assert!(before.is_none(), "a node is in memory once");
+        // What was set aside is at least what it takes.
+        drop(reserved);
+        self.change(slot, |_| ());
         slot
     }
 
     /// Removes a node that has been replaced.
     pub fn remove(&mut self, slot: usize) {
         let cached = self.nodes.remove(slot);
-        self.recency.remove(&cached.used);
         for pointer in cached.node.own().pointers.as_slice() {
             self.by_pointer.remove(&pointer.word());
         }
@@ -240,39 +293,162 @@ impl NodeCache {
         self.freed.notify_all();
     }
 
-    /// Nodes that could be evicted if only their pending keys were written, least recently used first.
+    /// Nodes that could be evicted if only their pending keys were written, in the order in which they would be.
     pub fn unwritten_unpinned(&self) -> impl Iterator<Item = usize> + '_ {
-        let wanted = |slot: &usize| {
-            let cached = &self.nodes[*slot];
+        let wanted = |cached: &CachedNode| {
             cached.pins.get() == 0 && cached.node.has_pending() && !cached.writing && !cached.gated
         };
-        self.recency.values().copied().filter(wanted)
+        let places = self.nodes.capacity();
+        let round = (0..places).map(move |step| (self.hand + step) % places);
+        round.filter(move |slot| self.nodes.get(*slot).is_some_and(wanted))
     }
 
-    fn account(&mut self, bytes: usize) {
-        self.bytes += bytes;
-        self.bytes_max = self.bytes_max.max(self.bytes);
-        assert!(self.bytes <= self.budget, "the node budget is hard: {} of {}", self.bytes, self.budget);
+    /// Asserts that what is counted is what is there.
+    pub fn check_invariants(&self) {
+        let mut bytes = 0;
+        for (slot, cached) in &self.nodes {
+            assert_eq!(cached.charge, cached.memory_bytes(), "the node in slot {slot} changed uncounted");
+            assert!(cached.charge <= self.node_bytes, "the node in slot {slot} has outgrown its share");
+            bytes += cached.charge;
+        }
+        assert_eq!(bytes, self.bytes, "the sum is that of the nodes");
+        assert_eq!(self.by_pointer.len(), self.nodes.len(), "a node is found by its pointer");
+        assert!(self.bytes() <= self.bytes_max && self.bytes_max <= self.budget, "the budget is hard");
     }
 
-    /// Evicts until `bytes` more fit; false if that is not possible now.
-    fn make_room(&mut self, bytes: usize) -> bool {
-        while self.bytes + bytes > self.budget {
-            let evictable = |slot: &usize| {
-                let cached = &self.nodes[*slot];
-                cached.pins.get() == 0 && !cached.node.has_pending() && !cached.writing && !cached.gated
-            };
-            let Some(slot) = self.recency.values().copied().find(evictable) else { return false };
+    fn settle(&mut self) {
+        let bytes = self.bytes();
+        self.bytes_max = self.bytes_max.max(bytes);
+        assert!(bytes <= self.budget, "the node budget is hard: {bytes} of {}", self.budget);
+    }
+
+    /// Evicts until `bytes` more fit, but never the node in `keep`; false if that is not possible now.
+    fn make_room(&mut self, bytes: usize, keep: Option<usize>) -> bool {
+        while self.bytes() + bytes > self.budget {
+            let Some(slot) = self.victim(keep) else { return false };
             self.remove(slot);
         }
         true
     }
 
-    fn touch(&mut self, slot: usize) {
-        self.clock += 1;
-        let cached = &mut self.nodes[slot];
-        self.recency.remove(&cached.used);
-        cached.used = self.clock;
-        self.recency.insert(self.clock, slot);
+    /// The next node to give up, but for `keep`.
+    fn victim(&mut self, keep: Option<usize>) -> Option<usize> {
+        let places = self.nodes.capacity();
+        // In the first round all may turn out to have been used.
+        for _ in 0..2 * places {
+            let slot = self.hand;
+            self.hand = (slot + 1) % places;
+            let Some(cached) = self.nodes.get_mut(slot) else { continue };
+            let used = core::mem::replace(&mut cached.used, false);
+            if !used && Some(slot) != keep && cached.is_evictable() {
+                return Some(slot);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointers, Position, SetMagic, Uuid};
+
+    const NODE_BYTES: usize = 64 << 10;
+    const GEOMETRY: Geometry = Geometry {
+        block_sectors: 8,
+        bucket_sectors: 16,
+        buckets: 1 << 20,
+        first_bucket: 1,
+        journal_buckets: 16,
+        magic: SetMagic::of(Uuid([7; 16])),
+    };
+
+    fn pointer(bucket: u64) -> Pointer {
+        Pointer::new(DeviceIndex(0), bucket * 16, Gen(0))
+    }
+
+    /// An empty leaf whose first set is written.
+    fn leaf(bucket: u64) -> Node {
+        let Position { inode, offset } = Position::MAX;
+        let own =
+            Key { inode, size: 16, dirty: false, end: offset, pointers: Pointers::one(pointer(bucket)) };
+        let mut node = Node::create(own, 0, 1, &GEOMETRY);
+        let _written = node.seal_pending().expect("a fresh node has a first set");
+        node
+    }
+
+    fn cache(budget: usize) -> NodeCache {
+        NodeCache::new(budget, NODE_BYTES, Rc::default())
+    }
+
+    fn enter(cache: &mut NodeCache, bucket: u64) -> usize {
+        let Found::Load(reserved) = cache.request(pointer(bucket)) else { unreachable!("there is room") };
+        let slot = cache.loaded(leaf(bucket), pointer(bucket), reserved).slot();
+        cache.check_invariants();
+        slot
+    }
+
+    /// A clean node is given up for another; one that is pinned, gated, being written or not written is not.
+    #[test]
+    fn only_what_nobody_needs_is_evicted() {
+        let mut cache = cache(NODE_BYTES + 4096);
+        let slot = enter(&mut cache, 100);
+        let (pin, one) = (cache.pin(slot), cache.bytes());
+        while cache.bytes() + NODE_BYTES <= cache.budget() {
+            let bucket = 1000 + cache.count() as u64;
+            enter(&mut cache, bucket);
+        }
+        let Found::Load(other) = cache.request(pointer(200)) else { unreachable!("others are evicted") };
+        assert!(cache.find(pointer(100)).is_some(), "not the pinned one");
+        cache.abandon(pointer(200));
+        drop(other);
+        let all = cache.reserve(cache.budget() - one).expect("all others go");
+        let refused = |cache: &mut NodeCache| cache.reserve(1024).is_none();
+        assert!(refused(&mut cache), "it is pinned");
+        drop(pin);
+        for mark in [
+            |cached: &mut CachedNode, on| cached.gated = on,
+            |cached: &mut CachedNode, on| cached.writing = on,
+        ] {
+            mark(cache.get_mut(slot), true);
+            assert!(refused(&mut cache));
+            mark(cache.get_mut(slot), false);
+        }
+        let key = Key::hole(Inode(0), 8, 16);
+        assert!(!cache.room_to_grow(slot, 4096), "nothing but itself could be evicted");
+        cache.check_invariants();
+        drop(all);
+        assert!(cache.room_to_grow(slot, cache.get(slot).node().insert_growth_bytes_max(1)));
+        let before = cache.bytes();
+        cache.change(slot, |node| node.insert(&key, &mut |_| ()));
+        assert!(cache.bytes() > before, "what it grew by is counted");
+        cache.check_invariants();
+        let grown = cache.bytes();
+        let _all = cache.reserve(cache.budget() - grown).expect("what is left");
+        assert!(refused(&mut cache), "its key is not written");
+        let _written = cache.change(slot, Node::seal_pending);
+        assert!(cache.reserve(grown).is_some() && cache.find(pointer(100)).is_none(), "now it can go");
+        cache.check_invariants();
+    }
+
+    /// What is used again and again stays, whatever else comes and goes.
+    #[test]
+    fn what_is_used_stays() {
+        let mut cache = cache(2 * NODE_BYTES);
+        enter(&mut cache, 100);
+        for bucket in 200..400 {
+            enter(&mut cache, bucket);
+            assert!(cache.find(pointer(100)).is_some(), "after {bucket}");
+        }
+        assert!(cache.count() < 100, "others went");
+    }
+
+    #[test]
+    #[should_panic(expected = "the node budget is hard")]
+    fn growing_unasked_beyond_the_budget_is_a_bug_that_shows() {
+        let mut cache = cache(NODE_BYTES);
+        let slot = enter(&mut cache, 100);
+        let _all = cache.reserve(cache.budget() - cache.bytes()).expect("what is left");
+        cache.change(slot, |node| node.insert(&Key::hole(Inode(0), 8, 16), &mut |_| ()));
     }
 }

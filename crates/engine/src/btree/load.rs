@@ -1,6 +1,6 @@
 //! Brings a node in: once for all who wait, within the budget, verified.
 
-use crate::btree::cache::{Found, Pin};
+use crate::btree::cache::{Found, Pin, Reserved};
 use crate::btree::{Child, write};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
@@ -12,23 +12,22 @@ use bcached_node::Node;
 /// The node of `child`, in memory and pinned. Works in a set that has failed too, as long as memory need not be made.
 pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
     let pointer = child.pointer();
-    loop {
-        match set.with(|s| s.nodes.request(&child.key, pointer)) {
+    let reserved = loop {
+        match set.with(|s| s.nodes.request(pointer)) {
             Found::Here(pin) => return Ok(pin),
-            Found::Load => break,
+            Found::Load(reserved) => break reserved,
             Found::Loading => set.signals().node_memory.wait().await,
             Found::Full => {
                 set.check_alive()?;
-                set.with(|s| s.node_pressure = true);
-                set.signals().leaf_work.notify_all();
+                write::relieve(set);
                 set.signals().node_memory.wait().await;
             }
         }
-    }
+    };
     match read(set, child).await {
-        Ok(node) => Ok(set.with(|s| s.nodes.loaded(node, pointer))),
+        Ok(node) => Ok(set.with(|s| s.nodes.loaded(node, pointer, reserved))),
         Err(error) => {
-            set.with(|s| s.nodes.abandon(&child.key, pointer));
+            set.with(|s| s.nodes.abandon(pointer));
             Err(error)
         }
     }
@@ -57,17 +56,14 @@ fn damaged(child: Child, source: bcached_node::NodeError) -> Error {
     Error::Node { sector: child.pointer().sector(), source: Box::new(source) }
 }
 
-/// Waits until there is memory for `count` new nodes of `sectors`, and sets it aside.
-pub async fn set_aside(set: &CacheSet, sectors: u64, count: usize) -> Result<(), Error> {
-    let mut taken = 0;
-    while taken < count {
+/// Waits until so many `bytes` can be had, and sets them aside. There is a ticket for them.
+pub async fn set_aside(set: &CacheSet, bytes: usize) -> Result<Reserved, Error> {
+    loop {
         set.check_alive()?;
-        if set.with(|s| s.nodes.set_aside(sectors)) {
-            taken += 1;
-            continue;
+        if let Some(reserved) = set.with(|s| s.nodes.reserve(bytes)) {
+            return Ok(reserved);
         }
         write::relieve(set);
         set.signals().node_memory.wait().await;
     }
-    Ok(())
 }

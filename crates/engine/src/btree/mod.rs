@@ -4,6 +4,7 @@
 //! in the same transition the live and dirty counts of their buckets, the volume's dirty count, the journal entry and
 //! the note change with them.
 
+pub mod budget;
 pub mod cache;
 pub mod load;
 pub mod split;
@@ -39,6 +40,8 @@ pub enum Need {
     },
     /// The leaf is being split.
     Gate,
+    /// The leaf may grow, and there is no memory for it now.
+    Memory,
     /// The journal or the note has no room.
     Journal,
 }
@@ -91,6 +94,9 @@ pub struct Piece {
     pub content: Content,
 }
 
+/// Most parts of a range that one attempt replaces.
+const PARTS_MAX: usize = 16;
+
 /// How an insert is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Record {
@@ -116,7 +122,7 @@ impl State {
             if child.level == level {
                 return Ok(slot);
             }
-            let key = self.nodes.get(slot).node.child_for(start);
+            let key = self.nodes.get(slot).node().child_for(start);
             let key = *key.expect("the children of a checked node reach its end");
             child = Child { key, level: child.level - 1 };
         }
@@ -135,7 +141,7 @@ impl State {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
-        let node = &self.nodes.get(slot).node;
+        let node = self.nodes.get(slot).node();
         let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
         let mut at = start;
         for key in node.overlapping(inode, start, upto) {
@@ -169,7 +175,7 @@ impl State {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
-        let node = &self.nodes.get(slot).node;
+        let node = self.nodes.get(slot).node();
         let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
         for key in node.overlapping(inode, start, upto) {
             visit(&self.buckets, key);
@@ -186,7 +192,10 @@ impl State {
         if record == Record::Journal && !self.can_record(key.words(), 1) {
             return Attempt::Needs(Need::Journal);
         }
-        let position = self.nodes.get(slot).node.position();
+        if !self.has_memory(slot, 1) {
+            return Attempt::Needs(Need::Memory);
+        }
+        let position = self.nodes.get(slot).node().position();
         let part = if position.inode > key.inode { Some(*key) } else { key.cut(0, position.offset) };
         let part = part.expect("the leaf for a start reaches beyond it");
         let sequence = self.record(slot, &part, record);
@@ -195,22 +204,35 @@ impl State {
     }
 
     /// Replaces what still equals `expected` in `[expected.start(), upto)` by the same part of `new`, within the
-    /// first leaf; returns where that leaf ends and how many sectors were replaced.
+    /// first leaf and as far as an attempt goes; returns where that is and how many sectors were replaced.
     pub(crate) fn replace(&mut self, expected: &Key, new: &Key) -> Attempt<(u64, u64)> {
         let slot = match self.leaf_to_change(expected.start_position(), 0) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
-        let node = &self.nodes.get(slot).node;
+        let node = self.nodes.get(slot).node();
         let position = node.position();
-        let upto = if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
-        let matching: Vec<(u64, u64)> = matching_parts(node, expected, upto).collect();
+        let mut upto =
+            if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
+        let mut matching: Vec<(u64, u64)> = matching_parts(node, expected, upto).take(PARTS_MAX).collect();
+        // At least one part: the leaf is not full.
+        while matching.len() > 1 && !self.nodes.may_grow(slot, node.insert_growth_bytes_max(matching.len())) {
+            matching.pop();
+        }
+        if let Some((_, end)) = matching.last()
+            && matching_parts(node, expected, upto).nth(matching.len()).is_some()
+        {
+            upto = *end;
+        }
         let words = matching.len() * new.words();
         if !node.fits(words) {
             return Attempt::Needs(Need::Split { at: expected.start_position(), words });
         }
         if !self.can_record(words, matching.len()) {
             return Attempt::Needs(Need::Journal);
+        }
+        if !self.has_memory(slot, matching.len()) {
+            return Attempt::Needs(Need::Memory);
         }
         let mut replaced = 0;
         for (start, end) in matching {
@@ -229,10 +251,22 @@ impl State {
         if cached.gated {
             return Err(Need::Gate);
         }
-        if !cached.node.fits(words) {
+        if self.is_full(slot, words) {
             return Err(Need::Split { at: start, words });
         }
         Ok(slot)
+    }
+
+    /// The leaf in `slot` cannot take a key of `words`: on the device, or in the memory that a node may take.
+    fn is_full(&self, slot: usize, words: usize) -> bool {
+        let node = self.nodes.get(slot).node();
+        !node.fits(words) || !self.nodes.may_grow(slot, node.insert_growth_bytes_max(1))
+    }
+
+    /// Sees to it that the leaf in `slot` has the memory for so many inserts; false if there is none now.
+    fn has_memory(&mut self, slot: usize, inserts: usize) -> bool {
+        let growth = self.nodes.get(slot).node().insert_growth_bytes_max(inserts);
+        self.nodes.room_to_grow(slot, growth)
     }
 
     fn can_record(&self, words: usize, keys: usize) -> bool {
@@ -270,7 +304,7 @@ impl State {
         let cached = nodes.get_mut(slot);
         *untold |= cached.dirty_since.is_none();
         cached.dirty_since.get_or_insert(now);
-        cached.node.insert(part, &mut |gone: Key| {
+        let mut remove = |gone: Key| {
             let live = gone.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
             for pointer in gone.pointers.as_slice() {
                 buckets.remove(*pointer, u32::from(gone.size), gone.dirty, sequence);
@@ -278,7 +312,8 @@ impl State {
             if live && gone.dirty {
                 dirty.remove(gone.inode, gone.sectors());
             }
-        });
+        };
+        nodes.change(slot, |node| node.insert(part, &mut remove));
         for pointer in part.pointers.as_slice() {
             buckets.add(*pointer, u32::from(part.size), part.dirty);
         }

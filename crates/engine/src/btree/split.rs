@@ -8,7 +8,8 @@
 //!
 //! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion.
 
-use crate::btree::cache::Pin;
+use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
+use crate::btree::cache::{Pin, Reserved};
 use crate::btree::{Child, load, write};
 use crate::error::Error;
 use crate::journal::writer;
@@ -17,18 +18,18 @@ use crate::space::allocator;
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::join_all;
+use bcached_env::sync::Permit;
 use bcached_format::{BucketId, Key, Pointer, Pointers, Position};
 use bcached_node::{Division, Node};
 
 /// Words a parent must have room for: two children and the freeing key of the old one.
 const PARENT_WORDS: usize = 9;
-/// Buckets of one rewrite: two nodes and a new root.
-const BUCKETS: usize = 3;
 
 /// Makes room for `words` more in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
     let _structure = set.inner.structure.acquire(1).await;
     loop {
+        let _ticket = take_ticket(set).await;
         let path = load_path(set, at).await?;
         let Some(depth) = set.with(|s| node_to_rewrite(s, &path, words)) else { return Ok(()) };
         rewrite(set, &path, depth).await?;
@@ -42,6 +43,7 @@ pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Err
 pub async fn compact(set: &CacheSet, at: Position) -> Result<(), Error> {
     let _structure = set.inner.structure.acquire(1).await;
     loop {
+        let _ticket = take_ticket(set).await;
         let path = load_path(set, at).await?;
         let leaf = path.len() - 1;
         let depth = set.with(|s| topmost_full(s, &path, leaf));
@@ -52,14 +54,20 @@ pub async fn compact(set: &CacheSet, at: Position) -> Result<(), Error> {
     }
 }
 
-/// Loads and pins root to leaf. The pins come from the share of the budget that tickets do not cover.
+/// Tickets for a path and what is made of a node of it. The tree gets no taller meanwhile: one rewrite at a time.
+async fn take_ticket(set: &CacheSet) -> Permit {
+    let count = set.with(|s| rewrite_tickets(s.root.level));
+    set.inner.tickets.acquire(count).await
+}
+
+/// Loads and pins root to leaf, for which there is a ticket.
 async fn load_path(set: &CacheSet, at: Position) -> Result<Vec<Pin>, Error> {
     let mut path = Vec::new();
     let mut child = set.with(|s| s.root);
     loop {
         let pin = load::load(set, child).await?;
         let next = set.with(|s| {
-            let node = &s.nodes.get(pin.slot()).node;
+            let node = s.nodes.get(pin.slot()).node();
             (!node.is_leaf()).then(|| {
                 let key = node.child_for(at).expect("the children of a checked node reach its end");
                 Child { key: *key, level: child.level - 1 }
@@ -76,7 +84,7 @@ async fn load_path(set: &CacheSet, at: Position) -> Result<Vec<Pin>, Error> {
 /// The node of the path to rewrite next; `None` if the leaf has room by now.
 fn node_to_rewrite(s: &State, path: &[Pin], words: usize) -> Option<usize> {
     let leaf = path.len() - 1;
-    if s.nodes.get(path[leaf].slot()).node.fits(words) {
+    if !s.is_full(path[leaf].slot(), words) {
         return None;
     }
     Some(topmost_full(s, path, leaf))
@@ -84,47 +92,61 @@ fn node_to_rewrite(s: &State, path: &[Pin], words: usize) -> Option<usize> {
 
 /// Upwards from `depth`: a node can be rewritten only when its parent has room for what comes of it.
 fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
-    while depth > 0 && !s.nodes.get(path[depth - 1].slot()).node.fits(PARENT_WORDS) {
+    while depth > 0 && is_full_parent(s, path[depth - 1].slot()) {
         depth -= 1;
     }
     depth
 }
 
+fn is_full_parent(s: &State, slot: usize) -> bool {
+    let node = s.nodes.get(slot).node();
+    !node.fits(PARENT_WORDS) || !s.nodes.may_grow(slot, node.replace_growth_bytes_max(1, 2))
+}
+
 /// What comes of a rewrite, before it is written.
 struct Fresh {
-    /// The nodes that replace the old one, and last a new root above them if there is one.
-    nodes: Vec<Node>,
+    /// The nodes that replace the old one, and last a new root above them if there is one; each with its memory.
+    nodes: Vec<(Node, Reserved)>,
     /// How many of them replace the old one.
     children: usize,
 }
 
 async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error> {
-    let sectors = set.with(|s| s.geometry.node_sectors());
-    load::set_aside(set, sectors, BUCKETS).await?;
-    let mut buckets = allocator::take_metadata(set, BUCKETS).await?;
     let slot = path[depth].slot();
+    let parent = depth.checked_sub(1).map(|above| path[above].slot());
+    let mut memory = Vec::new();
+    for _ in 0..REWRITE_NODES {
+        memory.push(load::set_aside(set, set.inner.shares.node_bytes).await?);
+    }
+    let parent_growth =
+        set.with(|s| parent.map_or(0, |parent| s.nodes.get(parent).node().replace_growth_bytes_max(1, 2)));
+    let parent_memory = load::set_aside(set, parent_growth).await?;
+    let mut buckets = allocator::take_metadata(set, REWRITE_NODES).await?;
     set.with(|s| s.nodes.get_mut(slot).gated = true);
     while set.with(|s| s.nodes.get(slot).writing) {
         set.check_alive()?;
         set.signals().node_progress.wait().await;
     }
-    let mut fresh = set.with(|s| build(s, slot, depth == 0, &mut buckets, set));
-    set.with(|s| {
+    let built = set.with(|s| {
+        let built = build(s, slot, depth == 0, (&mut buckets, &mut memory), set);
         for bucket in buckets.drain(..) {
             s.buckets.put_back(bucket);
-            s.nodes.give_back(sectors);
         }
+        built
     });
+    drop(memory);
+    let mut fresh = built.map_err(|error| set.fail(error))?;
     write::flush_cache(set).await?;
     let writes: Vec<_> = fresh
         .nodes
         .iter_mut()
-        .map(|node| (write::first_sector(node), node.seal_pending().expect("a fresh node has a first set")))
+        .map(|(node, _)| {
+            (write::first_sector(node), node.seal_pending().expect("a fresh node has a first set"))
+        })
         .collect();
     let written = join_all(writes.iter().map(|(sector, first)| write::write_set(set, *sector, first))).await;
     written.into_iter().collect::<Result<(), Error>>()?;
-    let parent = depth.checked_sub(1).map(|above| path[above].slot());
-    let new_slots = link(set, slot, parent, fresh).await?;
+    let new_slots = link(set, slot, parent.map(|parent| (parent, parent_memory)), fresh).await?;
     set.with(|s| retire(s, slot, &new_slots));
     set.signals().node_progress.notify_all();
     set.signals().journal_progress.notify_all();
@@ -133,10 +155,16 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
 }
 
 /// Makes the new nodes from the live keys of the old one.
-fn build(s: &mut State, slot: usize, is_root: bool, free: &mut Vec<BucketId>, set: &CacheSet) -> Fresh {
+fn build(
+    s: &mut State,
+    slot: usize,
+    is_root: bool,
+    (free, memory): (&mut Vec<BucketId>, &mut Vec<Reserved>),
+    set: &CacheSet,
+) -> Result<Fresh, Error> {
     let geometry = s.geometry;
     let buckets = &s.buckets;
-    let node = &s.nodes.get(slot).node;
+    let node = s.nodes.get(slot).node();
     let (level, position) = (node.level(), node.position());
     let is_leaf = node.is_leaf();
     let keys = node.live_keys(&mut |key| {
@@ -149,19 +177,24 @@ fn build(s: &mut State, slot: usize, is_root: bool, free: &mut Vec<BucketId>, se
         Division::Two { left, right } => alloc::vec![left, right],
     };
     let children = parts.len();
+    if is_root && children > 1 {
+        set.inner.shares.check(level + 1)?;
+    }
     let mut nodes = Vec::new();
+    let mut owns = Vec::new();
+    let mut enter = |node| nodes.push((node, memory.pop().expect("set aside for this")));
     for (index, keys) in parts.into_iter().enumerate() {
         let end = if index + 1 == children { position } else { last_position(&keys) };
         let own = node_key(s, free.pop().expect("taken for this"), end);
-        nodes.push(Node::from_keys(own, level, set.env().random(), &geometry, &keys));
+        enter(Node::from_keys(own, level, set.env().random(), &geometry, &keys));
+        owns.push(own);
     }
     if is_root && children > 1 {
-        let keys: Vec<Key> = nodes.iter().map(|node| *node.own()).collect();
         let own = node_key(s, free.pop().expect("taken for this"), Position::MAX);
-        nodes.push(Node::from_keys(own, level + 1, set.env().random(), &geometry, &keys));
+        enter(Node::from_keys(own, level + 1, set.env().random(), &geometry, &owns));
     }
     s.stats.btree_rewrites += 1;
-    Fresh { nodes, children }
+    Ok(Fresh { nodes, children })
 }
 
 fn last_position(keys: &[Key]) -> Position {
@@ -176,15 +209,21 @@ pub fn node_key(s: &State, bucket: BucketId, end: Position) -> Key {
 }
 
 /// Makes the durable new nodes reachable: in the parent, or as root. Returns their slots, gated, when that is durable.
-async fn link(set: &CacheSet, old: usize, parent: Option<usize>, fresh: Fresh) -> Result<Vec<usize>, Error> {
-    let old_key = set.with(|s| *s.nodes.get(old).node.own());
-    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|node| *node.own()).collect();
+/// `parent`: where it is, and the memory by which it may grow.
+async fn link(
+    set: &CacheSet,
+    old: usize,
+    parent: Option<(usize, Reserved)>,
+    fresh: Fresh,
+) -> Result<Vec<usize>, Error> {
+    let old_key = set.with(|s| *s.nodes.get(old).node().own());
+    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|(node, _)| *node.own()).collect();
     let slots = set.with(|s| {
         let mut slots = Vec::new();
-        for node in fresh.nodes {
+        for (node, memory) in fresh.nodes {
             let level = node.level();
             let child = Child { key: *node.own(), level };
-            let slot = s.nodes.enter(node, child.pointer());
+            let slot = s.nodes.enter(node, child.pointer(), memory);
             s.nodes.get_mut(slot).gated = true;
             slots.push(slot);
             if parent.is_none() {
@@ -195,16 +234,17 @@ async fn link(set: &CacheSet, old: usize, parent: Option<usize>, fresh: Fresh) -
         }
         slots
     });
-    let Some(parent) = parent else {
+    let Some((parent, memory)) = parent else {
         writer::commit_now(set).await?;
         return Ok(slots);
     };
     let (sector, append) = set.with(|s| {
-        let cached = s.nodes.get_mut(parent);
-        cached.writing = true;
-        cached.node.replace_children(&[old_key], &keys);
-        let append = cached.node.seal_pending().expect("children were just replaced");
-        (write::first_sector(&cached.node) + u64::from(append.block) * s.geometry.block_sectors, append)
+        s.nodes.get_mut(parent).writing = true;
+        drop(memory);
+        s.nodes.change(parent, |node| node.replace_children(&[old_key], &keys));
+        let append = s.nodes.change(parent, Node::seal_pending).expect("children were just replaced");
+        let start = write::first_sector(s.nodes.get(parent).node());
+        (start + u64::from(append.block) * s.geometry.block_sectors, append)
     });
     write::append_set(set, sector, &append).await?;
     set.with(|s| s.nodes.get_mut(parent).writing = false);
@@ -220,7 +260,7 @@ fn retire(s: &mut State, old: usize, new: &[usize]) {
     if let Some(sequence) = cached.pending_since.take() {
         s.journal.unpin(sequence);
     }
-    let child = Child { key: *cached.node.own(), level: cached.node.level() };
+    let child = Child { key: *cached.node().own(), level: cached.node().level() };
     let pointer = child.pointer();
     s.nodes.remove(old);
     let bucket = s.buckets.of(pointer).expect("a node lies in a bucket");

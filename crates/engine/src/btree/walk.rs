@@ -12,8 +12,8 @@ use bcached_env::{Disk, join_all};
 use bcached_format::{Geometry, Key, Pointer, Position};
 use bcached_node::Node;
 
-/// Nodes read at once.
-const DEPTH: usize = 16;
+/// Most nodes read at once.
+const DEPTH_MAX: usize = 16;
 
 /// What the walk found.
 #[derive(Default)]
@@ -26,12 +26,15 @@ pub struct Findings {
     pub stale_max: u8,
     /// Keys in leaves.
     pub keys: u64,
+    /// Size of the largest node, in sectors.
+    pub node_sectors_max: u64,
 }
 
 struct Walk<'a> {
     disk: &'a Disk,
     geometry: &'a Geometry,
     buckets: &'a mut Buckets,
+    depth: usize,
     findings: Findings,
     progress: &'a mut dyn FnMut(u64),
 }
@@ -43,19 +46,22 @@ struct Visit {
     low: Position,
 }
 
-/// Walks from `root`; `buckets` gets its generations and counts. `progress` is told how many nodes have been read.
+/// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory. `progress` is
+/// told how many have been read.
 pub async fn walk(
     disk: &Disk,
     geometry: &Geometry,
     root: Child,
     buckets: &mut Buckets,
+    nodes: usize,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Findings, Error> {
-    let mut walk = Walk { disk, geometry, buckets, findings: Findings::default(), progress };
+    let depth = nodes.clamp(1, DEPTH_MAX);
+    let mut walk = Walk { disk, geometry, buckets, depth, findings: Findings::default(), progress };
     let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO }];
     while !stack.is_empty() {
         // Depth first, so that the stack holds at most the children of one path; as many as can be read at once.
-        let batch: Vec<Visit> = stack.split_off(stack.len().saturating_sub(DEPTH));
+        let batch: Vec<Visit> = stack.split_off(stack.len().saturating_sub(walk.depth));
         for visit in &batch {
             walk.enter(visit)?;
         }
@@ -81,6 +87,8 @@ impl Walk<'_> {
         if !self.findings.nodes.insert(bucket.index) {
             return Err(Error::Inconsistent("a btree node is reachable twice"));
         }
+        let sectors = visit.child.key.sectors();
+        self.findings.node_sectors_max = self.findings.node_sectors_max.max(sectors);
         (self.progress)(self.findings.nodes.len() as u64);
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
-use bcached_node::SetWrite;
+use bcached_node::{Node, SetWrite};
 
 /// Leaves written at once: they share one flush of the cache device.
 const BATCH: usize = 16;
@@ -59,7 +59,8 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
     loop {
         set.check_alive()?;
         let (due, busy) = set.with(|s| {
-            let due = s.nodes.iter().filter(|(_, cached)| cached.node.is_leaf() && cached.node.has_pending());
+            let due =
+                s.nodes.iter().filter(|(_, cached)| cached.node().is_leaf() && cached.node().has_pending());
             let (ready, waiting): (Vec<_>, Vec<_>) =
                 due.partition(|(_, cached)| !cached.writing && !cached.gated);
             let writing = s.nodes.iter().any(|(_, cached)| cached.writing);
@@ -86,7 +87,7 @@ fn next_due(s: &State) -> Option<bcached_env::Time> {
 
 /// A leaf with keys to write that nobody is writing or replacing.
 fn is_writable(cached: &CachedNode) -> bool {
-    cached.node.is_leaf() && cached.node.has_pending() && !cached.writing && !cached.gated
+    cached.node().is_leaf() && cached.node().has_pending() && !cached.writing && !cached.gated
 }
 
 fn due_leaves(s: &mut State) -> Vec<usize> {
@@ -99,7 +100,7 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
         }
         let needed = cached.pending_since.is_some_and(|since| since <= s.reclaim_to);
         let aged = cached.dirty_since.is_some_and(|since| since + s.options.leaf_delay <= s.now);
-        if needed || aged || cached.node.pending_bytes() > limit {
+        if needed || aged || cached.node().pending_bytes() > limit {
             due.push(slot);
         }
     }
@@ -136,13 +137,13 @@ fn begin(s: &mut State, slot: usize) -> Write {
     cached.writing = true;
     cached.writing_since = cached.pending_since.take();
     cached.dirty_since = None;
-    let set = cached.node.seal_pending().expect("chosen because it has pending keys");
-    let start = first_sector(&cached.node);
+    let start = first_sector(cached.node());
+    let set = s.nodes.change(slot, Node::seal_pending).expect("chosen because it has pending keys");
     Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set }
 }
 
 /// Where a node starts on the cache device.
-pub fn first_sector(node: &bcached_node::Node) -> u64 {
+pub fn first_sector(node: &Node) -> u64 {
     crate::btree::pointer_to_read(&node.own().pointers).expect("a node's key has a pointer").sector()
 }
 

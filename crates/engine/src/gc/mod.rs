@@ -31,7 +31,7 @@ impl State {
             Err(need) => return Attempt::Needs(need),
         };
         let Self { nodes, buckets, .. } = self;
-        let node = &nodes.get(slot).node;
+        let node = nodes.get(slot).node();
         let mut dead_words = 0;
         let mut stale_max = 0;
         for key in node.keys() {

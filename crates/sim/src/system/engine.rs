@@ -59,9 +59,11 @@ struct Open {
 fn options(geometry: &Geometry) -> Options {
     let mut rng = Rng::new(geometry.tuning);
     let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
+    // With these buckets a node takes a whole one.
+    let least = bcached_engine::node_budget_min(u64::from(geometry.bucket_sectors), 0);
     let milliseconds = Duration::from_millis;
     Options {
-        node_budget_bytes: usize::try_from(pick([1, 2, 8, 128])).expect("small") << 20,
+        node_budget_bytes: (usize::try_from(pick([0, 1, 8, 128])).expect("small") << 20).max(least),
         journal_delay: milliseconds(pick([1, 10, 100, 100])),
         leaf_delay: milliseconds(pick([5, 50, 500, 30_000])),
         parked_delay: milliseconds(pick([2, 20, 200, 5000])),

@@ -1,0 +1,122 @@
+//! How the memory for nodes is shared, so that a hard limit can never lock up (decision 14).
+//!
+//! The limit is [`crate::Options::node_budget_bytes`]; what counts is the memory that nodes really take, and what has
+//! been set aside for one that is on its way. Nobody keeps a node in memory across a wait without a **ticket** for it.
+//! A ticket stands for the most that a node may take ([`bcached_node::memory_bytes_limit`]; a node that would grow
+//! beyond is rewritten), and there are only as many as the limit has room for, one for the pinned root taken off. So
+//! whoever holds tickets gets the memory for them as soon as what nobody holds has been written and evicted, which
+//! needs neither memory nor a ticket.
+//!
+//! An attempt takes tickets for one path, a rewrite for a path and the nodes that it makes, each all at once and never
+//! while holding others. A rewrite may wait, holding them, for buckets that only other attempts can free: there are
+//! tickets for both.
+
+use crate::btree::cache::NODE_OVERHEAD_BYTES;
+use crate::error::Error;
+
+/// Nodes that one rewrite makes: two, and a new root.
+pub const REWRITE_NODES: usize = 3;
+
+/// A tree that is opened may grow to so many levels above its leaves, or by one if it has more already.
+const LEVELS_AHEAD: u8 = 4;
+
+/// The shares of a budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shares {
+    /// The most memory that a node takes, in bytes.
+    pub node_bytes: usize,
+    /// Nodes that may be held across waits.
+    pub tickets: usize,
+    /// The whole, in bytes.
+    pub budget: usize,
+}
+
+impl Shares {
+    /// Shares out `budget` bytes for a tree whose root is at `level` and whose nodes have at most `node_sectors`.
+    ///
+    /// # Errors
+    /// [`Error::NodeBudget`] if they do not suffice for that tree and the levels it may get.
+    pub fn new(budget: usize, node_sectors: u64, level: u8) -> Result<Self, Error> {
+        let node_bytes = node_bytes(node_sectors);
+        let shares = Self { node_bytes, tickets: (budget / node_bytes).saturating_sub(1), budget };
+        shares.check(level_ahead(level))?;
+        Ok(shares)
+    }
+
+    /// Whether the tree may have its root at `level`.
+    ///
+    /// # Errors
+    /// [`Error::NodeBudget`] if not.
+    pub const fn check(&self, level: u8) -> Result<(), Error> {
+        if self.tickets < tickets_needed(level) {
+            let needed = bytes_needed(self.node_bytes, level);
+            return Err(Error::NodeBudget { budget: self.budget, needed });
+        }
+        Ok(())
+    }
+}
+
+/// Tickets of an attempt on a tree whose root is at `level`.
+#[must_use]
+pub const fn attempt_tickets(level: u8) -> usize {
+    level as usize + 1
+}
+
+/// Tickets of a rewrite on a tree whose root is at `level`.
+#[must_use]
+pub const fn rewrite_tickets(level: u8) -> usize {
+    level as usize + 1 + REWRITE_NODES
+}
+
+/// The least memory for nodes with which a set can be opened, in bytes: for nodes of `node_sectors` and a root at
+/// `level`. Opening with less is refused.
+#[must_use]
+pub fn node_budget_min(node_sectors: u64, level: u8) -> usize {
+    bytes_needed(node_bytes(node_sectors), level_ahead(level))
+}
+
+const fn tickets_needed(level: u8) -> usize {
+    attempt_tickets(level) + rewrite_tickets(level)
+}
+
+/// One node more than there are tickets: the root, which stays.
+const fn bytes_needed(node_bytes: usize, level: u8) -> usize {
+    (tickets_needed(level) + 1) * node_bytes
+}
+
+fn level_ahead(level: u8) -> u8 {
+    level.saturating_add(1).max(LEVELS_AHEAD)
+}
+
+/// The most memory of one node in the cache, its place there included.
+fn node_bytes(node_sectors: u64) -> usize {
+    let sectors = u16::try_from(node_sectors).expect("node sizes fit a key");
+    bcached_node::memory_bytes_limit(sectors) + NODE_OVERHEAD_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_budget_holds_an_attempt_a_rewrite_and_the_root() {
+        for (node_sectors, level) in [(8, 0), (512, 2), (2048, 9)] {
+            let least = node_budget_min(node_sectors, level);
+            let shares = Shares::new(least, node_sectors, level).expect("it suffices");
+            let ahead = level_ahead(level);
+            assert!(ahead > level);
+            let needed = attempt_tickets(ahead) + rewrite_tickets(ahead);
+            assert_eq!(shares.tickets, needed);
+            assert!((shares.tickets + 1) * shares.node_bytes <= least, "tickets and the root fit the budget");
+            let refused = Shares::new(least - 1, node_sectors, level);
+            assert_eq!(refused, Err(Error::NodeBudget { budget: least - 1, needed: least }));
+            assert!(shares.check(ahead + 1).is_err(), "a taller tree than was shared out for");
+        }
+    }
+
+    #[test]
+    fn usual_nodes_leave_the_default_budget_with_tickets_for_a_deep_queue() {
+        let shares = Shares::new(crate::Options::default().node_budget_bytes, 512, 1).expect("it suffices");
+        assert!(shares.tickets >= 64, "{} tickets", shares.tickets);
+    }
+}

@@ -1,0 +1,5 @@
+//! The engine on devices in memory: what needs many operations, or one exact failure, and no crash.
+
+mod budget;
+mod memory;
+mod rig;

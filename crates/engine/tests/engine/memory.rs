@@ -1,0 +1,185 @@
+//! Devices in memory under the engine's driver, for tests that need many operations rather than exact disasters (those
+//! are the simulator's).
+//!
+//! Sectors that hold one byte value throughout take no memory of their own, so that a test can write gigabytes of
+//! data. Operations end in an order drawn from a seed, each wait a few of them; time is virtual. One operation in the
+//! future can be made to fail, having landed or not.
+
+use bcached_env::rng::Rng;
+use bcached_env::{
+    Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Note, NoteRecord, Op, Time, Token,
+};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+const SECTOR: usize = 512;
+
+/// Virtual time of one wait.
+const STEP_NS: u64 = 1_000;
+
+/// Waits in a row with nothing under way (only timers fire) after which nobody will ever do anything again.
+const IDLE_MAX: u64 = 100_000;
+
+/// Most operations that end in one wait.
+const ENDINGS_MAX: u64 = 16;
+
+enum Sector {
+    Filled(u8),
+    Mixed(Box<[u8; SECTOR]>),
+}
+
+/// What happens to an operation that a test picks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mishap {
+    /// It is not carried out and fails.
+    Fails,
+    /// It is carried out and yet fails.
+    Lands,
+}
+
+/// Says what happens to an operation, if anything.
+pub type Fate = Box<dyn FnMut(DiskId, &Op) -> Option<Mishap>>;
+
+/// Devices, clock, and what is under way.
+pub struct World {
+    disks: Vec<Vec<Sector>>,
+    under_way: VecDeque<(DiskId, Token, Op)>,
+    rng: Rng,
+    now: u64,
+    idle: u64,
+    /// Decides on mishaps.
+    pub fate: Option<Fate>,
+}
+
+/// A handle on a world, which outlives the executors that run in it.
+#[derive(Clone)]
+pub struct MemoryDriver(pub Rc<RefCell<World>>);
+
+impl World {
+    /// Devices of so many sectors each, full of zeroes.
+    pub fn new(sectors: &[u64], seed: u64) -> Rc<RefCell<Self>> {
+        let disk = |sectors: &u64| (0..*sectors).map(|_| Sector::Filled(0)).collect();
+        let disks = sectors.iter().map(disk).collect();
+        let under_way = VecDeque::new();
+        Rc::new(RefCell::new(Self { disks, under_way, rng: Rng::new(seed), now: 0, idle: 0, fate: None }))
+    }
+
+    /// Puts whole sectors on a device from outside.
+    pub fn place(&mut self, disk: usize, sector: u64, bytes: &[u8]) {
+        for (place, part) in self.disks[disk][index(sector)..].iter_mut().zip(bytes.chunks_exact(SECTOR)) {
+            let same = part.iter().all(|byte| *byte == part[0]);
+            *place = if same {
+                Sector::Filled(part[0])
+            } else {
+                Sector::Mixed(Box::new(part.try_into().expect("a sector")))
+            };
+        }
+    }
+
+    /// What stands on a device.
+    pub fn look(&self, disk: usize, sector: u64, into: &mut [u8]) {
+        for (part, place) in into.chunks_exact_mut(SECTOR).zip(&self.disks[disk][index(sector)..]) {
+            match place {
+                Sector::Filled(byte) => part.fill(*byte),
+                Sector::Mixed(bytes) => part.copy_from_slice(&bytes[..]),
+            }
+        }
+    }
+
+    /// What was under way is gone: the process died.
+    pub fn forget(&mut self) {
+        self.under_way.clear();
+    }
+
+    fn end(&mut self) -> Completion {
+        let pick = index(self.rng.below(self.under_way.len() as u64));
+        let (disk, token, mut op) = self.under_way.swap_remove_front(pick).expect("drawn among them");
+        let mishap = self.fate.as_mut().and_then(|fate| fate(disk, &op));
+        if mishap != Some(Mishap::Fails) {
+            self.carry_out(disk.0 as usize, &mut op);
+        }
+        let buffer = if let Op::Read { buffer, .. } = op { Some(buffer) } else { None };
+        Completion { token, result: if mishap.is_some() { Err(IoErrorKind::Io) } else { Ok(()) }, buffer }
+    }
+
+    fn carry_out(&mut self, disk: usize, op: &mut Op) {
+        match op {
+            Op::Read { sector, buffer } => self.look(disk, *sector, buffer.as_mut_slice()),
+            Op::Write { sector, payload, .. } => self.place(disk, *sector, payload.as_slice()),
+            Op::Zero { sector, sectors } => {
+                let range = index(*sector)..index(*sector + *sectors);
+                self.disks[disk][range].iter_mut().for_each(|place| *place = Sector::Filled(0));
+            }
+            Op::Flush | Op::Discard { .. } => {}
+        }
+    }
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).expect("devices fit in memory")
+}
+
+impl Driver for MemoryDriver {
+    fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        self.0.borrow_mut().under_way.push_back((disk, token, op));
+    }
+
+    fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        let mut world = self.0.borrow_mut();
+        world.now += STEP_NS;
+        if world.under_way.is_empty() {
+            world.idle += 1;
+            match until {
+                Some(until) if world.idle < IDLE_MAX => world.now = world.now.max(until.0),
+                // The test must end, not hang.
+                _ => events.push(Event::Halt),
+            }
+            return;
+        }
+        world.idle = 0;
+        let count = 1 + world.rng.below(ENDINGS_MAX);
+        for _ in 0..count.min(world.under_way.len() as u64) {
+            let completion = world.end();
+            events.push(Event::Done(completion));
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(self.0.borrow().now)
+    }
+
+    fn wall_seconds(&self) -> u32 {
+        1_700_000_000
+    }
+
+    fn info(&self, disk: DiskId) -> DiskInfo {
+        DiskInfo {
+            sectors: self.0.borrow().disks[disk.0 as usize].len() as u64,
+            logical_block_sectors: 1,
+            volatile_cache: true,
+            discard: false,
+            write_zeroes: true,
+        }
+    }
+}
+
+/// A note that keeps nothing beyond the process: these tests have no process death with promises.
+#[derive(Default)]
+pub struct NoNote;
+
+impl Note for NoNote {
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn append(&mut self, _record: NoteRecord) {}
+
+    fn forget_through(&mut self, _sequence: u64) {}
+
+    fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
+    fn begin(&mut self, _session: u64) {}
+}

@@ -1,0 +1,117 @@
+//! A cache set on devices in memory, newly made, and an executor to run it.
+
+use crate::memory::{MemoryDriver, NoNote, World};
+use bcached_engine::{CacheSet, Error, Options, Reply, Request, VolumeId};
+use bcached_env::rng::Rng;
+use bcached_env::{DiskId, Env, Executor, Order};
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+};
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+/// The cache device of every rig.
+const CACHE: DiskId = DiskId(0);
+/// The backing device of every rig.
+const BACKING: DiskId = DiskId(1);
+
+/// Sizes, in sectors.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// Block of the set.
+    pub block: u16,
+    /// Bucket; up to 256 sectors a node is as large.
+    pub bucket: u16,
+    /// Buckets of the cache device.
+    pub buckets: u64,
+    /// The backing device.
+    pub backing: u64,
+}
+
+/// Devices with a set that was never started, and a volume in mode writeback.
+pub struct Rig {
+    pub world: Rc<RefCell<World>>,
+    seed: u64,
+    starts: u64,
+}
+
+impl Rig {
+    pub fn new(sizes: Sizes, seed: u64) -> Self {
+        let cache_sectors = sizes.buckets * u64::from(sizes.bucket);
+        let world = World::new(&[cache_sectors, sizes.backing], seed);
+        let set_uuid = Uuid([1; 16]);
+        let cache = CacheSuperblock::format(CacheFormat {
+            uuid: Uuid([2; 16]),
+            set_uuid,
+            device_sectors: cache_sectors,
+            block_sectors: sizes.block,
+            bucket_sectors: sizes.bucket,
+            discard: false,
+            replacement: Replacement::Lru,
+        });
+        let backing = BackingSuperblock::format(BackingFormat {
+            uuid: Uuid([3; 16]),
+            set_uuid,
+            block_sectors: sizes.block,
+            bucket_sectors: sizes.bucket,
+            data_offset: None,
+            cache_mode: CacheMode::Writeback,
+            device_sectors: sizes.backing,
+        });
+        world.borrow_mut().place(0, SUPERBLOCK_SECTOR, &cache.expect("sizes that can be run").seal()[..]);
+        world.borrow_mut().place(1, SUPERBLOCK_SECTOR, &backing.expect("sizes that can be run").seal()[..]);
+        Self { world, seed, starts: 0 }
+    }
+
+    /// A process on the devices. Whatever a former one had under way is gone.
+    pub fn executor(&mut self) -> Executor {
+        self.starts += 1;
+        self.world.borrow_mut().forget();
+        let order = Order::Seeded(Rng::new(self.seed + self.starts));
+        Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), order, self.seed)
+    }
+}
+
+/// Opens the set and its volume.
+pub async fn open(env: Env, options: Options) -> Result<(CacheSet, VolumeId), Error> {
+    let set = CacheSet::open(env, CACHE, Box::new(NoNote), options).await?;
+    let volume = set.add_backing(BACKING).await?;
+    Ok((set, volume))
+}
+
+/// Runs `work` for 0, 1, .. `count` with `depth` of them in flight, and waits for the last.
+pub async fn in_flight<F>(env: &Env, count: u64, depth: u64, work: impl Fn(u64) -> F + 'static)
+where
+    F: Future<Output = ()> + 'static,
+{
+    let (next, running, work) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(depth)), Rc::new(work));
+    let ended = Rc::new(bcached_env::sync::Notify::new());
+    for _ in 0..depth {
+        let (next, running) = (Rc::clone(&next), Rc::clone(&running));
+        let (work, ended) = (Rc::clone(&work), Rc::clone(&ended));
+        env.spawn(async move {
+            loop {
+                let number = next.get();
+                if number >= count {
+                    break;
+                }
+                next.set(number + 1);
+                work(number).await;
+            }
+            running.set(running.get() - 1);
+            ended.notify_all();
+        });
+    }
+    while running.get() > 0 {
+        ended.wait().await;
+    }
+}
+
+/// One request that must succeed.
+pub async fn ask(set: &CacheSet, volume: VolumeId, request: Request) -> Reply {
+    let reply = set.serve(volume, request).await;
+    assert_eq!(reply.result, Ok(()));
+    reply
+}
