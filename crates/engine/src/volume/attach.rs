@@ -128,6 +128,7 @@ impl CacheSet {
                 backing: Some(Backing {
                     disk,
                     superblock,
+                    in_doubt: false,
                     epoch: Epoch::new(info.volatile_cache),
                     record_lock: Semaphore::new(1),
                 }),

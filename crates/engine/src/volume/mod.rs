@@ -18,8 +18,11 @@ pub struct VolumeId(pub u32);
 pub struct Backing {
     /// The device.
     pub disk: Disk,
-    /// Its superblock as it is durable.
+    /// Its superblock as it was last durable.
     pub superblock: BackingSuperblock,
+    /// A write of the superblock has failed: it may have landed, so the device may say something else than
+    /// [`Backing::superblock`]. Nothing relies on what it says until a write has succeeded.
+    pub in_doubt: bool,
     /// What of its writes is durable.
     pub epoch: Epoch,
     /// One change of the superblock at a time.
@@ -57,7 +60,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// State on the backing superblock; a flash-only volume has none.
+    /// State on the backing superblock, as it was last durable; a flash-only volume has none.
     #[must_use]
     pub fn state(&self) -> Option<BackingState> {
         self.backing.as_ref().map(|backing| backing.superblock.state())

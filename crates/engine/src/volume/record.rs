@@ -36,7 +36,9 @@ pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Re
 /// durable when this returns. One change at a time.
 ///
 /// Also keeps [`crate::volume::Volume::dirty_marked`]: it is true only while *dirty* is durable and no change is under
-/// way, so that no dirty key can be made while the superblock is about to say *clean*.
+/// way, so that no dirty key can be made while the superblock is about to say *clean*. After a write that failed the
+/// device may say either, and a flush that failed may have dropped what was there: then even a change to what is
+/// remembered is written.
 pub async fn update(
     set: &CacheSet,
     volume: VolumeId,
@@ -49,28 +51,32 @@ pub async fn update(
     let (disk, lock) = found.ok_or(Error::NoVolume)?;
     let _alone = lock.acquire(1).await;
     let changed = set.with(|s| {
-        let current = s.volumes.get(volume)?.backing.as_ref()?.superblock.clone();
+        let backing = s.volumes.get(volume)?.backing.as_ref()?;
+        let current = backing.superblock.clone();
+        let in_doubt = backing.in_doubt;
         let mut changed = current.clone();
         change(s, &mut changed);
-        let differs = changed != current;
+        let to_write = in_doubt || changed != current;
         let entry = s.volumes.get_mut(volume)?;
-        entry.dirty_marked = !differs && current.state() == BackingState::Dirty;
-        Some((changed, differs))
+        entry.dirty_marked = !to_write && current.state() == BackingState::Dirty;
+        Some((changed, to_write))
     });
-    let (changed, differs) = changed.ok_or(Error::NoVolume)?;
-    if !differs {
+    let (changed, to_write) = changed.ok_or(Error::NoVolume)?;
+    if !to_write {
         return Ok(());
     }
-    write_superblock(&disk, &changed.seal()).await?;
+    let written = write_superblock(&disk, &changed.seal()).await;
     set.with(|s| {
-        if let Some(entry) = s.volumes.get_mut(volume) {
-            entry.dirty_marked = changed.state() == BackingState::Dirty;
-            if let Some(backing) = entry.backing.as_mut() {
+        let Some(entry) = s.volumes.get_mut(volume) else { return };
+        entry.dirty_marked = written.is_ok() && changed.state() == BackingState::Dirty;
+        if let Some(backing) = entry.backing.as_mut() {
+            backing.in_doubt = written.is_err();
+            if written.is_ok() {
                 backing.superblock = changed;
             }
         }
     });
-    Ok(())
+    written
 }
 
 /// Makes the backing device's state `state`, durably; nothing is written if it is that already.

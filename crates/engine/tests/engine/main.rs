@@ -3,3 +3,4 @@
 mod budget;
 mod memory;
 mod rig;
+mod superblock;

@@ -1,0 +1,85 @@
+//! The state on a backing device's superblock when writing it fails.
+
+use crate::memory::Mishap;
+use crate::rig::{Rig, Sizes, ask, open};
+use bcached_engine::{Options, Request};
+use bcached_env::{Buffer, DiskId, Env, Op};
+use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use bcached_format::{BackingState, DeviceFacts, RawSuperblock, Superblock};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 4096 };
+
+/// Longest that a test waits for something, in virtual time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options() -> Options {
+    Options {
+        writeback_percent: 0,
+        writeback_delay: Duration::from_secs(1),
+        leaf_delay: Duration::from_millis(1),
+        ..Options::default()
+    }
+}
+
+/// What the backing device says.
+fn state_on_device(rig: &Rig) -> BackingState {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    rig.world.borrow().look(1, SUPERBLOCK_SECTOR, &mut bytes);
+    let facts = DeviceFacts { sectors: SIZES.backing, logical_block_sectors: 1 };
+    match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
+        Ok(Superblock::Backing(superblock)) => superblock.state(),
+        other => unreachable!("no backing superblock: {other:?}"),
+    }
+}
+
+fn write(byte: u8) -> Request {
+    Request::Write { sector: 0, payload: Buffer::copied_from(&[byte; 4096]).freeze(), fua: true }
+}
+
+async fn wait_for(env: &Env, what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = env.now() + PATIENCE;
+    while !is_so() {
+        assert!(env.now() < until, "{what} never happens");
+        env.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// *Clean* lands on the device and yet is reported as failed; then something is written. A daemon that still believed in
+/// the *dirty* it remembers would acknowledge dirty data under a superblock that says *clean*, and the next start without
+/// the cache would serve old data.
+#[test]
+fn a_failed_write_of_clean_is_not_taken_for_dirty() {
+    let mut rig = Rig::new(SIZES, 3);
+    let mut executor = rig.executor();
+    let env = executor.env();
+    let failing = Rc::new(Cell::new(false));
+    let failures = Rc::new(Cell::new(0));
+    let (is_failing, count) = (Rc::clone(&failing), Rc::clone(&failures));
+    rig.world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+        let superblock = matches!(op, Op::Write { sector, .. } if *sector == SUPERBLOCK_SECTOR);
+        if !(disk == DiskId(1) && superblock && is_failing.get()) {
+            return None;
+        }
+        count.set(count.get() + 1);
+        Some(Mishap::Lands)
+    }));
+    let set = executor.block_on(async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a sound set");
+        ask(&set, volume, write(1)).await;
+        failing.set(true);
+        // Write-back makes the volume clean and says so, in vain.
+        wait_for(&env, "write-back", || failures.get() > 0).await;
+        // Until the device takes superblocks again, nothing dirty may be acknowledged.
+        let reply = set.serve(volume, write(2)).await;
+        assert!(reply.result.is_err(), "acknowledged with the superblock in doubt");
+        failing.set(false);
+        ask(&set, volume, write(3)).await;
+        assert_eq!(set.volumes()[0].dirty_sectors, 8, "it is in the cache only");
+        set
+    });
+    let _set = set.expect("somebody waits for ever");
+    assert_eq!(state_on_device(&rig), BackingState::Dirty);
+}
