@@ -21,6 +21,7 @@ mod disks;
 mod driver;
 mod errno;
 mod ioctl;
+pub mod memory;
 pub mod note;
 mod perform;
 pub mod probe;

@@ -77,6 +77,7 @@ struct Supervisor {
 /// Wrong configuration, before any device is opened; with devices on the command line, the first that cannot be
 /// served; a stop that could not be orderly.
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
+    bcached_uring::memory::return_large_blocks();
     log::init();
     let config = Config::load(&line)?;
     let notes = notes::directory()?;
