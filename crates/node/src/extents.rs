@@ -3,7 +3,7 @@
 //! They hold for the view and for the pending keys alike; for keys already on disk they hold at the next read
 //! (format 7.1, 7.2 and 7.4).
 
-use alloc::vec::Vec;
+use alloc::vec::{self, Vec};
 
 use bcached_format::key::MAX_KEY_SECTORS;
 use bcached_format::{Inode, Key, Position};
@@ -142,36 +142,53 @@ impl Replacement {
 }
 
 /// The extents of two sets, the newer ones over the older ones. Both lists are in order and free of overlap, as is
-/// the result (format 7.1). Takes one pass.
-pub(crate) fn overlay(older: Vec<Key>, newer: Vec<Key>) -> Vec<Key> {
-    if older.is_empty() {
-        return newer;
+/// what comes out (format 7.1). Takes one pass.
+pub(crate) struct Overlay {
+    older: vec::IntoIter<Key>,
+    newer: vec::IntoIter<Key>,
+    /// What is left of the older key that is looked at.
+    old: Option<Key>,
+    new: Option<Key>,
+}
+
+impl Overlay {
+    pub(crate) fn new(older: Vec<Key>, newer: Vec<Key>) -> Self {
+        let (mut older, mut newer) = (older.into_iter(), newer.into_iter());
+        Self { old: older.next(), new: newer.next(), older, newer }
     }
-    let mut out = Vec::with_capacity(older.len() + newer.len());
-    let mut older = older.into_iter();
-    let mut current = older.next();
-    for new in newer {
-        while let Some(old) = current {
+}
+
+impl Iterator for Overlay {
+    type Item = Key;
+
+    fn next(&mut self) -> Option<Key> {
+        loop {
+            let Some(new) = self.new else {
+                let rest = self.old;
+                self.old = self.older.next();
+                return rest;
+            };
+            let Some(old) = self.old.filter(|old| old.start_position() <= new.position()) else {
+                self.new = self.newer.next();
+                return Some(new);
+            };
             if old.position() <= new.start_position() {
-                out.push(old);
-                current = older.next();
-                continue;
+                self.old = self.older.next();
+                return Some(old);
             }
-            let same = old.inode == new.inode;
-            if same {
-                out.extend(old.cut(0, new.start()));
+            // The two overlap, or the older one begins where the newer one ends: in one volume either way.
+            if let Some(front) = old.cut(0, new.start()) {
+                self.old = old.cut(new.start(), u64::MAX);
+                return Some(front);
             }
-            if old.position() > new.position() {
-                current = if same { old.cut(new.end, u64::MAX) } else { Some(old) };
-                break;
+            if let Some(behind) = old.cut(new.end, u64::MAX) {
+                self.old = Some(behind);
+                self.new = self.newer.next();
+                return Some(new);
             }
-            current = older.next();
+            self.old = self.older.next();
         }
-        out.push(new);
     }
-    out.extend(current);
-    out.extend(older);
-    out
 }
 
 #[cfg(test)]
@@ -234,7 +251,7 @@ mod tests {
             extent(250, 300, 2050),
             extent(350, 500, 7000),
         ];
-        assert_eq!(overlay(older, newer), expected);
+        assert_eq!(Overlay::new(older, newer).collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -243,6 +260,6 @@ mod tests {
         let older = vec![extent(0, 100, 1000), other];
         let newer = vec![Key { inode: Inode(1), ..extent(40, 60, 500) }];
         let expected = vec![extent(0, 100, 1000), other.cut(0, 40).expect("front"), newer[0]];
-        assert_eq!(overlay(older, newer), expected);
+        assert_eq!(Overlay::new(older, newer).collect::<Vec<_>>(), expected);
     }
 }

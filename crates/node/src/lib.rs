@@ -52,5 +52,6 @@ mod write;
 
 pub use error::{NodeError, NodeFault};
 pub use node::{Node, memory_bytes_limit, memory_bytes_max};
+pub use read::NodeReader;
 pub use split::{Division, coalesce, divide, fits_together};
 pub use write::SetWrite;

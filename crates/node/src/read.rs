@@ -2,17 +2,19 @@
 //!
 //! n keys in s sets take n log s steps. All keys of size above zero take part in the merge, holes and stale ones
 //! included: filtering them before would bring back what they hide.
+//!
+//! A node of 256 KiB takes milliseconds, which nobody may be kept waiting for: [`NodeReader`] does it in steps.
 
-use alloc::vec::Vec;
+use alloc::vec::{self, Vec};
 
 use bcached_format::bset::BsetPlace;
 use bcached_format::key_check::{check_child_key, check_leaf_key};
-use bcached_format::node_log::NodeSet;
+use bcached_format::key_list::KeyIter;
 use bcached_format::units::bytes_of;
 use bcached_format::{Geometry, Key, KeyError, KeyListError, NodeLog, Position};
 
 use crate::error::{NodeError, NodeFault};
-use crate::extents::{is_hole, overlay, push_merged};
+use crate::extents::{Overlay, is_hole, push_merged};
 use crate::node::{Node, blocks_of, pointer_of};
 use crate::sorted_keys::SortedKeys;
 
@@ -27,10 +29,12 @@ impl Node {
     /// # Panics
     /// If `own` is not a checked key of a node, or `bytes` are not as long as it says.
     pub fn read(own: Key, level: u8, geometry: &Geometry, bytes: &[u8]) -> Result<Self, NodeError> {
-        assert_eq!(bytes.len() as u64, bytes_of(own.sectors()), "a node is read whole");
-        let pointer = pointer_of(&own);
-        let reader = Reader { own: &own, level, geometry };
-        reader.read(bytes).map_err(|fault| NodeError { pointer, level, fault })
+        let mut reader = NodeReader::new(own, level, geometry, bytes)?;
+        loop {
+            if let Some(node) = reader.step(usize::MAX)? {
+                return Ok(node);
+            }
+        }
     }
 
     /// Checks that no extent of a leaf begins before `lo`, where its range does. (A kernel does not look.)
@@ -47,110 +51,250 @@ impl Node {
     }
 }
 
-/// What the keys of a node are checked against.
-struct Reader<'a> {
-    own: &'a Key,
+/// Reads a node in steps.
+///
+/// Of a run of finished merges, oldest first, each is more than twice as long as the next: so a key goes through a
+/// number of merges that is logarithmic in the number of sets, and the large first set of a node only through one.
+pub struct NodeReader<'a> {
+    own: Key,
     level: u8,
-    geometry: &'a Geometry,
+    geometry: Geometry,
+    log: NodeLog<'a>,
+    /// Sets whose keys are in `runs`, or on their way there.
+    taken: usize,
+    /// Merged sets, oldest first.
+    runs: Vec<Vec<Key>>,
+    stage: Stage<'a>,
+    handled: usize,
 }
 
-impl Reader<'_> {
-    fn read(&self, bytes: &[u8]) -> Result<Node, NodeFault> {
-        let place = BsetPlace { magic: self.geometry.magic, node: pointer_of(self.own) };
-        let log = NodeLog::parse(bytes, self.geometry.block_bytes(), place)?;
-        let sets = log.sets.iter().map(|set| self.keys(set)).collect::<Result<Vec<_>, _>>()?;
-        let mut node = Node::create(*self.own, self.level, log.seq(), self.geometry);
-        assert!(log.end_block <= blocks_of(self.geometry, self.own.size), "the log ends inside the node");
-        node.written_blocks = log.end_block;
-        node.words_on_disk = log.sets.iter().map(|set| set.bset.keys.words()).sum();
-        if node.is_leaf() {
-            node.view = self.extents(sets);
-        } else {
-            let merged = merge(sets, interleave);
-            let is_freeing = |key: &&Key| key.position() == Position::ZERO;
-            let freeing = merged.iter().filter(is_freeing);
-            node.freed = freeing.flat_map(|key| key.pointers.as_slice()).copied().collect();
-            node.view = SortedKeys::from_sorted(merged.iter().filter(|key| !is_freeing(key)).copied());
+/// What is being done.
+enum Stage<'a> {
+    /// What comes next is looked for.
+    Between,
+    /// The keys of a set are checked.
+    Check { iter: KeyIter<'a>, block: u32, index: usize, word: usize, keys: Vec<Key> },
+    /// Two runs become one.
+    Merge { pair: Pair, out: Vec<Key> },
+    /// What is alive of the last run becomes the view.
+    Settle { keys: vec::IntoIter<Key>, living: Vec<Key>, freed: Vec<bcached_format::Pointer> },
+    /// The view is put in order.
+    Fill { keys: vec::IntoIter<Key>, view: SortedKeys, freed: Vec<bcached_format::Pointer> },
+}
+
+/// Two runs on their way to be one.
+enum Pair {
+    Extents(Overlay),
+    Children(Interleave),
+}
+
+impl<'a> NodeReader<'a> {
+    /// Checks the sums of the node's sets, which is the first step. As [`Node::read`].
+    ///
+    /// # Errors
+    /// [`NodeFault::Log`] for damaged sets.
+    ///
+    /// # Panics
+    /// If `own` is not a checked key of a node, or `bytes` are not as long as it says.
+    pub fn new(own: Key, level: u8, geometry: &Geometry, bytes: &'a [u8]) -> Result<Self, NodeError> {
+        assert_eq!(bytes.len() as u64, bytes_of(own.sectors()), "a node is read whole");
+        let pointer = pointer_of(&own);
+        let place = BsetPlace { magic: geometry.magic, node: pointer };
+        let log = NodeLog::parse(bytes, geometry.block_bytes(), place).map_err(|error| NodeError {
+            pointer,
+            level,
+            fault: error.into(),
+        })?;
+        assert!(log.end_block <= blocks_of(geometry, own.size), "the log ends inside the node");
+        let geometry = *geometry;
+        Ok(Self { own, level, geometry, log, taken: 0, runs: Vec::new(), stage: Stage::Between, handled: 0 })
+    }
+
+    /// Goes on by about `keys` keys; the node, when it is complete.
+    ///
+    /// # Errors
+    /// As [`Node::read`]. There is nothing to go on with afterwards.
+    pub fn step(&mut self, keys: usize) -> Result<Option<Node>, NodeError> {
+        let (pointer, level) = (pointer_of(&self.own), self.level);
+        self.advance(keys).map_err(|fault| NodeError { pointer, level, fault })
+    }
+
+    /// Keys handled so far, each once at every stage: what the steps have cost.
+    #[must_use]
+    pub const fn handled(&self) -> usize {
+        self.handled
+    }
+
+    fn advance(&mut self, count: usize) -> Result<Option<Node>, NodeFault> {
+        self.stage = match core::mem::replace(&mut self.stage, Stage::Between) {
+            Stage::Between => self.next_stage(),
+            Stage::Check { mut iter, block, mut index, mut word, mut keys } => {
+                let mut ended = false;
+                for _ in 0..count {
+                    let Some(key) = iter.next() else {
+                        ended = true;
+                        break;
+                    };
+                    let fault = |error| NodeFault::Key { block, error: KeyListError { index, word, error } };
+                    self.take(&key, block, &mut keys, fault)?;
+                    word += key.words();
+                    index += 1;
+                    self.handled += 1;
+                }
+                if ended {
+                    self.runs.push(keys);
+                    Stage::Between
+                } else {
+                    Stage::Check { iter, block, index, word, keys }
+                }
+            }
+            Stage::Merge { mut pair, mut out } => {
+                let before = out.len();
+                match &mut pair {
+                    Pair::Extents(overlay) => out.extend(overlay.take(count)),
+                    Pair::Children(interleave) => out.extend(interleave.take(count)),
+                }
+                self.handled += out.len() - before;
+                if out.len() - before < count {
+                    self.runs.push(out);
+                    Stage::Between
+                } else {
+                    Stage::Merge { pair, out }
+                }
+            }
+            Stage::Settle { mut keys, mut living, mut freed } => {
+                for key in keys.by_ref().take(count) {
+                    self.settle(key, &mut living, &mut freed);
+                    self.handled += 1;
+                }
+                if keys.len() > 0 {
+                    Stage::Settle { keys, living, freed }
+                } else {
+                    Stage::Fill { keys: living.into_iter(), view: SortedKeys::default(), freed }
+                }
+            }
+            Stage::Fill { mut keys, mut view, freed } => {
+                for key in keys.by_ref().take(count) {
+                    view.push(key);
+                    self.handled += 1;
+                }
+                if keys.len() == 0 {
+                    return self.finish(view, freed).map(Some);
+                }
+                Stage::Fill { keys, view, freed }
+            }
+        };
+        Ok(None)
+    }
+
+    /// A merge if one is due, else the next set, else what is left to be merged, else the end.
+    fn next_stage(&mut self) -> Stage<'a> {
+        let is_due = match self.runs.as_slice() {
+            [.., older, newer] => self.taken == self.log.sets.len() || older.len() <= 2 * newer.len(),
+            _ => false,
+        };
+        if is_due && let (Some(newer), Some(older)) = (self.runs.pop(), self.runs.pop()) {
+            let out = Vec::with_capacity(older.len() + newer.len());
+            let pair = if self.level == 0 {
+                Pair::Extents(Overlay::new(older, newer))
+            } else {
+                Pair::Children(Interleave::new(older, newer))
+            };
+            return Stage::Merge { pair, out };
         }
+        if let Some(set) = self.log.sets.get(self.taken) {
+            self.taken += 1;
+            return Stage::Check {
+                iter: set.bset.keys.iter(),
+                block: set.block,
+                index: 0,
+                word: 0,
+                keys: Vec::new(),
+            };
+        }
+        let keys = self.runs.pop().unwrap_or_default();
+        Stage::Settle { living: Vec::with_capacity(keys.len()), keys: keys.into_iter(), freed: Vec::new() }
+    }
+
+    /// Checks one key for itself and against the one before; takes it if it means something.
+    fn take(
+        &self,
+        key: &Key,
+        block: u32,
+        keys: &mut Vec<Key>,
+        fault: impl Fn(KeyError) -> NodeFault,
+    ) -> Result<(), NodeFault> {
+        let start = self.check(key).map_err(&fault)?;
+        if key.size == 0 {
+            return Ok(());
+        }
+        let previous = keys.last().map_or(Position::ZERO, Key::position);
+        if start < previous {
+            return Err(fault(KeyError::OutOfOrder { previous, start }));
+        }
+        let (limit, found) = (self.own.position(), key.position());
+        if found > limit {
+            return Err(NodeFault::BeyondRange { block, limit, found });
+        }
+        keys.push(*key);
+        Ok(())
+    }
+
+    /// Checks one key and says where it begins, which the key before it must not reach beyond.
+    fn check(&self, key: &Key) -> Result<Position, KeyError> {
+        if self.level > 0 {
+            check_child_key(&self.geometry, key)?;
+            return Ok(key.position());
+        }
+        check_leaf_key(&self.geometry, key)?;
+        Ok(key.start_position())
+    }
+
+    /// One key of what all sets together say: in a leaf holes are nothing, in an interior node position zero frees.
+    fn settle(&self, key: Key, living: &mut Vec<Key>, freed: &mut Vec<bcached_format::Pointer>) {
+        if self.level > 0 {
+            if key.position() == Position::ZERO {
+                freed.extend(key.pointers.as_slice());
+            } else {
+                living.push(key);
+            }
+        } else if !is_hole(&key) {
+            push_merged(living, key, self.geometry.bucket_sectors);
+        }
+    }
+
+    fn finish(&self, view: SortedKeys, freed: Vec<bcached_format::Pointer>) -> Result<Node, NodeFault> {
+        let mut node = Node::create(self.own, self.level, self.log.seq(), &self.geometry);
+        node.written_blocks = self.log.end_block;
+        node.words_on_disk = self.log.sets.iter().map(|set| set.bset.keys.words()).sum();
+        node.view = view;
+        node.freed = freed;
         let (limit, found) = (2 * node.words_on_disk, node.view.words());
         if found > limit {
             return Err(NodeFault::TooManyPieces { limit, found });
         }
         Ok(node)
     }
-
-    /// The keys of one set that mean something, each checked for itself and against the one before.
-    fn keys(&self, set: &NodeSet<'_>) -> Result<Vec<Key>, NodeFault> {
-        let (block, mut word) = (set.block, 0);
-        let mut keys: Vec<Key> = Vec::new();
-        for (index, key) in set.bset.keys.iter().enumerate() {
-            let fault = |error| NodeFault::Key { block, error: KeyListError { index, word, error } };
-            let start = self.check(&key).map_err(fault)?;
-            if key.size > 0 {
-                let previous = keys.last().map_or(Position::ZERO, Key::position);
-                if start < previous {
-                    return Err(fault(KeyError::OutOfOrder { previous, start }));
-                }
-                let (limit, found) = (self.own.position(), key.position());
-                if found > limit {
-                    return Err(NodeFault::BeyondRange { block, limit, found });
-                }
-                keys.push(key);
-            }
-            word += key.words();
-        }
-        Ok(keys)
-    }
-
-    /// Checks one key and says where it begins, which the key before it must not reach beyond.
-    fn check(&self, key: &Key) -> Result<Position, KeyError> {
-        if self.level > 0 {
-            check_child_key(self.geometry, key)?;
-            return Ok(key.position());
-        }
-        check_leaf_key(self.geometry, key)?;
-        Ok(key.start_position())
-    }
-
-    /// What the sets of a leaf together say.
-    fn extents(&self, sets: Vec<Vec<Key>>) -> SortedKeys {
-        let merged = merge(sets, overlay);
-        let mut living = Vec::with_capacity(merged.len());
-        for key in merged {
-            if !is_hole(&key) {
-                push_merged(&mut living, key, self.geometry.bucket_sectors);
-            }
-        }
-        SortedKeys::from_sorted(living)
-    }
-}
-
-/// All sets as one, by `pair` (older, newer).
-///
-/// Of a run of finished merges, oldest first, each is more than twice as long as the next: so a key goes through a
-/// number of merges that is logarithmic in the number of sets, and the large first set of a node only through one.
-fn merge(sets: Vec<Vec<Key>>, pair: fn(Vec<Key>, Vec<Key>) -> Vec<Key>) -> Vec<Key> {
-    let mut merged: Vec<Vec<Key>> = Vec::new();
-    for mut newest in sets {
-        while let Some(older) = merged.pop_if(|older| older.len() <= 2 * newest.len()) {
-            newest = pair(older, newest);
-        }
-        merged.push(newest);
-    }
-    let newest = merged.pop().unwrap_or_default();
-    merged.into_iter().rev().fold(newest, |newer, older| pair(older, newer))
 }
 
 /// The keys of two interior sets in position order, newer before older where they stand at one position.
-fn interleave(older: Vec<Key>, newer: Vec<Key>) -> Vec<Key> {
-    let mut out = Vec::with_capacity(older.len() + newer.len());
-    let mut older = older.into_iter().peekable();
-    for new in newer {
-        while let Some(old) = older.next_if(|old| old.position() < new.position()) {
-            out.push(old);
-        }
-        out.push(new);
+struct Interleave {
+    older: core::iter::Peekable<vec::IntoIter<Key>>,
+    newer: core::iter::Peekable<vec::IntoIter<Key>>,
+}
+
+impl Interleave {
+    fn new(older: Vec<Key>, newer: Vec<Key>) -> Self {
+        Self { older: older.into_iter().peekable(), newer: newer.into_iter().peekable() }
     }
-    out.extend(older);
-    out
+}
+
+impl Iterator for Interleave {
+    type Item = Key;
+
+    fn next(&mut self) -> Option<Key> {
+        let Some(new) = self.newer.peek() else { return self.older.next() };
+        let before = self.older.next_if(|old| old.position() < new.position());
+        before.or_else(|| self.newer.next())
+    }
 }

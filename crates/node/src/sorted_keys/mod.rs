@@ -99,7 +99,8 @@ impl SortedKeys {
         keys
     }
 
-    fn push(&mut self, key: Key) {
+    /// Adds a key behind all others.
+    pub(crate) fn push(&mut self, key: Key) {
         let position = key.position();
         assert!(self.bounds.last().is_none_or(|last| *last <= position), "keys come in position order");
         self.len += 1;
