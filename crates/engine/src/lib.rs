@@ -7,6 +7,7 @@
 //! | folder | noun |
 //! |---|---|
 //! | `open`, `set`, `state` | start-up, the handle, what transitions change |
+//! | `work` | what a transition costs |
 //! | `request/` | what a client asks for: reads, writes, flush, discard; who waits for whom |
 //! | `volume/` | backing devices and flash-only volumes, their durable record, what a flush covers |
 //! | `btree/` | the index: attempts, nodes in memory, loads, writes, splits, the walk at start |
@@ -38,6 +39,7 @@ mod status;
 mod stop;
 mod uuids;
 mod volume;
+mod work;
 mod writeback;
 
 pub use bcached_env::DiskHealth;

@@ -17,6 +17,7 @@ use crate::state::{BTREE_RESERVE, PrioChains, State};
 use crate::stats::Stats;
 use crate::uuids::{self, UuidTable};
 use crate::volume::{Volumes, record};
+use crate::work::Work;
 use crate::writeback;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -112,6 +113,7 @@ fn assemble(
         stopping: false,
         settled: false,
         stopped: false,
+        work: Work::default(),
         stats: Stats::default(),
     };
     let inner = Inner {
@@ -169,7 +171,7 @@ async fn recover(
     walk::raise(&mut buckets, root.pointer())?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
     let known = Shares::new(budget, geometry.node_sectors().max(root.key.sectors()), root.level)?;
-    let found = walk::walk(&disk, &geometry, root, &mut buckets, known.tickets, &mut |_| {}).await?;
+    let found = walk::walk((&env, &disk), &geometry, root, &mut buckets, known.tickets, &mut |_| {}).await?;
     let shares = Shares::new(budget, geometry.node_sectors().max(found.node_sectors_max), root.level)?;
     let recovered = note.recovered(superblock.seq());
     let sequence = header.seq;

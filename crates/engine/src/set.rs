@@ -124,7 +124,11 @@ impl CacheSet {
         let now = self.inner.env.now();
         let mut state = self.inner.state.borrow_mut();
         state.now = now;
-        transition(&mut state)
+        let result = transition(&mut state);
+        let nanoseconds = state.work.take();
+        drop(state);
+        self.inner.env.charge(nanoseconds);
+        result
     }
 
     pub(crate) fn env(&self) -> &Env {
@@ -201,6 +205,8 @@ impl CacheSet {
             if changes {
                 self.check_alive()?;
             }
+            // Many attempts may follow each other without anything to wait for.
+            self.env().breathe().await;
             let need = match self.with(&mut transition) {
                 Attempt::Done(result) => {
                     self.tell_writers();

@@ -10,6 +10,7 @@ use crate::space::{Buckets, Class, OpenBuckets, Space};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
 use crate::volume::Volumes;
+use crate::work::Work;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -119,6 +120,8 @@ pub struct State {
     pub settled: bool,
     /// Everything has been written: the journal and the leaf writer end.
     pub stopped: bool,
+    /// What this transition has cost so far.
+    pub work: Work,
     /// Counters.
     pub stats: Stats,
 }

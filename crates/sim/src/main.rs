@@ -276,11 +276,13 @@ fn sweep_seeds(args: &SweepArgs) -> Result<bool> {
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn print_figures(figures: &Figures, seconds: f64) {
     let rate = |count: u64| count as f64 / seconds.max(0.001);
-    let Figures { requests, operations, lives, crashes, crashes_in_recovery, virtual_ns } = *figures;
+    let Figures { requests, operations, lives, crashes, crashes_in_recovery, virtual_ns, longest_ns } =
+        *figures;
     println!("requests            {requests:>12} {:>10.0}/s", rate(requests));
     println!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
     println!("processes           {lives:>12} {:>10.0}/s", rate(lives));
     println!("crashes             {crashes:>12} {:>10.0}/s", rate(crashes));
     println!("  inside recoveries {crashes_in_recovery:>12}");
     println!("virtual seconds     {:>12.1}", virtual_ns as f64 / 1e9);
+    println!("longest transition  {:>12.1} us", longest_ns as f64 / 1e3);
 }

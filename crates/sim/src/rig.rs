@@ -40,6 +40,8 @@ pub struct Figures {
     pub crashes_in_recovery: u64,
     /// Virtual nanoseconds.
     pub virtual_ns: u64,
+    /// The longest that a task ran between two waits, in nanoseconds of charged work.
+    pub longest_ns: u64,
 }
 
 impl Figures {
@@ -51,6 +53,9 @@ impl Figures {
         self.crashes += other.crashes;
         self.crashes_in_recovery += other.crashes_in_recovery;
         self.virtual_ns += other.virtual_ns;
+        if other.longest_ns > self.longest_ns {
+            self.longest_ns = other.longest_ns;
+        }
     }
 }
 
@@ -250,6 +255,7 @@ impl Rig {
         let world = self.world.borrow();
         let (operations, virtual_ns) = (world.operations(), world.now());
         let (lives, requests) = (self.lives, self.requests.get());
-        Figures { requests, operations, lives, virtual_ns, ..Figures::default() }
+        let longest_ns = world.charge_max();
+        Figures { requests, operations, lives, virtual_ns, longest_ns, ..Figures::default() }
     }
 }

@@ -186,6 +186,11 @@ impl NodeCache {
         &mut self.nodes[slot]
     }
 
+    /// The same, if there is one.
+    pub fn try_get_mut(&mut self, slot: usize) -> Option<&mut CachedNode> {
+        self.nodes.get_mut(slot)
+    }
+
     /// Changes the node in `slot`. If it may grow, [`NodeCache::room_to_grow`] has been asked, or the memory set aside.
     pub fn change<R>(&mut self, slot: usize, change: impl FnOnce(&mut Node) -> R) -> R {
         let cached = &mut self.nodes[slot];

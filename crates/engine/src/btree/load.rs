@@ -4,10 +4,11 @@ use crate::btree::cache::{Found, Pin, Reserved};
 use crate::btree::{Child, write};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
+use crate::work::{PARSE_NS_A_SECTOR, READ_STEP_KEYS, READ_STEP_NS, sum_ns};
 use alloc::boxed::Box;
-use bcached_env::{Buffer, Disk};
+use bcached_env::{Buffer, Disk, Env};
 use bcached_format::{Geometry, Position};
-use bcached_node::Node;
+use bcached_node::{Node, NodeReader};
 
 /// The node of `child`, in memory and pinned. Works in a set that has failed too, as long as memory need not be made.
 pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
@@ -36,20 +37,35 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
 /// Reads and verifies a node; it is not entered in the cache.
 pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
-    let mut node = read_from(set.cache(), child, &geometry).await?;
+    let mut node = read_from((set.env(), set.cache()), child, &geometry).await?;
     if !node.is_leaf() {
-        set.with(|s| node.drop_dead(&mut |pointer| s.buckets.is_stale(pointer)));
+        set.with(|s| {
+            s.work.visit(node.len());
+            node.drop_dead(&mut |pointer| s.buckets.is_stale(pointer));
+        });
         node.check_children(Position::ZERO).map_err(|source| damaged(child, source))?;
     }
     Ok(node)
 }
 
-/// Reads a node and checks its sets; dead children are still in it.
-pub async fn read_from(disk: &Disk, child: Child, geometry: &Geometry) -> Result<Node, Error> {
+/// Reads a node and checks its sets; dead children are still in it. Others run between the steps of it.
+pub async fn read_from((env, disk): (&Env, &Disk), child: Child, geometry: &Geometry) -> Result<Node, Error> {
     let bytes = usize::try_from(child.key.sectors() * 512).expect("a node is small");
     let (result, buffer) = disk.read(child.pointer().sector(), Buffer::zeroed(bytes)).await;
     result.map_err(Error::io(Doing::Node))?;
-    Node::read(child.key, child.level, geometry, buffer.as_slice()).map_err(|source| damaged(child, source))
+    env.breathe().await;
+    env.charge(sum_ns(bytes) + PARSE_NS_A_SECTOR * child.key.sectors());
+    let reader = NodeReader::new(child.key, child.level, geometry, buffer.as_slice());
+    let mut reader = reader.map_err(|source| damaged(child, source))?;
+    loop {
+        env.breathe().await;
+        let before = reader.handled();
+        let node = reader.step(READ_STEP_KEYS).map_err(|source| damaged(child, source))?;
+        env.charge(READ_STEP_NS * (reader.handled() - before) as u64);
+        if let Some(node) = node {
+            return Ok(node);
+        }
+    }
 }
 
 fn damaged(child: Child, source: bcached_node::NodeError) -> Error {

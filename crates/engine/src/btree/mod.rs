@@ -13,6 +13,7 @@ pub mod write;
 
 use crate::space::Buckets;
 use crate::state::State;
+use crate::work::{REMOVE_MAX, VISIT_MAX};
 use alloc::vec::Vec;
 use bcached_env::NoteRecord;
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
@@ -118,6 +119,7 @@ impl State {
     pub(crate) fn descend(&mut self, start: Position, level: u8) -> Result<usize, Need> {
         let mut child = self.root;
         loop {
+            self.work.descent();
             let Some(slot) = self.nodes.find(child.pointer()) else { return Err(Need::Node(child)) };
             if child.level == level {
                 return Ok(slot);
@@ -128,8 +130,8 @@ impl State {
         }
     }
 
-    /// What is known of `[start, end)` of volume `inode`, as far as one leaf says: the pieces in order, and where
-    /// they end (at most `end`).
+    /// What is known of `[start, end)` of volume `inode`, as far as one leaf says and an attempt goes: the pieces in
+    /// order, and where they end (at most `end`).
     pub(crate) fn lookup(
         &mut self,
         inode: Inode,
@@ -143,8 +145,13 @@ impl State {
         };
         let node = self.nodes.get(slot).node();
         let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
-        let mut at = start;
+        let (mut at, mut seen, mut upto) = (start, 0, upto);
         for key in node.overlapping(inode, start, upto) {
+            seen += 1;
+            if seen > VISIT_MAX {
+                upto = at;
+                break;
+            }
             let Some(part) = key.cut(start, upto) else { continue };
             if part.pointers.as_slice().iter().all(|pointer| self.buckets.is_stale(*pointer)) {
                 continue;
@@ -159,11 +166,12 @@ impl State {
         if at < upto {
             pieces(Piece { start: at, end: upto, content: Content::Hole });
         }
+        self.work.visit(seen);
         Attempt::Done(upto)
     }
 
-    /// The keys of one leaf that overlap `[start, end)`, uncut and stale ones included; returns where the leaf (or the
-    /// range) ends.
+    /// The keys of one leaf that overlap `[start, end)`, uncut and stale ones included, as far as an attempt goes; returns
+    /// where that is: at most where the leaf or the range ends.
     pub(crate) fn keys_in_leaf(
         &mut self,
         inode: Inode,
@@ -177,9 +185,17 @@ impl State {
         };
         let node = self.nodes.get(slot).node();
         let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
-        for key in node.overlapping(inode, start, upto) {
+        let mut keys = node.overlapping(inode, start, upto);
+        let mut upto = upto;
+        let mut seen = 0;
+        for key in keys.by_ref().take(VISIT_MAX) {
             visit(&self.buckets, key);
+            seen += 1;
         }
+        if let Some(next) = keys.next() {
+            upto = next.start();
+        }
+        self.work.visit(seen);
         Attempt::Done(upto)
     }
 
@@ -197,7 +213,12 @@ impl State {
         }
         let position = self.nodes.get(slot).node().position();
         let part = if position.inode > key.inode { Some(*key) } else { key.cut(0, position.offset) };
-        let part = part.expect("the leaf for a start reaches beyond it");
+        let mut part = part.expect("the leaf for a start reaches beyond it");
+        // What takes the place of very many keys does so piece by piece.
+        let node = self.nodes.get(slot).node();
+        if let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX) {
+            part = part.cut(part.start(), next.start()).expect("other keys lie before it");
+        }
         let sequence = self.record(slot, &part, record);
         self.put(slot, &part, sequence);
         Attempt::Done(part.end)
@@ -304,7 +325,9 @@ impl State {
         let cached = nodes.get_mut(slot);
         *untold |= cached.dirty_since.is_none();
         cached.dirty_since.get_or_insert(now);
+        let mut removed = 0;
         let mut remove = |gone: Key| {
+            removed += 1;
             let live = gone.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
             for pointer in gone.pointers.as_slice() {
                 buckets.remove(*pointer, u32::from(gone.size), gone.dirty, sequence);
@@ -314,6 +337,8 @@ impl State {
             }
         };
         nodes.change(slot, |node| node.insert(part, &mut remove));
+        self.work.insert(removed);
+        let Self { buckets, dirty, .. } = self;
         for pointer in part.pointers.as_slice() {
             buckets.add(*pointer, u32::from(part.size), part.dirty);
         }

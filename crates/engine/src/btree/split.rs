@@ -127,23 +127,20 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
         set.check_alive()?;
         set.signals().node_progress.wait().await;
     }
-    let built = set.with(|s| {
-        let built = build(s, slot, depth == 0, (&mut buckets, &mut memory), set);
-        for bucket in buckets.drain(..) {
-            s.buckets.put_back(bucket);
-        }
-        built
-    });
+    let fresh = build(set, slot, depth == 0, (&mut buckets, &mut memory)).await;
+    set.with(|s| buckets.drain(..).for_each(|bucket| s.buckets.put_back(bucket)));
     drop(memory);
-    let mut fresh = built.map_err(|error| set.fail(error))?;
+    let mut fresh = fresh?;
     write::flush_cache(set).await?;
-    let writes: Vec<_> = fresh
-        .nodes
-        .iter_mut()
-        .map(|(node, _)| {
-            (write::first_sector(node), node.seal_pending().expect("a fresh node has a first set"))
-        })
-        .collect();
+    let mut writes = Vec::new();
+    for (node, _) in &mut fresh.nodes {
+        set.env().yield_now().await;
+        let first = set.with(|s| {
+            s.work.seal(node.pending_bytes());
+            node.seal_pending().expect("a fresh node has a first set")
+        });
+        writes.push((write::first_sector(node), first));
+    }
     let written = join_all(writes.iter().map(|(sector, first)| write::write_set(set, *sector, first))).await;
     written.into_iter().collect::<Result<(), Error>>()?;
     let new_slots = link(set, slot, parent.map(|parent| (parent, parent_memory)), fresh).await?;
@@ -154,47 +151,69 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
     Ok(())
 }
 
-/// Makes the new nodes from the live keys of the old one.
-fn build(
-    s: &mut State,
+/// Makes the new nodes from the live keys of the old one, which nobody else changes: a leaf is gated, and there is one
+/// rewrite at a time. Others run between the steps.
+async fn build(
+    set: &CacheSet,
     slot: usize,
     is_root: bool,
     (free, memory): (&mut Vec<BucketId>, &mut Vec<Reserved>),
-    set: &CacheSet,
 ) -> Result<Fresh, Error> {
-    let geometry = s.geometry;
-    let buckets = &s.buckets;
-    let node = s.nodes.get(slot).node();
-    let (level, position) = (node.level(), node.position());
-    let is_leaf = node.is_leaf();
-    let keys = node.live_keys(&mut |key| {
-        !is_leaf || key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer))
+    let geometry = set.with(|s| s.geometry);
+    let blocks = u32::try_from(geometry.node_sectors() / geometry.block_sectors).expect("a node is small");
+    set.env().yield_now().await;
+    let (level, position, keys) = set.with(|s| {
+        let node = s.nodes.get(slot).node();
+        (node.level(), node.position(), live_keys(s, slot))
     });
-    let blocks =
-        u32::try_from(s.geometry.node_sectors() / s.geometry.block_sectors).expect("a node is small");
     let parts = match bcached_node::divide(keys, blocks, &geometry) {
         Division::One(keys) => alloc::vec![keys],
         Division::Two { left, right } => alloc::vec![left, right],
     };
     let children = parts.len();
     if is_root && children > 1 {
-        set.inner.shares.check(level + 1)?;
+        set.inner.shares.check(level + 1).map_err(|error| set.fail(error))?;
+    }
+    let mut wanted: Vec<(u8, Position, Vec<Key>)> = Vec::new();
+    for (index, keys) in parts.into_iter().enumerate() {
+        let end = if index + 1 == children { position } else { last_position(&keys) };
+        wanted.push((level, end, keys));
     }
     let mut nodes = Vec::new();
     let mut owns = Vec::new();
-    let mut enter = |node| nodes.push((node, memory.pop().expect("set aside for this")));
-    for (index, keys) in parts.into_iter().enumerate() {
-        let end = if index + 1 == children { position } else { last_position(&keys) };
-        let own = node_key(s, free.pop().expect("taken for this"), end);
-        enter(Node::from_keys(own, level, set.env().random(), &geometry, &keys));
+    for (level, end, keys) in wanted {
+        set.env().yield_now().await;
+        let own = set.with(|s| node_key(s, free.pop().expect("taken for this"), end));
+        let node = make(set, own, level, &keys);
+        nodes.push((node, memory.pop().expect("set aside for this")));
         owns.push(own);
     }
     if is_root && children > 1 {
-        let own = node_key(s, free.pop().expect("taken for this"), Position::MAX);
-        enter(Node::from_keys(own, level + 1, set.env().random(), &geometry, &owns));
+        let own = set.with(|s| node_key(s, free.pop().expect("taken for this"), Position::MAX));
+        nodes.push((make(set, own, level + 1, &owns), memory.pop().expect("set aside for this")));
     }
-    s.stats.btree_rewrites += 1;
+    set.with(|s| s.stats.btree_rewrites += 1);
     Ok(Fresh { nodes, children })
+}
+
+/// What a fresh node in the place of the one in `slot` starts with.
+fn live_keys(s: &mut State, slot: usize) -> Vec<Key> {
+    let State { nodes, buckets, work, .. } = s;
+    let node = nodes.get(slot).node();
+    let is_leaf = node.is_leaf();
+    work.visit(node.len());
+    node.live_keys(&mut |key| {
+        !is_leaf || key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer))
+    })
+}
+
+/// A fresh node; its keys are copied into the view and into the first set.
+fn make(set: &CacheSet, own: Key, level: u8, keys: &[Key]) -> Node {
+    let seq = set.env().random();
+    set.with(|s| {
+        s.work.copy(2 * keys.len());
+        Node::from_keys(own, level, seq, &s.geometry, keys)
+    })
 }
 
 fn last_position(keys: &[Key]) -> Position {

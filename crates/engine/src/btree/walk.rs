@@ -6,9 +6,10 @@ use crate::btree::{Child, load};
 use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::DirtyCounts;
+use crate::work::{COUNT_NS, VISIT_MAX};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use bcached_env::{Disk, join_all};
+use bcached_env::{Disk, Env, join_all};
 use bcached_format::{Geometry, Key, Pointer, Position};
 use bcached_node::Node;
 
@@ -31,6 +32,7 @@ pub struct Findings {
 }
 
 struct Walk<'a> {
+    env: &'a Env,
     disk: &'a Disk,
     geometry: &'a Geometry,
     buckets: &'a mut Buckets,
@@ -49,7 +51,7 @@ struct Visit {
 /// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory. `progress` is
 /// told how many have been read.
 pub async fn walk(
-    disk: &Disk,
+    (env, disk): (&Env, &Disk),
     geometry: &Geometry,
     root: Child,
     buckets: &mut Buckets,
@@ -57,7 +59,7 @@ pub async fn walk(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Findings, Error> {
     let depth = nodes.clamp(1, DEPTH_MAX);
-    let mut walk = Walk { disk, geometry, buckets, depth, findings: Findings::default(), progress };
+    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default(), progress };
     let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO }];
     while !stack.is_empty() {
         // Depth first, so that the stack holds at most the children of one path; as many as can be read at once.
@@ -65,9 +67,10 @@ pub async fn walk(
         for visit in &batch {
             walk.enter(visit)?;
         }
-        let reads = batch.iter().map(|visit| load::read_from(walk.disk, visit.child, walk.geometry));
+        let reads =
+            batch.iter().map(|visit| load::read_from((walk.env, walk.disk), visit.child, walk.geometry));
         for (visit, node) in batch.iter().zip(join_all(reads).await) {
-            walk.visit(visit, node?, &mut stack)?;
+            walk.visit(visit, node?, &mut stack).await?;
         }
     }
     let data_in_node =
@@ -93,9 +96,13 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn visit(&mut self, visit: &Visit, mut node: Node, stack: &mut Vec<Visit>) -> Result<(), Error> {
+    async fn visit(&mut self, visit: &Visit, mut node: Node, stack: &mut Vec<Visit>) -> Result<(), Error> {
         if node.is_leaf() {
-            for key in node.keys() {
+            for (number, key) in node.keys().enumerate() {
+                if number % VISIT_MAX == 0 {
+                    self.env.breathe().await;
+                    self.env.charge(COUNT_NS * VISIT_MAX.min(node.len() - number) as u64);
+                }
                 self.count(key)?;
             }
             return Ok(());

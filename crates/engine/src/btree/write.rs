@@ -118,9 +118,13 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
     due
 }
 
-/// Writes the pending set of each of `slots` (leaves, not being written, not gated).
+/// Writes the pending set of each leaf of `slots` that is not being written and not gated.
 async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
-    let writes: Vec<Write> = set.with(|s| slots.into_iter().map(|slot| begin(s, slot)).collect());
+    let mut writes: Vec<Write> = Vec::new();
+    for slot in slots {
+        set.env().breathe().await;
+        writes.extend(set.with(|s| begin(s, slot)));
+    }
     let tails = join_all(writes.iter().map(|write| write_tail(set, write.sector, &write.set))).await;
     tails.into_iter().collect::<Result<(), Error>>()?;
     flush_cache(set).await?;
@@ -131,15 +135,16 @@ async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
     results.into_iter().collect()
 }
 
-fn begin(s: &mut State, slot: usize) -> Write {
-    let cached = s.nodes.get_mut(slot);
-    assert!(!cached.writing && !cached.gated, "one set of a node is in flight at a time");
+/// Seals the pending set of a leaf, unless something else has happened to it since it was chosen.
+fn begin(s: &mut State, slot: usize) -> Option<Write> {
+    let cached = s.nodes.try_get_mut(slot).filter(|cached| is_writable(cached))?;
     cached.writing = true;
     cached.writing_since = cached.pending_since.take();
     cached.dirty_since = None;
     let start = first_sector(cached.node());
+    s.work.seal(s.nodes.get(slot).node().pending_bytes());
     let set = s.nodes.change(slot, Node::seal_pending).expect("chosen because it has pending keys");
-    Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set }
+    Some(Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set })
 }
 
 /// Where a node starts on the cache device.

@@ -30,8 +30,9 @@ impl State {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
-        let Self { nodes, buckets, .. } = self;
+        let Self { nodes, buckets, work, .. } = self;
         let node = nodes.get(slot).node();
+        work.visit(node.len());
         let mut dead_words = 0;
         let mut stale_max = 0;
         for key in node.keys() {

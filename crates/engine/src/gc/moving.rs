@@ -6,8 +6,9 @@ use crate::btree::pointer_to_read;
 use crate::error::Error;
 use crate::journal::writer;
 use crate::set::CacheSet;
-use crate::space::{Buckets, Class, Space, Usage};
+use crate::space::{Bucket, Buckets, Class, Space, Usage};
 use crate::state::State;
+use crate::work::BUCKETS_MAX;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::Buffer;
@@ -16,13 +17,15 @@ use core::time::Duration;
 
 /// Data is moved when fewer than one bucket in so many is available.
 const AVAILABLE_SHARE: u64 = 8;
+/// Most buckets that are emptied in one round.
+const VICTIMS_MAX: usize = 256;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The task.
 pub async fn run(set: CacheSet) {
     while !set.with(|s| s.stopping || s.failed.is_some()) {
-        let victims = set.with(choose);
+        let victims = choose(&set).await;
         let gained = if victims.is_empty() { 0 } else { empty(&set, &victims).await.unwrap_or(0) };
         if gained == 0 {
             let until = set.env().now() + PAUSE;
@@ -33,25 +36,23 @@ pub async fn run(set: CacheSet) {
 
 /// The emptiest buckets with dirty data, as many as one free bucket can take the data of; at least two, or nothing is
 /// gained.
-fn choose(s: &mut State) -> BTreeSet<u64> {
-    let scarce = s.buckets.available() < s.buckets.count() / AVAILABLE_SHARE;
-    if !scarce {
-        return BTreeSet::new();
+async fn choose(set: &CacheSet) -> BTreeSet<u64> {
+    let mut found: BTreeSet<(u32, u64)> = BTreeSet::new();
+    let mut at = 0;
+    while set.with(|s| (at as u64) < s.buckets.count() && is_scarce(s)) {
+        set.env().breathe().await;
+        set.with(|s| {
+            for (id, bucket) in s.buckets.part(at).filter(|(_, bucket)| is_sparse(s, bucket)) {
+                found.insert((bucket.dirty, id.index));
+                if found.len() > VICTIMS_MAX {
+                    found.pop_last();
+                }
+            }
+            s.work.buckets(s.buckets.part(at).count());
+        });
+        at += BUCKETS_MAX;
     }
-    let sparse = |bucket: &crate::space::Bucket| {
-        bucket.usage == Usage::Data
-            && bucket.dirty > 0
-            && bucket.pins == 0
-            && u64::from(bucket.dirty) * 2 <= s.geometry.bucket_sectors
-    };
-    let mut found: Vec<(u32, u64)> = s
-        .buckets
-        .iter()
-        .filter(|(_, bucket)| sparse(bucket))
-        .map(|(id, bucket)| (bucket.dirty, id.index))
-        .collect();
-    found.sort_unstable();
-    let mut room = s.geometry.bucket_sectors;
+    let mut room = set.with(|s| s.geometry.bucket_sectors);
     let fits = |(dirty, _): &(u32, u64)| {
         let fits = u64::from(*dirty) <= room;
         room = room.saturating_sub(u64::from(*dirty));
@@ -59,6 +60,17 @@ fn choose(s: &mut State) -> BTreeSet<u64> {
     };
     let victims: BTreeSet<u64> = found.into_iter().take_while(fits).map(|(_, index)| index).collect();
     if victims.len() < 2 { BTreeSet::new() } else { victims }
+}
+
+fn is_scarce(s: &State) -> bool {
+    s.buckets.available() < s.buckets.count() / AVAILABLE_SHARE
+}
+
+fn is_sparse(s: &State, bucket: &Bucket) -> bool {
+    bucket.usage == Usage::Data
+        && bucket.dirty > 0
+        && bucket.pins == 0
+        && u64::from(bucket.dirty) * 2 <= s.geometry.bucket_sectors
 }
 
 /// Moves what is dirty in `victims`; returns how many sectors were moved.

@@ -6,6 +6,7 @@ use crate::btree::split;
 use crate::error::Error;
 use crate::gc::Visited;
 use crate::set::CacheSet;
+use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::{Gen, Position};
 use core::time::Duration;
@@ -31,7 +32,16 @@ pub async fn run(set: CacheSet) {
 /// One pass.
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     // A bucket that no key names is as young as it was when the pass began.
-    let mut oldest: Vec<Gen> = set.with(|s| s.buckets.iter().map(|(_, bucket)| bucket.generation).collect());
+    let count = set.with(|s| usize::try_from(s.buckets.count()).expect("a table length"));
+    let mut oldest: Vec<Gen> = Vec::with_capacity(count);
+    while oldest.len() < count {
+        set.env().breathe().await;
+        set.with(|s| {
+            let before = oldest.len();
+            oldest.extend(s.buckets.part(before).map(|(_, bucket)| bucket.generation));
+            s.work.buckets(oldest.len() - before);
+        });
+    }
     let mut at = Position::ZERO;
     let mut leaves = 0;
     loop {
@@ -47,6 +57,7 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
             end = visit(set, at, &mut seen).await?.end;
         }
         set.with(|s| {
+            s.work.visit(seen.len());
             for (index, generation) in seen {
                 let now = s.buckets.get(s.buckets.id(index)).generation;
                 let place = &mut oldest[usize::try_from(index).expect("a table index")];
@@ -64,13 +75,17 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
             set.env().yield_now().await;
         }
     }
-    set.with(|s| {
-        for (index, generation) in oldest.into_iter().enumerate() {
-            let id = s.buckets.id(index as u64);
-            s.buckets.set_oldest(id, generation);
-        }
-        s.stats.gc_passes += 1;
-    });
+    for (part, generations) in oldest.chunks(BUCKETS_MAX).enumerate() {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.buckets(generations.len());
+            for (index, generation) in generations.iter().enumerate() {
+                let id = s.buckets.id((part * BUCKETS_MAX + index) as u64);
+                s.buckets.set_oldest(id, *generation);
+            }
+        });
+    }
+    set.with(|s| s.stats.gc_passes += 1);
     set.signals().allocator_work.notify_all();
     Ok(())
 }

@@ -7,6 +7,7 @@
 
 use crate::policy::Lru;
 use crate::policy::lru::Rank;
+use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::{BucketId, DeviceIndex, Gen, Pointer};
@@ -174,6 +175,13 @@ impl Buckets {
     pub fn iter(&self) -> impl Iterator<Item = (BucketId, &Bucket)> {
         let name = |index: usize| BucketId { device: self.device, index: index as u64 };
         self.table.iter().enumerate().map(move |(index, bucket)| (name(index), bucket))
+    }
+
+    /// The buckets from this index on, as many as are looked at in one piece; for those who look at all of them.
+    pub fn part(&self, from: usize) -> impl Iterator<Item = (BucketId, &Bucket)> {
+        let name = move |index: usize| BucketId { device: self.device, index: (from + index) as u64 };
+        let part = self.table.get(from..).unwrap_or_default();
+        part.iter().take(BUCKETS_MAX).enumerate().map(move |(index, bucket)| (name(index), bucket))
     }
 
     /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.

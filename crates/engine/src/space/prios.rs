@@ -39,12 +39,13 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
 }
 
 /// One block of the chain: where it goes and what it says.
-fn build(s: &State, index: usize) -> (u64, Vec<u8>) {
+fn build(s: &mut State, index: usize) -> (u64, Vec<u8>) {
+    let first = index as u64 * s.geometry.prios_per_set();
+    let end = (first + s.geometry.prios_per_set()).min(s.geometry.buckets);
+    s.work.buckets(2 * usize::try_from(end - first).expect("a block is small"));
     let chain = &s.prios.spare;
     // The last one's successor is junk by definition; zero is as good as any.
     let next = chain.get(index + 1).map_or(0, |bucket| bucket.index);
-    let first = index as u64 * s.geometry.prios_per_set();
-    let end = (first + s.geometry.prios_per_set()).min(s.geometry.buckets);
     let entry = |bucket| {
         let id = s.buckets.id(bucket);
         BucketPrio { prio: s.buckets.prio(id), generation: s.buckets.get(id).generation }

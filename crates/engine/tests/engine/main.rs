@@ -4,3 +4,4 @@ mod budget;
 mod memory;
 mod rig;
 mod superblock;
+mod transitions;

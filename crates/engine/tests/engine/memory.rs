@@ -48,6 +48,8 @@ pub struct World {
     rng: Rng,
     now: u64,
     idle: u64,
+    /// The longest that a task ran in one piece, in nanoseconds of charged work.
+    pub longest_ns: u64,
     /// Decides on mishaps.
     pub fate: Option<Fate>,
 }
@@ -62,7 +64,15 @@ impl World {
         let disk = |sectors: &u64| (0..*sectors).map(|_| Sector::Filled(0)).collect();
         let disks = sectors.iter().map(disk).collect();
         let under_way = VecDeque::new();
-        Rc::new(RefCell::new(Self { disks, under_way, rng: Rng::new(seed), now: 0, idle: 0, fate: None }))
+        Rc::new(RefCell::new(Self {
+            disks,
+            under_way,
+            rng: Rng::new(seed),
+            now: 0,
+            idle: 0,
+            longest_ns: 0,
+            fate: None,
+        }))
     }
 
     /// Puts whole sectors on a device from outside.
@@ -147,6 +157,12 @@ impl Driver for MemoryDriver {
 
     fn now(&self) -> Time {
         Time(self.0.borrow().now)
+    }
+
+    fn charge(&mut self, nanoseconds: u64) {
+        let mut world = self.0.borrow_mut();
+        world.now += nanoseconds;
+        world.longest_ns = world.longest_ns.max(nanoseconds);
     }
 
     fn wall_seconds(&self) -> u32 {

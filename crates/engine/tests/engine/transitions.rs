@@ -1,0 +1,58 @@
+//! Nobody is kept waiting: how long the engine works in one piece, with nodes of the usual large size.
+
+use crate::rig::{Rig, Sizes, ask, in_flight, open};
+use bcached_engine::{Options, Request};
+use bcached_env::Buffer;
+use std::time::Duration;
+
+/// The longest that a task may run in one piece (decision 14 of the design).
+const LONGEST_NS: u64 = 200_000;
+
+/// Leaves of 256 KiB are filled by scattered writes, divided, written, read again, and emptied by one discard. In virtual
+/// CPU time nothing takes longer than nobody may be kept waiting for.
+#[test]
+fn no_transition_takes_longer_than_200_us() {
+    const BLOCKS: u64 = 30_000;
+    let sizes = Sizes { block: 8, bucket: 2048, buckets: 600, backing: 16 * BLOCKS + 64 };
+    let options = || Options {
+        leaf_delay: Duration::from_millis(20),
+        writeback_running: false,
+        cutoff_writeback: 101,
+        ..Options::default()
+    };
+    let mut rig = Rig::new(sizes, 4);
+    for life in 0..3 {
+        let mut executor = rig.executor();
+        let env = executor.env();
+        let done = executor.block_on(async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("a sound set");
+            let worker = set.clone();
+            in_flight(&env, BLOCKS, 64, move |number| {
+                let set = worker.clone();
+                // Every other block, so that keys stay apart, in an order that jumps.
+                let sector = 16 * (number * 7_919 % BLOCKS);
+                async move {
+                    if life == 0 {
+                        let payload = Buffer::copied_from(&[7; 4096]).freeze();
+                        ask(&set, volume, Request::Write { sector, payload, fua: false }).await;
+                    } else if number % 100 == 0 {
+                        ask(&set, volume, Request::Read { sector, buffer: Buffer::zeroed(4096) }).await;
+                    }
+                }
+            })
+            .await;
+            if life == 0 {
+                assert!(set.status().stats.btree_rewrites >= 2, "leaves were divided");
+            }
+            if life == 2 {
+                ask(&set, volume, Request::Discard { sector: 0, sectors: 16 * BLOCKS }).await;
+                assert_eq!(set.status().dirty_sectors, 0);
+            }
+            set.stop().await.expect("it stops");
+        });
+        assert!(done.is_some(), "somebody waits for ever");
+    }
+    let longest = rig.world.borrow().longest_ns;
+    assert!(longest > 10_000, "work is charged: {longest} ns");
+    assert!(longest <= LONGEST_NS, "{longest} ns in one piece");
+}
