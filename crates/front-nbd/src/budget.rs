@@ -3,15 +3,41 @@
 //! Who asks first is served first: a large request is not starved by small ones, at the price that they wait behind
 //! it. Liveness: a permit comes back when its reply has been sent or thrown away, and every reply is, because the
 //! engine answers everything and the writer gives up on a peer that does not read; each return wakes the waiters.
+//!
+//! Until it is given up, such a peer may hold all that a connection may, and a few of them all that there is. So that
+//! they do not stand in everybody's way, a connection that holds little has a ledger of its own.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A bound on bytes; inside another one, if it has a parent.
+/// What a connection may hold besides the common bytes: some requests of file systems and databases.
+const LITTLE_BYTES: u64 = 1 << 20;
+/// The share of all bytes that is there for connections that hold little, on top.
+const LITTLE_SHARE: u64 = 8;
+
+/// What all connections share.
+pub(crate) struct Pool {
+    common: Ledger,
+    little: Ledger,
+}
+
+/// The bytes of one connection.
 pub(crate) struct Budget {
+    own: Ledger,
+    pool: Arc<Pool>,
+}
+
+/// The right to hold so many bytes, until dropped.
+pub(crate) struct Permit {
+    budget: Arc<Budget>,
+    bytes: u64,
+    is_little: bool,
+}
+
+/// A bound on bytes.
+struct Ledger {
     state: Mutex<State>,
     changed: Condvar,
     bytes_max: u64,
-    parent: Option<Arc<Budget>>,
 }
 
 #[derive(Default)]
@@ -23,29 +49,37 @@ struct State {
     serving: u64,
 }
 
-/// The right to hold so many bytes, until dropped.
-pub(crate) struct Permit {
-    budget: Arc<Budget>,
-    bytes: u64,
+impl Pool {
+    pub(crate) const fn new(bytes_max: u64) -> Self {
+        Self { common: Ledger::new(bytes_max), little: Ledger::new(bytes_max / LITTLE_SHARE) }
+    }
 }
 
 impl Budget {
-    pub(crate) const fn new(bytes_max: u64, parent: Option<Arc<Self>>) -> Self {
-        let state = State { used: 0, arriving: 0, serving: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new(), bytes_max, parent }
+    pub(crate) const fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
+        Self { own: Ledger::new(bytes_max), pool }
     }
 
     /// Waits until there is room for `bytes`.
     pub(crate) fn acquire(self: &Arc<Self>, bytes: u64) -> Permit {
-        assert!(bytes <= self.bytes_max, "no request is larger than any budget");
-        self.enter(bytes);
-        if let Some(parent) = &self.parent {
-            parent.enter(bytes);
+        let held = self.own.enter(bytes);
+        let is_little = held <= LITTLE_BYTES && self.pool.little.try_enter(bytes);
+        if !is_little {
+            self.pool.common.enter(bytes);
         }
-        Permit { budget: Arc::clone(self), bytes }
+        Permit { budget: Arc::clone(self), bytes, is_little }
+    }
+}
+
+impl Ledger {
+    const fn new(bytes_max: u64) -> Self {
+        let state = State { used: 0, arriving: 0, serving: 0 };
+        Self { state: Mutex::new(state), changed: Condvar::new(), bytes_max }
     }
 
-    fn enter(&self, bytes: u64) {
+    /// Waits until there is room for `bytes`; all that is entered then.
+    fn enter(&self, bytes: u64) -> u64 {
+        assert!(bytes <= self.bytes_max, "no request is larger than any budget");
         let mut state = self.lock();
         let turn = state.arriving;
         state.arriving += 1;
@@ -53,10 +87,22 @@ impl Budget {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.used += bytes;
+        let used = state.used;
         state.serving += 1;
         if state.serving != state.arriving {
             self.changed.notify_all();
         }
+        used
+    }
+
+    /// Enters `bytes` if there is room now and nobody waits.
+    fn try_enter(&self, bytes: u64) -> bool {
+        let mut state = self.lock();
+        let has_room = state.serving == state.arriving && bytes <= self.bytes_max - state.used;
+        if has_room {
+            state.used += bytes;
+        }
+        has_room
     }
 
     fn leave(&self, bytes: u64) {
@@ -75,10 +121,9 @@ impl Budget {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.budget.leave(self.bytes);
-        if let Some(parent) = &self.budget.parent {
-            parent.leave(self.bytes);
-        }
+        self.budget.own.leave(self.bytes);
+        let pool = &self.budget.pool;
+        if self.is_little { pool.little.leave(self.bytes) } else { pool.common.leave(self.bytes) }
     }
 }
 
@@ -90,22 +135,22 @@ mod tests {
     use std::time::Duration;
 
     const LIMIT: Duration = Duration::from_secs(30);
+    const MIB: u64 = 1 << 20;
 
     #[test]
     fn a_small_one_waits_behind_a_large_one() {
-        let budget = Arc::new(Budget::new(10, None));
-        let first = budget.acquire(6);
+        let ledger = Arc::new(Ledger::new(10));
+        ledger.enter(6);
         let (order, arrived) = mpsc::channel();
         let spawn = |bytes: u64| {
-            let (budget, order) = (Arc::clone(&budget), order.clone());
-            let waiting = budget.lock().arriving;
-            let asks = Arc::clone(&budget);
+            let (asks, order) = (Arc::clone(&ledger), order.clone());
+            let waiting = ledger.lock().arriving;
             let thread = thread::spawn(move || {
-                let permit = asks.acquire(bytes);
+                asks.enter(bytes);
                 order.send(bytes).unwrap();
-                drop(permit);
+                asks.leave(bytes);
             });
-            while budget.lock().arriving == waiting {
+            while ledger.lock().arriving == waiting {
                 thread::yield_now();
             }
             thread
@@ -113,33 +158,49 @@ mod tests {
         let large = spawn(8);
         let small = spawn(3);
         assert!(arrived.try_recv().is_err(), "four bytes are free, but the large one came first");
-        drop(first);
+        ledger.leave(6);
         assert_eq!(arrived.recv_timeout(LIMIT), Ok(8));
         assert_eq!(arrived.recv_timeout(LIMIT), Ok(3));
         large.join().unwrap();
         small.join().unwrap();
-        assert_eq!(budget.lock().used, 0);
+        assert_eq!(ledger.lock().used, 0);
     }
 
     #[test]
-    fn the_parent_bounds_all_children() {
-        let parent = Arc::new(Budget::new(10, None));
-        let children = [(); 2].map(|()| Arc::new(Budget::new(8, Some(Arc::clone(&parent)))));
-        let first = children[0].acquire(8);
+    fn the_pool_bounds_all_connections() {
+        let pool = Arc::new(Pool::new(10 * MIB));
+        let connections = [(); 2].map(|()| Arc::new(Budget::new(8 * MIB, Arc::clone(&pool))));
+        let first = connections[0].acquire(8 * MIB);
         let (sender, arrived) = mpsc::channel();
-        let other = Arc::clone(&children[1]);
+        let other = Arc::clone(&connections[1]);
         let thread = thread::spawn(move || {
-            let permit = other.acquire(8);
+            let permit = other.acquire(8 * MIB);
             sender.send(()).unwrap();
             drop(permit);
         });
-        while parent.lock().arriving < 2 {
+        while pool.common.lock().arriving < 2 {
             thread::yield_now();
         }
         assert!(arrived.try_recv().is_err());
         drop(first);
         arrived.recv_timeout(LIMIT).unwrap();
         thread.join().unwrap();
-        assert_eq!(parent.lock().used, 0);
+        assert_eq!(pool.common.lock().used, 0);
+    }
+
+    /// Peers that do not read hold everything; another connection's small requests pass them.
+    #[test]
+    fn little_requests_pass_those_who_hold_everything() {
+        let pool = Arc::new(Pool::new(16 * MIB));
+        let stalled = [(); 2].map(|()| Arc::new(Budget::new(8 * MIB, Arc::clone(&pool))));
+        let held: Vec<_> = stalled.iter().map(|connection| connection.acquire(8 * MIB)).collect();
+        let other = Arc::new(Budget::new(8 * MIB, Arc::clone(&pool)));
+        let little: Vec<_> = (0..4).map(|_| other.acquire(MIB / 4)).collect();
+        assert!(little.iter().all(|permit| permit.is_little));
+        drop(held);
+        assert!(!other.acquire(4096).is_little, "more than little is as any");
+        drop(little);
+        assert!(!other.acquire(2 * MIB).is_little);
+        assert_eq!((pool.common.lock().used, pool.little.lock().used), (0, 0));
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Re
         session: Session::new(agreed),
         requests,
         volume: *volume,
-        budget: Arc::new(Budget::new(limits.connection_bytes, Some(Arc::clone(&shared.memory)))),
+        budget: Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory))),
         caller,
         since: catalog.since.get(),
         claim: None,

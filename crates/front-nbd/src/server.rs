@@ -7,7 +7,7 @@
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
-use crate::budget::Budget;
+use crate::budget::Pool;
 use crate::connection::{Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
@@ -44,7 +44,8 @@ pub struct Limits {
     pub requests: usize,
     /// Bytes of payload that one connection holds in memory, at least 32 MiB: the largest request.
     pub connection_bytes: u64,
-    /// Bytes of payload that all connections hold in memory, at least 32 MiB.
+    /// Bytes of payload that all connections hold in memory, at least 32 MiB; an eighth comes on top for connections that
+    /// hold at most 1 MiB.
     pub total_bytes: u64,
     /// A connection must have chosen its export by then.
     pub handshake: Duration,
@@ -100,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) exports: ExportTable,
     pub(crate) limits: Limits,
     pub(crate) writing: Writing,
-    pub(crate) memory: Arc<Budget>,
+    pub(crate) memory: Arc<Pool>,
     connections: Mutex<Connections>,
     /// A connection has ended.
     ended: Condvar,
@@ -169,7 +170,7 @@ impl NbdServer {
         let shared = Arc::new(Shared {
             exports,
             writing: Writing::default(),
-            memory: Arc::new(Budget::new(options.limits.total_bytes, None)),
+            memory: Arc::new(Pool::new(options.limits.total_bytes)),
             limits: options.limits,
             connections: Mutex::default(),
             ended: Condvar::new(),

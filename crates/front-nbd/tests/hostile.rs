@@ -150,6 +150,22 @@ fn a_client_that_does_not_read_fills_its_own_budget_only() {
     }
 }
 
+/// A stopped virtual machine holds all the memory there is for a minute: the others go on meanwhile.
+#[test]
+fn clients_that_never_read_do_not_stop_the_others() {
+    let served = serve_all(Limits { total_bytes: 32 << 20, ..Limits::default() });
+    let mut flooding = [entered(&served), entered(&served)];
+    for client in &mut flooding {
+        for cookie in 0..64 {
+            client.request(command::READ, 0, cookie, 0, 1 << 20);
+        }
+    }
+    let mut other = entered(&served);
+    for _ in 0..200 {
+        assert_eq!(other.read(0, 4096).len(), 4096);
+    }
+}
+
 #[test]
 fn a_client_that_never_reads_is_given_up() {
     let limits = Limits { stall: SHORT, total_bytes: 32 << 20, ..Limits::default() };

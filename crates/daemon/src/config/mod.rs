@@ -24,7 +24,7 @@ const MEMORY_DEFAULT: u64 = 256 << 20;
 const MEMORY_MIN: u64 = 128 << 20;
 
 /// How long a volume's devices are waited for before the daemon says `ready` without it.
-const WAIT_DEFAULT: Duration = Duration::from_secs(30);
+pub(crate) const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// How long a stop waits for users.
 const STOP_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);

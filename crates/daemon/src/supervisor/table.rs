@@ -97,7 +97,8 @@ impl Table {
 
     /// Everything is served or has a final reason, or was waited for long enough.
     pub fn is_settled(&self, since_start: Duration) -> bool {
-        let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or_default();
+        // A cache alone may bring volumes of its own: it is waited for as well.
+        let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
             CacheState::Open { .. } | CacheState::Failed(_) => true,
             CacheState::Waiting(_) | CacheState::Opening { .. } => since_start >= patience,
