@@ -46,16 +46,10 @@ pub fn prepare(entries: Vec<Entry>, note: &[NoteRecord], buckets: &mut Buckets) 
 /// needed, the journal has room for the keys of the note, which are journalled anew. Afterwards nothing is left for the
 /// next start (a kernel's too) to do.
 pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), Error> {
-    set.with(|s| s.journal.pin(oldest));
     let (journalled, noted): (Vec<_>, Vec<_>) =
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
-    for (sequence, key) in journalled {
-        replay_key(set, &key, Record::Replay(sequence)).await?;
-    }
-    write::write_all(set).await?;
-    set.with(|s| s.journal.unpin(oldest));
-    set.signals().journal_progress.notify_all();
-    writer::commit_now(set).await?;
+    replay_entries(set, journalled, oldest).await?;
+    checkpoint(set).await?;
     for (_, key) in noted {
         replay_key(set, &key, Record::Journal).await?;
     }
@@ -66,6 +60,34 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
             }
         }
     });
+    write::write_all(set).await?;
+    writer::commit_now(set).await
+}
+
+/// Replays the keys of entries, oldest first. An entry is needed until the keys up to it are in durable leaves. The new
+/// roots and priorities of a long replay want entries as well: before the ring runs out of them it lets go what is done.
+async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> Result<(), Error> {
+    let mut at = oldest;
+    let mut has_moved = false;
+    set.with(|s| s.journal.replay(Some(at)));
+    for (sequence, key) in keys {
+        if sequence != at {
+            set.with(|s| s.journal.replay(Some(sequence)));
+            (at, has_moved) = (sequence, true);
+        }
+        if has_moved && set.with(|s| s.journal.is_scarce()) {
+            checkpoint(set).await?;
+            has_moved = false;
+        }
+        replay_key(set, &key, Record::Replay(sequence)).await?;
+    }
+    set.with(|s| s.journal.replay(None));
+    set.signals().journal_progress.notify_all();
+    Ok(())
+}
+
+/// Writes every leaf, and an entry that says from where on the journal is still needed.
+async fn checkpoint(set: &CacheSet) -> Result<(), Error> {
     write::write_all(set).await?;
     writer::commit_now(set).await
 }

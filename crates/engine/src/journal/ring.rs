@@ -53,6 +53,8 @@ pub struct Journal {
     /// Words of `keys`.
     words: usize,
     pins: BTreeMap<u64, u32>,
+    /// The entry whose keys are being replayed: it and later ones are needed, whatever leaves are written.
+    replaying: Option<u64>,
     durable: u64,
     durable_last: u64,
     wanted: u64,
@@ -77,6 +79,7 @@ impl Journal {
             keys: Vec::new(),
             words: 0,
             pins: BTreeMap::new(),
+            replaying: None,
             durable: 0,
             durable_last: 0,
             wanted: 0,
@@ -166,6 +169,12 @@ impl Journal {
         self.free_buckets() <= self.reserve() + 1
     }
 
+    /// True when few entries without keys have a place: what writes them without asking must let go of old ones first.
+    #[must_use]
+    pub fn is_scarce(&self) -> bool {
+        self.entries_left() < RESERVE_ENTRIES + self.claimed
+    }
+
     /// True when an entry written now would free a bucket that the newest durable one still needs.
     #[must_use]
     pub fn would_free(&self) -> bool {
@@ -189,14 +198,16 @@ impl Journal {
         here + self.free_buckets().saturating_sub(1) * (self.bucket_sectors / entry)
     }
 
-    /// Up to which sequence leaves should be written to free a bucket: the newest entry of the oldest bucket in use.
+    /// Up to which sequence leaves should be written to free a bucket: the newest entry of the oldest bucket in use. Not
+    /// those of an entry under replay: that frees nothing, and leaves written key by key are soon full.
     #[must_use]
     pub fn reclaim_target(&self) -> u64 {
         let count = self.buckets.len();
         let oldest = (1..=count)
             .map(|step| self.newest[(self.current + step) % count])
             .find(|newest| *newest >= self.durable_last.max(1));
-        oldest.unwrap_or(self.durable)
+        let target = oldest.unwrap_or(self.durable);
+        self.replaying.map_or(target, |replaying| target.min(replaying.saturating_sub(1)))
     }
 
     /// The oldest sequence that still holds a key not in a durable leaf.
@@ -210,6 +221,16 @@ impl Journal {
         self.words += key.words();
         self.keys.push(*key);
         self.next
+    }
+
+    /// The keys of entry `sequence` are replayed from now on, after those of all older ones; `None`: all are.
+    pub fn replay(&mut self, sequence: Option<u64>) {
+        if let Some(sequence) = sequence {
+            self.pin(sequence);
+        }
+        if let Some(before) = core::mem::replace(&mut self.replaying, sequence) {
+            self.unpin(before);
+        }
     }
 
     /// A key of entry `sequence` is in a leaf that is not written yet.
