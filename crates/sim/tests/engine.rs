@@ -28,8 +28,9 @@ fn every_workload_passes() {
 /// Runs that failed once, and why.
 #[test]
 fn what_failed_once_passes() {
-    // Nodes of two blocks: a replay that wrote its leaves key by key used up the journal with new roots, and hung.
-    for (name, seed) in [("scatter", 522)] {
+    // Nodes of two blocks: a replay that wrote its leaves key by key used up the journal with new roots, and hung. A stop
+    // that ended the journal's writer before the allocator, which waited for it.
+    for (name, seed) in [("scatter", 522), ("turnover", 15)] {
         let workload = Shape::named(name).expect("a shape").draw(seed);
         if let Some(failure) = fault_of(&engine(), &workload) {
             panic!("{failure}");
