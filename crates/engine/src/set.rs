@@ -207,11 +207,12 @@ impl CacheSet {
             }
             // Many attempts may follow each other without anything to wait for.
             self.env().breathe().await;
-            let need = match self.with(&mut transition) {
-                Attempt::Done(result) => {
-                    self.tell_writers();
-                    return Ok(result);
-                }
+            let (attempted, untold) = self.with(|s| (transition(s), core::mem::take(&mut s.untold)));
+            if untold {
+                self.tell_writers();
+            }
+            let need = match attempted {
+                Attempt::Done(result) => return Ok(result),
                 Attempt::Needs(need) => need,
             };
             match need {
@@ -245,10 +246,8 @@ impl CacheSet {
 
     /// Keys that stand somewhere for the first time begin to age: whoever writes them looks at the clock from now on.
     fn tell_writers(&self) {
-        if self.with(|s| core::mem::take(&mut s.untold)) {
-            self.signals().journal_work.notify_all();
-            self.signals().leaf_work.notify_all();
-        }
+        self.signals().journal_work.notify_all();
+        self.signals().leaf_work.notify_all();
     }
 
     /// Starts a background task that does `duty`.

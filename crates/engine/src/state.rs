@@ -154,7 +154,7 @@ impl State {
     /// free. Buckets that hold nothing cost nothing to have ready.
     #[must_use]
     pub fn free_low(&self) -> usize {
-        BTREE_RESERVE + MOVING_RESERVE + self.free_batch().max(self.empty_batch() / 2)
+        BTREE_RESERVE + MOVING_RESERVE + self.free_batch()
     }
 
     /// Buckets invalidated for one write of the priorities.

@@ -1,7 +1,6 @@
 //! The orderly end: nothing new is taken, what is in flight ends, every leaf is written, and a last journal entry
 //! says that nothing needs replay. Dirty data stays in the cache.
 
-use crate::btree::write;
 use crate::error::Error;
 use crate::journal::writer;
 use crate::request::flush;
@@ -48,7 +47,6 @@ impl CacheSet {
             open.close_all(buckets);
         });
         self.check_alive()?;
-        write::write_all(self).await?;
-        writer::commit_now(self).await
+        writer::checkpoint(self).await
     }
 }

@@ -3,8 +3,8 @@
 //! Keys whose pointer is stale belong to buckets that were reused since: they become holes (format 9.5). The buckets
 //! of all others are pinned before anything is allocated, because nothing else says yet that they are in use.
 
+use crate::btree::Record;
 use crate::btree::walk;
-use crate::btree::{Record, write};
 use crate::error::Error;
 use crate::journal::scan::Entry;
 use crate::journal::writer;
@@ -49,7 +49,7 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
     let (journalled, noted): (Vec<_>, Vec<_>) =
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
     replay_entries(set, journalled, oldest).await?;
-    checkpoint(set).await?;
+    writer::checkpoint(set).await?;
     for (_, key) in noted {
         replay_key(set, &key, Record::Journal).await?;
     }
@@ -60,8 +60,7 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
             }
         }
     });
-    write::write_all(set).await?;
-    writer::commit_now(set).await
+    writer::checkpoint(set).await
 }
 
 /// Replays the keys of entries, oldest first. An entry is needed until the keys up to it are in durable leaves. The new
@@ -76,7 +75,7 @@ async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> R
             (at, has_moved) = (sequence, true);
         }
         if has_moved && set.with(|s| s.journal.is_scarce()) {
-            checkpoint(set).await?;
+            writer::checkpoint(set).await?;
             has_moved = false;
         }
         replay_key(set, &key, Record::Replay(sequence)).await?;
@@ -84,12 +83,6 @@ async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> R
     set.with(|s| s.journal.replay(None));
     set.signals().journal_progress.notify_all();
     Ok(())
-}
-
-/// Writes every leaf, and an entry that says from where on the journal is still needed.
-async fn checkpoint(set: &CacheSet) -> Result<(), Error> {
-    write::write_all(set).await?;
-    writer::commit_now(set).await
 }
 
 /// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and

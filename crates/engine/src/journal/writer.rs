@@ -1,6 +1,7 @@
 //! Writes journal entries: one in flight, pre-flush and FUA, so that a durable entry proves that all data completed
 //! before it is durable too.
 
+use crate::btree::write;
 use crate::error::{Doing, Error};
 use crate::journal::ring::Closed;
 use crate::set::CacheSet;
@@ -111,6 +112,12 @@ pub async fn commit(set: &CacheSet) -> Result<(), Error> {
 pub async fn commit_now(set: &CacheSet) -> Result<(), Error> {
     let sequence = set.with(|s| s.journal.open_sequence());
     commit_through(set, sequence).await
+}
+
+/// Writes every leaf, and an entry that says from where on the journal is still needed.
+pub async fn checkpoint(set: &CacheSet) -> Result<(), Error> {
+    write::write_all(set).await?;
+    commit_now(set).await
 }
 
 /// Waits until entry `sequence` is durable.

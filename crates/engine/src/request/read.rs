@@ -9,7 +9,7 @@ use crate::request::{Range, Target};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, join_all};
+use bcached_env::{Buffer, Disk, join_all};
 use bcached_format::{CacheMode, Pointers};
 
 /// Most sectors of one request that are put in the cache after a miss (the kernel's limit).
@@ -85,13 +85,21 @@ async fn read_without_cache(
 ) -> (Result<(), Error>, Buffer) {
     let is_clean = set.with(|s| target.inode.is_some_and(|inode| s.dirty.of(inode) == 0));
     match &target.backing {
-        Some(backing) if is_clean => {
-            set.with(|s| s.stats.read_retries += 1);
-            let (result, buffer) = backing.read(range.start, buffer).await;
-            (result.map_err(Error::io(Doing::Backing)), buffer)
-        }
+        Some(backing) if is_clean => read_instead(set, backing, range.start, buffer).await,
         _ => (Err(error), buffer),
     }
+}
+
+/// The backing device has the same data: a cache that fails is no reason to fail (incident F4).
+async fn read_instead(
+    set: &CacheSet,
+    backing: &Disk,
+    start: u64,
+    buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    set.with(|s| s.stats.read_retries += 1);
+    let (result, buffer) = backing.read(start, buffer).await;
+    (result.map_err(Error::io(Doing::Backing)), buffer)
 }
 
 /// Puts a piece behind those joined so far. The rest of a split buffer is empty and stands last.
@@ -242,12 +250,7 @@ async fn read_cached(
     });
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
-        (Err(_), Some(backing)) if !dirty => {
-            // The backing device has the same data: a cache that fails is no reason to fail (incident F4).
-            set.with(|s| s.stats.read_retries += 1);
-            let (result, buffer) = backing.read(piece.start, buffer).await;
-            (result.map_err(Error::io(Doing::Backing)), buffer)
-        }
+        (Err(_), Some(backing)) if !dirty => read_instead(set, backing, piece.start, buffer).await,
         (Err(source), _) => (Err(Error::Io { doing: Doing::Data, source }), buffer),
     }
 }
