@@ -71,6 +71,11 @@ pub enum Error {
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,
+    /// The journal was left so full that its replay has no room for the entries it must write itself.
+    #[error(
+        "the journal is too full to be replayed: no room for what the replay must write; the set is left as it was"
+    )]
+    JournalFull,
     /// No bucket can be had and none can be freed without writing dirty data back.
     #[error("no space left in the cache: everything is dirty or metadata")]
     NoSpace,

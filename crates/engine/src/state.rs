@@ -166,6 +166,14 @@ impl State {
             .max(self.empty_batch())
     }
 
+    /// Buckets invalidated for one write of the priorities while a replay has little room in the journal: it may not be
+    /// able to do that again.
+    #[must_use]
+    pub fn replay_batch(&self) -> usize {
+        let is_pressed = self.journal.is_replaying() && self.journal.is_scarce();
+        if is_pressed { usize::try_from(self.geometry.buckets / 8).unwrap_or(usize::MAX) } else { 0 }
+    }
+
     /// Empty buckets that one write of the priorities makes ready.
     fn empty_batch(&self) -> usize {
         let share = usize::try_from(self.geometry.buckets / 8).unwrap_or(usize::MAX).min(8192);

@@ -2,9 +2,14 @@
 //!
 //! Order (format 6.5, 14): buckets and memory first, so that nothing is held while waiting for them; the old node is
 //! gated for writers while readers go on; the new nodes are durable before the parent set that names them, the parent
-//! set (or the journal entry that names a new root) before the old bucket is let go. Until then the old node's
-//! journal entries stay needed: a crash in between finds the old node and replays them. The new nodes open for
-//! writers only after that, so a key never depends on a node that a crash would make unreachable.
+//! set before the old bucket is let go. Until then the old node's journal entries stay needed: a crash in between finds
+//! the old node and replays them. The new nodes open for writers only after that, so a key never depends on a node that
+//! a crash would make unreachable.
+//!
+//! A new root waits for nothing: every journal entry names the root of its time, and nothing that a crash before the
+//! next entry needs goes before it. Old journal entries are let go by an entry, and the old root's bucket, like every
+//! bucket, is handed out again only when an entry names priorities with its new generation. So a replay that makes many
+//! roots, at a time when the journal has little room, takes no entry for them.
 //!
 //! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion.
 
@@ -12,7 +17,6 @@ use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
 use crate::btree::cache::{Pin, Reserved};
 use crate::btree::{Child, load, write};
 use crate::error::Error;
-use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::allocator;
 use crate::state::State;
@@ -227,7 +231,7 @@ pub fn node_key(s: &State, bucket: BucketId, end: Position) -> Key {
     Key { inode: end.inode, size, dirty: false, end: end.offset, pointers: Pointers::one(pointer) }
 }
 
-/// Makes the durable new nodes reachable: in the parent, or as root. Returns their slots, gated, when that is durable.
+/// Makes the durable new nodes reachable: in the parent, durably, or as root. Returns their slots, gated.
 /// `parent`: where it is, and the memory by which it may grow.
 async fn link(
     set: &CacheSet,
@@ -253,10 +257,7 @@ async fn link(
         }
         slots
     });
-    let Some((parent, memory)) = parent else {
-        writer::commit_now(set).await?;
-        return Ok(slots);
-    };
+    let Some((parent, memory)) = parent else { return Ok(slots) };
     let (sector, append) = set.with(|s| {
         s.nodes.get_mut(parent).writing = true;
         drop(memory);

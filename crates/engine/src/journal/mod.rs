@@ -2,8 +2,12 @@
 //!
 //! Why it cannot deadlock on itself: entries that carry keys leave [`ring::RESERVE_ENTRIES`] worth of blocks and one
 //! whole bucket (the gap) untouched. What frees space (writing the oldest leaves, splitting one that is full, storing
-//! generations so that a split has buckets, naming a new root) needs only entries without keys, a bounded number for
-//! each oldest leaf, and each of those entries carries the newest `last_seq`, which frees the oldest bucket.
+//! generations so that a split has buckets) needs only entries without keys, a bounded number for each oldest leaf, and
+//! each of those entries carries the newest `last_seq`, which frees the oldest bucket.
+//!
+//! A replay lets nothing go before all keys of an entry are in leaves. Meanwhile it needs an entry only for buckets, and
+//! then it takes many at once. Should the ring that somebody left behind not even have room for that, the set is refused
+//! as it is ([`crate::Error::JournalFull`]).
 
 pub mod replay;
 pub mod ring;

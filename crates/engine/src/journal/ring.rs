@@ -11,11 +11,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 use bcached_format::Key;
 
-/// Entries without keys that must always find room: a priority write, a new root, one that carries `last_seq`, and
-/// one more of each for the split of a parent.
+/// Entries without keys that must always find room: two writes of the priorities, one of the uuid table, one that
+/// carries `last_seq`, and two to spare.
 pub const RESERVE_ENTRIES: u64 = 6;
 
-/// Entries without keys that stay possible for what cannot wait: a new root, and the entry that frees space.
+/// Entries without keys that stay possible for what cannot wait: the entry that frees space, and one to spare.
 const ENTRIES_KEPT: u64 = 2;
 
 /// Words of an entry before its keys (240 bytes).
@@ -173,6 +173,22 @@ impl Journal {
     #[must_use]
     pub fn is_scarce(&self) -> bool {
         self.entries_left() < RESERVE_ENTRIES + self.claimed
+    }
+
+    /// True while keys of older entries are being put into the tree.
+    #[must_use]
+    pub const fn is_replaying(&self) -> bool {
+        self.replaying.is_some()
+    }
+
+    /// True when a replay has used up the room: the entry it is at is the oldest needed, and nobody is about to write one.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        let at = self.replaying.is_some() && self.oldest_pin() == self.replaying;
+        at && self.claimed == 0
+            && !self.in_flight
+            && self.entries_left() <= ENTRIES_KEPT
+            && !self.would_free()
     }
 
     /// True when an entry written now would free a bucket that the newest durable one still needs.
@@ -364,11 +380,32 @@ mod tests {
             }
             assert!(
                 empty >= 2,
-                "{empty} entries without keys fit the reserve: a new root, and one that frees space"
+                "{empty} entries without keys fit the reserve: one that frees space, and one to spare"
             );
             journal.unpin(2);
             assert!(journal.free_buckets() >= 1, "the gap stays");
         }
+    }
+
+    /// Not before: the entry that frees space, and one to spare, stay possible; and what an older entry pins may yet go.
+    #[test]
+    fn a_replay_is_at_its_end_when_nothing_it_can_do_frees_a_bucket() {
+        let mut journal = journal(4, 16, 8);
+        complete(&mut journal);
+        journal.pin(1);
+        journal.replay(Some(2));
+        let mut empty = 0;
+        while journal.try_claim() {
+            journal.unclaim();
+            assert!(!journal.is_exhausted(), "after {empty} entries");
+            complete(&mut journal);
+            empty += 1;
+        }
+        assert!(empty > 0 && !journal.is_exhausted(), "leaves of entry 1 can be written");
+        journal.unpin(1);
+        assert!(journal.is_exhausted());
+        journal.replay(None);
+        assert!(!journal.is_exhausted());
     }
 
     #[test]

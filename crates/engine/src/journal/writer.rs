@@ -147,6 +147,10 @@ pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
         }
         set.signals().journal_work.notify_all();
         set.signals().leaf_work.notify_all();
+        if set.with(|s| s.journal.is_exhausted()) {
+            // Whoever waits for buckets waits in vain.
+            set.signals().space.notify_all();
+        }
         set.signals().journal_progress.wait().await;
     }
 }

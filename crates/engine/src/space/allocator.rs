@@ -23,7 +23,7 @@ pub async fn run(set: CacheSet) {
             continue;
         }
         let found = set.with(|s| {
-            let batch = s.free_batch();
+            let batch = s.free_batch().max(s.replay_batch());
             let durable = s.journal.durable();
             s.buckets.invalidate(batch, durable);
             s.buckets.pending().len()
@@ -64,6 +64,7 @@ pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>
         set.signals().allocator_work.notify_all();
         match taken {
             Some(buckets) => return Ok(buckets),
+            None if set.with(|s| s.journal.is_exhausted()) => return Err(set.fail(Error::JournalFull)),
             None => set.signals().space.wait().await,
         }
     }
