@@ -1,7 +1,8 @@
 //! The server: listens, starts a thread for each connection, knows who is connected, stops within a limit.
 //!
 //! One thread accepts on all endpoints; it sleeps in poll, and an eventfd wakes it when a connection has ended (its
-//! thread is then joined) or the server stops.
+//! thread is then joined) or the server stops. When all places are taken, the newcomer gets that of the connection that
+//! has longest been without an export: whoever only connects keeps nobody out.
 //!
 //! Who may write is said in `writing.rs`: one client at a time unless the volume is shared; writing begins with the
 //! first write, another client is offered the export read-only from then on, and one that connected before is
@@ -38,7 +39,8 @@ pub struct Options {
 /// What clients may use at most.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at a time; more are closed as they come.
+    /// Connections at a time. One more takes the place of the oldest that has not chosen its export; if all have, it is
+    /// closed as it comes.
     pub connections: usize,
     /// Requests of one connection that are not answered yet.
     pub requests: usize,
@@ -114,6 +116,9 @@ pub(crate) struct Shared {
 struct Connections {
     next: u64,
     live: BTreeMap<u64, Live>,
+    /// Connections cut or closed for want of a place since the log last told of it, and when it did.
+    crowded_out: u64,
+    told: Option<Instant>,
 }
 
 struct Live {
@@ -122,12 +127,16 @@ struct Live {
     thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
     done: bool,
+    /// It lost its place to another and will end soon.
+    cut: bool,
 }
 
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// The log tells no more often that there are too many connections.
+const CROWD_TOLD_EVERY: Duration = Duration::from_secs(60);
 /// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
@@ -228,6 +237,29 @@ impl Drop for NbdServer {
     fn drop(&mut self) {
         self.stop_accepting();
         self.shared.for_each_socket(Socket::end);
+    }
+}
+
+impl Connections {
+    /// Sees to it that there is a place for one more; false if all belong to clients that have chosen their export.
+    fn make_room(&mut self, limit: usize) -> bool {
+        if self.live.values().filter(|live| !live.done && !live.cut).count() < limit {
+            return true;
+        }
+        let idle =
+            self.live.values_mut().find(|live| !live.done && !live.cut && live.client.export.is_none());
+        let found = idle.map(|live| {
+            live.cut = true;
+            live.socket.end();
+        });
+        self.crowded_out += 1;
+        if self.told.is_none_or(|told| told.elapsed() >= CROWD_TOLD_EVERY) {
+            let (count, loser) =
+                (self.crowded_out, if found.is_some() { "that chose no export" } else { "that came last" });
+            tracing::warn!(limit, count, "too many NBD connections: those {loser} were closed");
+            (self.crowded_out, self.told) = (0, Some(Instant::now()));
+        }
+        found.is_some()
     }
 }
 
@@ -332,8 +364,7 @@ impl Shared {
     ) -> io::Result<()> {
         // Held until the connection is in the table, so that its thread finds it there.
         let mut connections = self.lock();
-        if connections.live.values().filter(|live| !live.done).count() >= self.limits.connections {
-            tracing::warn!(limit = self.limits.connections, "too many NBD connections; a new one is closed");
+        if !connections.make_room(self.limits.connections) {
             return Ok(());
         }
         let number = connections.next;
@@ -354,7 +385,7 @@ impl Shared {
             served.end();
         })?;
         connections.next += 1;
-        connections.live.insert(number, Live { client, socket, thread, done: false });
+        connections.live.insert(number, Live { client, socket, thread, done: false, cut: false });
         Ok(())
     }
 

@@ -191,6 +191,22 @@ fn too_many_connections_are_turned_away() {
     assert_eq!(entered(&served).read(0, 512), [0; 512]);
 }
 
+/// Somebody holds every place with connections that say nothing. Whoever really wants a volume gets it at once.
+#[test]
+fn connections_without_an_export_keep_nobody_out() {
+    let served = serve_all(Limits { connections: 2, ..Limits::default() });
+    let (mut idle, mut patient) = (served.unix(), served.tcp());
+    idle.greet(0);
+    patient.greet(0);
+    let mut client = entered(&served);
+    assert_eq!(client.read(0, 512), [0; 512]);
+    idle.assert_closed();
+    let mut other = entered(&served);
+    patient.assert_closed();
+    served.unix().assert_closed();
+    assert_eq!((client.read(0, 512), other.read(0, 512)), (vec![0; 512], vec![0; 512]));
+}
+
 #[test]
 fn an_engine_that_goes_away_leaves_errors() {
     let served = serve();
