@@ -149,7 +149,10 @@ impl State {
         for key in node.overlapping(inode, start, upto) {
             seen += 1;
             if seen > VISIT_MAX {
-                upto = at;
+                // Where this key starts, not where the last piece ended: what was passed may have been stale, and the
+                // next attempt must begin behind it.
+                upto = key.start();
+                seen -= 1;
                 break;
             }
             let Some(part) = key.cut(start, upto) else { continue };

@@ -2,6 +2,7 @@
 
 mod budget;
 mod memory;
+mod reads;
 mod rig;
 mod superblock;
 mod transitions;
