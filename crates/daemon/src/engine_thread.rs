@@ -4,13 +4,17 @@
 //! requests through commands. Both ring the same bell; the pump takes until there is nothing left, then waits for it.
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
+use crate::engine_failure;
+use crate::failure::Failure;
 use crate::translate::{self, Work};
 use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, VolumeInfo};
 use bcached_env::sync::{Notify, Semaphore};
 use bcached_env::{Env, Executor, Order};
 use bcached_format::{CacheMode, Uuid};
 use bcached_port::{Connector, Server};
-use bcached_uring::{Backend, Bell, Device, Disks, DriverOptions, MappedNote, NoteIdentity, open_driver};
+use bcached_uring::{
+    Backend, Bell, Device, Disks, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver,
+};
 use std::future::{Future as _, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -19,7 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::task::Poll;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Requests that wait in the port for the engine.
 const QUEUE_MAX: usize = 1024;
@@ -60,7 +64,9 @@ pub struct Opened {
     /// How I/O is done.
     pub backend: Backend,
     /// What the note held.
-    pub note: String,
+    pub note: NoteFound,
+    /// Where it lies.
+    pub note_path: PathBuf,
 }
 
 /// An answer that goes back to whoever asked, on the engine's thread: it must not wait.
@@ -76,7 +82,7 @@ enum Command {
 /// What the thread reports.
 pub enum News {
     /// Once: the set is open, or why not, after which the thread ends.
-    Opened(Result<Opened, String>),
+    Opened(Result<Opened, Failure>),
     /// The thread has ended, in order or by a panic. The last news.
     Ended,
 }
@@ -87,9 +93,18 @@ pub fn start(
     start: Start,
     news: impl Fn(News) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
+    spawn(name, news, move |report| run(start, report))
+}
+
+/// Starts a thread for `body`, which reports how opening went. However it ends, that is reported too.
+pub fn spawn<N: Fn(News) + Send + 'static>(
+    name: &str,
+    news: N,
+    body: impl FnOnce(&dyn Fn(Result<Opened, Failure>)) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name(format!("engine {name}")).spawn(move || {
         let last = LastNews(news);
-        run(start, |result| last.0(News::Opened(result)));
+        body(&|result| last.0(News::Opened(result)));
     })
 }
 
@@ -102,10 +117,10 @@ impl<F: Fn(News)> Drop for LastNews<F> {
     }
 }
 
-fn run(start: Start, report: impl FnOnce(Result<Opened, String>)) {
+fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>)) {
     let mut thread = match EngineThread::open(start) {
         Ok(thread) => thread,
-        Err(reason) => return report(Err(reason)),
+        Err(failure) => return report(Err(failure)),
     };
     report(Ok(thread.opened()));
     thread.serve();
@@ -120,23 +135,27 @@ struct EngineThread {
     disks: Disks,
     engine: Engine,
     backend: Backend,
-    note: String,
+    note: NoteFound,
     place: PathBuf,
 }
 
 impl EngineThread {
-    fn open(start: Start) -> Result<Self, String> {
-        let driver = open_driver(&DriverOptions::default()).map_err(|error| error.to_string())?;
+    fn open(start: Start) -> Result<Self, Failure> {
+        let driver = open_driver(&DriverOptions::default())
+            .map_err(|error| engine_failure::of_machine(error.to_string()))?;
         let cache = driver.disks.add(start.device);
-        let identity = NoteIdentity::of_this_boot(start.set_uuid.0).map_err(|error| error.to_string())?;
+        let identity =
+            NoteIdentity::of_this_boot(start.set_uuid.0).map_err(|error| engine_failure::of_note(&error))?;
         let note = MappedNote::open(&start.note, &identity, bcached_uring::note::NOTE_BYTES)
-            .map_err(|error| error.to_string())?;
-        let found = format!("{} ({})", note.found(), start.note.display());
+            .map_err(|error| engine_failure::of_note(&error))?;
+        let found = note.found().clone();
         let place = start.note;
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
         let opening = CacheSet::open(executor.env(), cache, Box::new(note), start.options);
-        let set =
-            executor.block_on(opening).ok_or("the driver halted")?.map_err(|error| error.to_string())?;
+        let set = executor
+            .block_on(opening)
+            .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))?
+            .map_err(|error| engine_failure::of_open(&error))?;
         let (commands, receiver) = mpsc::channel();
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
@@ -160,6 +179,7 @@ impl EngineThread {
             volumes: self.set.volumes(),
             backend: self.backend.clone(),
             note: self.note.clone(),
+            note_path: self.place.clone(),
         }
     }
 
@@ -257,7 +277,8 @@ impl Pump {
         }
     }
 
-    /// What was asked before the stop is answered by the engine, what comes later is refused by the port.
+    /// What the engine has begun is answered. What still lies in the port, or comes later, is not begun: whoever asked
+    /// learns that the engine is gone.
     async fn stop(self, mut server: Server, answer: Answer<Result<(), Error>>) {
         server.close();
         while let Some(request) = server.take() {
@@ -313,16 +334,27 @@ impl Engine {
 
     /// A snapshot; `None` if the engine is gone or too busy to answer.
     pub fn status(&self) -> Option<Status> {
-        let (send, receive) = mpsc::channel();
-        self.send(Command::Status(Box::new(move |status| drop(send.send(status)))));
-        receive.recv_timeout(STATUS_LIMIT).ok()
+        Self::status_of_all(&[Some(self.clone())]).pop().flatten()
     }
 
-    /// Stops the set; the thread ends after the answer. `None` if that took longer than `limit`.
-    pub fn stop(&self, limit: Duration) -> Option<Result<(), Error>> {
-        let (send, receive) = mpsc::channel();
-        self.send(Command::Stop(Box::new(move |stopped| drop(send.send(stopped)))));
-        receive.recv_timeout(limit).ok()
+    /// Snapshots of several engines, asked at once: those that do not answer cost their time together.
+    pub fn status_of_all(engines: &[Option<Self>]) -> Vec<Option<Status>> {
+        let ask = |engine: &Self| {
+            let (send, receive) = mpsc::channel();
+            engine.send(Command::Status(Box::new(move |status| drop(send.send(status)))));
+            receive
+        };
+        let asked: Vec<_> = engines.iter().map(|engine| engine.as_ref().map(ask)).collect();
+        let deadline = Instant::now() + STATUS_LIMIT;
+        let answer = |receive: Receiver<Status>| {
+            receive.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+        };
+        asked.into_iter().map(|receive| receive.and_then(answer)).collect()
+    }
+
+    /// Stops the set; the thread ends after the answer.
+    pub fn stop(&self, answer: Answer<Result<(), Error>>) {
+        self.send(Command::Stop(answer));
     }
 
     /// A thread that is gone drops the command, and with it the answer: whoever waits for that finds out.
@@ -333,9 +365,20 @@ impl Engine {
     }
 }
 
-fn seed() -> Result<u64, String> {
+#[cfg(test)]
+impl Engine {
+    /// An engine that hears everything and answers nothing, as long as the second value lives.
+    pub fn deaf() -> (Self, impl Sized) {
+        let driver = open_driver(&DriverOptions::default()).expect("a driver");
+        let (commands, heard) = mpsc::channel();
+        let (connector, server) = bcached_port::open(1, Arc::new(|| {}));
+        (Self { connector, commands, bell: driver.bell.clone() }, (driver, heard, server))
+    }
+}
+
+fn seed() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| format!("no random numbers: {error}"))?;
+        .map_err(|error| engine_failure::of_machine(format!("no random numbers: {error}")))?;
     Ok(u64::from_le_bytes(bytes))
 }

@@ -126,18 +126,22 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// The command that starts one with its sockets in the folder `run` of `images`. All daemons of `images` have one
+    /// place for their notes, and none touches the machine's own files.
+    pub fn command(images: &Images, run: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        command.arg("serve").args(words).arg("--control").arg(images.path(run).join("control.sock"));
+        command.env("BCACHED_NOTES", images.path("run"));
+        command
+    }
+
     /// Starts it with its sockets in a folder of `images`, and waits for `ready`.
     pub fn start(images: &Images, words: &[&str]) -> Self {
         use std::io::BufRead as _;
         let control = images.path("run").join("control.sock");
         let errors = images.path("errors");
         let log = std::fs::File::create(&errors).expect("a log");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_bcached"))
-            .arg("serve")
-            .args(words)
-            .arg("--control")
-            .arg(&control)
-            .env("BCACHED_NOTES", images.path("run"))
+        let mut child = Self::command(images, "run", words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)

@@ -9,6 +9,31 @@ use bcached_port::{Export, Uuid, VolumeId};
 use std::sync::PoisonError;
 
 impl Supervisor {
+    /// Makes all that is configured known by name: whoever asks for what is not served yet is told so, and what the
+    /// empty name means does not change with the order in which devices come.
+    pub(super) fn name_exports(&self) {
+        let entries = self.shared().table.volumes.clone();
+        for entry in &entries {
+            self.name_export(entry);
+        }
+    }
+
+    /// The front ends know the volume and cannot use it, unless it is served.
+    pub(super) fn name_export(&self, entry: &VolumeEntry) {
+        let name = entry.name.as_ref().or(entry.backing.as_ref());
+        let (false, Some(name)) = (matches!(entry.state, VolumeState::Served(_)), name) else { return };
+        self.exports.insert(Export {
+            name: name.clone(),
+            uuid: Uuid([0; 16]),
+            label: String::new(),
+            sectors: 0,
+            block_sectors: 1,
+            read_only: entry.read_only,
+            shared: entry.shared,
+            served: None,
+        });
+    }
+
     /// Makes a served volume known to the front ends, under its name.
     pub(super) fn export(&self, entry: &VolumeEntry) {
         let (VolumeState::Served(info), Some(name), Some(cache)) = (&entry.state, &entry.name, entry.cache)
@@ -17,6 +42,10 @@ impl Supervisor {
         };
         let shared = self.shared();
         let CacheState::Open { engine, .. } = &shared.table.caches[cache].state else { return };
+        if let Some(device) = entry.backing.as_ref().filter(|device| *device != name) {
+            // What it was known by before its superblock had given it a name.
+            self.exports.remove(device);
+        }
         self.exports.insert(Export {
             name: name.clone(),
             uuid: Uuid(info.uuid.0),

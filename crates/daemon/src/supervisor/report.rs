@@ -25,7 +25,7 @@ pub fn status_of(
             let engines: Vec<_> = table.caches.iter().map(engine).collect();
             (shared.phase, caches, engines, table.volumes.clone())
         };
-        let counts: Vec<_> = engines.iter().map(|engine| engine.as_ref().and_then(Engine::status)).collect();
+        let counts = Engine::status_of_all(&engines);
         for ((cache, engine), status) in caches.iter_mut().zip(&engines).zip(&counts) {
             if let Some(status) = status {
                 cache.counts = Some(numbers(status));
@@ -72,6 +72,7 @@ fn cache(entry: &CacheEntry) -> Cache {
         CacheState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         CacheState::Opening { .. } => ("opening", None, None),
         CacheState::Open { io, .. } => ("open", None, Some(io.clone())),
+        CacheState::Stopped => ("stopped", None, None),
         CacheState::Failed(failure) => ("failed", Some(failure.to_string()), None),
     };
     Cache {

@@ -1,8 +1,9 @@
 //! The orderly end: users, then exports, then engines. Dirty data is never written back here; it is named instead.
 
-use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::table::{CacheState, Table, VolumeState};
 use super::{Event, Phase, Supervisor, health};
 use crate::control::Signal;
+use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
 use crate::sizes::human;
 use bcached_front_nbd::NbdServer;
@@ -19,9 +20,12 @@ const REPLIES_LIMIT: Duration = Duration::from_secs(5);
 /// How long an engine may take to write what a stop writes: leaves and one journal entry, no dirty data.
 const ENGINE_LIMIT: Duration = Duration::from_secs(30);
 
+/// What it has of that however many signals come: two in quick succession should not cost a recovery.
+const ENGINE_GRACE: Duration = Duration::from_secs(1);
+
 impl Supervisor {
     /// Stops everything.
-    pub(super) fn stop(self) -> Result<(), Failure> {
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
         self.shared().phase = Phase::Stopping;
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         tracing::info!(event = "stopping", "stopping");
@@ -32,16 +36,7 @@ impl Supervisor {
                 tracing::warn!(event = "clients-cut", "{busy}");
             }
         }
-        let mut outcome = Ok(());
-        let (caches, volumes) = {
-            let mut shared = self.shared();
-            let caches: Vec<_> = shared.table.caches.drain(..).collect();
-            (caches, std::mem::take(&mut shared.table.volumes))
-        };
-        for (index, cache) in caches.into_iter().enumerate() {
-            let own: Vec<_> = volumes.iter().filter(|volume| volume.cache == Some(index)).collect();
-            outcome = outcome.and(stop_cache(cache, &own));
-        }
+        let outcome = self.stop_engines();
         if outcome.is_ok() {
             tracing::info!(event = "stopped", "stopped");
         }
@@ -49,7 +44,7 @@ impl Supervisor {
     }
 
     /// Gives users the time to go; a second signal shortens it.
-    fn wait_for_users(&self, server: &NbdServer) {
+    fn wait_for_users(&mut self, server: &NbdServer) {
         let deadline = Instant::now() + self.config.stop_timeout;
         let mut named = false;
         loop {
@@ -68,59 +63,118 @@ impl Supervisor {
                 tracing::info!(event = "stop-waits", "up to {limit} s for: {}", users.join(", "));
                 named = true;
             }
-            if let Ok(Event::Signal(Signal::Stop)) = self.events.recv_timeout(LOOK) {
-                return;
+            match self.events.recv_timeout(LOOK) {
+                Ok(Event::Signal(Signal::Stop)) => return,
+                // What comes meanwhile is taken up: no device that opens now may be forgotten below.
+                Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
+                Ok(Event::Cache(index, News::Ended)) => drop(self.cache_ended(index)),
+                _ => {}
             }
         }
     }
-}
 
-/// Stops one engine. One that is still opening is left: whatever it writes then, the next start recovers.
-fn stop_cache(cache: CacheEntry, volumes: &[&VolumeEntry]) -> Result<(), Failure> {
-    let CacheEntry { state: CacheState::Open { engine, thread, .. }, device, .. } = cache else {
-        return Ok(());
-    };
-    if let Some(status) = engine.status() {
-        name_dirty_data(&device, volumes, &status);
-        name_stuck_devices(&device, volumes, &status);
-    }
-    let failed = |why: String| {
-        Failure::new(Kind::Io, format!("the cache on {device} could not be stopped in order"))
-            .why(why)
-            .next("the next start recovers it as after a crash")
-    };
-    match engine.stop(ENGINE_LIMIT) {
-        Some(Ok(())) => {
-            // It has answered and does nothing more but return.
-            let _ended = thread.join();
-            Ok(())
+    /// Stops all engines, together. One whose set is still opening is waited for first: cut off in the middle of its
+    /// recovery it would leave the work to the next start. A signal shortens the wait.
+    pub(super) fn stop_engines(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut deadline = began + ENGINE_LIMIT;
+        let mut hurried = false;
+        let caches = self.shared().table.caches.len();
+        let mut pending: BTreeSet<usize> = (0..caches).filter(|index| self.begin_stop(*index)).collect();
+        let mut outcome = Ok(());
+        while !pending.is_empty() {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Signal(Signal::Stop)) => {
+                    (deadline, hurried) = (deadline.min(began + ENGINE_GRACE), true);
+                }
+                Ok(Event::Cache(index, News::Opened(result))) => {
+                    self.cache_opened(index, result);
+                    if !self.begin_stop(index) {
+                        pending.remove(&index);
+                    }
+                }
+                Ok(Event::Cache(index, News::Ended)) if pending.remove(&index) => {
+                    outcome = outcome.and(Err(self.not_stopped(index, "it ended by a panic")));
+                }
+                Ok(Event::Stopped(index, result)) => {
+                    pending.remove(&index);
+                    let stopped = result.map_err(|error| self.not_stopped(index, &error.to_string()));
+                    outcome = outcome.and(stopped);
+                    self.end_cache(index);
+                }
+                Ok(_) => {}
+                Err(_) => break,
+            }
         }
-        Some(Err(error)) => Err(failed(error.to_string())),
-        None => Err(failed(format!("no answer for {} s", ENGINE_LIMIT.as_secs()))),
+        let signal = if hurried { ", and another signal came" } else { "" };
+        let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
+        for index in pending {
+            outcome = outcome.and(Err(self.not_stopped(index, &why)));
+        }
+        match self.shared().table.first_failure() {
+            Some(failure) if self.strict => outcome.and(Err(failure)),
+            _ => outcome,
+        }
+    }
+
+    /// Tells an engine to stop. True if its cache must be waited for.
+    fn begin_stop(&self, index: usize) -> bool {
+        let shared = self.shared();
+        let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
+            Some(CacheState::Open { engine, .. }) => engine.clone(),
+            Some(CacheState::Opening { .. }) => return true,
+            _ => return false,
+        };
+        drop(shared);
+        if let Some(status) = engine.status() {
+            let shared = self.shared();
+            name_dirty_data(&shared.table, index, &status);
+            name_stuck_devices(&shared.table, index, &status);
+        }
+        let sender = self.sender.clone();
+        engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
+        true
+    }
+
+    /// It has answered and does nothing more but return.
+    fn end_cache(&self, index: usize) {
+        let state = std::mem::replace(&mut self.shared().table.caches[index].state, CacheState::Stopped);
+        if let CacheState::Open { thread, .. } = state {
+            let _ended = thread.join();
+        }
+    }
+
+    fn not_stopped(&self, index: usize, why: &str) -> Failure {
+        let shared = self.shared();
+        let cache = &shared.table.caches[index];
+        let opening =
+            if matches!(cache.state, CacheState::Opening { .. }) { " while it was opening" } else { "" };
+        Failure::new(
+            Kind::Io,
+            format!("the cache on {} could not be stopped in order{opening}", cache.device),
+        )
+        .why(why)
+        .next("the next start recovers it as after a crash")
     }
 }
 
 /// A stop waits for operations in flight: a device that hangs is why it takes long, and somebody should know.
-fn name_stuck_devices(device: &str, volumes: &[&VolumeEntry], status: &bcached_engine::Status) {
-    let backings = volumes.iter().filter_map(|entry| {
-        let VolumeState::Served(served) = &entry.state else { return None };
-        let info = status.volumes.iter().find(|info| info.id == served.id)?;
-        Some((entry.backing.as_deref()?, info.backing_health?))
-    });
-    for (device, found) in std::iter::once((device, status.cache_health)).chain(backings) {
-        if let Some(told) = health::stuck(device, &found) {
+fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Status) {
+    for (device, found) in table.devices_of(cache, status) {
+        if let Some(told) = health::stuck(&device, &found) {
             let limit = ENGINE_LIMIT.as_secs();
             tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
         }
     }
 }
 
-fn name_dirty_data(device: &str, volumes: &[&VolumeEntry], status: &bcached_engine::Status) {
+fn name_dirty_data(table: &Table, cache: usize, status: &bcached_engine::Status) {
+    let device = &table.caches[cache].device;
     let device = device.rsplit('/').next().unwrap_or(device);
     for info in status.volumes.iter().filter(|info| info.dirty_sectors > 0 && !info.flash_only) {
-        let entry = volumes
-            .iter()
-            .find(|entry| matches!(&entry.state, VolumeState::Served(served) if served.id == info.id));
+        let mut own = table.volumes.iter().filter(|volume| volume.cache == Some(cache));
+        let entry =
+            own.find(|entry| matches!(&entry.state, VolumeState::Served(served) if served.id == info.id));
         let name = entry.and_then(|entry| entry.name.clone()).unwrap_or_else(|| info.uuid.to_string());
         let dirty = human(info.dirty_sectors * 512);
         tracing::info!(event = "dirty-stays", "{name}: {dirty} dirty stays on {device}; keep them together");

@@ -1,6 +1,7 @@
 //! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
 
 use crate::config::{self, Config};
+use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
@@ -18,6 +19,8 @@ pub enum CacheState {
     Opening { set: Uuid, thread: JoinHandle<()> },
     /// It serves.
     Open { set: Uuid, engine: Engine, io: String, thread: JoinHandle<()> },
+    /// It was stopped in order; the daemon is about to end.
+    Stopped,
     /// It will not be served.
     Failed(Failure),
 }
@@ -100,7 +103,7 @@ impl Table {
         // A cache alone may bring volumes of its own: it is waited for as well.
         let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
-            CacheState::Open { .. } | CacheState::Failed(_) => true,
+            CacheState::Open { .. } | CacheState::Stopped | CacheState::Failed(_) => true,
             CacheState::Waiting(_) | CacheState::Opening { .. } => since_start >= patience,
         });
         caches
@@ -110,9 +113,19 @@ impl Table {
             })
     }
 
-    /// The cache serves.
-    pub fn is_open(&self, index: usize) -> bool {
-        matches!(self.caches.get(index), Some(CacheEntry { state: CacheState::Open { .. }, .. }))
+    /// A set's engine is gone, and with it what it served: those volumes.
+    pub fn engine_gone(&mut self, index: usize, failure: &Failure) -> Vec<VolumeEntry> {
+        self.set_cache(index, CacheState::Failed(failure.clone()));
+        let is_concerned = |volume: &VolumeEntry| {
+            volume.cache == Some(index)
+                && matches!(volume.state, VolumeState::Attaching | VolumeState::Served(_))
+        };
+        let concerned: Vec<_> =
+            (0..self.volumes.len()).filter(|volume| is_concerned(&self.volumes[*volume])).collect();
+        for volume in &concerned {
+            self.set_volume(*volume, VolumeState::Failed(cache_not_served(failure)));
+        }
+        concerned.into_iter().map(|volume| self.volumes[volume].clone()).collect()
     }
 
     /// The engines of the sets that are open.
@@ -245,7 +258,7 @@ impl Table {
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
             Some(CacheState::Failed(failure)) => {
-                let failure = Failure::new(failure.kind, "its cache is not served").why(failure.to_string());
+                let failure = cache_not_served(failure);
                 self.set_volume(index, VolumeState::Failed(failure));
                 None
             }
@@ -253,6 +266,7 @@ impl Table {
                 self.volumes[index].state = VolumeState::waiting_for_cache();
                 None
             }
+            Some(CacheState::Stopped) => None,
             Some(CacheState::Open { .. }) | None => Some((device, mode, cache)),
         }
     }
@@ -304,7 +318,7 @@ impl Table {
             }
             Err(error) => {
                 let name = self.volumes[index].name.clone().unwrap_or_default();
-                self.set_volume(index, VolumeState::Failed(attach_failure(&name, &error)));
+                self.set_volume(index, VolumeState::Failed(engine_failure::of_attach(&name, &error)));
                 None
             }
         }
@@ -384,27 +398,6 @@ impl VolumeEntry {
     }
 }
 
-/// Why an engine refuses a backing device.
-fn attach_failure(name: &str, error: &Error) -> Failure {
-    let (kind, next) = match error {
-        Error::DirtyElsewhere(_) | Error::OtherSet(_) => {
-            (Kind::WrongSet, Some("serve it with that cache; nothing overrides this"))
-        }
-        Error::TooSmall { .. } => {
-            (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
-        }
-        Error::DirtyUnknown => (Kind::WrongSet, Some("look for the cache that it was used with")),
-        Error::BlockSize { .. } => {
-            (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
-        }
-        Error::Duplicate => (Kind::SameDevice, None),
-        Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
-        Error::Format { .. } => (Kind::Damaged, None),
-        _ => (Kind::Io, None),
-    };
-    let failure = Failure::new(kind, format!("cannot serve {name}")).why(error.to_string());
-    match next {
-        Some(next) => failure.next(next),
-        None => failure,
-    }
+fn cache_not_served(failure: &Failure) -> Failure {
+    Failure::new(failure.kind, "its cache is not served").why(failure.to_string())
 }

@@ -1,0 +1,58 @@
+//! `bcached serve` and `status` when something is wrong: what is in use, what is missing, what does not answer.
+
+mod common;
+
+use common::{Daemon, Images, bcached, bytes, json, patch, run};
+use std::os::unix::net::UnixListener;
+
+/// A cache and a backing device, made and never served.
+fn set(images: &Images) -> (String, String) {
+    let (cache, backing) = (images.blank("cache", 36 << 20), images.blank("backing", 20 << 20));
+    let made =
+        bcached(&["make", "-b", "64k", "--writeback", "--label", "tank", "-C", &cache, "-B", &backing]);
+    assert_eq!(made.exit, 0, "{made:?}");
+    (cache, backing)
+}
+
+/// The engine had begun to write before it turned out that nobody could be served.
+#[test]
+fn a_socket_in_use_is_found_before_a_device_is_written() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let before = (bytes(&cache), bytes(&backing));
+    std::fs::create_dir(images.path("run")).expect("a folder");
+    let _somebody = UnixListener::bind(images.path("run/nbd.sock")).expect("a socket");
+    let control = images.path("run/control.sock");
+    let control = control.to_str().expect("text");
+    let ran = bcached(&["serve", "--cache", &cache, "--backing", &backing, "--control", control]);
+    assert_eq!((ran.exit, ran.err.contains("nbd.sock is in use by another server")), (3, true), "{ran:?}");
+    assert!((bytes(&cache), bytes(&backing)) == before, "a device was written");
+}
+
+/// Every reason for which a set does not open was an I/O error.
+#[test]
+fn a_set_that_is_served_already_is_in_use() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    let copy = images.path("copy");
+    std::fs::copy(&cache, &copy).expect("a copy");
+    let _daemon = Daemon::start(&images, &["--cache", &cache]);
+    let mut second = Daemon::command(&images, "other", &["--cache", copy.to_str().expect("text")]);
+    let ran = run(&mut second);
+    let sentence = "another daemon serves this cache set; stop the other daemon";
+    assert_eq!((ran.exit, ran.err.contains(sentence)), (3, true), "{ran:?}");
+}
+
+/// "Acknowledged writes may be lost" stood among the information that nobody reads.
+#[test]
+fn a_damaged_note_is_a_warning() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    Daemon::start(&images, &["--cache", &cache]).kill();
+    let shown = json(&bcached(&["show", "--json", &cache]).out);
+    let note = format!("run/{}.note", shown["set_uuid"].as_str().expect("a uuid"));
+    patch(images.path(&note), 0, b"nonsense");
+    let daemon = Daemon::start(&images, &["--cache", &cache]);
+    let log = daemon.log();
+    assert!(log.contains("bcached: warning: the note is damaged"), "{log}");
+}

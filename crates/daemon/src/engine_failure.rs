@@ -1,0 +1,91 @@
+//! Why an engine refuses, in the words and with the exit status of the program.
+
+use crate::failure::{Failure, Kind};
+use bcached_engine::Error;
+use bcached_uring::note::NoteError;
+
+const OPEN: &str = "cannot open the cache set";
+
+/// The machine does not give what an engine needs.
+pub fn of_machine(why: String) -> Failure {
+    Failure::new(Kind::Io, OPEN).why(why)
+}
+
+/// Why the note cannot be had.
+pub fn of_note(error: &NoteError) -> Failure {
+    let failure = |kind| Failure::new(kind, OPEN).why(error.to_string());
+    match error {
+        NoteError::InUse(_) => failure(Kind::InUse).next("stop the other daemon; nothing overrides this"),
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            failure(Kind::Permission)
+        }
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            failure(Kind::Io).next("make room there: acknowledged writes are noted in it")
+        }
+        _ => failure(Kind::Io),
+    }
+}
+
+/// Why a set cannot be opened.
+pub fn of_open(error: &Error) -> Failure {
+    let failure = |kind| Failure::new(kind, OPEN).why(error.to_string());
+    match error {
+        Error::NodeBudget { needed, .. } => {
+            // Half of the memory is for nodes; a set of several shares that with the others.
+            let memory = needed.saturating_mul(2).div_ceil(1 << 20);
+            failure(Kind::Config).next(format!(
+                "give [daemon] `memory` of {memory}M or more for each cache that is configured"
+            ))
+        }
+        Error::Sizes { .. } => failure(Kind::Geometry).next("make it again with a larger --bucket"),
+        Error::Node { .. }
+        | Error::Format { .. }
+        | Error::Inconsistent(_)
+        | Error::NoJournal
+        | Error::JournalGap { .. } => failure(Kind::Damaged)
+            .next("`bcached check` looks at all of it and writes nothing; keep its devices as they are"),
+        Error::NotACache => failure(Kind::NotBcache),
+        _ => failure(Kind::Io),
+    }
+}
+
+/// Why a backing device is refused.
+pub fn of_attach(name: &str, error: &Error) -> Failure {
+    let (kind, next) = match error {
+        Error::DirtyElsewhere(_) | Error::OtherSet(_) => {
+            (Kind::WrongSet, Some("serve it with that cache; nothing overrides this"))
+        }
+        Error::TooSmall { .. } => {
+            (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
+        }
+        Error::DirtyUnknown => (Kind::WrongSet, Some("look for the cache that it was used with")),
+        Error::BlockSize { .. } => {
+            (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
+        }
+        Error::Duplicate => (Kind::SameDevice, None),
+        Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
+        Error::Format { .. } => (Kind::Damaged, None),
+        _ => (Kind::Io, None),
+    };
+    let failure = Failure::new(kind, format!("cannot serve {name}")).why(error.to_string());
+    match next {
+        Some(next) => failure.next(next),
+        None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    #[test]
+    fn each_reason_has_its_exit_status() {
+        let in_use = of_note(&NoteError::InUse(PathBuf::from("/run/bcached/x.note")));
+        assert_eq!((in_use.kind, in_use.kind.exit()), (Kind::InUse, 3), "{in_use}");
+        let budget = of_open(&Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
+        assert_eq!((budget.kind.exit(), budget.to_string().contains("400M or more")), (2, true), "{budget}");
+        let gap = of_open(&Error::JournalGap { from: 3, to: 5 });
+        assert_eq!((gap.kind, gap.kind.exit()), (Kind::Damaged, 4), "{gap}");
+    }
+}

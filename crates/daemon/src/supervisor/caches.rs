@@ -1,0 +1,116 @@
+//! Caches: from a name to a device, an engine, an open set; and what becomes of it.
+
+use super::table::{CacheEntry, CacheState};
+use super::{Event, Supervisor, health};
+use crate::devices;
+use crate::engine_thread::{self, Opened, Start};
+use crate::failure::{Failure, Kind};
+use bcached_engine::Options;
+use bcached_uring::NoteFound;
+
+impl Supervisor {
+    /// Opens the cache's device if it waits for that, and starts its engine.
+    pub(super) fn try_cache(&self, index: usize) {
+        let device = match self.shared().table.caches.get(index) {
+            Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
+            _ => return,
+        };
+        let state = match devices::open_cache(&device) {
+            Err(failure) if failure.kind == Kind::NotFound && !self.strict => CacheState::Waiting(failure),
+            Err(failure) => CacheState::Failed(failure),
+            Ok(cache) => {
+                let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
+                let name = self.shared().table.name_cache(index, label, set);
+                let note = self.notes.join(format!("{set}.note"));
+                let start = Start { device: cache.device, set_uuid: set, note, options: self.options() };
+                let sender = self.sender.clone();
+                let news = move |news| drop(sender.send(Event::Cache(index, news)));
+                match engine_thread::start(&name, start, news) {
+                    Ok(thread) => CacheState::Opening { set, thread },
+                    Err(error) => CacheState::Failed(
+                        Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()),
+                    ),
+                }
+            }
+        };
+        self.shared().table.set_cache(index, state);
+    }
+
+    /// Half of the memory is for nodes, shared among the sets; the rest is for requests and what surrounds them.
+    fn options(&self) -> Options {
+        let share = self.config.memory_bytes / 2 / (self.config.caches.len().max(1) as u64);
+        Options { node_budget_bytes: usize::try_from(share).unwrap_or(usize::MAX), ..Options::default() }
+    }
+
+    /// An engine has opened its set, or says why not.
+    pub(super) fn cache_opened(&mut self, index: usize, result: Result<Opened, Failure>) {
+        match result {
+            Err(failure) => self.shared().table.set_cache(index, CacheState::Failed(failure)),
+            Ok(opened) => {
+                tracing::info!(event = "cache-opened", "{}", opened.backend);
+                let (note, place) = (&opened.note, opened.note_path.display());
+                if matches!(note, NoteFound::Damaged { .. }) {
+                    tracing::warn!(event = "note-damaged", "{note} ({place})");
+                } else {
+                    tracing::info!(event = "note-read", "{note} ({place})");
+                }
+                let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
+                let entries = self.shared().table.cache_opened(index, opened, flash_only);
+                for entry in entries {
+                    self.export(&entry);
+                }
+            }
+        }
+    }
+
+    /// An engine's thread is gone although nobody stopped it. With the last one the program ends, so that whoever
+    /// started it starts it again: the next start recovers the set. A set that never opened is one that cannot be
+    /// served, like any other refusal: starting again would do the same again.
+    pub(super) fn cache_ended(&self, index: usize) -> Result<(), Failure> {
+        let mut shared = self.shared();
+        let why = "a panic; its message stands before this";
+        match shared.table.caches.get(index).map(|cache| &cache.state) {
+            Some(CacheState::Opening { .. }) => {
+                let failure = Failure::new(Kind::Io, "the recovery of a cache ended unexpectedly")
+                    .why(why)
+                    .next("keep its devices as they are; `bcached check` looks at them and writes nothing");
+                shared.table.set_cache(index, CacheState::Failed(failure));
+                return Ok(());
+            }
+            Some(CacheState::Open { .. }) => {}
+            _ => return Ok(()),
+        }
+        let failure = Failure::new(Kind::Io, "the engine of a cache ended unexpectedly")
+            .why(why)
+            .next("start the daemon again: it recovers the set as after a crash");
+        let gone = shared.table.engine_gone(index, &failure);
+        let others = shared.table.caches.iter().any(|cache| matches!(cache.state, CacheState::Open { .. }));
+        drop(shared);
+        for entry in &gone {
+            self.name_export(entry);
+        }
+        if others { Ok(()) } else { Err(failure) }
+    }
+
+    /// Logs, once, that a set has stopped writing.
+    pub(super) fn look_after_sets(&mut self) {
+        let engines = self.shared().table.open_engines();
+        for (index, engine) in engines {
+            let Some(status) = engine.status() else { continue };
+            if let Some(error) = &status.failed
+                && let Some(name) = self.shared().table.note_failure(index)
+            {
+                tracing::error!(event = "cache-stopped-writing", "cache {name}: {}", health::stopped(error));
+            }
+            let devices = self.shared().table.devices_of(index, &status);
+            for (device, found) in devices {
+                let said = self.said.entry(device.clone()).or_default();
+                match health::news(&device, &found, said) {
+                    Some(health::News::Bad(told)) => tracing::error!(event = "device-trouble", "{told}"),
+                    Some(health::News::Good(told)) => tracing::info!(event = "device-answers", "{told}"),
+                    None => {}
+                }
+            }
+        }
+    }
+}

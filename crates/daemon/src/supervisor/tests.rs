@@ -1,0 +1,99 @@
+//! The supervisor with engines that misbehave: threads of our own in their place.
+
+use super::table::{CacheState, VolumeState};
+use super::{Event, Supervisor};
+use crate::config::{Cache, CommandLine, Config, Volume};
+use crate::control::Signal;
+use crate::engine_thread::{self, Engine};
+use bcached_format::Uuid;
+use bcached_port::NoExport;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A configuration with one cache and the volumes called so; none of the devices exists.
+fn config(volumes: &[&str]) -> Config {
+    let volume = |name: &&str| Volume {
+        name: Some((*name).to_owned()),
+        backing: format!("/nonexistent/{name}"),
+        cache: Some("fast".to_owned()),
+        cache_mode: None,
+        read_only: false,
+        shared: false,
+        wait: Duration::ZERO,
+    };
+    Config {
+        control: PathBuf::from("/nonexistent/control.sock"),
+        memory_bytes: 256 << 20,
+        stop_timeout: Duration::ZERO,
+        listen: Vec::new(),
+        caches: vec![Cache { name: Some("fast".to_owned()), device: "/nonexistent/fast".to_owned() }],
+        volumes: volumes.iter().map(volume).collect(),
+    }
+}
+
+fn supervisor(volumes: &[&str]) -> Supervisor {
+    Supervisor::new(CommandLine::default(), config(volumes), PathBuf::from("/nonexistent"))
+}
+
+const SET: Uuid = Uuid([7; 16]);
+
+/// A recovery that panics once left its cache "opening" for ever, and its volumes waiting for it.
+#[test]
+fn a_recovery_that_ends_without_a_word_is_a_failure() {
+    let mut supervisor = supervisor(&["slow"]);
+    let sender = supervisor.sender.clone();
+    let news = move |news| drop(sender.send(Event::Cache(0, news)));
+    let thread = engine_thread::spawn("test", news, |_| panic!("recovery fails")).expect("a thread");
+    assert!(thread.join().is_err());
+    let thread = std::thread::spawn(|| {});
+    supervisor.shared().table.set_cache(0, CacheState::Opening { set: SET, thread });
+    supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
+
+    supervisor.serve_events().expect("one cache that cannot be opened is no reason to end");
+    let shared = supervisor.shared();
+    let CacheState::Failed(failure) = &shared.table.caches[0].state else { panic!("not failed") };
+    assert!(failure.to_string().contains("ended unexpectedly"), "{failure}");
+    let VolumeState::Failed(failure) = &shared.table.volumes[0].state else { panic!("not failed") };
+    assert!(failure.to_string().contains("its cache is not served"), "{failure}");
+}
+
+/// An engine that does not stop was waited for half a minute, however often somebody asked.
+#[test]
+fn another_signal_ends_the_wait_for_an_engine() {
+    let mut supervisor = supervisor(&[]);
+    let (engine, _ears) = Engine::deaf();
+    let thread = std::thread::spawn(|| {});
+    let open = CacheState::Open { set: SET, engine, io: String::new(), thread };
+    supervisor.shared().table.set_cache(0, open);
+    supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
+    let failure = supervisor.stop_engines().expect_err("it did not stop");
+    let said = failure.to_string();
+    assert!(
+        said.contains("the cache on /nonexistent/fast could not be stopped in order: no answer"),
+        "{said}"
+    );
+    assert!(said.contains("and another signal came"), "{said}");
+    assert_eq!(failure.kind.exit(), 4);
+}
+
+/// A set that was still opening was cut off in the middle of its recovery, and that was called a stop in order.
+#[test]
+fn a_cache_that_is_still_opening_was_not_stopped() {
+    let mut supervisor = supervisor(&[]);
+    let thread = std::thread::spawn(|| {});
+    supervisor.shared().table.set_cache(0, CacheState::Opening { set: SET, thread });
+    supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
+    let failure = supervisor.stop_engines().expect_err("it did not stop");
+    assert!(failure.to_string().contains("could not be stopped in order while it was opening"), "{failure}");
+}
+
+/// What the empty name means was decided by which device came first.
+#[test]
+fn volumes_are_known_before_they_are_served() {
+    let supervisor = supervisor(&["one", "two"]);
+    supervisor.name_exports();
+    let asked = |name| supervisor.exports.find(name).expect_err("nothing is served");
+    assert_eq!(asked("one"), NoExport::NotServed("one".to_owned()));
+    assert_eq!(asked(""), NoExport::NameNeeded(2));
+    assert_eq!(asked("three"), NoExport::Unknown("three".to_owned()));
+}
