@@ -76,6 +76,12 @@ impl Gen {
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
+
+    /// The generation before.
+    #[must_use]
+    pub const fn previous(self) -> Self {
+        Self(self.0.wrapping_sub(1))
+    }
 }
 
 /// A place in the key space: inode first, then offset in sectors. A key stands at the *end* of its extent.

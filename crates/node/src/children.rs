@@ -65,6 +65,14 @@ impl Node {
         self.freed.iter().copied()
     }
 
+    /// What an interior node says of buckets and their generations as it has just been read: its children, those that are
+    /// dead, and what its freeing keys replaced. All of it is on the device until the node is rewritten, and each must stay
+    /// comparable with its bucket's generation.
+    pub fn named(&self) -> impl Iterator<Item = Pointer> + Clone {
+        let freed = self.freed.iter().map(|pointer| pointer.with_generation(pointer.generation().previous()));
+        self.children().flat_map(|key| key.pointers.as_slice().iter().copied()).chain(freed)
+    }
+
     /// Drops the children that `is_dead` says yes to, their pointer being stale, and forgets the freeing keys.
     /// To be called once the generations are known, before any child is asked for.
     pub fn drop_dead(&mut self, is_dead: &mut dyn FnMut(Pointer) -> bool) {

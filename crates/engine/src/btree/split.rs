@@ -18,7 +18,7 @@ use crate::btree::cache::{Pin, Reserved};
 use crate::btree::{Child, load, write};
 use crate::error::Error;
 use crate::set::CacheSet;
-use crate::space::allocator;
+use crate::space::{Buckets, allocator};
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::join_all;
@@ -34,7 +34,7 @@ pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Err
     let _structure = set.inner.structure.acquire(1).await;
     loop {
         let _ticket = take_ticket(set).await;
-        let path = load_path(set, at).await?;
+        let path = load_path(set, at, 0).await?;
         let Some(depth) = set.with(|s| node_to_rewrite(s, &path, words)) else { return Ok(()) };
         rewrite(set, &path, depth).await?;
         if depth + 1 == path.len() {
@@ -48,7 +48,7 @@ pub async fn compact(set: &CacheSet, at: Position) -> Result<(), Error> {
     let _structure = set.inner.structure.acquire(1).await;
     loop {
         let _ticket = take_ticket(set).await;
-        let path = load_path(set, at).await?;
+        let path = load_path(set, at, 0).await?;
         let leaf = path.len() - 1;
         let depth = set.with(|s| topmost_full(s, &path, leaf));
         rewrite(set, &path, depth).await?;
@@ -58,21 +58,69 @@ pub async fn compact(set: &CacheSet, at: Position) -> Result<(), Error> {
     }
 }
 
+/// An interior node, as GC sees it.
+pub struct Interior {
+    /// Where the next one of its level begins.
+    pub end: Position,
+    /// What it says of buckets and their generations.
+    pub named: Vec<Pointer>,
+}
+
+/// Rewrites the node at `level` for `at` if a pointer that it holds on the device, dead or alive, is `too_stale`. What it
+/// says then; `None` if the tree has no interior nodes at that level.
+pub async fn tidy(
+    set: &CacheSet,
+    (at, level): (Position, u8),
+    too_stale: impl Fn(&Buckets, Pointer) -> bool,
+) -> Result<Option<Interior>, Error> {
+    let _structure = set.inner.structure.acquire(1).await;
+    loop {
+        if set.with(|s| s.root.level < level) {
+            return Ok(None);
+        }
+        let _ticket = take_ticket(set).await;
+        let path = load_path(set, at, level).await?;
+        let lowest = path.len() - 1;
+        let (own, named) = read_named(set, &path[lowest]).await?;
+        let depth = set.with(|s| {
+            s.work.visit(named.len());
+            let is_due = named.iter().any(|pointer| too_stale(&s.buckets, *pointer));
+            is_due.then(|| topmost_full(s, &path, lowest))
+        });
+        match depth {
+            None => return Ok(Some(Interior { end: own.position(), named })),
+            Some(depth) => rewrite(set, &path, depth).await?,
+        }
+    }
+}
+
+/// What an interior node says on the device; in memory it holds no dead children. There is one rewrite at a time and this
+/// is part of one, so nobody changes it meanwhile; there is a ticket.
+async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Error> {
+    let _memory = load::set_aside(set, set.inner.shares.node_bytes).await?;
+    let (own, level, geometry) = set.with(|s| {
+        let node = s.nodes.get(pin.slot()).node();
+        (*node.own(), node.level(), s.geometry)
+    });
+    let node = load::read_from((set.env(), set.cache()), Child { key: own, level }, &geometry).await?;
+    Ok((own, node.named().collect()))
+}
+
 /// Tickets for a path and what is made of a node of it. The tree gets no taller meanwhile: one rewrite at a time.
 async fn take_ticket(set: &CacheSet) -> Permit {
     let count = set.with(|s| rewrite_tickets(s.root.level));
     set.inner.tickets.acquire(count).await
 }
 
-/// Loads and pins root to leaf, for which there is a ticket.
-async fn load_path(set: &CacheSet, at: Position) -> Result<Vec<Pin>, Error> {
+/// Loads and pins the root and what is below it on the way to `at`, down to `level`, for which there is a ticket.
+async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result<Vec<Pin>, Error> {
     let mut path = Vec::new();
     let mut child = set.with(|s| s.root);
     loop {
         let pin = load::load(set, child).await?;
         let next = set.with(|s| {
             let node = s.nodes.get(pin.slot()).node();
-            (!node.is_leaf()).then(|| {
+            (child.level > level).then(|| {
                 let key = node.child_for(at).expect("the children of a checked node reach its end");
                 Child { key: *key, level: child.level - 1 }
             })

@@ -110,9 +110,14 @@ impl Walk<'_> {
         for pointer in node.freed() {
             self.raise(pointer)?;
         }
-        let own: Vec<Pointer> = node.children().flat_map(|key| key.pointers.as_slice().to_vec()).collect();
-        for pointer in own {
-            self.raise(pointer)?;
+        let named: Vec<Pointer> = node.named().collect();
+        for pointer in &named {
+            self.raise(*pointer)?;
+        }
+        for pointer in named {
+            if let Some(bucket) = self.buckets.of(pointer) {
+                self.buckets.note_oldest(bucket, pointer.generation());
+            }
         }
         node.drop_dead(&mut |pointer| self.buckets.is_stale(pointer));
         let sector = visit.child.pointer().sector();

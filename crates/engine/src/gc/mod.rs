@@ -53,5 +53,5 @@ impl State {
     }
 }
 
-/// A leaf with a key staler than this is rewritten (the kernel's number).
+/// A node with a key staler than this is rewritten (the kernel's number).
 const STALE_REWRITE: u8 = 10;

@@ -1,28 +1,33 @@
-//! The pass over all leaves that rewrites those with much that is dead, and learns how old the oldest pointer to each
+//! The pass over all nodes that rewrites those with much that is dead, and learns how old the oldest pointer to each
 //! bucket is. It gates nobody and may be repeated or left out at will, except that generations must not get more than
-//! 96 ahead of a pointer in the tree: then buckets wait for a pass before they are reused.
+//! 96 ahead of a pointer that a reader can meet: then buckets wait for a pass before they are reused.
+//!
+//! A reader meets pointers in leaves, in interior nodes (also those of children that are long dead: only the generation
+//! tells), and in journal entries that a crash would replay. A pointer 128 generations old would pass for a new one.
 
-use crate::btree::split;
+use crate::btree::split::{self, Interior};
 use crate::error::Error;
-use crate::gc::Visited;
+use crate::gc::{STALE_REWRITE, Visited};
+use crate::journal::writer;
 use crate::set::CacheSet;
+use crate::space::Buckets;
 use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
-use bcached_format::{Gen, Position};
+use bcached_format::{Gen, Pointer, Position};
 use core::time::Duration;
 
 /// How often to ask whether a pass is due.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Leaves between two yields to requests.
-const LEAVES_A_TURN: u32 = 8;
+/// Nodes between two yields to requests.
+const NODES_A_TURN: u32 = 8;
 
 /// The task.
 pub async fn run(set: CacheSet) {
     while !set.with(|s| s.stopping || s.failed.is_some()) {
-        if set.with(|s| s.buckets.take_gc_wanted()) {
-            // A node that cannot be read is reported to whoever needs it.
-            let _ = pass(&set).await;
-            continue;
+        let is_due = set.with(|s| !s.journal.is_replaying() && s.buckets.take_gc_wanted());
+        // A node that cannot be read is reported to whoever needs it; the pass remains due.
+        if is_due && pass(&set).await.is_err() {
+            set.with(|s| s.buckets.want_gc());
         }
         let until = set.env().now() + PAUSE;
         set.env().wait_until(&set.signals().gc_work, until).await;
@@ -31,73 +36,122 @@ pub async fn run(set: CacheSet) {
 
 /// One pass.
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
-    // A bucket that no key names is as young as it was when the pass began.
-    let count = set.with(|s| usize::try_from(s.buckets.count()).expect("a table length"));
-    let mut oldest: Vec<Gen> = Vec::with_capacity(count);
-    while oldest.len() < count {
-        set.env().breathe().await;
-        set.with(|s| {
-            let before = oldest.len();
-            oldest.extend(s.buckets.part(before).map(|(_, bucket)| bucket.generation));
-            s.work.buckets(oldest.len() - before);
-        });
+    // A bucket that nothing names is as young as it was when the pass began.
+    let mut oldest = Oldest::begin(set).await;
+    let journalled = set.with(|s| s.journal.open_sequence());
+    if !visit_leaves(set, &mut oldest).await? || !visit_interior(set, &mut oldest).await? {
+        return Ok(());
     }
-    let mut at = Position::ZERO;
-    let mut leaves = 0;
-    loop {
-        if set.with(|s| s.stopping) {
-            return Ok(());
-        }
-        let mut seen: Vec<(u64, Gen)> = Vec::new();
-        let Visited { end, wants_rewrite } = visit(set, at, &mut seen).await?;
-        let mut end = end;
-        if wants_rewrite {
-            split::compact(set, at).await?;
-            seen.clear();
-            end = visit(set, at, &mut seen).await?.end;
-        }
-        set.with(|s| {
-            s.work.visit(seen.len());
-            for (index, generation) in seen {
-                let now = s.buckets.get(s.buckets.id(index)).generation;
-                let place = &mut oldest[usize::try_from(index).expect("a table index")];
-                if now.after(generation) > now.after(*place) {
-                    *place = generation;
-                }
-            }
-        });
-        if end == Position::MAX {
-            break;
-        }
-        at = end;
-        leaves += 1;
-        if leaves % LEAVES_A_TURN == 0 {
-            set.env().yield_now().await;
-        }
-    }
-    for (part, generations) in oldest.chunks(BUCKETS_MAX).enumerate() {
-        set.env().breathe().await;
-        set.with(|s| {
-            s.work.buckets(generations.len());
-            for (index, generation) in generations.iter().enumerate() {
-                let id = s.buckets.id((part * BUCKETS_MAX + index) as u64);
-                s.buckets.set_oldest(id, *generation);
-            }
-        });
-    }
+    // Journal entries of before the pass may hold pointers that no node has any more.
+    writer::let_go_through(set, journalled).await?;
+    oldest.end(set).await;
     set.with(|s| s.stats.gc_passes += 1);
     set.signals().allocator_work.notify_all();
     Ok(())
 }
 
-async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<(u64, Gen)>) -> Result<Visited, Error> {
+/// False if the set stops meanwhile.
+async fn visit_leaves(set: &CacheSet, oldest: &mut Oldest) -> Result<bool, Error> {
+    let mut at = Position::ZERO;
+    for number in 1.. {
+        if set.with(|s| s.stopping) {
+            return Ok(false);
+        }
+        let mut seen: Vec<Pointer> = Vec::new();
+        let Visited { mut end, wants_rewrite } = visit(set, at, &mut seen).await?;
+        if wants_rewrite {
+            split::compact(set, at).await?;
+            seen.clear();
+            end = visit(set, at, &mut seen).await?.end;
+        }
+        oldest.see(set, &seen);
+        if end == Position::MAX {
+            break;
+        }
+        at = end;
+        if number % NODES_A_TURN == 0 {
+            set.env().yield_now().await;
+        }
+    }
+    Ok(true)
+}
+
+async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Visited, Error> {
     set.attempt(|s| {
         seen.clear();
-        s.visit_leaf(at, &mut |buckets, key| {
-            for pointer in key.pointers.as_slice() {
-                seen.extend(buckets.of(*pointer).map(|id| (id.index, pointer.generation())));
-            }
-        })
+        s.visit_leaf(at, &mut |_, key| seen.extend(key.pointers.as_slice()))
     })
     .await
+}
+
+/// False if the set stops meanwhile.
+async fn visit_interior(set: &CacheSet, oldest: &mut Oldest) -> Result<bool, Error> {
+    let too_stale = |buckets: &Buckets, pointer: Pointer| {
+        buckets
+            .of(pointer)
+            .is_some_and(|id| buckets.get(id).generation.after(pointer.generation()) > STALE_REWRITE)
+    };
+    for level in 1..=u8::MAX {
+        let mut at = Position::ZERO;
+        while at < Position::MAX {
+            if set.with(|s| s.stopping) {
+                return Ok(false);
+            }
+            let Some(Interior { end, named }) = split::tidy(set, (at, level), too_stale).await? else {
+                return Ok(true);
+            };
+            oldest.see(set, &named);
+            at = end;
+            set.env().yield_now().await;
+        }
+    }
+    Ok(true)
+}
+
+/// The oldest generation that was seen of each bucket.
+struct Oldest(Vec<Gen>);
+
+impl Oldest {
+    /// Those of now.
+    async fn begin(set: &CacheSet) -> Self {
+        let count = set.with(|s| usize::try_from(s.buckets.count()).expect("a table length"));
+        let mut oldest: Vec<Gen> = Vec::with_capacity(count);
+        while oldest.len() < count {
+            set.env().breathe().await;
+            set.with(|s| {
+                let before = oldest.len();
+                oldest.extend(s.buckets.part(before).map(|(_, bucket)| bucket.generation));
+                s.work.buckets(oldest.len() - before);
+            });
+        }
+        Self(oldest)
+    }
+
+    fn see(&mut self, set: &CacheSet, pointers: &[Pointer]) {
+        set.with(|s| {
+            s.work.visit(pointers.len());
+            for pointer in pointers {
+                let Some(id) = s.buckets.of(*pointer) else { continue };
+                let now = s.buckets.get(id).generation;
+                let place = &mut self.0[usize::try_from(id.index).expect("a table index")];
+                if now.after(pointer.generation()) > now.after(*place) {
+                    *place = pointer.generation();
+                }
+            }
+        });
+    }
+
+    /// Tells the buckets.
+    async fn end(self, set: &CacheSet) {
+        for (part, generations) in self.0.chunks(BUCKETS_MAX).enumerate() {
+            set.env().breathe().await;
+            set.with(|s| {
+                s.work.buckets(generations.len());
+                for (index, generation) in generations.iter().enumerate() {
+                    let id = s.buckets.id((part * BUCKETS_MAX + index) as u64);
+                    s.buckets.set_oldest(id, *generation);
+                }
+            });
+        }
+    }
 }

@@ -122,6 +122,12 @@ impl Journal {
         self.next
     }
 
+    /// The oldest entry that the newest durable one still needs.
+    #[must_use]
+    pub const fn needed_from(&self) -> u64 {
+        self.durable_last
+    }
+
     /// The newest durable entry.
     #[must_use]
     pub const fn durable(&self) -> u64 {

@@ -120,6 +120,27 @@ pub async fn checkpoint(set: &CacheSet) -> Result<(), Error> {
     commit_now(set).await
 }
 
+/// Waits until no entry up to `sequence` is needed any more: their keys are in durable leaves, and an entry says so.
+pub async fn let_go_through(set: &CacheSet, sequence: u64) -> Result<(), Error> {
+    loop {
+        set.check_alive()?;
+        let (is_gone, is_written) = set.with(|s| {
+            s.reclaim_to = s.reclaim_to.max(sequence);
+            let is_written = s.journal.oldest_pin().is_none_or(|oldest| oldest > sequence);
+            (s.journal.needed_from() > sequence, is_written)
+        });
+        if is_gone {
+            return Ok(());
+        }
+        if is_written {
+            claim_entry(set).await?.commit().await?;
+        } else {
+            set.signals().leaf_work.notify_all();
+            set.signals().journal_progress.wait().await;
+        }
+    }
+}
+
 /// Waits until entry `sequence` is durable.
 pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> {
     loop {

@@ -220,6 +220,7 @@ impl Buckets {
         let bucket = &mut self.table[slot(id) as usize];
         if bucket.generation.after(generation) > bucket.generation.after(bucket.oldest) {
             bucket.oldest = generation;
+            self.gc_wanted |= bucket.needs_gc();
         }
     }
 
@@ -347,7 +348,7 @@ impl Buckets {
             let bucket = &mut self.table[*slot as usize];
             assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
             bucket.generation = bucket.generation.next();
-            self.gc_wanted |= bucket.generation.after(bucket.oldest) >= STALE_MAX / 2;
+            self.gc_wanted |= bucket.needs_gc();
             bucket.live = 0;
             bucket.touched = self.clock;
             self.pending.push(id);
@@ -359,6 +360,11 @@ impl Buckets {
     /// to be told from new ones. Asking clears it.
     pub const fn take_gc_wanted(&mut self) -> bool {
         core::mem::replace(&mut self.gc_wanted, false)
+    }
+
+    /// A pass did not come to its end: it is as due as before.
+    pub const fn want_gc(&mut self) {
+        self.gc_wanted = true;
     }
 
     /// The generations of the `count` longest pending buckets are durable.
@@ -396,12 +402,13 @@ impl Buckets {
     }
 
     /// A metadata bucket is no longer needed, durably: it can be invalidated like any empty one. For a B-tree node
-    /// `generation` is the one its freeing key carries.
+    /// `generation` is the one its freeing key carries; its parent names the one before until it is rewritten itself.
     pub fn free_metadata(&mut self, id: BucketId, generation: Option<Gen>) {
         let bucket = &mut self.table[slot(id) as usize];
         assert_eq!(bucket.usage, Usage::Meta, "bucket {id} is not metadata");
         if let Some(generation) = generation {
             bucket.generation = generation;
+            self.note_oldest(id, generation.previous());
         }
         self.set_usage(id, Usage::Data);
     }
@@ -426,6 +433,10 @@ impl Buckets {
 }
 
 impl Bucket {
+    const fn needs_gc(&self) -> bool {
+        self.generation.after(self.oldest) >= STALE_MAX / 2
+    }
+
     fn is_available(&self) -> bool {
         match self.usage {
             Usage::Free | Usage::Pending => true,

@@ -1,6 +1,7 @@
 //! The engine on devices in memory: what needs many operations, or one exact failure, and no crash.
 
 mod budget;
+mod generations;
 mod memory;
 mod reads;
 mod rig;

@@ -1,0 +1,80 @@
+//! Generations have eight bits: no pointer that a reader can meet may grow old enough to pass for a new one.
+
+use crate::rig::{Rig, Sizes, ask, in_flight, open};
+use bcached_engine::{CacheSet, Options, Request, VolumeId};
+use bcached_env::Buffer;
+use std::time::Duration;
+
+/// Sectors of a bucket.
+const BUCKET: u64 = 128;
+
+/// Nothing is written back, and leaves are rewritten rarely.
+fn options() -> Options {
+    Options {
+        leaf_delay: Duration::from_secs(30),
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        writeback_running: false,
+        ..Options::default()
+    }
+}
+
+fn byte_of(number: u64) -> u8 {
+    u8::try_from(number % 251).expect("below 251") + 1
+}
+
+async fn write(set: &CacheSet, volume: VolumeId, sector: u64, sectors: u64, byte: u8) {
+    let bytes = usize::try_from(sectors * 512).expect("small");
+    let payload = Buffer::copied_from(&vec![byte; bytes]).freeze();
+    ask(set, volume, Request::Write { sector, payload, fua: false }).await;
+}
+
+async fn holds(set: &CacheSet, volume: VolumeId, sector: u64, byte: u8) -> bool {
+    let reply = ask(set, volume, Request::Read { sector, buffer: Buffer::zeroed(512) }).await;
+    reply.buffer.expect("comes back").as_slice().iter().all(|found| *found == byte)
+}
+
+/// A database rewrites one small file all day while much dirty data lies still: a few buckets are reused hundreds of times.
+/// The interior nodes of the tree still name children that lay in them long ago, and only the generation tells that they
+/// are dead. (Found as a set that could not be opened any more after a clean stop.)
+#[test]
+fn dead_children_stay_dead_however_often_their_buckets_are_reused() {
+    const COLD: u64 = 6000;
+    const FULL_BUCKETS: u64 = 400;
+    const HOT_AT: u64 = 80_000;
+    /// Enough for 200 uses of each bucket that is left.
+    const REWRITES: u64 = 20_000;
+    let sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+    let mut rig = Rig::new(sizes, 1);
+    let mut executor = rig.executor();
+    let env = executor.env();
+    let script = async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+        let cold = set.clone();
+        in_flight(&env, COLD, 8, move |number| {
+            let set = cold.clone();
+            async move { write(&set, volume, 2 * number, 1, byte_of(number)).await }
+        })
+        .await;
+        for number in 0..FULL_BUCKETS {
+            write(&set, volume, 20_000 + number * BUCKET, BUCKET, byte_of(number)).await;
+        }
+        let hot = set.clone();
+        in_flight(&env, REWRITES, 4, move |number| {
+            let set = hot.clone();
+            async move { write(&set, volume, HOT_AT + (number % 16) * BUCKET, BUCKET, 7).await }
+        })
+        .await;
+        assert!(set.status().tree_depth > 0, "there are interior nodes");
+        set.stop().await.expect("it stops");
+        let (set, volume) = open(env, options()).await.expect("it opens again");
+        for number in 0..COLD {
+            assert!(holds(&set, volume, 2 * number, byte_of(number)).await, "sector {}", 2 * number);
+        }
+        for number in 0..FULL_BUCKETS {
+            assert!(holds(&set, volume, 20_000 + number * BUCKET, byte_of(number)).await, "fill {number}");
+        }
+        set.stop().await.expect("it stops again");
+    };
+    executor.block_on(script).expect("nobody waits for ever");
+}
