@@ -20,6 +20,9 @@ pub struct Bucket {
     pub dirty_sectors: u32,
 }
 
+/// Generations that a pointer may be behind its bucket; a kernel refuses a set with more.
+pub(crate) const STALE_MAX: u8 = 96;
+
 /// All buckets.
 #[derive(Debug)]
 pub(crate) struct Buckets {

@@ -1,6 +1,6 @@
 //! What a set holds: the leaves, with the journal replayed over them in memory.
 
-use crate::buckets::Buckets;
+use crate::buckets::{Buckets, STALE_MAX};
 use crate::damage::{DamageKind, Findings, Place, Structure, Use};
 use crate::extents::ExtentMap;
 use crate::image::ReadAt;
@@ -10,9 +10,6 @@ use crate::volumes::{self, Backing, Volume};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key};
 use std::collections::BTreeMap;
-
-/// Generations that a pointer may be behind its bucket; a kernel refuses a set with more.
-const STALE_MAX: u8 = 96;
 
 /// The journal's keys as a replay leaves them.
 #[derive(Debug, Default)]

@@ -347,9 +347,9 @@ pub enum DamageKind {
         key: Key,
     },
     /// A generation could wrap around.
-    #[error("extent {key:?} is stale by {by}: a kernel refuses such a set")]
+    #[error("the key {key:?} is stale by {by}: a kernel refuses such a set")]
     TooStale {
-        /// The extent.
+        /// The key of an extent or of a child.
         key: Key,
         /// Generations that its bucket is ahead.
         by: u8,

@@ -1,7 +1,7 @@
 //! The B-tree, walked as a start walks it: parents before children, and every pointer that is ahead of its bucket
 //! pulls the bucket's generation forward. That is how a freeing key makes the child it frees stale.
 
-use crate::buckets::Buckets;
+use crate::buckets::{Buckets, STALE_MAX};
 use crate::damage::{DamageKind, Findings, NodePlace, Place, Use};
 use crate::extents::ExtentMap;
 use crate::image::ReadAt;
@@ -203,6 +203,12 @@ fn check_interior(
     // All of them first: a freeing key may stand in a newer set than the child that it frees.
     for key in &keys {
         buckets.raise(key);
+    }
+    for key in &keys {
+        let by = key.pointers.as_slice().iter().map(|pointer| buckets.stale_by(*pointer)).max().unwrap_or(0);
+        if by > STALE_MAX {
+            findings.error(node.place(), DamageKind::TooStale { key: *key, by });
+        }
     }
     let mut living: Vec<Key> =
         keys.into_iter().filter(|key| key.position() != Position::ZERO && buckets.is_live(key)).collect();

@@ -186,6 +186,19 @@ fn void_dirty_data_and_wide_generations_are_named() {
 }
 
 #[test]
+fn a_dead_child_whose_bucket_was_reused_too_often_is_named() {
+    let position = Position::new(Inode(0), 1000);
+    let dead = node_key(44, position);
+    for (generation, wanted) in [(96, None), (97, Some(Kind::TooStale { key: dead, by: 97 }))] {
+        let mut image = Image::with_tree(&[&[]], &[&[]]);
+        let living = [node_key(41, position), node_key(42, Position::MAX)];
+        image.node(common::ROOT_BUCKET, &[&[dead], &living]);
+        image.generations[44] = generation;
+        assert_eq!(kinds(image).into_iter().next(), wanted, "{generation}");
+    }
+}
+
+#[test]
 fn a_pointer_ahead_of_its_bucket_pulls_the_generation_forward() {
     let ahead = Key { pointers: Pointers::one(pointer(100, 0, 1)), ..dirty(16, 24, 0) };
     // Another leaf still points to the bucket's older contents: those are void now, and were clean.
