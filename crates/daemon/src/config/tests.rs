@@ -144,3 +144,36 @@ fn the_command_line_stands_for_itself() {
         assert_eq!(Config::load(&line).expect_err(way).kind, kind, "{way}");
     }
 }
+
+/// The guide's example is "every key that exists": it must be understood as it says, and no key may be missing in it.
+#[test]
+fn the_guide_shows_every_key() {
+    const GUIDE: &str = include_str!("../../../../docs/guide.md");
+    let (_, from) = GUIDE.split_once("```toml\n").expect("the guide has an example");
+    let (example, after) = from.split_once("```").expect("the example ends");
+    assert!(!after.contains("```toml"), "one example, so that nobody keeps another true");
+    let config = load(example, &[]).expect("the guide's example");
+    assert_eq!(config.control, Path::new(CONTROL_DEFAULT));
+    assert_eq!((config.memory_bytes, config.stop_timeout), (MEMORY_DEFAULT, STOP_TIMEOUT_DEFAULT));
+    let tcp = Listen::Tcp("127.0.0.1:10809".parse().expect("an address"));
+    assert_eq!(config.listen, [Listen::Unix("/run/bcached/nbd.sock".into()), tcp]);
+    let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
+    assert_eq!((media.name.as_deref(), media.cache.as_deref()), (Some("media"), Some("nvme")));
+    assert_eq!((media.cache_mode, media.wait), (Some(CacheMode::Writethrough), WAIT_DEFAULT));
+    assert_eq!(scratch.cache_mode, Some(CacheMode::Writeback));
+    assert_eq!((scratch.read_only, scratch.shared), (false, false), "the defaults");
+
+    for section in ["[daemon]", "[nbd]", "[cache.a]", "[volume.v]"] {
+        for key in known_keys(section) {
+            let is_shown = example.lines().any(|line| line.starts_with(&format!("{key} =")));
+            assert!(is_shown, "{section} knows `{key}`, and the guide does not show it");
+        }
+    }
+}
+
+/// The keys that a section can hold, as the parser's own refusal lists them.
+fn known_keys(section: &str) -> Vec<String> {
+    let (_, sentence) = refused(&format!("version = 1\n{section}\nno_such_key = 1\n"));
+    let (_, listed) = sentence.split_once("expected ").expect("the refusal lists what it knows");
+    listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
