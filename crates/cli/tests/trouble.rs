@@ -3,6 +3,9 @@
 mod common;
 
 use common::{Daemon, Images, bcached, bytes, json, patch, run};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 
 /// A cache and a backing device, made and never served.
@@ -60,4 +63,40 @@ fn a_damaged_note_is_a_warning() {
     let daemon = Daemon::start(&images, &["--cache", &cache]);
     let log = daemon.log();
     assert!(log.contains("bcached: warning: the note is damaged"), "{log}");
+}
+
+/// A daemon that was stopped was "no daemon", and one whose backlog was full held up whoever asked, for ever.
+#[test]
+fn a_daemon_that_does_not_answer_is_no_missing_daemon() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    let daemon = Daemon::start(&images, &["--cache", &cache]);
+    daemon.signal(Signal::STOP);
+    let waiting = std::thread::scope(|scope| {
+        let text = bcached(&["status", "--control", daemon.control()]);
+        // More than fit the backlog: connecting itself waits from here on.
+        let crowd: Vec<_> = (0..40).map(|_| knock(daemon.control())).collect();
+        let object = scope.spawn(|| bcached(&["--json", "status", "--control", daemon.control()]));
+        let second = run(&mut Daemon::command(&images, "run", &["--cache", &cache]));
+        assert_eq!((second.exit, second.err.contains("another daemon answers")), (3, true), "{second:?}");
+        let object = object.join().expect("no panic");
+        drop(crowd);
+        (text, object)
+    });
+    daemon.signal(Signal::CONT);
+    let (text, object) = waiting;
+    assert!(text.err.contains("has not answered for 10 s: its process is stopped"), "{text:?}");
+    assert!(text.err.contains("kill -CONT"), "{text:?}");
+    assert_eq!((text.exit, text.err.lines().count()), (6, 1), "{text:?}");
+    assert_eq!((object.exit, json(&object.err)["error"]["kind"].as_str()), (6, Some("time-limit")));
+    assert_eq!(daemon.status()["state"], "ready", "it goes on");
+}
+
+/// Connects if that needs no waiting.
+fn knock(path: &str) -> Option<OwnedFd> {
+    let address = SocketAddrUnix::new(path).expect("a path");
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let socket = socket.expect("a socket");
+    rustix::net::connect(&socket, &address).is_ok().then_some(socket)
 }

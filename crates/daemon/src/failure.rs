@@ -48,6 +48,8 @@ pub enum Kind {
     Io,
     /// No daemon answers.
     NoDaemon,
+    /// Somebody did not answer in time, and may still be at work.
+    TimeLimit,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             Self::WrongSet => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
             Self::NoDaemon => 5,
+            Self::TimeLimit => 6,
         }
     }
 }

@@ -2,22 +2,29 @@
 //!
 //! HTTP/1.0 on purpose: the answer ends with the connection, so that nothing but its head needs parsing.
 
+use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
+use rustix::io::Errno;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// A daemon answers in well under this, unless its machine is in trouble.
+/// A daemon answers in well under this, unless its machine is in trouble. From the first step to the last.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
+/// Between two looks at a backlog that is full.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Far more than the status of hundreds of volumes.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// The body of `GET path` from the daemon that listens on `socket`.
 ///
 /// # Errors
-/// [`Kind::NoDaemon`] if nobody listens there, [`Kind::Permission`], or what went wrong.
+/// [`Kind::NoDaemon`] if nobody listens there, [`Kind::TimeLimit`] if somebody does and does not answer,
+/// [`Kind::Permission`], or what went wrong.
 pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
     let answer = exchange(socket, path).map_err(|error| unreachable(socket, &error))?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| not_understood(socket))?;
@@ -29,17 +36,55 @@ pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
     }
 }
 
-fn exchange(socket: &Path, path: &str) -> io::Result<String> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIME_LIMIT))?;
-    stream.set_write_timeout(Some(TIME_LIMIT))?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
-    Ok(answer)
+/// Why no answer was had.
+enum Silence {
+    /// Nobody, or nobody to be understood.
+    Failed(io::Error),
+    /// Somebody listens and does not answer; its process, if that could be found out.
+    TimeLimit(Option<i32>),
 }
 
-fn unreachable(socket: &Path, error: &io::Error) -> Failure {
+fn exchange(socket: &Path, path: &str) -> Result<String, Silence> {
+    let deadline = Instant::now() + TIME_LIMIT;
+    let mut stream = connect(socket, deadline)?;
+    let process = rustix::net::sockopt::socket_peercred(&stream).ok();
+    let process = process.map(|peer| peer.pid.as_raw_nonzero().get());
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Silence::TimeLimit(process),
+        _ => Silence::Failed(error),
+    };
+    // A limit of nothing would be none at all.
+    let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+    stream.set_write_timeout(left()).map_err(failed)?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n\r\n")
+        .map_err(failed)?;
+    let (mut answer, mut part) = (Vec::new(), [0; 4096]);
+    while answer.len() < ANSWER_BYTES_MAX {
+        stream.set_read_timeout(left()).map_err(failed)?;
+        match stream.read(&mut part).map_err(failed)? {
+            0 => break,
+            count => answer.extend_from_slice(&part[..count]),
+        }
+    }
+    String::from_utf8(answer).map_err(|_| Silence::Failed(io::ErrorKind::InvalidData.into()))
+}
+
+fn connect(socket: &Path, deadline: Instant) -> Result<UnixStream, Silence> {
+    loop {
+        match connect_now(socket) {
+            Ok(stream) => return Ok(stream),
+            Err(Errno::AGAIN) if Instant::now() >= deadline => return Err(Silence::TimeLimit(None)),
+            Err(Errno::AGAIN) => thread::sleep(PAUSE),
+            Err(error) => return Err(Silence::Failed(error.into())),
+        }
+    }
+}
+
+fn unreachable(socket: &Path, silence: &Silence) -> Failure {
+    let error = match silence {
+        Silence::Failed(error) => error,
+        Silence::TimeLimit(process) => return time_limit(socket, *process),
+    };
     let what = format!("no daemon answers on {}", socket.display());
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Failure::new(Kind::NoDaemon, what)
@@ -54,6 +99,14 @@ fn unreachable(socket: &Path, error: &io::Error) -> Failure {
             .next("ask as the user who runs it (root)"),
         _ => Failure::new(Kind::NoDaemon, what).why(error.to_string()),
     }
+}
+
+fn time_limit(socket: &Path, process: Option<i32>) -> Failure {
+    let (socket, limit) = (socket.display(), TIME_LIMIT.as_secs());
+    let wake = process.map_or_else(String::new, |id| format!(" (`kill -CONT {id}`)"));
+    Failure::new(Kind::TimeLimit, format!("the daemon on {socket} has not answered for {limit} s"))
+        .why("its process is stopped, or its machine is too busy")
+        .next(format!("let it go on if it was stopped{wake}, or ask again later"))
 }
 
 fn not_understood(socket: &Path) -> Failure {

@@ -4,6 +4,7 @@
 
 pub mod client;
 mod server;
+mod socket;
 pub mod status;
 
 pub(crate) use server::{Control, Handlers, Signal};

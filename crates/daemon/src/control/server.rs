@@ -1,14 +1,16 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::socket::connect_now;
 use super::status::Status;
 use crate::failure::{Failure, Kind};
 use axum::{Json, Router, routing::get};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -34,9 +36,11 @@ pub struct Handlers {
     pub signal: Box<dyn Fn(Signal) + Send + Sync>,
 }
 
-/// The bound socket. Dropped, it takes its file with it.
+/// The bound socket. Dropped, it takes its file with it, unless somebody else's has taken its place.
 pub struct Control {
     path: PathBuf,
+    /// Device and inode of the socket file.
+    file: Option<(u64, u64)>,
     listener: UnixListener,
 }
 
@@ -70,7 +74,7 @@ impl Control {
         }
         remove_stale(path)?;
         let listener = listen(path).map_err(|error| cannot(&error))?;
-        Ok(Self { path: path.to_owned(), listener })
+        Ok(Self { path: path.to_owned(), file: identity(path), listener })
     }
 
     /// Starts the thread. It ends with the process.
@@ -146,11 +150,12 @@ fn remove_stale(path: &Path) -> Result<(), Failure> {
             .why("it exists and is not a socket")
             .next("name another socket with --control"));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+    match connect_now(path) {
+        Err(Errno::CONNREFUSED) => {
             let _gone_already = std::fs::remove_file(path);
             Ok(())
         }
+        Err(Errno::NOENT) => Ok(()),
         _ => Err(Failure::new(Kind::InUse, format!("cannot listen on {}", path.display()))
             .why("another daemon answers there")
             .next("stop it, or name another socket with --control")),
@@ -159,6 +164,30 @@ fn remove_stale(path: &Path) -> Result<(), Failure> {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let _gone_already = std::fs::remove_file(&self.path);
+        if self.file.is_some() && identity(&self.path) == self.file {
+            let _gone_already = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Which file lies at `path`: its device and inode.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon that ended late took the socket of the next one along.
+    #[test]
+    fn a_socket_that_is_no_longer_ours_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let Ok(control) = Control::bind(&path) else { panic!("nothing is there") };
+        std::fs::rename(&path, folder.path().join("moved.sock")).unwrap();
+        let _next = UnixListener::bind(&path).unwrap();
+        drop(control);
+        assert!(path.exists(), "somebody else's");
     }
 }
