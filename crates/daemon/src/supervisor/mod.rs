@@ -84,6 +84,10 @@ struct Supervisor {
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
     bcached_uring::memory::return_large_blocks();
     log::init();
+    match bcached_uring::memory::hold() {
+        Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
+        Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
+    }
     let config = Config::load(&line)?;
     let notes = notes::directory()?;
     let control = Control::bind(&config.control)?;
