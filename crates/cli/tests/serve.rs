@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, bytes, json, patch, requires, run, tool};
+use common::{Daemon, Images, bcached, bytes, json, patch, requires, reseal, run, tool};
 use rustix::process::Signal;
 use std::path::Path;
 
@@ -209,14 +209,6 @@ fn refuses(words: &[&str], unchanged: &[&str], exit: i32, sentence: &str) {
     for (image, before) in unchanged.iter().zip(before) {
         assert!(bytes(image) == before, "{words:?}: {image} was written");
     }
-}
-
-/// Changes a byte of a superblock and makes its checksum right again.
-fn reseal(image: &str, offset: u64, value: u8) {
-    patch(image, 4096 + offset, &[value]);
-    let shown = json(&bcached(&["show", "-f", "--json", image]).out);
-    let sum = shown["checksum"]["expected"].as_str().expect("a sum");
-    patch(image, 4096, &u64::from_str_radix(sum, 16).expect("hexadecimal").to_le_bytes());
 }
 
 #[test]

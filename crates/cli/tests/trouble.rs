@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, bytes, json, patch, run};
+use common::{Daemon, Images, bcached, bytes, json, patch, requires, reseal, run, tool};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use std::os::fd::OwnedFd;
@@ -99,4 +99,75 @@ fn knock(path: &str) -> Option<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let socket = socket.expect("a socket");
     rustix::net::connect(&socket, &address).is_ok().then_some(socket)
+}
+
+/// A device that is missing was not in the log, and a volume without its dirty data only "not open yet".
+#[test]
+fn what_is_waited_for_is_named() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    reseal(&backing, 111, 0x40);
+    let plugged = images.path("plugged in later");
+    std::fs::rename(&cache, &plugged).expect("out of sight");
+    let gone = images.path("gone");
+    let config = images.path("config.toml");
+    let text = format!(
+        "version = 1\n[defaults]\nwait = \"1s\"\n[cache.fast]\ndevice = {cache:?}\n\
+         [volume.dirty]\nbacking = {backing:?}\n[volume.gone]\nbacking = {gone:?}\n"
+    );
+    std::fs::write(&config, text).expect("a file");
+    let daemon = Daemon::start(&images, &["--config", config.to_str().expect("text")]);
+    let set = json(&bcached(&["show", "--json", &backing]).out)["set_uuid"].clone();
+    let wanted =
+        format!("its newest data is in the cache set {}, which is missing", set.as_str().expect("a uuid"));
+    let status = daemon.status();
+    assert!(status["volumes"][0]["reason"].as_str().is_some_and(|why| why.contains(&wanted)), "{status}");
+    let log = daemon.log();
+    assert!(log.contains(&format!("bcached: warning: volume dirty is waited for: {wanted}")), "{log}");
+    assert!(log.contains("bcached: warning: cache fast is waited for"), "{log}");
+    assert!(log.contains("bcached: warning: volume gone is waited for"), "{log}");
+    assert_eq!(log.matches("event=not-served-yet").count(), 3, "{log}");
+    assert!(log.find("event=not-served-yet") < log.find("event=ready"), "{log}");
+    std::fs::rename(&plugged, &cache).expect("back");
+    daemon.wait_for("the cache is open", |status| status["caches"][0]["state"] == "open");
+    let log = daemon.log();
+    assert_eq!(log.matches("event=cache-waits").count(), 1, "told once: {log}");
+    assert_eq!(log.matches("volume gone is waited for").count(), 1, "told once: {log}");
+}
+
+/// A volume that refuses writes was "served" like any other.
+#[test]
+fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    // What goes beyond a limit of file size fails like a bad device, once the signal that would end it is ignored.
+    let plain = Daemon::command(&images, "run", &["--cache", &cache, "--backing", &backing]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(plain.get_program()).args(plain.get_args());
+    command.env("BCACHED_NOTES", images.path("run"));
+    let daemon = Daemon::start_command(&images, command);
+    let data = images.path("data");
+    std::fs::write(&data, vec![7; 1 << 20]).expect("data");
+    let uri = daemon.uri("tank");
+    let data = data.to_str().expect("text");
+    assert_eq!(run(tool("nbdcopy").args(["--flush", data, &uri])).exit, 0);
+    assert_eq!(daemon.status()["volumes"][0]["state"], "served");
+
+    // The log is shorter, everything but the superblocks lies beyond.
+    daemon.fail_writes_beyond(48 << 10);
+    let _it_fails = run(tool("qemu-io").args(["-f", "raw", "-c", "discard 0 64k", "-c", "flush", &uri]));
+    daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");
+    let status = bcached(&["status", "--control", daemon.control()]);
+    assert_eq!(status.exit, 1, "not as it should be: {status:?}");
+    assert!(status.out.contains("volume tank: degraded"), "{status:?}");
+    assert!(status.out.contains("stopped writing: reads go on, writes are refused"), "{status:?}");
+    let back = images.path("back");
+    assert_eq!(run(tool("nbdcopy").args([uri.as_str(), back.to_str().expect("text")])).exit, 0);
+    assert!(bytes(&back)[64 << 10..1 << 20].iter().all(|byte| *byte == 7), "reads go on");
+    daemon.wait_for("it is logged", |_| daemon.log().contains("event=cache-stopped-writing"));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 4, "{log}");
 }

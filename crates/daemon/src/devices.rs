@@ -42,6 +42,16 @@ pub fn open_backing(name: &str) -> Result<BackingDevice, Failure> {
     }
 }
 
+/// What the backing device `name` says. It is read and not claimed.
+pub fn look_at_backing(name: &str) -> Result<BackingSuperblock, Failure> {
+    let device = Device::open(resolve(name)?, Access::Look)?;
+    device.require_blocks(8)?;
+    match read_superblock(&device)? {
+        Superblock::Backing(superblock) => Ok(superblock),
+        Superblock::Cache(_) => Err(wrong_role(&device, "a cache device", "--cache")),
+    }
+}
+
 fn wrong_role(device: &Device, found: &str, option: &str) -> Failure {
     Failure::new(Kind::NotBcache, format!("cannot use {}", device.path().display()))
         .why(format!("it is {found}"))

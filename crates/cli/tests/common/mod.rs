@@ -101,6 +101,14 @@ pub fn patch(path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
     file.write_all_at(bytes, offset).expect("writes");
 }
 
+/// Changes a byte of a superblock and makes its checksum right again.
+pub fn reseal(image: &str, offset: u64, value: u8) {
+    patch(image, 4096 + offset, &[value]);
+    let shown = json(&bcached(&["show", "-f", "--json", image]).out);
+    let sum = shown["checksum"]["expected"].as_str().expect("a sum");
+    patch(image, 4096, &u64::from_str_radix(sum, 16).expect("hexadecimal").to_le_bytes());
+}
+
 /// The object on `text`, checked to be one JSON value.
 pub fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -137,16 +145,17 @@ impl Daemon {
 
     /// Starts it with its sockets in a folder of `images`, and waits for `ready`.
     pub fn start(images: &Images, words: &[&str]) -> Self {
+        Self::start_command(images, Self::command(images, "run", words))
+    }
+
+    /// The same with a command from [`Daemon::command`] for the folder `run`.
+    pub fn start_command(images: &Images, mut command: Command) -> Self {
         use std::io::BufRead as _;
         let control = images.path("run").join("control.sock");
         let errors = images.path("errors");
         let log = std::fs::File::create(&errors).expect("a log");
-        let mut child = Self::command(images, "run", words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .expect("starts");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().expect("starts");
         let out = child.stdout.take().expect("piped");
         let daemon = Self { child, control, errors };
         let (send, receive) = std::sync::mpsc::channel();
@@ -179,9 +188,19 @@ impl Daemon {
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.process(), signal).expect("signals");
+    }
+
+    fn process(&self) -> rustix::process::Pid {
         let id = i32::try_from(self.child.id()).expect("a process id");
-        let id = rustix::process::Pid::from_raw(id).expect("not zero");
-        rustix::process::kill_process(id, signal).expect("signals");
+        rustix::process::Pid::from_raw(id).expect("not zero")
+    }
+
+    /// From now on its writes to files beyond `offset` fail, as on a device that goes bad. It must ignore SIGXFSZ.
+    pub fn fail_writes_beyond(&self, offset: u64) {
+        use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+        let limit = Rlimit { current: Some(offset), maximum: getrlimit(Resource::Fsize).maximum };
+        prlimit(Some(self.process()), Resource::Fsize, limit).expect("its own process");
     }
 
     /// Waits until the status is as wanted.

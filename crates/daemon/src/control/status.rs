@@ -31,7 +31,7 @@ pub struct Cache {
     pub name: String,
     /// As configured.
     pub device: String,
-    /// `waiting`, `opening`, `open` or `failed`.
+    /// `waiting`, `opening`, `open`, `stopped` or `failed`.
     pub state: String,
     /// Why it is not open, or why it stopped writing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,9 +87,9 @@ pub struct CacheCounts {
 pub struct Volume {
     /// Its name, which is also its NBD export.
     pub name: String,
-    /// `waiting`, `attaching`, `served` or `failed`.
+    /// `waiting`, `attaching`, `served`, `degraded` (served, but not as it should be) or `failed`.
     pub state: String,
-    /// Why it is not served.
+    /// Why it is not served as it should be, and what works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Its backing device as configured; absent for a volume that lives on the cache alone.

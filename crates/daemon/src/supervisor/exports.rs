@@ -20,10 +20,12 @@ impl Supervisor {
 
     /// The front ends know the volume and cannot use it, unless it is served.
     pub(super) fn name_export(&self, entry: &VolumeEntry) {
-        let name = entry.name.as_ref().or(entry.backing.as_ref());
-        let (false, Some(name)) = (matches!(entry.state, VolumeState::Served(_)), name) else { return };
+        let name = entry.display_name();
+        if name.is_empty() || matches!(entry.state, VolumeState::Served(_)) {
+            return;
+        }
         self.exports.insert(Export {
-            name: name.clone(),
+            name: name.to_owned(),
             uuid: Uuid([0; 16]),
             label: String::new(),
             sectors: 0,

@@ -1,6 +1,6 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
-use bcached_engine::{DiskHealth, Error};
+use bcached_engine::{DiskHealth, Error, VolumeInfo};
 use std::time::Duration;
 
 /// A device that has not answered for so long is worth a word.
@@ -49,6 +49,20 @@ pub fn stopped(error: &Error) -> String {
     )
 }
 
+/// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
+pub fn degraded(info: &VolumeInfo, cache_stopped: bool, backing: Option<&str>) -> Option<String> {
+    let cache = match (cache_stopped, info.flash_only || info.dirty_sectors > 0) {
+        (false, _) => None,
+        (true, true) => Some("its cache has stopped writing: reads go on, writes are refused".to_owned()),
+        (true, false) => Some(
+            "its cache has stopped writing: it goes on without it, at its backing device's pace".to_owned(),
+        ),
+    };
+    let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
+    let told: Vec<_> = cache.into_iter().chain(device).collect();
+    (!told.is_empty()).then(|| told.join("; "))
+}
+
 /// What is new since the last look.
 pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> {
     let is_stuck = health.longest_wait >= SLOW;
@@ -62,7 +76,36 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bcached_engine::VolumeId;
     use bcached_env::{DiskId, IoError, IoErrorKind};
+    use bcached_format::{BackingState, CacheMode, Label, Uuid};
+
+    /// A volume whose device fails, or whose cache writes nothing, was "served" like any other.
+    #[test]
+    fn a_degraded_volume_says_what_works() {
+        let mut info = VolumeInfo {
+            id: VolumeId(0),
+            uuid: Uuid([1; 16]),
+            label: Label::default(),
+            sectors: 8,
+            block_sectors: 8,
+            flash_only: false,
+            attached: true,
+            mode: CacheMode::Writeback,
+            state: Some(BackingState::Clean),
+            dirty_sectors: 0,
+            backing_health: Some(DiskHealth::default()),
+        };
+        let told = |info: &VolumeInfo, stopped| degraded(info, stopped, Some("sdb")).unwrap_or_default();
+        assert_eq!(degraded(&info, false, Some("sdb")), None);
+        assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
+        info.dirty_sectors = 8;
+        assert!(told(&info, true).contains("reads go on, writes are refused"), "{}", told(&info, true));
+        info.backing_health =
+            Some(DiskHealth { longest_wait: Duration::from_secs(9), ..DiskHealth::default() });
+        assert!(told(&info, false).starts_with("sdb has not answered for 9 s"), "{}", told(&info, false));
+        assert!(told(&info, true).contains("refused; sdb has not"), "{}", told(&info, true));
+    }
 
     #[test]
     fn each_trouble_is_told_when_it_comes_and_when_it_goes() {

@@ -204,7 +204,11 @@ impl Supervisor {
             return;
         }
         shared.phase = Phase::Ready;
+        let missing = shared.table.not_served_yet();
         drop(shared);
+        for told in missing {
+            tracing::warn!(event = "not-served-yet", "{told}");
+        }
         // Nobody may be reading, which is no reason to stop.
         let _unread = writeln!(std::io::stdout(), "ready");
         tracing::info!(event = "ready", "ready");

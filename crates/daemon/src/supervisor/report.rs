@@ -95,9 +95,9 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
             let status = entry.cache.and_then(|index| counts.get(index)?.as_ref());
             let now = status.and_then(|status| status.volumes.iter().find(|now| now.id == info.id));
             let now = now.unwrap_or(info);
-            let device = entry.backing.as_deref().zip(now.backing_health);
-            let trouble = device.and_then(|(device, health)| health::sentence(device, &health));
-            ("served", trouble, Some(facts(now)))
+            let stopped = status.is_some_and(|status| status.failed.is_some());
+            let trouble = health::degraded(now, stopped, entry.backing.as_deref());
+            (if trouble.is_some() { "degraded" } else { "served" }, trouble, Some(facts(now)))
         }
     };
     let backing = entry.backing.clone();

@@ -34,6 +34,8 @@ pub struct CacheEntry {
     pub state: CacheState,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
+    /// The log has said what it waits for.
+    wait_logged: bool,
 }
 
 /// How far a volume has come.
@@ -65,6 +67,8 @@ pub struct VolumeEntry {
     pub shared: bool,
     pub wait: Duration,
     pub state: VolumeState,
+    /// The reason to wait that the log was told last.
+    pub wait_logged: Option<Box<str>>,
 }
 
 /// Everything that is configured.
@@ -75,12 +79,16 @@ pub struct Table {
     pub logs_failures: bool,
 }
 
-impl VolumeState {
-    /// The cache that it needs is not open.
-    pub fn waiting_for_cache() -> Self {
-        Self::Waiting(Failure::new(Kind::NotFound, "its cache is not open yet"))
-    }
+/// What a volume needs next.
+pub enum Step {
+    /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
+    Open(Option<usize>),
+    /// Its cache's device is missing: the volume's own tells what that means for it.
+    Look(CacheName),
 }
+
+/// What a cache is called, for a sentence.
+pub type CacheName = String;
 
 impl Table {
     /// Nothing has been looked for yet.
@@ -126,6 +134,27 @@ impl Table {
             self.set_volume(*volume, VolumeState::Failed(cache_not_served(failure)));
         }
         concerned.into_iter().map(|volume| self.volumes[volume].clone()).collect()
+    }
+
+    /// What is configured, has no final reason and is not served: a sentence each.
+    pub fn not_served_yet(&self) -> Vec<String> {
+        let caches = self.caches.iter().filter_map(|cache| {
+            let name = cache.name.as_ref().unwrap_or(&cache.device);
+            match &cache.state {
+                CacheState::Waiting(failure) => Some(format!("cache {name}: {failure}")),
+                CacheState::Opening { .. } => Some(format!("cache {name}: it is still opening")),
+                _ => None,
+            }
+        });
+        let volumes = self.volumes.iter().filter_map(|volume| {
+            let name = volume.display_name();
+            match &volume.state {
+                VolumeState::Waiting(failure) => Some(format!("volume {name}: {failure}")),
+                VolumeState::Attaching => Some(format!("volume {name}: its cache still takes it up")),
+                _ => None,
+            }
+        });
+        caches.chain(volumes).collect()
     }
 
     /// The engines of the sets that are open.
@@ -192,18 +221,31 @@ impl Table {
 
     pub fn set_cache(&mut self, index: usize, state: CacheState) {
         let entry = &mut self.caches[index];
-        if let (CacheState::Failed(failure), true) = (&state, self.logs_failures) {
-            let name = entry.name.as_ref().unwrap_or(&entry.device);
-            tracing::error!(event = "cache-failed", "cache {name}: {failure}");
+        let name = entry.name.as_ref().unwrap_or(&entry.device);
+        match &state {
+            CacheState::Failed(failure) if self.logs_failures => {
+                tracing::error!(event = "cache-failed", "cache {name}: {failure}");
+            }
+            CacheState::Waiting(failure) if !std::mem::replace(&mut entry.wait_logged, true) => {
+                tracing::warn!(event = "cache-waits", "cache {name} is waited for: {failure}");
+            }
+            _ => {}
         }
         entry.state = state;
     }
 
     pub fn set_volume(&mut self, index: usize, state: VolumeState) {
         let entry = &mut self.volumes[index];
-        if let (VolumeState::Failed(failure), true) = (&state, self.logs_failures) {
-            let name = entry.name.as_ref().or(entry.backing.as_ref()).map_or("", String::as_str);
-            tracing::error!(event = "volume-failed", "volume {name}: {failure}");
+        let name = entry.display_name();
+        match &state {
+            VolumeState::Failed(failure) if self.logs_failures => {
+                tracing::error!(event = "volume-failed", "volume {name}: {failure}");
+            }
+            VolumeState::Waiting(failure) if entry.wait_logged.as_ref() != Some(&failure.what) => {
+                tracing::warn!(event = "volume-waits", "volume {name} is waited for: {failure}");
+                entry.wait_logged = Some(failure.what.clone());
+            }
+            _ => {}
         }
         entry.state = state;
     }
@@ -237,6 +279,7 @@ impl Table {
                 shared: false,
                 wait: Duration::ZERO,
                 state: VolumeState::Served(info),
+                wait_logged: None,
             };
             self.volumes.push(entry.clone());
             entries.push(entry);
@@ -244,12 +287,11 @@ impl Table {
         entries
     }
 
-    /// The device to be opened for a volume that waits for one and whose cache, if it is named, is open.
-    pub fn wanting_device(&mut self, index: usize) -> Option<(String, Option<CacheMode>, Option<usize>)> {
+    /// The device and the next step of a volume that waits, if there is one.
+    pub fn next_step(&mut self, index: usize) -> Option<(String, Step)> {
         let entry = self.volumes.get(index)?;
         let VolumeState::Waiting(_) = entry.state else { return None };
         let device = entry.backing.clone()?;
-        let mode = entry.cache_mode;
         let cache = match &entry.wanted_cache {
             Some(name) => self.caches.iter().position(|cache| cache.name.as_ref() == Some(name)),
             None if self.caches.len() == 1 => Some(0),
@@ -262,41 +304,44 @@ impl Table {
                 self.set_volume(index, VolumeState::Failed(failure));
                 None
             }
-            Some(CacheState::Waiting(_) | CacheState::Opening { .. }) => {
-                self.volumes[index].state = VolumeState::waiting_for_cache();
+            Some(CacheState::Waiting(_)) => {
+                let cache = &self.caches[cache?];
+                Some((device, Step::Look(cache.name.clone().unwrap_or_else(|| cache.device.clone()))))
+            }
+            // An opening takes a moment, which is nothing to be warned of.
+            Some(CacheState::Opening { .. }) => {
+                self.volumes[index].state = VolumeState::Waiting(its_cache_opens());
                 None
             }
             Some(CacheState::Stopped) => None,
-            Some(CacheState::Open { .. }) | None => Some((device, mode, cache)),
+            Some(CacheState::Open { .. }) | None => Some((device, Step::Open(cache))),
         }
     }
 
-    /// The engine of the volume's cache: the one that is meant, else the one whose set the superblock names. `None`
-    /// while that is not open.
+    /// The engine of the volume's cache: the one that is meant, else the one whose set the superblock names.
     pub fn engine_for(
         &self,
         cache: Option<usize>,
         superblock: &BackingSuperblock,
-    ) -> Result<Option<(usize, Engine)>, Failure> {
+    ) -> Result<(usize, Engine), Unserved> {
         if let Some(index) = cache {
-            return Ok(match &self.caches[index].state {
-                CacheState::Open { engine, .. } => Some((index, engine.clone())),
-                _ => None,
-            });
+            return match &self.caches[index].state {
+                CacheState::Open { engine, .. } => Ok((index, engine.clone())),
+                _ => Err(Unserved::Waits(its_cache_opens())),
+            };
         }
         for (index, cache) in self.caches.iter().enumerate() {
             if let CacheState::Open { set, engine, .. } = &cache.state
                 && *set == superblock.set_uuid()
             {
-                return Ok(Some((index, engine.clone())));
+                return Ok((index, engine.clone()));
             }
         }
-        if self
-            .caches
-            .iter()
-            .any(|cache| matches!(cache.state, CacheState::Waiting(_) | CacheState::Opening { .. }))
-        {
-            return Ok(None);
+        if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. })) {
+            return Err(Unserved::Waits(its_cache_opens()));
+        }
+        if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
+            return Err(Unserved::Waits(missing_cache(superblock, None)));
         }
         let (kind, why) = match superblock.state() {
             BackingState::None => {
@@ -304,9 +349,10 @@ impl Table {
             }
             _ => (Kind::WrongSet, format!("it belongs to the cache set {}", superblock.set_uuid())),
         };
-        Err(Failure::new(kind, "no cache for it is served")
+        let failure = Failure::new(kind, "no cache for it is served")
             .why(why)
-            .next("say which with `cache = \"NAME\"` in its section, or serve that set too"))
+            .next("say which with `cache = \"NAME\"` in its section, or serve that set too");
+        Err(Unserved::Failed(failure))
     }
 
     /// An engine has answered. The entry, if the volume is served now.
@@ -377,12 +423,18 @@ impl CacheEntry {
             name: cache.name.clone(),
             device: cache.device.clone(),
             failure_logged: false,
+            wait_logged: false,
             state: CacheState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
         }
     }
 }
 
 impl VolumeEntry {
+    /// Its name, or what stands for it until its device has told.
+    pub fn display_name(&self) -> &str {
+        self.name.as_ref().or(self.backing.as_ref()).map_or("", String::as_str)
+    }
+
     fn of(volume: &config::Volume) -> Self {
         Self {
             name: volume.name.clone(),
@@ -394,6 +446,38 @@ impl VolumeEntry {
             shared: volume.shared,
             wait: volume.wait,
             state: VolumeState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
+            wait_logged: None,
+        }
+    }
+}
+
+/// Why no engine takes a volume.
+pub enum Unserved {
+    /// Not yet.
+    Waits(Failure),
+    /// For good.
+    Failed(Failure),
+}
+
+fn its_cache_opens() -> Failure {
+    Failure::new(Kind::NotFound, "its cache is not open yet")
+}
+
+/// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
+pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
+    let name = name.map_or_else(String::new, |name| format!(" {name}"));
+    let set = superblock.set_uuid();
+    let failure = |what: String| Failure::new(Kind::NotFound, what);
+    match superblock.state() {
+        BackingState::Dirty => {
+            failure(format!("its newest data is in the cache set {set}, which is missing"))
+                .next("connect the cache's device; without it the volume holds old data")
+        }
+        BackingState::None => {
+            failure(format!("its cache{name} is missing")).next("connect the cache's device")
+        }
+        BackingState::Clean | BackingState::Stale => {
+            failure(format!("its cache{name} (set {set}) is missing")).next("connect the cache's device")
         }
     }
 }

@@ -1,33 +1,57 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
-use super::table::{VolumeEntry, VolumeState};
+use super::table::{self, Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::devices;
-use crate::failure::Kind;
+use crate::failure::{Failure, Kind};
 use bcached_engine::{Error, VolumeInfo};
 
 impl Supervisor {
-    /// Opens the volume's device if it waits for that and its cache is open, and gives it to the engine.
+    /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
     pub(super) fn try_volume(&self, index: usize) {
-        let Some((device, mode, cache)) = self.shared().table.wanting_device(index) else { return };
-        let opened = devices::open_backing(&device);
-        let mut shared = self.shared();
-        let state = match opened {
-            Err(failure) if failure.kind == Kind::NotFound && !self.strict => VolumeState::Waiting(failure),
-            Err(failure) => VolumeState::Failed(failure),
-            Ok(backing) => match shared.table.engine_for(cache, &backing.superblock) {
-                Err(failure) => VolumeState::Failed(failure),
-                Ok(None) => VolumeState::waiting_for_cache(),
-                Ok(Some((cache, engine))) => {
-                    shared.table.name_volume(index, &backing.superblock, cache);
-                    let sender = self.sender.clone();
-                    let added = move |result| drop(sender.send(Event::VolumeAdded(index, result)));
-                    engine.add_backing(backing.device, mode, Box::new(added));
-                    VolumeState::Attaching
-                }
+        let Some((device, step)) = self.shared().table.next_step(index) else { return };
+        let state = match step {
+            Step::Open(cache) => self.open_volume(index, &device, cache),
+            Step::Look(cache) => match devices::look_at_backing(&device) {
+                Ok(superblock) => VolumeState::Waiting(table::missing_cache(&superblock, Some(&cache))),
+                Err(failure) => self.without_device(failure),
             },
         };
-        shared.table.set_volume(index, state);
+        self.shared().table.set_volume(index, state);
+    }
+
+    fn open_volume(&self, index: usize, device: &str, cache: Option<usize>) -> VolumeState {
+        // Opened only when somebody takes it: each close after an opening for writing wakes up udev.
+        let superblock = match devices::look_at_backing(device) {
+            Ok(superblock) => superblock,
+            Err(failure) => return self.without_device(failure),
+        };
+        let engine = self.shared().table.engine_for(cache, &superblock);
+        let (cache, engine) = match engine {
+            Ok(found) => found,
+            Err(Unserved::Waits(failure)) => return VolumeState::Waiting(failure),
+            Err(Unserved::Failed(failure)) => return VolumeState::Failed(failure),
+        };
+        let backing = match devices::open_backing(device) {
+            Ok(backing) => backing,
+            Err(failure) => return self.without_device(failure),
+        };
+        let mut shared = self.shared();
+        shared.table.name_volume(index, &backing.superblock, cache);
+        let mode = shared.table.volumes[index].cache_mode;
+        let sender = self.sender.clone();
+        let added = move |result| drop(sender.send(Event::VolumeAdded(index, result)));
+        engine.add_backing(backing.device, mode, Box::new(added));
+        VolumeState::Attaching
+    }
+
+    /// A device that is missing may come; of the command line's devices all are meant now.
+    fn without_device(&self, failure: Failure) -> VolumeState {
+        if failure.kind == Kind::NotFound && !self.strict {
+            VolumeState::Waiting(failure)
+        } else {
+            VolumeState::Failed(failure)
+        }
     }
 
     /// An engine has attached a volume, or says why not.
