@@ -13,6 +13,8 @@ pub enum Doing {
     Data,
     /// Writing a journal entry.
     Journal,
+    /// Replaying what a former process noted.
+    Note,
     /// Reading or writing a B-tree node.
     Node,
     /// Reading or writing generations and priorities.
@@ -34,6 +36,7 @@ impl core::fmt::Display for Doing {
         f.write_str(match self {
             Self::Data => "cached data",
             Self::Journal => "journal entry",
+            Self::Note => "note of the former process",
             Self::Node => "btree node",
             Self::Priorities => "priorities",
             Self::Uuids => "uuid table",

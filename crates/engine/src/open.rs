@@ -184,8 +184,9 @@ async fn recover(
         sequence,
         oldest,
     );
-    let pending = replay::prepare(scan.entries, &recovered, &mut buckets)?;
+    let pending = replay::prepare(scan.entries, &recovered, &geometry, &mut buckets)?;
     let metadata = metadata_buckets(&geometry, &found.nodes, &stored.chain, &header.uuids)?;
+    check_metadata(&buckets, &metadata)?;
     buckets.classify(|index| metadata.contains(&index));
     let spare = reserve_unreferenced(&mut buckets, geometry.prio_sets())?;
     let prios = PrioChains { current: stored.chain, spare, sequence: stored.sequence };
@@ -196,7 +197,11 @@ async fn recover(
     let pin = load::load(&set, root).await?;
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(&set);
-    replay::apply(&set, pending, oldest).await?;
+    // What latches the set while nobody else uses it is the reason itself.
+    replay::apply(&set, pending, oldest).await.map_err(|error| match error {
+        Error::Failed(first) => *first,
+        error => error,
+    })?;
     if old_uuids {
         uuids::store(&set).await?;
     }
@@ -243,6 +248,15 @@ fn metadata_buckets(
         distinct &= metadata.insert(pointer.sector() / geometry.bucket_sectors);
     }
     if distinct { Ok(metadata) } else { Err(Error::Inconsistent("two kinds of metadata share a bucket")) }
+}
+
+/// No key of the tree (counted) or of what will be replayed (pinned) may take metadata for its data.
+fn check_metadata(buckets: &Buckets, metadata: &BTreeSet<u64>) -> Result<(), Error> {
+    let mut shared = metadata.iter().map(|index| buckets.get(buckets.id(*index)));
+    if shared.any(|bucket| bucket.live > 0 || bucket.pins > 0) {
+        return Err(Error::Inconsistent("a bucket is used both for metadata and for data"));
+    }
+    Ok(())
 }
 
 /// Takes unreferenced buckets: a spare chain of priorities, and a stock for the splits of the replay.

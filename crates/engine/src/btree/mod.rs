@@ -11,6 +11,7 @@ pub mod split;
 pub mod walk;
 pub mod write;
 
+use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::State;
 use crate::work::{REMOVE_MAX, VISIT_MAX};
@@ -341,9 +342,13 @@ impl State {
         };
         nodes.change(slot, |node| node.insert(part, &mut remove));
         self.work.insert(removed);
-        let Self { buckets, dirty, .. } = self;
+        let Self { buckets, dirty, failed, note_held, .. } = self;
         for pointer in part.pointers.as_slice() {
-            buckets.add(*pointer, u32::from(part.size), part.dirty);
+            if !buckets.add(*pointer, u32::from(part.size), part.dirty) {
+                // While the set is being opened, the journal may contradict the tree.
+                assert!(*note_held, "{part:?}: its bucket has more live sectors than it has");
+                failed.get_or_insert(Error::Inconsistent("two extents share sectors of a cache bucket"));
+            }
         }
         if part.dirty {
             dirty.add(part.inode, part.sectors());

@@ -73,11 +73,6 @@ pub async fn walk(
             walk.visit(visit, node?, &mut stack).await?;
         }
     }
-    let data_in_node =
-        walk.findings.nodes.iter().any(|index| walk.buckets.get(walk.buckets.id(*index)).live > 0);
-    if data_in_node {
-        return Err(Error::Inconsistent("a bucket is used both as a btree node and for data"));
-    }
     Ok(walk.findings)
 }
 
@@ -97,7 +92,10 @@ impl Walk<'_> {
     }
 
     async fn visit(&mut self, visit: &Visit, mut node: Node, stack: &mut Vec<Visit>) -> Result<(), Error> {
+        let sector = visit.child.pointer().sector();
+        let damaged = |source| Error::Node { sector, source: alloc::boxed::Box::new(source) };
         if node.is_leaf() {
+            node.check_extents(visit.low).map_err(damaged)?;
             for (number, key) in node.keys().enumerate() {
                 if number % VISIT_MAX == 0 {
                     self.env.breathe().await;
@@ -120,9 +118,7 @@ impl Walk<'_> {
             }
         }
         node.drop_dead(&mut |pointer| self.buckets.is_stale(pointer));
-        let sector = visit.child.pointer().sector();
-        node.check_children(visit.low)
-            .map_err(|source| Error::Node { sector, source: alloc::boxed::Box::new(source) })?;
+        node.check_children(visit.low).map_err(damaged)?;
         let mut low = visit.low;
         let mut children: Vec<Visit> = Vec::new();
         for key in node.children() {
@@ -141,6 +137,7 @@ impl Walk<'_> {
 
     fn count(&mut self, key: &Key) -> Result<(), Error> {
         self.findings.keys += 1;
+        let mut is_live = false;
         for pointer in key.pointers.as_slice() {
             let Some(bucket) = self.buckets.of(*pointer) else { continue };
             self.raise(*pointer)?;
@@ -150,14 +147,13 @@ impl Walk<'_> {
             if distance > 0 {
                 continue;
             }
-            let bucket = self.buckets.get(bucket);
-            if u64::from(bucket.live) + key.sectors() > self.buckets.bucket_sectors() {
+            if !self.buckets.add(*pointer, u32::from(key.size), key.dirty) {
                 return Err(Error::Inconsistent("two extents share sectors of a cache bucket"));
             }
-            self.buckets.add(*pointer, u32::from(key.size), key.dirty);
-            if key.dirty {
-                self.findings.dirty.add(key.inode, key.sectors());
-            }
+            is_live = true;
+        }
+        if key.dirty && is_live {
+            self.findings.dirty.add(key.inode, key.sectors());
         }
         Ok(())
     }

@@ -2,44 +2,113 @@
 //!
 //! Keys whose pointer is stale belong to buckets that were reused since: they become holes (format 9.5). The buckets
 //! of all others are pinned before anything is allocated, because nothing else says yet that they are in use.
+//!
+//! The keys are bytes from outside: see [`prepare`] for what is refused.
 
 use crate::btree::Record;
 use crate::btree::walk;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::journal::scan::Entry;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use alloc::vec::Vec;
 use bcached_env::NoteRecord;
-use bcached_format::{Key, Pointer, Pointers};
+use bcached_format::key_check::check_leaf_key;
+use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers};
 
 /// The keys of `entries`, pinned as far as they are valid. `record_of`: 0 for keys of the note.
 pub struct Pending {
     keys: Vec<(u64, Key)>,
 }
 
-/// Pulls generations forward and pins the buckets of every key that will be replayed.
-pub fn prepare(entries: Vec<Entry>, note: &[NoteRecord], buckets: &mut Buckets) -> Result<Pending, Error> {
+/// Checks every key that will be replayed, pulls generations forward and pins the buckets. What cannot be is refused here,
+/// before anything is written: a sum says that bytes are as they were written, not that they make sense.
+pub fn prepare(
+    entries: Vec<Entry>,
+    note: &[NoteRecord],
+    geometry: &Geometry,
+    buckets: &mut Buckets,
+) -> Result<Pending, Error> {
     let mut keys: Vec<(u64, Key)> = Vec::new();
     for entry in entries {
-        keys.extend(entry.keys.into_iter().map(|key| (entry.header.seq, key)));
+        for key in entry.keys {
+            let checked = check_key(geometry, &key);
+            checked.map_err(|source| Error::Format { doing: Doing::Journal, source: source.into() })?;
+            keys.push((entry.header.seq, key));
+        }
     }
     // All of the note, whatever its records' numbers: it is a complete end of the history, in order, so going over it
     // again leaves its last state. Some of it may be in entries; some of it was perhaps replayed by a process that
     // was killed while it did so, whose entries have taken the same numbers.
-    keys.extend(note.iter().filter_map(key_of_note).map(|key| (0, key)));
+    for record in note {
+        let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note holds no key"))?;
+        let checked = check_key(geometry, &key);
+        checked.map_err(|source| Error::Format { doing: Doing::Note, source: source.into() })?;
+        keys.push((0, key));
+    }
     for (_, key) in &keys {
         for pointer in key.pointers.as_slice() {
             walk::raise(buckets, *pointer)?;
         }
     }
+    check_disjoint(&keys, buckets)?;
     for (_, key) in &keys {
         for pointer in valid(buckets, key) {
             buckets.pin(pointer);
         }
     }
     Ok(Pending { keys })
+}
+
+/// What is replayed covers something and makes sense in a leaf.
+fn check_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
+    if key.size == 0 {
+        return Err(KeyError::ZeroSize);
+    }
+    check_leaf_key(geometry, key)
+}
+
+/// Where the live data of a key lies on the cache device, and what it is of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Extent {
+    sector: u64,
+    end: u64,
+    inode: Inode,
+    /// Sector of the volume less sector of the cache device.
+    shift: u64,
+    /// Which of the key's pointers.
+    copy: usize,
+}
+
+/// No sector of the cache holds two different sectors of volumes, nor both copies of one: a bucket would count more live
+/// data than it holds. The same extent may be there many times, in parts too.
+fn check_disjoint(keys: &[(u64, Key)], buckets: &Buckets) -> Result<(), Error> {
+    let mut extents: Vec<Extent> = Vec::new();
+    for (_, key) in keys.iter().filter(|(_, key)| !is_void(buckets, key)) {
+        for (copy, pointer) in key.pointers.as_slice().iter().enumerate() {
+            if !buckets.is_stale(*pointer) {
+                let sector = pointer.sector();
+                let shift = key.start().wrapping_sub(sector);
+                extents.push(Extent { sector, end: sector + key.sectors(), inode: key.inode, shift, copy });
+            }
+        }
+    }
+    extents.sort_unstable();
+    // Whatever overlaps an earlier one overlaps the one that reaches furthest.
+    let mut furthest: Option<Extent> = None;
+    for extent in extents {
+        if let Some(before) = furthest.filter(|before| extent.sector < before.end) {
+            let of = |extent: &Extent| (extent.inode, extent.shift, extent.copy);
+            if of(&before) != of(&extent) {
+                return Err(Error::Inconsistent("two keys of the journal share sectors of a cache bucket"));
+            }
+        }
+        if furthest.is_none_or(|before| before.end < extent.end) {
+            furthest = Some(extent);
+        }
+    }
+    Ok(())
 }
 
 /// Replays. The keys of entries come first; when their leaves are written and an entry says that nothing older is
@@ -88,12 +157,18 @@ async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> R
 /// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and
 /// what replaced it comes later in the journal, or was clean and may be lost.
 async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Error> {
-    let is_void = set.with(|s| valid(&s.buckets, key).is_empty());
-    if is_void {
+    if set.with(|s| is_void(&s.buckets, key)) {
         set.put_key(&Key::hole(key.inode, key.start(), key.end), record).await
     } else {
         set.put_key(key, record).await
     }
+}
+
+/// The key has no data, or none that is still there.
+fn is_void(buckets: &Buckets, key: &Key) -> bool {
+    let pointers = key.pointers.as_slice();
+    let is_placeholder = pointers.iter().any(|pointer| pointer.is_check());
+    is_placeholder || pointers.iter().all(|pointer| buckets.is_stale(*pointer))
 }
 
 fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {
@@ -102,7 +177,10 @@ fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {
 
 fn key_of_note(record: &NoteRecord) -> Option<Key> {
     let words = record.words.get(..usize::from(record.count))?;
-    let pointers: Vec<Pointer> = words.get(2..)?.iter().map(|word| Pointer::from_word(*word)).collect();
-    let key = Key::from_words(words[0], words[1], Pointers::from_slice(&pointers)?);
-    (key.size > 0 && key.sectors() <= key.end).then_some(key)
+    let [header, end, pointers @ ..] = words else { return None };
+    if Key::pointer_count_of(*header) != pointers.len() {
+        return None;
+    }
+    let pointers: Vec<Pointer> = pointers.iter().map(|word| Pointer::from_word(*word)).collect();
+    Some(Key::from_words(*header, *end, Pointers::from_slice(&pointers)?))
 }

@@ -1,7 +1,8 @@
 //! The table of buckets: generation, age, exact live and dirty sectors, pins (decision 7: counts, not mark-and-sweep).
 //!
-//! Invariants, asserted where they change:
-//! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale.
+//! Invariants, kept where they change:
+//! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale. Keys that would break it come
+//!    from bytes only, and are refused while a set is being opened.
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors.
 
@@ -229,18 +230,23 @@ impl Buckets {
         self.table[slot(id) as usize].oldest = generation;
     }
 
-    /// A live extent of `sectors` now points into the bucket of `pointer`. Stale pointers count for nothing.
-    pub fn add(&mut self, pointer: Pointer, sectors: u32, dirty: bool) {
+    /// A live extent of `sectors` now points into the bucket of `pointer`. Stale pointers count for nothing. False: the
+    /// bucket has not so many sectors, so another key points to the same ones; nothing has changed.
+    #[must_use]
+    pub fn add(&mut self, pointer: Pointer, sectors: u32, dirty: bool) -> bool {
         if self.is_stale(pointer) {
-            return;
+            return true;
         }
         let id = self.of(pointer).expect("not stale, so inside");
         let bucket = &mut self.table[slot(id) as usize];
         let was_available = bucket.is_available();
+        if u64::from(bucket.live) + u64::from(sectors) > self.bucket_sectors {
+            return false;
+        }
         bucket.live += sectors;
         bucket.dirty += if dirty { sectors } else { 0 };
-        assert!(u64::from(bucket.live) <= self.bucket_sectors, "bucket {id}: more live sectors than it has");
         self.settle(id, was_available);
+        true
     }
 
     /// A live extent is gone from the bucket. `sequence`: the journal entry that records it; if the last dirty sector
@@ -393,12 +399,6 @@ impl Buckets {
         assert_eq!(self.get(id).usage, Usage::Meta, "bucket {id} was taken for metadata");
         self.set_usage(id, Usage::Free);
         self.free.push_front(id);
-    }
-
-    /// Sectors of a bucket.
-    #[must_use]
-    pub const fn bucket_sectors(&self) -> u64 {
-        self.bucket_sectors
     }
 
     /// A metadata bucket is no longer needed, durably: it can be invalidated like any empty one. For a B-tree node

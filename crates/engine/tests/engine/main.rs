@@ -2,6 +2,7 @@
 
 mod budget;
 mod generations;
+mod distrust;
 mod memory;
 mod reads;
 mod rig;
