@@ -171,3 +171,64 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 4, "{log}");
 }
+
+fn uuid_of(image: &str) -> String {
+    let shown = json(&bcached(&["show", "--json", image]).out);
+    shown["uuid"].as_str().expect("a uuid").to_owned()
+}
+
+/// udev's list of our devices was in the documents only.
+#[test]
+fn udev_learns_which_devices_are_configured() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let (more, later) = (images.path("more"), images.blank("later", 20 << 20));
+    assert_eq!(bcached(&["make", "-B", &later]).exit, 0);
+    let config = images.path("config.toml");
+    let text = format!(
+        "version = 1\n[defaults]\nwait = \"1s\"\n[cache.fast]\ndevice = {cache:?}\n\
+         [volume.slow]\nbacking = {backing:?}\n[volume.more]\nbacking = {more:?}\n"
+    );
+    std::fs::write(&config, text).expect("a file");
+    std::fs::create_dir(images.path("rules.d")).expect("a folder");
+    let list = images.path("rules.d/67-bcached-owned.rules");
+    let former = "12345678-1234-1234-1234-123456789abc";
+    let header = "# Made by bcached from its configuration; see 68-bcached.rules.\n";
+    let line = |uuid: &str| format!("ENV{{ID_FS_UUID}}==\"{uuid}\", ENV{{BCACHED_OWNED}}=\"1\"\n");
+    std::fs::write(&list, header.to_owned() + &line(former)).expect("a list");
+    let mut command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
+    command.env("BCACHED_UDEV_RULES", images.path("rules.d"));
+    let daemon = Daemon::start_command(&images, command);
+
+    let listed = || std::fs::read_to_string(&list).expect("a list");
+    let sorted = |mut uuids: Vec<String>| {
+        uuids.sort();
+        header.to_owned() + &uuids.iter().map(|uuid| line(uuid)).collect::<String>()
+    };
+    let known = vec![uuid_of(&cache), uuid_of(&backing)];
+    assert_eq!(
+        listed(),
+        sorted([known.clone(), vec![former.to_owned()]].concat()),
+        "one may be missing only"
+    );
+    let last = uuid_of(&later);
+    std::fs::rename(&later, &more).expect("plugged in");
+    let all = sorted([known, vec![last]].concat());
+    daemon.wait_for("all are known", |_| listed() == all);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    assert_eq!(listed(), all, "a stop leaves the devices ours");
+}
+
+/// What the superblock asks for and does not get was said nowhere.
+#[test]
+fn what_this_version_ignores_is_said() {
+    let images = Images::new();
+    let cache = images.blank("cache", 36 << 20);
+    let words = ["make", "-b", "64k", "--discard", "--cache-replacement-policy", "fifo", "-C", &cache];
+    assert_eq!(bcached(&words).exit, 0);
+    let (exit, log) = Daemon::start(&images, &["--cache", &cache]).stop();
+    assert_eq!(exit, 0, "{log}");
+    assert!(log.contains("replaces buckets by lru, not by fifo [event=replacement-lru]"), "{log}");
+    assert!(log.contains("[event=discard-ignored]"), "{log}");
+}

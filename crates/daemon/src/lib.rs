@@ -22,6 +22,7 @@ pub mod failure;
 mod log;
 mod names;
 mod notes;
+mod owned;
 pub mod sizes;
 mod supervisor;
 mod translate;

@@ -32,7 +32,7 @@ const STOP_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 /// Everything the daemon must know to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The control socket. Its directory also holds the NBD socket and the notes, unless told otherwise.
+    /// The control socket. Its directory also holds the NBD socket, unless told otherwise.
     pub control: PathBuf,
     /// Hard cap of memory for nodes and requests, in bytes.
     pub memory_bytes: u64,
@@ -174,15 +174,6 @@ impl Config {
             }
         }
         Ok(())
-    }
-
-    /// The directory of sockets.
-    #[must_use]
-    pub fn runtime_directory(&self) -> PathBuf {
-        match self.control.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => ".".into(),
-        }
     }
 }
 

@@ -45,7 +45,6 @@ shared = true
 fn a_whole_file_is_understood() {
     let config = load(WHOLE, &[]).expect("a good file");
     assert_eq!(config.control, Path::new("/run/x/control.sock"));
-    assert_eq!(config.runtime_directory(), Path::new("/run/x"));
     assert_eq!(config.memory_bytes, 512 << 20);
     assert_eq!(config.stop_timeout, Duration::from_secs(5));
     let tcp = "127.0.0.1:10809".parse().expect("an address");

@@ -6,6 +6,7 @@ use crate::devices;
 use crate::engine_thread::{self, Opened, Start};
 use crate::failure::{Failure, Kind};
 use bcached_engine::Options;
+use bcached_format::{CacheSuperblock, Replacement};
 use bcached_uring::NoteFound;
 
 impl Supervisor {
@@ -21,6 +22,8 @@ impl Supervisor {
             Ok(cache) => {
                 let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
                 let name = self.shared().table.name_cache(index, label, set);
+                self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
+                tell_what_is_ignored(&name, &cache.superblock);
                 let note = self.notes.join(format!("{set}.note"));
                 let start = Start { device: cache.device, set_uuid: set, note, options: self.options() };
                 let sender = self.sender.clone();
@@ -112,5 +115,24 @@ impl Supervisor {
                 }
             }
         }
+    }
+}
+
+/// What the superblock asks for and this version does not do.
+fn tell_what_is_ignored(name: &str, superblock: &CacheSuperblock) {
+    let policy = match superblock.replacement() {
+        Replacement::Lru => None,
+        Replacement::Fifo => Some("fifo"),
+        Replacement::Random => Some("random"),
+    };
+    if let Some(policy) = policy {
+        let event = "replacement-lru";
+        tracing::warn!(event, "cache {name}: this version replaces buckets by lru, not by {policy}");
+    }
+    if superblock.discard() {
+        tracing::warn!(
+            event = "discard-ignored",
+            "cache {name}: this version discards no buckets, though its flag is set"
+        );
     }
 }

@@ -21,6 +21,7 @@ use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
 use crate::log;
 use crate::notes;
+use crate::owned::OwnedList;
 use bcached_engine::{Error, VolumeInfo};
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
@@ -66,6 +67,8 @@ struct Supervisor {
     /// Devices come from the command line.
     strict: bool,
     notes: PathBuf,
+    /// The list of the configured devices for udev, if this daemon keeps one.
+    owned: Option<OwnedList>,
     /// What the log has said of each device.
     said: BTreeMap<String, health::Said>,
     shared: Arc<Mutex<Shared>>,
@@ -108,11 +111,14 @@ impl Supervisor {
         let (sender, events) = mpsc::channel();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
         let table = Table::of(&config, !strict);
+        let is_machines = line.config.is_none();
+        let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };
         Self {
             line,
             config,
             strict,
             notes,
+            owned,
             said: BTreeMap::new(),
             shared: Arc::new(Mutex::new(Shared { phase: Phase::Starting, table })),
             exports: ExportTable::new(),
@@ -189,6 +195,10 @@ impl Supervisor {
         }
         for index in 0..volumes {
             self.try_volume(index);
+        }
+        let (known, is_complete) = self.shared().table.devices();
+        if let Some(list) = &mut self.owned {
+            list.update(known, is_complete);
         }
         if self.strict
             && let Some(failure) = self.shared().table.first_failure()

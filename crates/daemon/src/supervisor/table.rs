@@ -31,6 +31,8 @@ pub struct CacheEntry {
     pub name: Option<String>,
     /// As configured.
     pub device: String,
+    /// The device's own, once seen.
+    pub uuid: Option<Uuid>,
     pub state: CacheState,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
@@ -58,6 +60,8 @@ pub struct VolumeEntry {
     pub name: Option<String>,
     /// `None` for a volume that lives on the cache alone.
     pub backing: Option<String>,
+    /// The backing device's, once seen.
+    pub uuid: Option<Uuid>,
     /// Name of the cache that it must have.
     pub wanted_cache: Option<String>,
     /// Index of its cache, once known.
@@ -155,6 +159,17 @@ impl Table {
             }
         });
         caches.chain(volumes).collect()
+    }
+
+    /// The UUIDs of the configured devices, as far as they are known, and whether those are all.
+    pub fn devices(&self) -> (BTreeSet<[u8; 16]>, bool) {
+        let caches = self.caches.iter().map(|cache| cache.uuid);
+        // A backing device has one UUID, so its name may say it; with a cache it may be the set's.
+        let named = |volume: &VolumeEntry| Uuid::from_text(volume.backing.as_ref()?.strip_prefix("UUID=")?);
+        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some());
+        let backings = backings.map(|volume| volume.uuid.or_else(|| named(volume)));
+        let all: Vec<_> = caches.chain(backings).collect();
+        (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))
     }
 
     /// The engines of the sets that are open.
@@ -272,6 +287,7 @@ impl Table {
             let entry = VolumeEntry {
                 name: Some(name),
                 backing: None,
+                uuid: None,
                 wanted_cache: None,
                 cache: Some(index),
                 cache_mode: None,
@@ -422,6 +438,7 @@ impl CacheEntry {
         Self {
             name: cache.name.clone(),
             device: cache.device.clone(),
+            uuid: None,
             failure_logged: false,
             wait_logged: false,
             state: CacheState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
@@ -439,6 +456,7 @@ impl VolumeEntry {
         Self {
             name: volume.name.clone(),
             backing: Some(volume.backing.clone()),
+            uuid: None,
             wanted_cache: volume.cache.clone(),
             cache: None,
             cache_mode: volume.cache_mode.map(Into::into),

@@ -5,6 +5,7 @@ use super::{Event, Supervisor};
 use crate::devices;
 use crate::failure::{Failure, Kind};
 use bcached_engine::{Error, VolumeInfo};
+use bcached_format::BackingSuperblock;
 
 impl Supervisor {
     /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
@@ -12,7 +13,7 @@ impl Supervisor {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
         let state = match step {
             Step::Open(cache) => self.open_volume(index, &device, cache),
-            Step::Look(cache) => match devices::look_at_backing(&device) {
+            Step::Look(cache) => match self.look(index, &device) {
                 Ok(superblock) => VolumeState::Waiting(table::missing_cache(&superblock, Some(&cache))),
                 Err(failure) => self.without_device(failure),
             },
@@ -22,7 +23,7 @@ impl Supervisor {
 
     fn open_volume(&self, index: usize, device: &str, cache: Option<usize>) -> VolumeState {
         // Opened only when somebody takes it: each close after an opening for writing wakes up udev.
-        let superblock = match devices::look_at_backing(device) {
+        let superblock = match self.look(index, device) {
             Ok(superblock) => superblock,
             Err(failure) => return self.without_device(failure),
         };
@@ -43,6 +44,12 @@ impl Supervisor {
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, result)));
         engine.add_backing(backing.device, mode, Box::new(added));
         VolumeState::Attaching
+    }
+
+    fn look(&self, index: usize, device: &str) -> Result<BackingSuperblock, Failure> {
+        let superblock = devices::look_at_backing(device)?;
+        self.shared().table.volumes[index].uuid = Some(superblock.uuid());
+        Ok(superblock)
     }
 
     /// A device that is missing may come; of the command line's devices all are meant now.
