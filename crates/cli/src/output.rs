@@ -11,6 +11,8 @@ pub struct Report {
     /// Kept as text, so that the envelope's fields stay first.
     json: Option<String>,
     exit: u8,
+    /// Sentences for standard error beside the text; the JSON form has them in itself.
+    warnings: Vec<String>,
     /// Something went wrong although there is something to show: printed on standard error after the report.
     failure: Option<Failure>,
 }
@@ -46,7 +48,7 @@ impl Report {
         let json = serde_json::to_string_pretty(&envelope).map_err(|error| {
             Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string())
         })?;
-        Ok(Self { text: value.text(), json: Some(json), exit: 0, failure: None })
+        Ok(Self { text: value.text(), json: Some(json), exit: 0, warnings: Vec::new(), failure: None })
     }
 
     /// Nothing more to print: the command has written its stream itself.
@@ -58,7 +60,14 @@ impl Report {
     /// Text only (help).
     #[must_use]
     pub fn text_only(text: String) -> Self {
-        Self { text, json: None, exit: 0, failure: None }
+        Self { text, json: None, exit: 0, warnings: Vec::new(), failure: None }
+    }
+
+    /// The same report, with `warnings` beside its text.
+    #[must_use]
+    pub fn warning(mut self, warnings: Vec<String>) -> Self {
+        self.warnings = warnings;
+        self
     }
 
     /// The same report, with the answer "no" (exit status 1).
@@ -89,6 +98,12 @@ pub fn finish(outcome: Result<Report, Failure>, json: bool) -> ExitCode {
     let mut exit = failure.as_ref().map_or(0, |failure| failure.kind.exit());
     if let Some(report) = report {
         exit = report.exit;
+        if !json {
+            report
+                .warnings
+                .iter()
+                .for_each(|warning| eprintln_quietly(&format!("bcached: warning: {warning}")));
+        }
         if let Err(error) = print(&report, json)
             && error.kind() != io::ErrorKind::BrokenPipe
         {

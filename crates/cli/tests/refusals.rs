@@ -231,3 +231,120 @@ fn a_file_in_use() {
     drop(holder);
     assert_eq!(bcached(&["make", "-B", &backing]).exit, 0);
 }
+
+/// What serve refuses, or never caches, was made without a word.
+#[test]
+fn what_is_made_and_serves_badly_is_warned_of() {
+    let images = Images::new();
+    let cases: [(&[&str], &str); 2] = [
+        (&["-b", "4k", "-w", "4k", "-C"], "a bucket must hold two blocks; --bucket 8k or more would do"),
+        (&["-o", "17", "-B"], "never cached; --data-offset 24 would be cached"),
+    ];
+    for (words, sentence) in cases {
+        let image = images.blank("image", 36 << 20);
+        let all = [&["make"], words, &[image.as_str()]].concat();
+        let text = bcached(&all);
+        assert_eq!((text.exit, text.err.lines().count()), (0, 1), "{text:?}");
+        assert!(text.err.starts_with("bcached: warning: ") && text.err.contains(sentence), "{text:?}");
+        assert!(!text.out.contains("warning"), "standard output is as make-bcache's: {text:?}");
+        let again = [&["--json"], all.as_slice(), &["--wipe-bcache"]].concat();
+        let object = bcached(&again);
+        assert_eq!((object.exit, object.err.as_str()), (0, ""), "{object:?}");
+        let said = json(&object.out)["devices"][0]["warning"].as_str().map(|said| said.contains(sentence));
+        assert_eq!(said, Some(true), "{object:?}");
+    }
+    let image = images.blank("image", 36 << 20);
+    let made = bcached(&["make", "-b", "8k", "-o", "24", "-B", &image]);
+    assert_eq!((made.exit, made.err.as_str()), (0, ""), "{made:?}");
+}
+
+/// `command` as somebody who may do nothing in particular. `None` if this test cannot become such a user.
+fn as_nobody(images: &Images, words: &[&str]) -> Option<std::process::Command> {
+    use std::os::unix::fs::PermissionsExt as _;
+    if !rustix::process::geteuid().is_root() {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_bcached"));
+        command.args(words);
+        return Some(command);
+    }
+    if !requires("setpriv") {
+        return None;
+    }
+    // Where root builds others may not look.
+    let program = images.path("bcached");
+    if !program.exists() {
+        // Copied by another process: a descriptor for writing that a fork of another test takes along keeps a program
+        // from being run.
+        assert_eq!(run(tool("cp").arg(env!("CARGO_BIN_EXE_bcached")).arg(&program)).exit, 0);
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(images.path("."), open).expect("its owner");
+    }
+    let mut command = tool("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program).args(words);
+    Some(command)
+}
+
+#[test]
+fn what_the_user_may_not_do() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let images = Images::new();
+    let cache = images.blank("cache", 36 << 20);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
+    let socket = images.path("control.sock");
+    let _somebody = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    std::fs::create_dir(images.path("closed")).expect("a folder");
+    let notes = images.path("notes");
+    std::fs::create_dir(&notes).expect("a folder");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&notes, Some(65534), None).expect("root may");
+    }
+    for name in ["cache", "control.sock", "closed"] {
+        std::fs::set_permissions(images.path(name), std::fs::Permissions::from_mode(0o000))
+            .expect("its owner");
+    }
+    let (socket, inside) = (socket.to_str().expect("text"), images.path("closed/control.sock"));
+    let inside = inside.to_str().expect("text");
+    let cases: [(&[&str], &str); 4] = [
+        (&["show", &cache], "permission"),
+        (&["make", "-B", &cache], "permission"),
+        (&["status", "--control", socket], "is for its owner only"),
+        (&["serve", "--cache", &cache, "--control", inside], "cannot listen on"),
+    ];
+    for (words, sentence) in cases {
+        let Some(mut command) = as_nobody(&images, &[&["--json"], words].concat()) else { return };
+        command.env("BCACHED_NOTES", &notes);
+        let ran = run(&mut command);
+        let object = json(ran.err.lines().last().unwrap_or_default());
+        let told = object["error"].to_string();
+        assert!(told.to_lowercase().contains(sentence), "{words:?}: {ran:?}");
+        assert!(ran.exit == 4 && told.contains("permission"), "{words:?}: {ran:?}");
+    }
+    std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o600)).expect("its owner");
+}
+
+/// A note without room would take acknowledged writes along.
+#[test]
+fn no_space_for_the_note() {
+    let mut probe = tool("unshare");
+    let root = rustix::process::geteuid().is_root();
+    let apart: &[&str] = if root { &["--mount"] } else { &["--map-root-user", "--mount"] };
+    let can = requires("unshare") && run(probe.args(apart).arg("true")).exit == 0;
+    if !can {
+        println!("skipped: no mount namespace to be had");
+        return;
+    }
+    let images = Images::new();
+    let cache = images.blank("cache", 36 << 20);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
+    let before = bytes(&cache);
+    let folder = images.path("run");
+    std::fs::create_dir(&folder).expect("a folder");
+    let script = "mount -t tmpfs -o size=64k,mode=755 none \"$BCACHED_NOTES\" && exec \"$0\" \"$@\"";
+    let mut command = tool("unshare");
+    command.args(apart).args(["sh", "-c", script, env!("CARGO_BIN_EXE_bcached"), "serve", "--cache", &cache]);
+    command.arg("--control").arg(folder.join("control.sock")).env("BCACHED_NOTES", &folder);
+    let ran = run(&mut command);
+    let said = ran.err.lines().last().unwrap_or_default();
+    assert!(ran.exit == 4 && said.contains("cannot reserve space for the note"), "{ran:?}");
+    assert!(said.contains("make room there"), "{ran:?}");
+    assert!(bytes(&cache) == before, "nothing is written");
+}

@@ -53,11 +53,11 @@ pub fn run(flags: &Make) -> Result<Report, Failure> {
     let devices = ordered(&flags.roles)?;
     let targets = open(&devices, flags)?;
     let planned = plan::plan(&targets, &options)?;
-    if flags.dry_run {
-        return Report::of(&report::Made::new(&planned, &targets, true));
+    if !flags.dry_run {
+        write_all(&targets, &planned)?;
     }
-    write_all(&targets, &planned)?;
-    Report::of(&report::Made::new(&planned, &targets, false))
+    let made = report::Made::new(&planned, &targets, flags.dry_run);
+    Ok(Report::of(&made)?.warning(made.warnings()))
 }
 
 /// The cache first, then the backing devices: the order in which they are written and printed.
@@ -121,7 +121,6 @@ fn write(target: &Target, planned: &Planned) -> Result<(), Failure> {
     device.write_at(0, &vec![0; start])?;
     device.sync()?;
     let bytes = planned.seal();
-
     device.write_at(SUPERBLOCK_SECTOR, &bytes[..])?;
     Ok(device.sync()?)
 }

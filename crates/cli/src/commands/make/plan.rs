@@ -51,6 +51,29 @@ impl Planned {
             Self::Backing(superblock) => superblock.seal(),
         }
     }
+
+    /// What this version does not do well with `device`, although bcache can have it.
+    pub fn warning(&self, device: &str) -> Option<String> {
+        match self {
+            Self::Cache(cache) if cache.bucket_sectors() < 2 * cache.block_sectors() => {
+                let block = bytes_of(cache.block_sectors());
+                Some(format!(
+                    "{device}: `bcached serve` refuses this set, because a bucket must hold two blocks; --bucket {} or \
+                     more would do",
+                    short(2 * block)
+                ))
+            }
+            Self::Backing(backing) if !backing.data_offset().is_multiple_of(backing.block_sectors()) => {
+                let (offset, block) = (backing.data_offset(), backing.block_sectors());
+                Some(format!(
+                    "{device}: its data starts at sector {offset}, off the grid of its blocks: it is served and never \
+                     cached; --data-offset {} would be cached",
+                    offset.next_multiple_of(block)
+                ))
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Options {

@@ -25,6 +25,8 @@ struct MadeDevice {
     block_bytes: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     wiped_signatures: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
     #[serde(flatten)]
     kind: MadeKind,
 }
@@ -46,6 +48,11 @@ impl Made {
         };
         let devices = planned.iter().zip(targets).map(|(planned, target)| device(planned, target)).collect();
         Self { dry_run, set_uuid, devices }
+    }
+
+    /// What its user should know of devices that are as asked for.
+    pub fn warnings(&self) -> Vec<String> {
+        self.devices.iter().filter_map(|made| made.warning.clone()).collect()
     }
 }
 
@@ -81,6 +88,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
         version,
         block_bytes: bytes_of(block_sectors),
         wiped_signatures: target.erase.iter().map(|signature| signature.kind).collect(),
+        warning: planned.warning(&target.device.path().display().to_string()),
         kind,
     }
 }
