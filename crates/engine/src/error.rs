@@ -71,6 +71,9 @@ pub enum Error {
     /// The set has failed before: nothing more is written. The first reason.
     #[error("the cache set stopped writing after a failure: {0}")]
     Failed(Box<Error>),
+    /// The volume goes on without its cache from now on; the request that met this is carried out without it.
+    #[error("the volume has left its cache")]
+    Uncached,
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,

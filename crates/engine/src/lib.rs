@@ -51,3 +51,4 @@ pub use set::CacheSet;
 pub use stats::Stats;
 pub use status::Status;
 pub use volume::{VolumeId, VolumeInfo};
+pub use writeback::trouble::WritebackTrouble;

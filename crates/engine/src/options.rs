@@ -25,7 +25,8 @@ pub struct Options {
     pub writeback_batch_sectors: u64,
     /// Write-back runs at all (`writeback_running`).
     pub writeback_running: bool,
-    /// Dirty data below this share of the cache, in percent, is left to age (`writeback_percent`).
+    /// Above this share of dirty data in the cache, in percent, write-back does not rest between two batches
+    /// (`writeback_percent`). Below it dirty data is written back too, only slower.
     pub writeback_percent: u64,
 }
 

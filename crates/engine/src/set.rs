@@ -13,6 +13,7 @@
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
 //! | rewrites, uuid table, writes | `space` | free buckets | allocator, after every try |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
+//! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
@@ -52,6 +53,8 @@ pub struct Signals {
     pub space: Notify,
     /// A range was released.
     pub ranges: Notify,
+    /// A flush of a backing device has ended.
+    pub flushed: Notify,
     /// A pass of GC or moving may be due.
     pub gc_work: Notify,
     /// Parked data has come.
@@ -168,6 +171,7 @@ impl CacheSet {
             &signals.allocator_work,
             &signals.space,
             &signals.ranges,
+            &signals.flushed,
             &signals.parked_work,
             &signals.gc_work,
             &signals.writeback_work,

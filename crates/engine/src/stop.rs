@@ -7,7 +7,8 @@ use crate::request::flush;
 use crate::set::{CacheSet, Duty};
 
 impl CacheSet {
-    /// Stops the set. Afterwards nothing is written any more; the devices may be given to somebody else.
+    /// Stops the set. Afterwards nothing is written any more, whatever is returned; the devices may be given to somebody
+    /// else. An error if something that was acknowledged may not have been made durable.
     pub async fn stop(&self) -> Result<(), Error> {
         self.with(|s| s.stopping = true);
         self.wake_all();
@@ -15,22 +16,23 @@ impl CacheSet {
             self.signals().ranges.wait().await;
         }
         self.ended(Duty::Changing).await;
-        self.settle().await;
+        let settled = self.settle().await;
         let finished = self.finish_writing().await;
         self.with(|s| s.stopped = true);
         self.wake_all();
         self.ended(Duty::Writing).await;
-        finished
+        finished.and(settled)
     }
 
-    /// Waits for what goes on behind answered requests, which may need buckets; then for the allocator, which may be
-    /// storing generations and need the journal for it.
-    async fn settle(&self) {
+    /// Flushes the backing devices, and waits for what goes on behind answered requests, which may need buckets; then for
+    /// the allocator, which may be storing generations and need the journal for it. Ends all that also after a failure;
+    /// the first one is returned, as that of a flush that nobody was told of is.
+    async fn settle(&self) -> Result<(), Error> {
+        let mut settled = Ok(());
         let volumes: alloc::vec::Vec<_> = self.with(|s| s.volumes.iter().map(|(id, _)| id).collect());
         for id in volumes {
             if let Some(target) = self.target(id) {
-                // Data that could not be made durable was told to those who asked for it.
-                let _ = flush::flush_backing(self, &target).await;
+                settled = settled.and(flush::last_flush(self, &target).await);
             }
         }
         while self.with(|s| s.background > 0) {
@@ -39,6 +41,7 @@ impl CacheSet {
         self.with(|s| s.settled = true);
         self.signals().allocator_work.notify_all();
         self.ended(Duty::Allocating).await;
+        settled
     }
 
     async fn finish_writing(&self) -> Result<(), Error> {

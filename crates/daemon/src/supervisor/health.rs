@@ -94,6 +94,7 @@ mod tests {
             mode: CacheMode::Writeback,
             state: Some(BackingState::Clean),
             dirty_sectors: 0,
+            writeback_trouble: None,
             backing_health: Some(DiskHealth::default()),
         };
         let told = |info: &VolumeInfo, stopped| degraded(info, stopped, Some("sdb")).unwrap_or_default();

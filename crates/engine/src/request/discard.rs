@@ -6,8 +6,9 @@
 
 use crate::error::{Doing, Error};
 use crate::request::write::{self, Survey};
-use crate::request::{Range, Target};
+use crate::request::{Range, Target, flush};
 use crate::set::CacheSet;
+use crate::volume::epoch::Stamp;
 use bcached_env::{Buffer, IoErrorKind};
 
 /// Zeroes written through the cache at once, in sectors.
@@ -37,11 +38,10 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
         return if survey.present { write::punch(set, target, range).await } else { Ok(()) };
     }
     write::invalidate(set, target, range, survey).await?;
-    let disk = write::begin_backing_write(set, target, range).await?;
+    let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     // Whether it is carried out is the device's business.
     let _ = disk.discard(range.start, range.sectors()).await;
-    write::end_backing_write(set, target);
-    Ok(())
+    write::end_backing_write(set, target, begun).map(drop)
 }
 
 /// Writes zeroes over a range.
@@ -78,17 +78,18 @@ async fn zero_locked(set: &CacheSet, target: &Target, range: Range, fua: bool) -
         Err(Error::Io { source, .. }) if source.kind == IoErrorKind::Unsupported => {
             zero_blocks(set, target, range, fua).await
         }
-        Ok(()) if fua => crate::request::flush::flush_backing(set, target).await,
-        other => other,
+        Ok(stamp) if fua => flush::prove(set, target, stamp).await,
+        other => other.map(drop),
     }
 }
 
-async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Survey) -> Result<(), Error> {
+async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Survey) -> Result<Stamp, Error> {
     write::invalidate(set, target, range, survey).await?;
-    let disk = write::begin_backing_write(set, target, range).await?;
+    let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     let zeroed = disk.zero(range.start, range.sectors()).await;
-    write::end_backing_write(set, target);
-    zeroed.map_err(Error::io(Doing::Backing))
+    let stamp = write::end_backing_write(set, target, begun);
+    zeroed.map_err(Error::io(Doing::Backing))?;
+    stamp
 }
 
 /// Writes zeroes like any data, the range being locked.

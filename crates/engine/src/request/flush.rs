@@ -1,52 +1,90 @@
 //! Flush: everything acknowledged before becomes durable. Two devices may hold it: the cache (keys in the journal,
 //! whose pre-flush covers the data) and the backing device (only if it was written to since its last flush).
+//!
+//! A backing device runs one flush at a time. Who comes meanwhile waits, and then one flush serves all who waited; a
+//! failure is the answer to all of them.
 
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
+use crate::volume::VolumeId;
+use crate::volume::epoch::{Epoch, Stamp, Turn};
 
 /// A client's flush.
 pub async fn flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
+    let told = epoch(set, target.id, |epoch| epoch.told());
     if target.inode.is_some() {
         writer::commit(set).await?;
     }
     let flushed = flush_backing(set, target).await;
-    let lost = set.with(|s| {
-        let backing = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut());
-        backing.is_some_and(|backing| backing.epoch.take_lost())
-    });
+    let lost = told.is_some_and(|told| epoch(set, target.id, |epoch| epoch.tell(told)) == Some(true));
     flushed?;
-    // An earlier flush of ours failed: what it covered may be gone, though this one claims success.
+    // A flush that was not ours failed: what it covered may be gone, though ours claims success.
     if lost { Err(Error::LostWrites) } else { Ok(()) }
 }
 
-/// Makes what was written to the backing device durable, if anything was since its last flush. Clean data that
-/// waited for it enters the tree; after a failure it is dropped instead.
+/// Makes durable what was written to the backing device, if anything was since its last flush. An error if any flush
+/// failed meanwhile, whoever ran it. Clean data that waited enters the tree; after a failure it is dropped instead.
 pub async fn flush_backing(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let Some(disk) = &target.backing else { return Ok(()) };
-    let number = set.with(|s| {
-        let epoch = &mut s.volumes.get_mut(target.id)?.backing.as_mut()?.epoch;
-        epoch.has_unflushed().then(|| epoch.flush_begins())
-    });
-    let Some(number) = number else { return Ok(()) };
-    let flushed = disk.flush().await;
-    set.with(|s| {
-        let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) else {
-            return;
-        };
-        match &flushed {
-            Ok(()) => backing.epoch.flush_succeeded(number),
-            Err(_) => backing.epoch.flush_failed(number),
+    let Some(wanted) = epoch(set, target.id, |epoch| epoch.wants_flush()).flatten() else { return Ok(()) };
+    loop {
+        match epoch(set, target.id, |epoch| epoch.turn(wanted)).ok_or(Error::NoVolume)? {
+            Turn::Durable => return Ok(()),
+            Turn::Lost => return Err(Error::LostWrites),
+            Turn::Wait => set.signals().flushed.wait().await,
+            Turn::Run => {
+                let flushed = disk.flush().await;
+                ended(set, target, flushed.is_ok());
+                flushed.map_err(Error::io(Doing::BackingFlush))?;
+            }
         }
+    }
+}
+
+/// Makes one write to the backing device durable, or says that it may be lost.
+pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), Error> {
+    flush_backing(set, target).await?;
+    match epoch(set, target.id, |epoch| epoch.is_durable(stamp)) {
+        Some(true) => Ok(()),
+        _ => Err(Error::LostWrites),
+    }
+}
+
+/// At the end of a set: everything on the backing device becomes durable, and a failure that no client's flush has
+/// reported is reported now.
+pub async fn last_flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
+    let flushed = flush_backing(set, target).await;
+    let lost = epoch(set, target.id, |epoch| {
+        let told = epoch.told();
+        epoch.tell(told)
     });
-    let (task, its_target) = (set.clone(), target.clone());
-    // The keys enter the tree behind the caller's back: a flush does not wait for nodes to be read.
+    flushed?;
+    if lost == Some(true) { Err(Error::LostWrites) } else { Ok(()) }
+}
+
+/// Asks the epoch of a volume's backing device; `None` if there is none.
+pub fn epoch<T>(set: &CacheSet, volume: VolumeId, ask: impl FnOnce(&mut Epoch) -> T) -> Option<T> {
+    set.with(|s| Some(ask(&mut s.volumes.get_mut(volume)?.backing.as_mut()?.epoch)))
+}
+
+/// The flush that was running has ended.
+fn ended(set: &CacheSet, target: &Target, succeeded: bool) {
+    set.with(|s| {
+        if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
+            backing.epoch.flush_ends(succeeded);
+        }
+        // What may be lost is not read any more from here on.
+        parked::drop_parked(s, target.id);
+    });
+    set.signals().flushed.notify_all();
+    // What is durable enters the tree behind the caller's back: a flush does not wait for nodes to be read.
     set.with(|s| s.background += 1);
+    let (task, its_target) = (set.clone(), target.clone());
     set.env().spawn(async move {
         parked::settle(&task, &its_target).await;
         task.with(|s| s.background -= 1);
         task.signals().ranges.notify_all();
     });
-    flushed.map_err(Error::io(Doing::BackingFlush))
 }

@@ -3,10 +3,12 @@
 
 use crate::btree::{Attempt, Need, Piece, Record, pointer_to_read};
 use crate::error::{Doing, Error};
-use crate::request::ranges::{Claim, Parked};
+use crate::request::parked::{self, Clean};
+use crate::request::ranges::Claim;
 use crate::request::{Range, Target};
 use crate::set::CacheSet;
 use crate::space::{Class, Space};
+use crate::volume::Volume;
 use crate::volume::epoch::Stamp;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload, join_all};
@@ -99,6 +101,45 @@ impl CacheSet {
         written
     }
 
+    /// Writes chunks and puts them in the tree as dirty keys. Returns each with its outcome; whatever that is, none is
+    /// pinned any more.
+    pub(crate) async fn store_dirty(
+        &self,
+        target: &Target,
+        chunks: &[Chunk],
+        base: u64,
+        payload: &Payload,
+    ) -> Vec<(Chunk, Result<(), Error>)> {
+        let mut outcomes = self.write_chunks(chunks, base, payload).await;
+        for (chunk, outcome) in &mut outcomes {
+            if outcome.is_ok() {
+                *outcome = self.put_dirty(target, chunk).await;
+            }
+            self.release_chunks(&[*chunk]);
+        }
+        outcomes
+    }
+
+    /// Inserts the dirty key of a chunk, unless its volume is leaving the cache: asked in the transition that inserts.
+    async fn put_dirty(&self, target: &Target, chunk: &Chunk) -> Result<(), Error> {
+        let mut rest = Some(chunk.key(target.inode.expect("only attached volumes are cached"), true));
+        while let Some(key) = rest {
+            let upto = self
+                .attempt(|s| {
+                    if !s.volumes.get(target.id).is_some_and(Volume::may_cache) {
+                        return Attempt::Done(Err(Error::Uncached));
+                    }
+                    match s.insert(&key, Record::Journal) {
+                        Attempt::Done(upto) => Attempt::Done(Ok(upto)),
+                        Attempt::Needs(need) => Attempt::Needs(need),
+                    }
+                })
+                .await??;
+            rest = key.cut(upto, key.end);
+        }
+        Ok(())
+    }
+
     /// Inserts a key, leaf by leaf, over whatever is there.
     pub(crate) async fn put_key(&self, key: &Key, record: Record) -> Result<(), Error> {
         let mut rest = Some(*key);
@@ -110,17 +151,11 @@ impl CacheSet {
     }
 }
 
-/// Starts putting what was read for a hole into the cache. The caller has its answer first.
-pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, data: &Buffer) {
+/// Starts putting what was read for a hole into the cache, with the stamp of the read. The caller has its answer first.
+pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, stamp: Stamp, data: &Buffer) {
     let busy = set.with(|s| s.fill_bytes >= FILL_BYTES_MAX);
     let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
     let (Some((start, end)), false) = (range, busy) else {
-        release_fill(set, target, claim);
-        return;
-    };
-    let stamp =
-        set.with(|s| s.volumes.get(target.id)?.backing.as_ref().map(|backing| backing.epoch.read_now()));
-    let Some(stamp) = stamp else {
         release_fill(set, target, claim);
         return;
     };
@@ -156,49 +191,42 @@ async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp
     // No waiting for space: a clean insert is a favour, not a duty.
     let chunks = set.take_chunks(Class::Clean, range);
     for (chunk, written) in set.write_chunks(&chunks, range.start, payload).await {
-        let stored = match written {
+        match written {
             Ok(()) => settle_clean(set, target, chunk, claim, stamp).await,
-            Err(error) => Err(error),
-        };
-        if stored.is_err() {
-            set.release_chunks(&[chunk]);
+            Err(_) => set.release_chunks(&[chunk]),
         }
     }
 }
 
 /// A clean chunk is in the cache: its key enters the tree if what it copies is durable on the backing device, else it
-/// is parked until it is (decision 9). Dropped if somebody wrote to the range since `claim` was entered. On success
-/// the chunk's pin is gone or belongs to the parked piece.
-async fn settle_clean(
-    set: &CacheSet,
-    target: &Target,
-    chunk: Chunk,
-    claim: Claim,
-    stamp: Stamp,
-) -> Result<(), Error> {
-    let parked = set.with(|s| {
-        let volume = s.volumes.get_mut(target.id)?;
-        let epoch = &volume.backing.as_ref()?.epoch;
-        if epoch.is_durable(stamp) || !volume.ranges.fill_is_good(claim) {
-            return None;
+/// is parked until it is (decision 9). Dropped if somebody wrote to the range since `claim` was entered. The chunk's pin
+/// is gone, or belongs to the parked piece.
+async fn settle_clean(set: &CacheSet, target: &Target, chunk: Chunk, claim: Claim, stamp: Stamp) {
+    let fate = set.with(|s| {
+        let good = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.fill_is_good(claim));
+        if !good {
+            s.stats.fill_races += 1;
+            return Clean::Void;
         }
-        volume.ranges.park(chunk.start, Parked { end: chunk.end(), pointers: chunk.space.pointers, stamp });
-        Some(())
+        parked::park(s, target, &chunk, stamp)
     });
-    if parked.is_some() {
-        set.signals().parked_work.notify_all();
-        return Ok(());
+    match fate {
+        Clean::Parked => set.signals().parked_work.notify_all(),
+        Clean::Void => set.release_chunks(&[chunk]),
+        Clean::Ready => {
+            let key = chunk.key(target.inode.expect("attached"), false);
+            insert_clean(set, target, &key, claim).await;
+        }
     }
-    insert_clean(set, target, &chunk.key(target.inode.expect("attached"), false), claim).await
 }
 
 /// Inserts a clean key unless somebody wrote to its range since `claim` was entered: asked in the transition that
-/// inserts. Its pin ends with success.
-pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Claim) -> Result<(), Error> {
+/// inserts. Its pin ends, whatever comes of it: a favour that fails is forgotten.
+pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Claim) {
     debug_assert!(pointer_to_read(&key.pointers).is_some(), "clean data lies somewhere");
     let mut rest = Some(*key);
     while let Some(part) = rest {
-        let upto = set
+        let inserted = set
             .attempt(|s| {
                 let good = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.fill_is_good(claim));
                 if !good {
@@ -212,10 +240,9 @@ pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Cla
                     Attempt::Needs(need) => Attempt::Needs(need),
                 }
             })
-            .await?;
-        let Some(upto) = upto else { break };
+            .await;
+        let Ok(Some(upto)) = inserted else { break };
         rest = part.cut(upto, part.end);
     }
     set.with(|s| s.unpin(&key.pointers));
-    Ok(())
 }

@@ -9,6 +9,7 @@
 //! | `discard` | discard and write-zeroes |
 //! | `ranges` | who waits for whom |
 //! | `parked` | clean data that waits for the backing device's flush |
+//! | `uncached` | how a volume goes on without its cache |
 
 pub mod discard;
 pub mod flush;
@@ -16,6 +17,7 @@ pub mod insert;
 pub mod parked;
 pub mod ranges;
 pub mod read;
+pub mod uncached;
 pub mod write;
 
 use crate::error::Error;
@@ -23,6 +25,7 @@ use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use bcached_env::{Buffer, Disk, Payload};
 use bcached_format::{CacheMode, Inode};
+use uncached::or_uncached;
 
 /// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
 #[derive(Debug)]
@@ -138,16 +141,31 @@ impl CacheSet {
             Request::Write { sector, payload, fua } => match target.range(sector, payload.len() as u64 / 512)
             {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(write::write(self, target, range, payload, fua).await),
+                Ok(range) => plain(
+                    or_uncached(self, target, async |target| {
+                        write::write(self, target, range, payload.clone(), fua).await
+                    })
+                    .await,
+                ),
             },
-            Request::Flush => plain(flush::flush(self, target).await),
+            Request::Flush => {
+                plain(or_uncached(self, target, async |target| flush::flush(self, target).await).await)
+            }
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(discard::discard(self, target, range).await),
+                Ok(range) => plain(
+                    or_uncached(self, target, async |target| discard::discard(self, target, range).await)
+                        .await,
+                ),
             },
             Request::WriteZeroes { sector, sectors, fua } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(discard::write_zeroes(self, target, range, fua).await),
+                Ok(range) => plain(
+                    or_uncached(self, target, async |target| {
+                        discard::write_zeroes(self, target, range, fua).await
+                    })
+                    .await,
+                ),
             },
         }
     }

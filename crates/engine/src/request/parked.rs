@@ -1,11 +1,13 @@
 //! Clean data that is in the cache but not in the tree: the backing device's copy is not durable yet. After a flush
 //! of the backing device it enters the tree; the task here flushes when nobody else does.
 
+use crate::request::insert::Chunk;
 use crate::request::ranges::Parked;
 use crate::request::{Target, flush, insert};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
+use crate::volume::epoch::Stamp;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -32,7 +34,7 @@ pub async fn run(set: CacheSet) {
         });
         for volume in waiting {
             if let Some(target) = set.target(volume) {
-                // A failure is told to the next client's flush.
+                // A failure is told by the next client's flush.
                 let _ = flush::flush_backing(&set, &target).await;
             }
         }
@@ -43,16 +45,52 @@ fn has_many(s: &State) -> bool {
     s.volumes.iter().any(|(_, volume)| volume.ranges.parked_count() > s.options.parked_max)
 }
 
-/// Puts into the tree what is durable by now, and drops what a failed flush may have lost.
+/// What becomes of clean data that has been written to the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Clean {
+    /// The backing device's copy is durable: it may enter the tree.
+    Ready,
+    /// It waits here. The pin is the parked piece's.
+    Parked,
+    /// It is of no use: a flush that failed may have lost the backing device's copy, or the volume has left the cache.
+    Void,
+}
+
+/// Parks clean data if it must wait for a flush of the backing device, with whose `stamp` it was written or read.
+pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: Stamp) -> Clean {
+    let Some(volume) = s.volumes.get_mut(target.id).filter(|volume| volume.may_cache()) else {
+        return Clean::Void;
+    };
+    let Some(backing) = &volume.backing else { return Clean::Void };
+    if backing.epoch.is_durable(stamp) {
+        return Clean::Ready;
+    }
+    if backing.epoch.is_lost(stamp) {
+        return Clean::Void;
+    }
+    volume.ranges.park(chunk.start, Parked { end: chunk.end(), pointers: chunk.space.pointers, stamp });
+    Clean::Parked
+}
+
+/// Drops the parked pieces that are of no use any more.
+pub fn drop_parked(s: &mut State, volume: VolumeId) {
+    let Some(volume) = s.volumes.get_mut(volume) else { return };
+    let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return };
+    let keeps = volume.may_cache();
+    for (_, piece) in volume.ranges.take_parked(|piece| !keeps || epoch.is_lost(piece.stamp)) {
+        s.unpin(&piece.pointers);
+    }
+}
+
+/// Puts into the tree what is durable by now.
 pub async fn settle(set: &CacheSet, target: &Target) {
     let Some(inode) = target.inode else { return };
     let ready: Vec<_> = set.with(|s| {
         let Some(volume) = s.volumes.get_mut(target.id) else { return Vec::new() };
         let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return Vec::new() };
-        let lost = volume.ranges.take_parked(|piece| epoch.is_lost(piece.stamp));
         let ready = volume.ranges.take_parked(|piece| epoch.is_durable(piece.stamp));
         let mut claimed = Vec::new();
-        let mut dropped: Vec<Parked> = lost.into_iter().map(|(_, piece)| piece).collect();
+        let mut dropped: Vec<Parked> = Vec::new();
         for (start, piece) in ready {
             // A write in progress has cut its range out already; this is for the time until the key is in the tree.
             match volume.ranges.begin_fill(start, piece.end) {
@@ -66,9 +104,7 @@ pub async fn settle(set: &CacheSet, target: &Target) {
         claimed
     });
     for (key, claim) in ready {
-        if insert::insert_clean(set, target, &key, claim).await.is_err() {
-            set.with(|s| s.unpin(&key.pointers));
-        }
+        insert::insert_clean(set, target, &key, claim).await;
         insert::release_fill(set, target, claim);
     }
 }

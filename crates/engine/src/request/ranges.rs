@@ -263,7 +263,8 @@ mod tests {
     fn a_write_cuts_parked_pieces() {
         let mut ranges = Ranges::default();
         let pointers = Pointers::one(Pointer::new(DeviceIndex(0), 1000, Gen(1)));
-        let stamp = crate::volume::epoch::Epoch::new(true).read_now();
+        let epoch = crate::volume::epoch::Epoch::new(true);
+        let stamp = epoch.read_ends(epoch.read_begins());
         ranges.park(100, Parked { end: 200, pointers, stamp });
         let write = ranges.queue_write(120, 130);
         let mut parts = 0;

@@ -3,9 +3,8 @@
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
-use crate::request::insert;
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target};
+use crate::request::{Range, Target, flush, insert};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
@@ -22,13 +21,38 @@ struct Planned {
     fill: Option<Claim>,
 }
 
-/// Reads `range` into `buffer`. Requests that are not whole blocks are read as whole blocks and copied out.
+/// Where the data of a read came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// All of it from the cache.
+    Cache,
+    /// At least some of it from elsewhere.
+    Elsewhere,
+}
+
+/// A client's read of `range` into `buffer`.
 pub async fn read(
     set: &CacheSet,
     target: &Target,
     range: Range,
-    mut buffer: Buffer,
+    buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
+    let (result, buffer) = read_any(set, target, range, buffer).await;
+    set.with(|s| match result {
+        Ok(Source::Cache) => s.stats.hits += 1,
+        Ok(Source::Elsewhere) => s.stats.misses += 1,
+        Err(_) => {}
+    });
+    (result.map(drop), buffer)
+}
+
+/// Requests that are not whole blocks are read as whole blocks and copied out.
+async fn read_any(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    mut buffer: Buffer,
+) -> (Result<Source, Error>, Buffer) {
     let whole = match target.blocks_around(range) {
         Some(blocks)
             if blocks.start < range.start || blocks.end > range.end && range.end < target.cacheable_end =>
@@ -51,13 +75,16 @@ pub(crate) async fn read_whole(
     target: &Target,
     range: Range,
     mut buffer: Buffer,
-) -> (Result<(), Error>, Buffer) {
+) -> (Result<Source, Error>, Buffer) {
     let plan = match plan(set, target, range).await {
         Ok(plan) => plan,
-        Err(error) => return read_without_cache(set, target, range, buffer, error).await,
+        Err(error) => {
+            let (result, buffer) = read_without_cache(set, target, range, buffer, error).await;
+            return (result.map(|()| Source::Elsewhere), buffer);
+        }
     };
     let missed = plan.iter().any(|planned| planned.piece.content == Content::Hole);
-    set.with(|s| if missed { s.stats.misses += 1 } else { s.stats.hits += 1 });
+    let source = if missed { Source::Elsewhere } else { Source::Cache };
     let mut pieces = Vec::with_capacity(plan.len());
     for planned in plan {
         let bytes = usize::try_from((planned.piece.end - planned.piece.start) * 512)
@@ -71,7 +98,7 @@ pub(crate) async fn read_whole(
         }
         buffer = joined(buffer, piece);
     }
-    (result, buffer)
+    (result.map(|()| source), buffer)
 }
 
 /// The tree cannot say where the data is. A volume without dirty data has all of it on its backing device; for any
@@ -265,12 +292,16 @@ async fn read_hole(
         buffer.as_mut_slice().fill(0);
         return (Ok(()), buffer);
     };
+    let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
     let (result, buffer) = backing.read(planned.piece.start, buffer).await;
     set.with(|s| s.stats.miss_bytes += buffer.len() as u64);
     if let Some(claim) = planned.fill {
-        match &result {
-            Ok(()) => insert::spawn_fill(set, target, planned.piece, claim, &buffer),
-            Err(_) => insert::release_fill(set, target, claim),
+        let stamp = begun.and_then(|begun| flush::epoch(set, target.id, |epoch| epoch.read_ends(begun)));
+        match (&result, stamp) {
+            (Ok(()), Some(stamp)) => {
+                insert::spawn_fill(set, target, planned.piece, claim, stamp, &buffer);
+            }
+            _ => insert::release_fill(set, target, claim),
         }
     }
     (result.map_err(Error::io(Doing::Backing)), buffer)

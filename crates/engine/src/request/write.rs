@@ -14,12 +14,14 @@ use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::insert::Chunk;
-use crate::request::ranges::{Claim, Parked};
+use crate::request::parked::{self, Clean};
+use crate::request::ranges::Claim;
 use crate::request::{Range, Target, flush, read};
 use crate::set::CacheSet;
 use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
-use crate::volume::record;
+use crate::volume::epoch::{Begun, Epoch, Stamp};
+use crate::volume::{Volume, record};
 use bcached_env::{Buffer, Payload};
 use bcached_format::{BackingState, CacheMode, Key};
 
@@ -51,9 +53,23 @@ pub async fn write(
     payload: Payload,
     fua: bool,
 ) -> Result<(), Error> {
-    set.with(|s| s.stats.write_bytes += payload.len() as u64);
+    let length = payload.len() as u64;
+    let written = write_anywhere(set, target, range, payload, fua).await;
+    if written.is_ok() {
+        set.with(|s| s.stats.write_bytes += length);
+    }
+    written
+}
+
+async fn write_anywhere(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    payload: Payload,
+    fua: bool,
+) -> Result<(), Error> {
     let Some(blocks) = target.blocks_around(range) else {
-        return write_backing(set, target, range, payload, fua).await;
+        return write_backing(set, target, range, payload, fua).await.map(drop);
     };
     let whole = Range { start: blocks.start, end: blocks.end.max(range.end) };
     let claim = lock(set, target, whole).await?;
@@ -74,14 +90,10 @@ async fn write_locked(
     let part = Range { start: range.start, end };
     let body = payload.slice(0..bytes(part.sectors()));
     let body = if part == blocks { body } else { widen(set, target, part, blocks, &body).await? };
-    let written = write_blocks(set, target, blocks, &body, fua).await;
-    match written {
-        Err(Error::Failed(_)) => write_degraded(set, target, blocks, &body, fua).await?,
-        other => other?,
-    }
+    write_blocks(set, target, blocks, &body, fua).await?;
     if end < range.end {
         let rest = payload.slice(bytes(part.sectors())..payload.len());
-        write_backing(set, target, Range { start: end, end: range.end }, rest, fua).await?;
+        write_backing(set, target, Range { start: end, end: range.end }, rest, fua).await.map(drop)?;
     }
     Ok(())
 }
@@ -116,12 +128,12 @@ pub(crate) async fn write_blocks(
     fua: bool,
 ) -> Result<(), Error> {
     let survey = survey(set, target, range).await?;
-    match set.with(|s| way(s, target, survey)) {
-        Way::Back => write_back(set, target, range, payload, survey).await?,
+    match set.with(|s| way(s, target, range, survey)) {
+        Way::Back => write_back(set, target, range, payload, survey, fua).await?,
         Way::Through => return write_through(set, target, range, payload, survey, fua).await,
         Way::Around => {
             invalidate(set, target, range, survey).await?;
-            return write_backing(set, target, range, payload.clone(), fua).await;
+            return write_backing(set, target, range, payload.clone(), fua).await.map(drop);
         }
     }
     if fua {
@@ -130,7 +142,7 @@ pub(crate) async fn write_blocks(
     Ok(())
 }
 
-fn way(s: &mut State, target: &Target, survey: Survey) -> Way {
+fn way(s: &mut State, target: &Target, range: Range, survey: Survey) -> Way {
     let in_use = s.in_use_percent();
     if target.backing.is_none() || survey.dirty {
         return Way::Back;
@@ -141,7 +153,7 @@ fn way(s: &mut State, target: &Target, survey: Survey) -> Way {
         _ => Way::Around,
     };
     if wanted == Way::Around {
-        s.stats.bypassed_bytes += 1;
+        s.stats.bypassed_bytes += range.sectors() * 512;
     }
     wanted
 }
@@ -231,6 +243,7 @@ async fn write_back(
     range: Range,
     payload: &Payload,
     survey: Survey,
+    fua: bool,
 ) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes are cached");
     ensure_dirty(set, target).await?;
@@ -242,22 +255,16 @@ async fn write_back(
             if wait_for_space(set).await? {
                 continue;
             }
-            return write_out(set, target, range, rest, payload, survey).await;
+            return write_out(set, target, (range, rest), payload, survey, fua).await;
         };
         at = last.end();
-        for (chunk, written) in set.write_chunks(&chunks, range.start, payload).await {
-            let stored = match written {
-                Ok(()) => set.put_key(&chunk.key(inode, true), Record::Journal).await,
-                Err(error) => Err(error),
-            };
-            set.release_chunks(&[chunk]);
+        for (chunk, stored) in set.store_dirty(target, &chunks, range.start, payload).await {
             match stored {
-                Ok(()) => {}
                 Err(Error::Io { doing: Doing::Data, .. }) if target.backing.is_some() => {
                     let part = Range { start: chunk.start, end: chunk.end() };
-                    write_out(set, target, range, part, payload, survey).await?;
+                    write_out(set, target, (range, part), payload, survey, fua).await?;
                 }
-                Err(error) => return Err(error),
+                other => other?,
             }
         }
     }
@@ -278,14 +285,14 @@ async fn wait_for_space(set: &CacheSet) -> Result<bool, Error> {
 }
 
 /// A part that the cache cannot take goes to the backing device: write, flush, then the hole, so that at every moment
-/// either the old dirty data or the new data is what a crash leaves.
+/// either the old dirty data or the new data is what a crash leaves. `payload` is that of the whole range.
 async fn write_out(
     set: &CacheSet,
     target: &Target,
-    range: Range,
-    part: Range,
+    (range, part): (Range, Range),
     payload: &Payload,
     survey: Survey,
+    fua: bool,
 ) -> Result<(), Error> {
     if target.backing.is_none() {
         return Err(Error::NoSpace);
@@ -294,10 +301,11 @@ async fn write_out(
     let piece = payload.slice(from..from + bytes(part.sectors()));
     if !survey.dirty {
         invalidate(set, target, part, survey).await?;
-        return write_backing(set, target, part, piece, false).await;
+        return write_backing(set, target, part, piece, fua).await.map(drop);
     }
-    write_backing(set, target, part, piece, false).await?;
-    flush::flush_backing(set, target).await?;
+    let stamp = write_backing(set, target, part, piece, false).await?;
+    // Old dirty data gives way to what is proven, and to nothing less.
+    flush::prove(set, target, stamp).await?;
     punch(set, target, part).await?;
     writer::commit(set).await
 }
@@ -319,56 +327,43 @@ async fn write_through(
     );
     let (backing, cached) = bcached_env::join::join_two(both.0, both.1).await;
     for (chunk, written) in cached {
-        if backing.is_err() || written.is_err() || !keep_clean(set, target, chunk).await {
-            set.release_chunks(&[chunk]);
+        match (&backing, written) {
+            (Ok(stamp), Ok(())) => keep_clean(set, target, chunk, *stamp).await,
+            _ => set.release_chunks(&[chunk]),
         }
     }
-    backing
+    backing.map(drop)
 }
 
 /// Parks a clean chunk, or indexes it if the backing device keeps what it has acknowledged. Its range is locked by
-/// its write. False: it was not kept, the pin is the caller's.
-async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk) -> bool {
-    let parked = set.with(|s| {
-        let volume = s.volumes.get_mut(target.id)?;
-        let epoch = volume.backing.as_ref()?.epoch;
-        if !epoch.is_volatile() {
-            return Some(false);
-        }
-        let piece = Parked { end: chunk.end(), pointers: chunk.space.pointers, stamp: epoch.read_now() };
-        volume.ranges.park(chunk.start, piece);
-        Some(true)
-    });
-    match parked {
-        None => false,
-        Some(true) => {
-            set.signals().parked_work.notify_all();
-            true
-        }
-        Some(false) => {
+/// its write. The chunk's pin is gone, or belongs to the parked piece.
+async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp) {
+    match set.with(|s| parked::park(s, target, &chunk, stamp)) {
+        Clean::Parked => set.signals().parked_work.notify_all(),
+        Clean::Void => set.release_chunks(&[chunk]),
+        Clean::Ready => {
+            // A favour: the data is on the backing device.
             let key = chunk.key(target.inode.expect("attached"), false);
-            let kept = set.put_key(&key, Record::Fill).await.is_ok();
-            if kept {
-                set.release_chunks(&[chunk]);
-            }
-            kept
+            let _ = set.put_key(&key, Record::Fill).await;
+            set.release_chunks(&[chunk]);
         }
     }
 }
 
-/// Writes to the backing device, after write-back in the range has ended.
+/// Writes to the backing device, after write-back in the range has ended; the stamp of what was written.
 pub(crate) async fn write_backing(
     set: &CacheSet,
     target: &Target,
     range: Range,
     payload: Payload,
     fua: bool,
-) -> Result<(), Error> {
-    let disk = begin_backing_write(set, target, range).await?;
+) -> Result<Stamp, Error> {
+    let (disk, begun) = begin_backing_write(set, target, range).await?;
     let written =
         if fua { disk.write_fua(range.start, payload).await } else { disk.write(range.start, payload).await };
-    end_backing_write(set, target);
-    written.map_err(Error::io(Doing::Backing))
+    let stamp = end_backing_write(set, target, begun);
+    written.map_err(Error::io(Doing::Backing))?;
+    stamp
 }
 
 /// Waits until nothing older is on its way to the range of the backing device. The range is locked, so that nothing new
@@ -389,24 +384,16 @@ pub(crate) async fn begin_backing_write(
     set: &CacheSet,
     target: &Target,
     range: Range,
-) -> Result<bcached_env::Disk, Error> {
+) -> Result<(bcached_env::Disk, Begun), Error> {
     let disk = target.backing.clone().ok_or(Error::NoSpace)?;
     wait_for_cleaning(set, target, range).await?;
-    set.with(|s| {
-        if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
-            backing.epoch.write_begins();
-        }
-    });
-    Ok(disk)
+    let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
+    Ok((disk, begun))
 }
 
-/// The end of what [`begin_backing_write`] began.
-pub(crate) fn end_backing_write(set: &CacheSet, target: &Target) {
-    set.with(|s| {
-        if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
-            backing.epoch.write_ends();
-        }
-    });
+/// The end of what [`begin_backing_write`] began; the stamp of what was written.
+pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -> Result<Stamp, Error> {
+    flush::epoch(set, target.id, |epoch| epoch.write_ends(begun)).ok_or(Error::NoVolume)
 }
 
 /// *Dirty* on the backing superblock is durable before the first dirty key can be (decision 9).
@@ -416,37 +403,14 @@ async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<(), Error> {
     {
         return Ok(());
     }
-    record::set_state(set, target.id, BackingState::Dirty).await
-}
-
-/// The set has failed. A volume without dirty data goes on without its cache, once its superblock says, durably, that
-/// the cached data is void (decision 9).
-async fn write_degraded(
-    set: &CacheSet,
-    target: &Target,
-    range: Range,
-    payload: &Payload,
-    fua: bool,
-) -> Result<(), Error> {
-    go_uncached(set, target).await?;
-    write_backing(set, target, range, payload.clone(), fua).await
-}
-
-/// Makes a volume of a failed set independent of it; refused while it has dirty data there.
-pub(crate) async fn go_uncached(set: &CacheSet, target: &Target) -> Result<(), Error> {
-    let clean =
-        set.with(|s| target.backing.is_some() && target.inode.is_some_and(|inode| s.dirty.of(inode) == 0));
-    if !clean {
-        return Err(set.check_alive().err().unwrap_or(Error::NoVolume));
-    }
-    record::set_state(set, target.id, BackingState::Stale).await?;
-    // What the tree says of the volume is old from the first write on that goes past it.
-    set.with(|s| {
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.inode = None;
+    let id = target.id;
+    record::update(set, id, |s, superblock| {
+        // A volume that leaves the cache says *stale*, and nothing else until the next start.
+        if s.volumes.get(id).is_some_and(Volume::may_cache) {
+            superblock.set_state(BackingState::Dirty);
         }
-    });
-    Ok(())
+    })
+    .await
 }
 
 impl State {

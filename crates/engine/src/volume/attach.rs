@@ -124,6 +124,8 @@ impl CacheSet {
                 last_hole: 0,
                 writeback_from: data_offset,
                 requests: 0,
+                leaving: 0,
+                writeback_trouble: None,
                 dirty_marked: superblock.state() == BackingState::Dirty,
                 backing: Some(Backing {
                     disk,
@@ -179,6 +181,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         mode: volume.mode,
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
+        writeback_trouble: volume.writeback_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
     }
 }
@@ -208,6 +211,8 @@ pub fn add_flash_only(set: &CacheSet) {
                 last_hole: 0,
                 writeback_from: 0,
                 requests: 0,
+                leaving: 0,
+                writeback_trouble: None,
                 dirty_marked: true,
             });
         }

@@ -1,24 +1,70 @@
 //! What of a backing device's writes is durable (decision 9).
 //!
-//! Flushes are numbered as they begin. A write that completed when flush `n` was the newest to have begun is covered
-//! by any later flush that succeeds. A flush that fails may have dropped what it should have made durable, and the
-//! next one will claim success: all it covered counts as unwritten, and the next client's flush says so once.
+//! Flushes are numbered as they begin, and one runs at a time. A write is proven durable by a flush that began after
+//! the write ended and succeeded, if no flush has failed since the write began: a flush that fails may have dropped
+//! whatever was not proven then, and the next one will claim success all the same. Failures divide time into eras, and
+//! a stamp is worth something in its own era only. So a later success can never overrule a failure, nothing has to be
+//! remembered of past eras, and whoever asks too late gets the safe answer: what he wrote counts as lost.
+//!
+//! Clients learn of a failure by their flushes: each one that is under way when it happens, and if there is none, those
+//! that are asked before the first of them has said so.
 
 /// Flushes and writes of one backing device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epoch {
+    /// Number of the newest flush that has begun; 0: none.
     begun: u64,
+    /// Number of the newest flush that has succeeded.
     good: u64,
-    failed: u64,
+    /// The newest flush has not ended.
+    running: bool,
+    /// Flushes that have failed.
+    era: u64,
+    /// Failures that a client's flush has reported.
+    told: u64,
+    /// Writes that have begun and not ended.
     open: u64,
+    /// The newest flush that had begun when the newest write ended.
     last_write: Option<u64>,
-    lost: bool,
     volatile: bool,
 }
 
-/// When a write completed, relative to flushes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Stamp(u64);
+/// A write or a read has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Begun {
+    era: u64,
+}
+
+/// When data was written, or read, relative to flushes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamp {
+    /// The newest flush that had begun when the write ended.
+    ended: u64,
+    /// The era in which it began.
+    era: u64,
+}
+
+/// A flush that somebody wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// This one or a later one must succeed,
+    number: u64,
+    /// and none may fail before.
+    era: u64,
+}
+
+/// What who wants a flush has to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Nothing: what he wanted to be durable is.
+    Durable,
+    /// Nothing: a flush has failed since he asked.
+    Lost,
+    /// Wait until the flush that is running has ended.
+    Wait,
+    /// Run one: it has begun.
+    Run,
+}
 
 impl Epoch {
     /// A device that has (or has not) a volatile cache; what it may hold from before is unknown, so the first flush
@@ -29,73 +75,99 @@ impl Epoch {
     }
 
     /// A write begins.
-    pub const fn write_begins(&mut self) {
+    pub const fn write_begins(&mut self) -> Begun {
         self.open += 1;
+        Begun { era: self.era }
     }
 
     /// A write ended; the stamp of its data.
-    pub const fn write_ends(&mut self) -> Stamp {
+    pub const fn write_ends(&mut self, write: Begun) -> Stamp {
         self.open = self.open.checked_sub(1).expect("a write that ends has begun");
         self.last_write = Some(self.begun);
-        Stamp(self.begun)
+        Stamp { ended: self.begun, era: write.era }
     }
 
-    /// The stamp of data read now: that of the newest write, because what was read may be in the volatile cache only.
-    /// Whatever waits with it, a flush is still wanted ([`Epoch::has_unflushed`]) until it is durable.
+    /// A read begins.
     #[must_use]
-    pub const fn read_now(&self) -> Stamp {
-        match self.last_write {
-            Some(number) => Stamp(number),
-            None => Stamp(0),
-        }
+    pub const fn read_begins(&self) -> Begun {
+        Begun { era: self.era }
+    }
+
+    /// A read ended; the stamp of its data, which is that of the newest write, because what was read may be in the
+    /// volatile cache only. Whatever waits with it, a flush is still wanted until it is durable or lost.
+    #[must_use]
+    pub const fn read_ends(&self, read: Begun) -> Stamp {
+        let ended = match self.last_write {
+            Some(number) => number,
+            None => 0,
+        };
+        Stamp { ended, era: read.era }
     }
 
     /// True when data with this stamp survives a power cut.
     #[must_use]
     pub const fn is_durable(&self, stamp: Stamp) -> bool {
-        !self.volatile || self.good > stamp.0
+        !self.volatile || (stamp.era == self.era && self.good > stamp.ended)
     }
 
-    /// True when data with this stamp may have been dropped by a flush that failed.
+    /// True when data with this stamp may have been dropped by a flush that failed. It stays so for ever.
     #[must_use]
     pub const fn is_lost(&self, stamp: Stamp) -> bool {
-        self.volatile && self.failed > stamp.0 && self.good <= stamp.0
+        self.volatile && stamp.era != self.era
     }
 
-    /// True when something written may not be durable, or is being written.
+    /// The flush that makes durable all that has been written; `None` if that is so already. After a failure one is
+    /// wanted until one succeeds, though it cannot bring anything back.
     #[must_use]
-    pub fn has_unflushed(&self) -> bool {
-        self.volatile
-            && (self.open > 0 || self.last_write.is_some_and(|stamp| !self.is_durable(Stamp(stamp))))
+    pub fn wants_flush(&self) -> Option<Wanted> {
+        if !self.volatile {
+            return None;
+        }
+        let number = if self.open > 0 { self.begun + 1 } else { self.last_write? + 1 };
+        (self.good < number).then_some(Wanted { number, era: self.era })
     }
 
-    /// A flush begins; its number.
-    pub const fn flush_begins(&mut self) -> u64 {
+    /// What who wants a flush has to do now.
+    pub const fn turn(&mut self, wanted: Wanted) -> Turn {
+        if self.era != wanted.era {
+            return Turn::Lost;
+        }
+        if self.good >= wanted.number {
+            return Turn::Durable;
+        }
+        if self.running {
+            return Turn::Wait;
+        }
+        self.running = true;
         self.begun += 1;
-        self.begun
+        Turn::Run
     }
 
-    /// A flush succeeded. It proves nothing of what an earlier, failed one dropped: that has been dealt with when it
-    /// failed.
-    pub fn flush_succeeded(&mut self, number: u64) {
-        self.good = self.good.max(number);
+    /// The flush that was running has ended.
+    pub fn flush_ends(&mut self, succeeded: bool) {
+        assert!(self.running, "a flush that ends has begun");
+        self.running = false;
+        if succeeded {
+            self.good = self.begun;
+        } else {
+            self.era += 1;
+        }
     }
 
-    /// A flush failed.
-    pub fn flush_failed(&mut self, number: u64) {
-        self.failed = self.failed.max(number);
-        self.lost = true;
-    }
-
-    /// Whether a flush has failed that no client has been told of; telling clears it.
-    pub const fn take_lost(&mut self) -> bool {
-        core::mem::replace(&mut self.lost, false)
-    }
-
-    /// The device has a volatile cache.
+    /// Failures that clients know of, for [`Epoch::tell`]. Asked when a client's flush begins.
     #[must_use]
-    pub const fn is_volatile(&self) -> bool {
-        self.volatile
+    pub const fn told(&self) -> u64 {
+        self.told
+    }
+
+    /// At the end of a client's flush, when `told` is what was known at its begin: true if a flush has failed that it
+    /// must report, and then that is known from now on.
+    pub fn tell(&mut self, told: u64) -> bool {
+        if self.era == told {
+            return false;
+        }
+        self.told = self.era;
+        true
     }
 }
 
@@ -103,48 +175,94 @@ impl Epoch {
 mod tests {
     use super::*;
 
+    /// A flush by somebody who wants one now.
+    fn begin(epoch: &mut Epoch) {
+        let wanted = epoch.wants_flush().expect("there is something to flush");
+        assert_eq!(epoch.turn(wanted), Turn::Run);
+    }
+
+    fn written(epoch: &mut Epoch) -> Stamp {
+        let write = epoch.write_begins();
+        epoch.write_ends(write)
+    }
+
     #[test]
     fn only_a_flush_that_began_after_the_write_ended_covers_it() {
         let mut epoch = Epoch::new(true);
-        epoch.write_begins();
-        let early = epoch.flush_begins();
-        let stamp = epoch.write_ends();
-        epoch.flush_succeeded(early);
+        let write = epoch.write_begins();
+        begin(&mut epoch);
+        let stamp = epoch.write_ends(write);
+        epoch.flush_ends(true);
         assert!(!epoch.is_durable(stamp));
-        assert!(epoch.has_unflushed());
-        let late = epoch.flush_begins();
-        epoch.flush_succeeded(late);
+        begin(&mut epoch);
+        epoch.flush_ends(true);
         assert!(epoch.is_durable(stamp));
-        assert!(!epoch.has_unflushed());
+        assert_eq!(epoch.wants_flush(), None);
     }
 
     #[test]
-    fn what_is_read_during_a_flush_does_not_wait_for_another_one_that_nobody_wants() {
+    fn who_comes_during_a_flush_that_covers_all_there_is_waits_for_that_one() {
         let mut epoch = Epoch::new(true);
-        let number = epoch.flush_begins();
-        let stamp = epoch.read_now();
-        assert!(!epoch.is_durable(stamp) && epoch.has_unflushed());
-        epoch.flush_succeeded(number);
-        assert!(epoch.is_durable(stamp) && !epoch.has_unflushed());
+        begin(&mut epoch);
+        let early = epoch.wants_flush().expect("it has not ended");
+        let read = epoch.read_begins();
+        let stamp = epoch.read_ends(read);
+        written(&mut epoch);
+        let late = epoch.wants_flush().expect("it does not cover the write");
+        assert_eq!((epoch.turn(early), epoch.turn(late)), (Turn::Wait, Turn::Wait));
+        epoch.flush_ends(true);
+        assert!(epoch.is_durable(stamp));
+        assert_eq!((epoch.turn(early), epoch.turn(late)), (Turn::Durable, Turn::Run));
     }
 
     #[test]
-    fn a_failed_flush_is_told_once() {
+    fn a_later_success_never_overrules_a_failure() {
         let mut epoch = Epoch::new(true);
-        epoch.write_begins();
-        let stamp = epoch.write_ends();
-        let number = epoch.flush_begins();
-        epoch.flush_failed(number);
-        assert!(epoch.is_lost(stamp));
-        assert!(epoch.take_lost());
-        assert!(!epoch.take_lost());
+        let across = epoch.write_begins();
+        let read = epoch.read_begins();
+        let before = written(&mut epoch);
+        begin(&mut epoch);
+        epoch.flush_ends(false);
+        let across = epoch.write_ends(across);
+        let read = epoch.read_ends(read);
+        let after = written(&mut epoch);
+        begin(&mut epoch);
+        epoch.flush_ends(true);
+        for lost in [before, across, read] {
+            assert!(epoch.is_lost(lost) && !epoch.is_durable(lost));
+        }
+        assert!(epoch.is_durable(after) && !epoch.is_lost(after));
+    }
+
+    #[test]
+    fn a_failure_is_the_answer_to_all_who_wait() {
+        let mut epoch = Epoch::new(true);
+        let first = epoch.wants_flush().expect("what was there before");
+        let second = epoch.wants_flush().expect("what was there before");
+        assert_eq!((epoch.turn(first), epoch.turn(second)), (Turn::Run, Turn::Wait));
+        epoch.flush_ends(false);
+        assert_eq!((epoch.turn(first), epoch.turn(second)), (Turn::Lost, Turn::Lost));
+    }
+
+    #[test]
+    fn a_failure_is_told_by_all_flushes_under_way_or_else_by_the_next() {
+        let mut epoch = Epoch::new(true);
+        let (first, second) = (epoch.told(), epoch.told());
+        begin(&mut epoch);
+        epoch.flush_ends(false);
+        assert!(epoch.tell(first) && epoch.tell(second));
+        let third = epoch.told();
+        assert!(!epoch.tell(third));
+        begin(&mut epoch);
+        epoch.flush_ends(false);
+        let (fourth, fifth) = (epoch.told(), epoch.told());
+        assert!(epoch.tell(fourth) && epoch.tell(fifth));
     }
 
     #[test]
     fn a_device_without_a_volatile_cache_needs_no_flush() {
         let mut epoch = Epoch::new(false);
-        epoch.write_begins();
-        let stamp = epoch.write_ends();
-        assert!(epoch.is_durable(stamp) && !epoch.has_unflushed());
+        let stamp = written(&mut epoch);
+        assert!(epoch.is_durable(stamp) && epoch.wants_flush().is_none());
     }
 }

@@ -5,6 +5,7 @@ pub mod epoch;
 pub mod record;
 
 use crate::request::ranges::Ranges;
+use crate::writeback::trouble::WritebackTrouble;
 use alloc::collections::BTreeMap;
 use bcached_env::{Disk, DiskHealth, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
@@ -53,13 +54,23 @@ pub struct Volume {
     pub last_hole: u64,
     /// Where the next pass of write-back begins. Key space.
     pub writeback_from: u64,
+    /// Why dirty data cannot be written back, if that is so.
+    pub writeback_trouble: Option<WritebackTrouble>,
     /// Requests in flight.
     pub requests: u64,
+    /// Flows that are about to make this volume independent of the cache: no dirty key may be made meanwhile.
+    pub leaving: u64,
     /// *Dirty* is durable on the superblock and nobody is about to change that: dirty keys may be made.
     pub dirty_marked: bool,
 }
 
 impl Volume {
+    /// The volume uses the cache, and is not about to leave it.
+    #[must_use]
+    pub const fn may_cache(&self) -> bool {
+        self.inode.is_some() && self.leaving == 0
+    }
+
     /// State on the backing superblock, as it was last durable; a flash-only volume has none.
     #[must_use]
     pub fn state(&self) -> Option<BackingState> {
@@ -101,7 +112,7 @@ impl Volumes {
 }
 
 /// What others may know of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct VolumeInfo {
     /// Its name in this set.
     pub id: VolumeId,
@@ -123,6 +134,8 @@ pub struct VolumeInfo {
     pub state: Option<BackingState>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
+    /// Why dirty data stands still in the cache, if write-back cannot go on.
+    pub writeback_trouble: Option<WritebackTrouble>,
     /// How the backing device has fared; `None` without one.
     pub backing_health: Option<DiskHealth>,
 }

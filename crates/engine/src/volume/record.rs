@@ -4,9 +4,11 @@
 //! these are written (as much as one logical block holds), alone, and then flushed.
 
 use crate::error::{Doing, Error};
+use crate::request::flush;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
+use crate::volume::epoch::Epoch;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{
     BackingState, BackingSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
@@ -24,12 +26,27 @@ pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
     raw.map_err(|source| Error::Format { doing: Doing::Superblock, source: source.into() })
 }
 
-/// Writes a superblock durably, in place: one logical block.
-pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
+/// Writes a superblock in place: one logical block. Not durable yet.
+async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     let length = usize::try_from(disk.info().logical_block_sectors).expect("a block is small") * 512;
     let payload = Buffer::copied_from(&bytes[..length.clamp(512, SUPERBLOCK_BYTES)]).freeze();
-    disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))?;
-    disk.flush().await.map_err(Error::io(Doing::Superblock))
+    disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))
+}
+
+/// Writes the superblock of a volume's backing device, durably. Its flush counts like any other: if it fails it may
+/// have dropped what clients wrote.
+async fn write_superblock(
+    set: &CacheSet,
+    volume: VolumeId,
+    disk: &Disk,
+    bytes: &[u8; SUPERBLOCK_BYTES],
+) -> Result<(), Error> {
+    let target = set.target(volume).ok_or(Error::NoVolume)?;
+    let begun = flush::epoch(set, volume, Epoch::write_begins).ok_or(Error::NoVolume)?;
+    let placed = place_superblock(disk, bytes).await;
+    let stamp = flush::epoch(set, volume, |epoch| epoch.write_ends(begun));
+    placed?;
+    flush::prove(set, &target, stamp.ok_or(Error::NoVolume)?).await
 }
 
 /// Changes the record of a volume's backing device as `change` says, which is asked under the lock and sees the state;
@@ -65,7 +82,7 @@ pub async fn update(
     if !to_write {
         return Ok(());
     }
-    let written = write_superblock(&disk, &changed.seal()).await;
+    let written = write_superblock(set, volume, &disk, &changed.seal()).await;
     set.with(|s| {
         let Some(entry) = s.volumes.get_mut(volume) else { return };
         entry.dirty_marked = written.is_ok() && changed.state() == BackingState::Dirty;

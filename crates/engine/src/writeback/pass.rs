@@ -1,21 +1,24 @@
 //! The task that writes dirty data back.
 //!
 //! Order of a batch: read from the cache, write to the backing device, **flush it**, then turn the keys that are
-//! still the same clean, in the journal like any write (decision 7). After a failed flush nothing turns clean: the
-//! keys stay dirty and are written again. *Clean* goes into the backing superblock only when nothing is dirty, no
+//! still the same clean, in the journal like any write (decision 7). A key turns clean only if its own copy is proven
+//! durable: one that a failed flush may have dropped, whosever flush it was, stays dirty and is written again. *Clean* goes into the backing superblock only when nothing is dirty, no
 //! write is in progress, and the keys that say so are durable.
 
-use crate::btree::{Attempt, pointer_to_read};
-use crate::error::Error;
+use crate::btree::{Attempt, Need, pointer_to_read};
+use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::ranges::Claim;
+use crate::request::write::end_backing_write;
 use crate::request::{Target, flush};
 use crate::set::CacheSet;
 use crate::state::State;
+use crate::volume::epoch::{Epoch, Stamp};
 use crate::volume::{VolumeId, record};
+use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
-use bcached_format::{BackingState, Key};
+use bcached_format::{BackingState, Inode, Key};
 use core::time::Duration;
 
 /// Most keys of a batch.
@@ -47,7 +50,7 @@ pub async fn run(set: CacheSet) {
             if set.with(|s| !s.options.writeback_running) {
                 continue;
             }
-            cleaned += clean_batch(&set, &target).await.unwrap_or(0);
+            cleaned += clean_batch(&set, &target).await;
             much |= set.with(|s| is_much(s, &target));
             let _ = mark_clean(&set, id).await;
         }
@@ -69,36 +72,47 @@ fn is_much(s: &State, target: &Target) -> bool {
     dirty > cache * s.options.writeback_percent / 100 || s.in_use_percent() >= s.options.cutoff_writeback
 }
 
-/// Writes one batch back; returns how many sectors turned clean.
-async fn clean_batch(set: &CacheSet, target: &Target) -> Result<u64, Error> {
-    let works = choose(set, target).await?;
-    if works.is_empty() {
-        return Ok(0);
-    }
+/// Writes one batch back; returns how many sectors turned clean. What went wrong is shown in the volume's status.
+async fn clean_batch(set: &CacheSet, target: &Target) -> u64 {
+    let mut round = Round::default();
+    let works = choose(set, target, &mut round).await;
+    let cleaned = clean(set, target, &works, &mut round).await;
+    release(set, target, &works);
+    set.with(|s| {
+        s.stats.written_back_bytes += cleaned * 512;
+        round.shows(s, target);
+    });
+    cleaned
+}
+
+/// Copies the keys' data to the backing device and turns those clean that are proven durable there.
+async fn clean(set: &CacheSet, target: &Target, works: &[Work], round: &mut Round) -> u64 {
     // The keys that say so are durable before the backing device gets the data: else a crash could bring back an older
     // clean copy that hides it (decision 11).
-    if let Err(error) = writer::commit(set).await {
-        release(set, target, &works);
-        return Err(error);
+    if works.is_empty() || writer::commit(set).await.is_err() {
+        return 0;
     }
-    let written = join_all(works.iter().map(|work| copy_out(set, target, work))).await;
-    let good: Vec<&Work> = works.iter().zip(&written).filter(|(_, ok)| **ok).map(|(work, _)| work).collect();
+    let copied = join_all(works.iter().map(|work| copy_out(set, target, work))).await;
+    // One flush for all. Which of them it has proven is asked of each: another's flush may have failed meanwhile.
+    let flushed =
+        if copied.iter().any(Result::is_ok) { flush::flush_backing(set, target).await } else { Ok(()) };
     let mut cleaned = 0;
-    let mut result = Ok(());
-    if !good.is_empty() {
-        result = flush::flush_backing(set, target).await;
-    }
-    if result.is_ok() {
-        for work in &good {
-            match turn_clean(set, &work.key).await {
-                Ok(sectors) => cleaned += sectors,
-                Err(error) => result = Err(error),
+    for (work, copied) in works.iter().zip(copied) {
+        let turned = match copied {
+            Ok(stamp) => turn_clean(set, target, &work.key, stamp).await,
+            Err(error) => Err(error),
+        };
+        match turned {
+            Ok(sectors) => cleaned += sectors,
+            // What the device said of its flush says more than that the data is not proven.
+            Err(Error::LostWrites) => {
+                let error = flushed.clone().err().unwrap_or(Error::LostWrites);
+                round.meets(work.key.start(), work.key.end, error);
             }
+            Err(error) => round.meets(work.key.start(), work.key.end, error),
         }
     }
-    release(set, target, &works);
-    set.with(|s| s.stats.written_back_bytes += cleaned * 512);
-    result.map(|()| cleaned)
+    cleaned
 }
 
 /// The keys of a batch are not being written back any more.
@@ -114,8 +128,9 @@ fn release(set: &CacheSet, target: &Target, works: &[Work]) {
     set.signals().ranges.notify_all();
 }
 
-/// The next dirty keys in address order, from where the last batch ended, wrapping once.
-async fn choose(set: &CacheSet, target: &Target) -> Result<Vec<Work>, Error> {
+/// The next dirty keys in address order, from where the last batch ended, wrapping once. A leaf that cannot be read is
+/// passed by: the others' dirty data does not wait for it.
+async fn choose(set: &CacheSet, target: &Target, round: &mut Round) -> Vec<Work> {
     let inode = target.inode.expect("only attached volumes are written back");
     let mut works = Vec::new();
     let mut sectors = 0;
@@ -124,10 +139,19 @@ async fn choose(set: &CacheSet, target: &Target) -> Result<Vec<Work>, Error> {
     for (start, end) in [(from, target.cacheable_end), (target.data_offset, from)] {
         let mut at = start;
         while at < end && works.len() < BATCH_KEYS && sectors < limit && set.with(|s| s.dirty.of(inode) > 0) {
-            at = set
-                .attempt(|s| choose_in_leaf(s, target, at, end, (&mut works, &mut sectors), limit))
-                .await?;
+            let chosen =
+                set.attempt(|s| choose_in_leaf(s, target, at, end, (&mut works, &mut sectors), limit)).await;
+            at = match chosen {
+                Ok(upto) => upto,
+                Err(Error::Failed(_)) => return works,
+                Err(error) => {
+                    let upto = set.with(|s| end_of_missing_leaf(s, inode, at, end));
+                    round.meets(at, upto, error);
+                    upto
+                }
+            };
         }
+        round.passes(start, at);
         set.with(|s| {
             if let Some(volume) = s.volumes.get_mut(target.id) {
                 volume.writeback_from = if at >= target.cacheable_end { target.data_offset } else { at };
@@ -137,7 +161,16 @@ async fn choose(set: &CacheSet, target: &Target) -> Result<Vec<Work>, Error> {
             break;
         }
     }
-    Ok(works)
+    works
+}
+
+/// Where the node ends that is not in memory and that `at` lies in, or the leaf that is; at most `end`.
+fn end_of_missing_leaf(s: &mut State, inode: Inode, at: u64, end: u64) -> u64 {
+    match s.keys_in_leaf(inode, at, end, &mut |_, _| {}) {
+        Attempt::Needs(Need::Node(child)) if child.key.inode == inode => child.key.end.min(end),
+        Attempt::Done(upto) => upto,
+        Attempt::Needs(_) => end,
+    }
 }
 
 fn choose_in_leaf(
@@ -174,32 +207,40 @@ fn choose_in_leaf(
     Attempt::Done(upto)
 }
 
-/// Copies one key's data to the backing device. False: it stays dirty.
-async fn copy_out(set: &CacheSet, target: &Target, work: &Work) -> bool {
-    let Some(pointer) = pointer_to_read(&work.key.pointers) else { return false };
-    let Some(backing) = &target.backing else { return false };
+/// Copies one key's data to the backing device; the stamp of what was written there.
+async fn copy_out(set: &CacheSet, target: &Target, work: &Work) -> Result<Stamp, Error> {
+    let pointer =
+        pointer_to_read(&work.key.pointers).ok_or(Error::Inconsistent("dirty data without a place"))?;
+    let backing = target.backing.as_ref().ok_or(Error::NoVolume)?;
     let length = usize::try_from(work.key.sectors() * 512).expect("a key is small");
     let (read, buffer) = set.cache().read(pointer.sector(), Buffer::zeroed(length)).await;
-    if read.is_err() {
-        return false;
-    }
-    set.with(|s| {
-        if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
-            backing.epoch.write_begins();
-        }
-    });
+    read.map_err(Error::io(Doing::Data))?;
+    let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
     let written = backing.write(work.key.start(), buffer.freeze()).await;
-    crate::request::write::end_backing_write(set, target);
-    written.is_ok()
+    let stamp = end_backing_write(set, target, begun);
+    written.map_err(Error::io(Doing::Backing))?;
+    stamp
 }
 
-/// The key turns clean wherever it is still the same.
-async fn turn_clean(set: &CacheSet, key: &Key) -> Result<u64, Error> {
+/// The key turns clean wherever it is still the same, if what was written with `stamp` is proven durable: asked in the
+/// transition that changes the key.
+async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: Stamp) -> Result<u64, Error> {
     let mut cleaned = 0;
     let mut rest = Some(*key);
     while let Some(expected) = rest {
         let clean = Key { dirty: false, ..expected };
-        let (upto, sectors) = set.attempt(|s| s.replace(&expected, &clean)).await?;
+        let (upto, sectors) = set
+            .attempt(|s| {
+                let backing = s.volumes.get(target.id).and_then(|volume| volume.backing.as_ref());
+                if !backing.is_some_and(|backing| backing.epoch.is_durable(stamp)) {
+                    return Attempt::Done(Err(Error::LostWrites));
+                }
+                match s.replace(&expected, &clean) {
+                    Attempt::Done(replaced) => Attempt::Done(Ok(replaced)),
+                    Attempt::Needs(need) => Attempt::Needs(need),
+                }
+            })
+            .await??;
         cleaned += sectors;
         rest = expected.cut(upto, expected.end);
     }

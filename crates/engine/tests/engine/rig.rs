@@ -3,7 +3,7 @@
 use crate::memory::{MemoryDriver, NoNote, World};
 use bcached_engine::{CacheSet, Error, Options, Reply, Request, VolumeId};
 use bcached_env::rng::Rng;
-use bcached_env::{DiskId, Env, Executor, Order};
+use bcached_env::{Buffer, DiskId, Env, Executor, Order};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
@@ -13,9 +13,9 @@ use std::future::Future;
 use std::rc::Rc;
 
 /// The cache device of every rig.
-const CACHE: DiskId = DiskId(0);
+pub const CACHE: DiskId = DiskId(0);
 /// The backing device of every rig.
-const BACKING: DiskId = DiskId(1);
+pub const BACKING: DiskId = DiskId(1);
 
 /// Sizes, in sectors.
 #[derive(Clone, Copy)]
@@ -114,4 +114,23 @@ pub async fn ask(set: &CacheSet, volume: VolumeId, request: Request) -> Reply {
     let reply = set.serve(volume, request).await;
     assert_eq!(reply.result, Ok(()));
     reply
+}
+
+/// Runs `script` in a process of its own to its end, which must come.
+pub fn run<T: 'static, F: Future<Output = T> + 'static>(rig: &mut Rig, script: impl FnOnce(Env) -> F) -> T {
+    let mut executor = rig.executor();
+    let env = executor.env();
+    executor.block_on(script(env)).expect("somebody waits for ever")
+}
+
+/// A write of `sectors` sectors of `byte`.
+pub fn write(sector: u64, sectors: usize, byte: u8) -> Request {
+    Request::Write { sector, payload: Buffer::copied_from(&vec![byte; sectors * 512]).freeze(), fua: false }
+}
+
+/// What stands in `sectors` sectors: the first byte of each.
+pub async fn bytes(set: &CacheSet, volume: VolumeId, sector: u64, sectors: usize) -> Vec<u8> {
+    let reply = ask(set, volume, Request::Read { sector, buffer: Buffer::zeroed(sectors * 512) }).await;
+    let buffer = reply.buffer.expect("a read gives its memory back");
+    buffer.as_slice().chunks_exact(512).map(|sector| sector[0]).collect()
 }

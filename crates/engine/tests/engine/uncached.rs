@@ -1,0 +1,158 @@
+//! A volume whose data is all on its backing device goes on when its cache does not (decision 10), whatever is asked of
+//! it first; and what the cache held of it never comes back.
+
+use crate::memory::Mishap;
+use crate::rig::{CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
+use bcached_engine::{CacheSet, Options, Request, VolumeId};
+use bcached_env::{Buffer, Op};
+use bcached_format::{BackingState, CacheMode};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Small buckets, so that a tree of several leaves is soon made.
+const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
+
+/// Reads that make a tree of several leaves: every other sector of so many.
+const READS: u64 = 1500;
+
+fn options() -> Options {
+    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+}
+
+/// The requests that change something, each with all that it may be.
+fn changes() -> Vec<fn() -> Request> {
+    vec![
+        || Request::Flush,
+        || write(64, 8, 3),
+        || Request::Discard { sector: 0, sectors: 64 },
+        || Request::WriteZeroes { sector: 0, sectors: 64, fua: false },
+        || Request::WriteZeroes { sector: 0, sectors: 64, fua: true },
+    ]
+}
+
+/// The cache device takes no more writes. A file system on a write-through volume goes on, whatever it asks first: a
+/// flush was answered with an error until some write had found out, and a discard always.
+#[test]
+fn a_dead_cache_is_no_reason_to_fail_whatever_is_asked_first() {
+    for first in changes() {
+        let mut rig = Rig::new(SIZES, 1);
+        let world = Rc::clone(&rig.world);
+        run(&mut rig, move |env| async move {
+            let leaf_delay = Duration::from_millis(50);
+            let (set, volume) = open(env.clone(), Options { leaf_delay, ..options() }).await.expect("sound");
+            set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+            ask(&set, volume, Request::Flush).await;
+            bytes(&set, volume, 100, 8).await;
+            // The copy is on its way into the tree behind the answer.
+            env.sleep(Duration::from_millis(10)).await;
+            world.borrow_mut().fate = Some(Box::new(|disk, op| {
+                (disk == CACHE && matches!(op, Op::Write { .. } | Op::Flush)).then_some(Mishap::Fails)
+            }));
+            env.sleep(Duration::from_secs(1)).await;
+            assert!(set.status().failed.is_some(), "the leaf could not be written");
+            for change in [first].into_iter().chain(changes()) {
+                ask(&set, volume, change()).await;
+            }
+        });
+    }
+}
+
+/// Fills the cache with clean copies, so that the tree has several leaves.
+async fn fill(set: &CacheSet, volume: VolumeId) {
+    ask(set, volume, Request::Flush).await;
+    for n in 0..READS {
+        ask(set, volume, Request::Read { sector: 2 * n, buffer: Buffer::zeroed(512) }).await;
+    }
+}
+
+/// One leaf cannot be read. A write-through volume goes on without the cache, and says so. The fault was passing: when
+/// the set is opened again the leaf can be read, and the old copies in it must not hide what was written meanwhile.
+#[test]
+fn an_unreadable_leaf_is_no_reason_to_fail_and_its_copies_never_come_back() {
+    for first in changes() {
+        let mut rig = Rig::new(SIZES, 1);
+        run(&mut rig, |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+            fill(&set, volume).await;
+            assert!(set.status().tree_depth > 0, "there are several leaves");
+            set.stop().await.expect("it stops");
+        });
+        let world = Rc::clone(&rig.world);
+        run(&mut rig, move |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            world.borrow_mut().fate = Some(Box::new(|disk, op| {
+                (disk == CACHE && matches!(op, Op::Read { .. })).then_some(Mishap::Fails)
+            }));
+            ask(&set, volume, first()).await;
+            ask(&set, volume, write(0, 64, 9)).await;
+            assert_eq!(bytes(&set, volume, 0, 64).await, [9; 64]);
+            world.borrow_mut().fate = None;
+            assert_eq!(bytes(&set, volume, 0, 64).await, [9; 64]);
+            let info = set.volumes().remove(0);
+            assert_eq!((info.attached, info.state), (false, Some(BackingState::Stale)));
+            set.stop().await.expect("it stops");
+        });
+        run(&mut rig, |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            assert_eq!(bytes(&set, volume, 0, 64).await, [9; 64]);
+        });
+    }
+}
+
+/// While a volume leaves the cache because of one leaf, others write to it where the leaves are sound, in mode
+/// write-back. Either they were first, then it has dirty data and stays; or it leaves, and they go past the cache. No
+/// write that was acknowledged may be lost between the two.
+#[test]
+fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_leaving() {
+    let (mut left, mut stayed) = (0, 0);
+    for seed in 1..30 {
+        let mut rig = Rig::new(SIZES, seed);
+        run(&mut rig, |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            fill(&set, volume).await;
+            set.stop().await.expect("it stops");
+        });
+        let world = Rc::clone(&rig.world);
+        let acknowledged: Rc<RefCell<BTreeMap<u64, u8>>> = Rc::default();
+        let seen = Rc::clone(&acknowledged);
+        let is_attached = run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("sound");
+            // The leaf of the first sectors is in memory; no other can be read from now on.
+            bytes(&set, volume, 0, 1).await;
+            world.borrow_mut().fate = Some(Box::new(|disk, op| {
+                (disk == CACHE && matches!(op, Op::Read { .. })).then_some(Mishap::Fails)
+            }));
+            let (worker, log) = (set.clone(), Rc::clone(&seen));
+            in_flight(&env, 40, 4, move |n| {
+                let (set, log) = (worker.clone(), Rc::clone(&log));
+                let sector = if n % 16 == seed % 16 { 2 * READS - 100 + n } else { n };
+                async move {
+                    let byte = u8::try_from(n).expect("few") + 1;
+                    if set.serve(volume, write(sector, 1, byte)).await.result.is_ok() {
+                        log.borrow_mut().insert(sector, byte);
+                    }
+                }
+            })
+            .await;
+            world.borrow_mut().fate = None;
+            let acknowledged = seen.borrow().clone();
+            for (sector, byte) in acknowledged {
+                assert_eq!(bytes(&set, volume, sector, 1).await, [byte], "seed {seed}, sector {sector}");
+            }
+            set.stop().await.expect("it stops");
+            set.volumes().remove(0).attached
+        });
+        *(if is_attached { &mut stayed } else { &mut left }) += 1;
+        run(&mut rig, move |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            let acknowledged = acknowledged.borrow().clone();
+            for (sector, byte) in acknowledged {
+                assert_eq!(bytes(&set, volume, sector, 1).await, [byte], "seed {seed}, sector {sector}");
+            }
+        });
+    }
+    assert!(left > 0 && stayed > 0, "left {left}, stayed {stayed}");
+}

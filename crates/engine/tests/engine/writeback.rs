@@ -1,0 +1,171 @@
+//! Write-back and its failures: nothing is held for ever, the rest goes on, and somebody is told. And what the counters
+//! count.
+
+use crate::memory::Mishap;
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
+use bcached_engine::{Options, Request};
+use bcached_env::{Buffer, Op};
+use bcached_format::CacheMode;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+
+/// A node of [`SIZES`] in bytes.
+const NODE: usize = 128 * 512;
+
+fn options() -> Options {
+    Options {
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        writeback_running: false,
+        writeback_delay: Duration::from_millis(100),
+        ..Options::default()
+    }
+}
+
+/// A rig with dirty data in several leaves.
+fn dirty_rig() -> Rig {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let worker = set.clone();
+        in_flight(&env, 6000, 8, move |n| {
+            let set = worker.clone();
+            async move { drop(ask(&set, volume, write(2 * n, 1, 7)).await) }
+        })
+        .await;
+        assert!(set.status().tree_depth > 0, "there are several leaves");
+        set.stop().await.expect("it stops");
+    });
+    rig
+}
+
+/// While write-back gathers a batch, the second leaf cannot be read, once. The keys from the first leaf stayed claimed
+/// for ever: they were never written back, and a discard of their range never ended.
+#[test]
+fn a_leaf_that_cannot_be_read_once_holds_nobody_up() {
+    let mut rig = dirty_rig();
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let options = Options { writeback_running: true, ..options() };
+        let (set, volume) = open(env.clone(), options).await.expect("sound");
+        let (reads, counted) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let (seen, failed) = (Rc::clone(&reads), Rc::clone(&counted));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let Op::Read { buffer, .. } = op else { return None };
+            seen.set(seen.get() + u32::from(disk == CACHE && buffer.len() == NODE));
+            let fails = seen.get() == 2 && failed.get() == 0;
+            failed.set(failed.get() + u32::from(fails));
+            fails.then_some(Mishap::Fails)
+        }));
+        for _ in 0..600 {
+            env.sleep(Duration::from_millis(500)).await;
+        }
+        assert_eq!(counted.get(), 1, "one leaf could not be read");
+        assert_eq!(set.status().dirty_sectors, 0);
+        assert_eq!(set.volumes()[0].writeback_trouble, None);
+        ask(&set, volume, Request::Discard { sector: 0, sectors: 12_000 }).await;
+    });
+}
+
+/// One leaf can never be read. All other dirty data is written back all the same, and the volume's status says where
+/// dirty data stands still, and why.
+#[test]
+fn a_leaf_that_can_never_be_read_is_passed_by_and_named() {
+    let mut rig = dirty_rig();
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let options = Options { writeback_running: true, ..options() };
+        let (set, _) = open(env.clone(), options).await.expect("sound");
+        let before = set.status().dirty_sectors;
+        let mut bad = None;
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Read { buffer, sector } if disk == CACHE && buffer.len() == NODE => {
+                (*bad.get_or_insert(*sector) == *sector).then_some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        env.sleep(Duration::from_secs(60)).await;
+        let trouble = set.volumes().remove(0).writeback_trouble.expect("it stands still");
+        let dirty = set.status().dirty_sectors;
+        assert!(0 < dirty && dirty < before, "{dirty} of {before} sectors are left");
+        assert!(trouble.error.to_string().contains("btree node"), "{trouble:?}");
+        // Every other sector of the range is dirty, and nothing else is.
+        assert!(trouble.sectors.div_ceil(2).abs_diff(dirty) <= 1, "{trouble:?}, {dirty} sectors are left");
+        world.borrow_mut().fate = None;
+        env.sleep(Duration::from_secs(60)).await;
+        assert_eq!((set.status().dirty_sectors, set.volumes().remove(0).writeback_trouble), (0, None));
+    });
+}
+
+/// A part of the backing device cannot be written. Write-back stood still without a word.
+#[test]
+fn a_backing_device_that_refuses_a_range_is_named() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let options = Options { writeback_running: true, ..options() };
+        let (set, volume) = open(env.clone(), options).await.expect("sound");
+        let refused = Rc::new(Cell::new(0));
+        let seen = Rc::clone(&refused);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
+            seen.set(seen.get() + u32::from(fails && disk == BACKING));
+            (fails && disk == BACKING).then_some(Mishap::Fails)
+        }));
+        ask(&set, volume, write(0, 8, 1)).await;
+        ask(&set, volume, write(640, 8, 0x77)).await;
+        env.sleep(Duration::from_secs(10)).await;
+        assert!(refused.get() > 1, "it is tried again");
+        let trouble = set.volumes().remove(0).writeback_trouble.expect("it stands still");
+        assert_eq!((trouble.sector, trouble.sectors, set.status().dirty_sectors), (640, 8, 8));
+        assert!(trouble.error.to_string().contains("backing device"), "{trouble:?}");
+        world.borrow_mut().fate = None;
+        env.sleep(Duration::from_secs(10)).await;
+        assert_eq!((set.status().dirty_sectors, set.volumes().remove(0).writeback_trouble), (0, None));
+    });
+}
+
+/// Neither the cache nor the backing device takes a large write. It fails, and the space that it had taken in the cache
+/// comes back: it did not, and after enough failures every write waited for space for ever.
+#[test]
+fn a_write_that_nobody_takes_gives_its_space_back() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        world.borrow_mut().fate = Some(Box::new(|_, op| {
+            let Op::Write { payload, .. } = op else { return None };
+            payload.as_slice().iter().all(|byte| *byte == 0x77).then_some(Mishap::Fails)
+        }));
+        for round in 0..150 {
+            assert!(set.serve(volume, write(round * 1024, 1024, 0x77)).await.result.is_err());
+        }
+        for round in 0..20 {
+            ask(&set, volume, write(round * 1024, 1024, 1)).await;
+        }
+        assert_eq!(bytes(&set, volume, 0, 4).await, [1; 4]);
+    });
+}
+
+/// Writes around the cache were counted as one byte each; and the reads that the engine does for itself, to make a part of
+/// a block whole, as a client's.
+#[test]
+fn counters_count_what_they_say() {
+    let sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 200_000 };
+    run(&mut Rig::new(sizes, 1), |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(1, 1, 1)).await;
+        let stats = set.status().stats;
+        assert_eq!((stats.hits, stats.misses, stats.write_bytes), (0, 0, 512));
+        ask(&set, volume, Request::Read { sector: 1, buffer: Buffer::zeroed(512) }).await;
+        ask(&set, volume, Request::Read { sector: 801, buffer: Buffer::zeroed(512) }).await;
+        let stats = set.status().stats;
+        assert_eq!((stats.hits, stats.misses), (1, 1));
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        ask(&set, volume, write(1600, 16, 1)).await;
+        assert_eq!(set.status().stats.bypassed_bytes, 16 * 512);
+    });
+}
