@@ -124,8 +124,7 @@ fn parse_header(bytes: &[u8]) -> Result<JsetHeader, JsetError> {
     Ok(JsetHeader { seq, last_seq, uuids, root, root_level: LEVEL.u16(bytes), prio_bucket })
 }
 
-/// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed; one that begins before
-/// the key space means nothing either. One that starts before
+/// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed. One that starts before
 /// zero is no extent, and a journal holds nothing else.
 fn check_sizes(keys: &KeyList<'_>) -> Result<(), KeyListError> {
     let mut word = 0;
@@ -134,10 +133,6 @@ fn check_sizes(keys: &KeyList<'_>) -> Result<(), KeyListError> {
             return Err(KeyListError { index, word, error: KeyError::ZeroSize });
         }
         if u64::from(key.size) > key.end {
-            let error = KeyError::SizeExceedsEnd { size: key.size, end: key.end };
-            return Err(KeyListError { index, word, error });
-        }
-        if key.sectors() > key.end {
             let error = KeyError::SizeExceedsEnd { size: key.size, end: key.end };
             return Err(KeyListError { index, word, error });
         }
