@@ -1,5 +1,6 @@
 //! Finds the journal's entries: every bucket is read to the end of its log, and only what the newest entry still
-//! needs is kept (format 9.3).
+//! needs is kept (format 9.3). A journal may hold many laps; what the newest entry met so far does not need is let go at
+//! once.
 
 use crate::error::{Doing, Error};
 use alloc::collections::BTreeMap;
@@ -44,7 +45,7 @@ struct Found {
 
 /// Reads the journal. An unreadable bucket fails the scan: it may hold the newest entry.
 pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
-    let mut found = BTreeMap::new();
+    let mut kept = Kept::default();
     let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
     let mut current = (0, 0, 0);
     let indices: Vec<u64> = (0..geometry.journal_buckets).collect();
@@ -56,21 +57,47 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
                 let sequence = entry.header.seq;
                 newest[index] = newest[index].max(sequence);
                 current = current.max((sequence, index, end_sector));
-                found.entry(sequence).or_insert(entry);
+                kept.add(entry);
             }
         }
     }
     let (sequence, bucket, used_sectors) = current;
-    let last = found.get(&sequence).ok_or(Error::NoJournal)?;
-    let oldest = last.header.last_seq;
-    let mut entries = Vec::new();
-    for wanted in oldest..=sequence {
-        match found.remove(&wanted) {
-            Some(entry) => entries.push(entry),
-            None => return Err(gap(&found, wanted, sequence)),
+    let entries = kept.complete(sequence)?;
+    Ok(Scan { entries, newest, current: bucket, used_sectors })
+}
+
+/// The entries that may have to be replayed.
+#[derive(Default)]
+struct Kept {
+    found: BTreeMap<u64, Entry>,
+    /// Number of the newest entry met, and the oldest that it needs.
+    newest: (u64, u64),
+}
+
+impl Kept {
+    fn add(&mut self, entry: Entry) {
+        let (sequence, last) = (entry.header.seq, entry.header.last_seq);
+        if sequence > self.newest.0 {
+            self.newest = (sequence, last);
+            self.found = self.found.split_off(&last);
+        }
+        if sequence >= self.newest.1 {
+            self.found.entry(sequence).or_insert(entry);
         }
     }
-    Ok(Scan { entries, newest, current: bucket, used_sectors })
+
+    /// All that entry `newest` needs, oldest first.
+    fn complete(mut self, newest: u64) -> Result<Vec<Entry>, Error> {
+        let last = self.found.get(&newest).ok_or(Error::NoJournal)?;
+        let mut entries = Vec::new();
+        for wanted in last.header.last_seq..=newest {
+            match self.found.remove(&wanted) {
+                Some(entry) => entries.push(entry),
+                None => return Err(gap(&self.found, wanted, newest)),
+            }
+        }
+        Ok(entries)
+    }
 }
 
 fn gap(found: &BTreeMap<u64, Entry>, from: u64, newest: u64) -> Error {
@@ -122,4 +149,44 @@ async fn read_more(disk: &Disk, start: u64, bytes: &mut Vec<u8>, limit: usize) -
     result.map_err(Error::io(Doing::Journal))?;
     bytes.extend_from_slice(buffer.as_slice());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(seq: u64, last_seq: u64) -> Entry {
+        let header = JsetHeader {
+            seq,
+            last_seq,
+            uuids: Key::default(),
+            root: Key::default(),
+            root_level: 0,
+            prio_bucket: 0,
+        };
+        Entry { header, old_uuids: false, keys: Vec::new() }
+    }
+
+    /// A large journal is gone round many times, and each lap's keys once stayed in memory until the end of the scan.
+    #[test]
+    fn only_what_the_newest_entry_needs_is_kept() {
+        let mut kept = Kept::default();
+        // Two laps, the newer one first in the ring, as buckets are read.
+        for seq in (1000..1500).chain(500..1000) {
+            kept.add(entry(seq, seq - 20));
+            assert!(kept.found.len() <= 21, "{} entries are kept", kept.found.len());
+        }
+        let entries = kept.complete(1499).expect("all are there");
+        let sequences: Vec<u64> = entries.iter().map(|entry| entry.header.seq).collect();
+        assert_eq!(sequences, (1479..1500).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    fn a_missing_entry_is_named() {
+        let mut kept = Kept::default();
+        for seq in [5, 6, 9] {
+            kept.add(entry(seq, 5));
+        }
+        assert_eq!(kept.complete(9).expect_err("two are missing"), Error::JournalGap { from: 7, to: 8 });
+    }
 }
