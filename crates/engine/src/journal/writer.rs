@@ -176,7 +176,7 @@ pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
     }
 }
 
-/// Room for one entry without keys, promised.
+/// Room for one entry without keys, promised until this is dropped.
 pub struct EntryClaim {
     set: CacheSet,
 }
@@ -184,8 +184,18 @@ pub struct EntryClaim {
 impl EntryClaim {
     /// Writes the entry and waits for it.
     pub async fn commit(self) -> Result<(), Error> {
-        self.set.with(|s| s.journal.unclaim());
-        commit_now(&self.set).await
+        let set = self.set.clone();
+        drop(self);
+        commit_now(&set).await
+    }
+}
+
+impl Drop for EntryClaim {
+    fn drop(&mut self) {
+        // Borrowed only while a world is taken down in the middle of a transition.
+        if let Ok(mut state) = self.set.inner.state.try_borrow_mut() {
+            state.journal.unclaim();
+        }
     }
 }
 
