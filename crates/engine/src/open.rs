@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Disk, DiskId, Env, Note};
 use bcached_format::{
-    CacheSuperblock, DeviceIndex, Gen, Geometry, Key, Pointers, Position, SUPERBLOCK_SECTOR, Superblock,
+    CacheSuperblock, DeviceIndex, Gen, Geometry, Key, Pointers, Position, SUPERBLOCK_BYTES, Superblock,
 };
 use bcached_node::Node;
 use core::cell::RefCell;
@@ -136,17 +136,14 @@ fn start_tasks(set: &CacheSet) {
     set.spawn(Duty::Allocating, allocator::run);
 }
 
-async fn write_superblock(set: &CacheSet) -> Result<(), Error> {
+/// What the superblock says after one more start.
+fn next_superblock(set: &CacheSet) -> Box<[u8; SUPERBLOCK_BYTES]> {
     let seconds = set.env().wall_seconds();
-    let bytes = set.with(|s| {
+    set.with(|s| {
         s.superblock.advance();
         s.superblock.set_last_mount(seconds);
         s.superblock.seal()
-    });
-    let payload = Buffer::copied_from(&bytes[..]).freeze();
-    let written = set.cache().write(SUPERBLOCK_SECTOR, payload).await;
-    written.map_err(|source| set.fail(Error::Io { doing: Doing::Superblock, source }))?;
-    write::flush_cache(set).await
+    })
 }
 
 // ---- A set that has been started ----
@@ -205,7 +202,8 @@ async fn recover(
     if old_uuids {
         uuids::store(&set).await?;
     }
-    write_superblock(&set).await?;
+    let written = record::write_superblock(set.cache(), &next_superblock(&set)).await;
+    written.map_err(|error| set.fail(error))?;
     finish(&set).await;
     Ok(set)
 }
@@ -326,7 +324,8 @@ async fn initialise(
     // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
     prios::store(&set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
-    write_superblock(&set).await?;
+    let written = record::write_new_superblock(set.cache(), &next_superblock(&set)).await;
+    written.map_err(|error| set.fail(error))?;
     set.spawn(Duty::Writing, write::run);
     set.spawn(Duty::Allocating, allocator::run);
     finish(&set).await;

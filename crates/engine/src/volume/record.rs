@@ -1,7 +1,8 @@
-//! The durable record of a backing device: identity, state, mode. Only this file knows where it lies.
+//! The durable record of a device: identity, state, mode. Only this file knows where it lies.
 //!
 //! A superblock has one copy, and a torn one loses the device: what changes lies within its first 512 bytes, so only
-//! these are written (as much as one logical block holds), alone, and then flushed.
+//! these are written (as much as one logical block holds), alone, and then flushed. The exception is the list of journal
+//! buckets, which is made once: [`write_new_superblock`].
 
 use crate::error::{Doing, Error};
 use crate::request::flush;
@@ -33,9 +34,16 @@ async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result
     disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))
 }
 
+/// Writes a superblock durably, of a device that holds nothing else which waits for a flush: the cache at its start, or
+/// a backing device that is not served yet.
+pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
+    place_superblock(disk, bytes).await?;
+    disk.flush().await.map_err(Error::io(Doing::Superblock))
+}
+
 /// Writes the superblock of a volume's backing device, durably. Its flush counts like any other: if it fails it may
 /// have dropped what clients wrote.
-async fn write_superblock(
+async fn write_while_served(
     set: &CacheSet,
     volume: VolumeId,
     disk: &Disk,
@@ -47,6 +55,19 @@ async fn write_superblock(
     let stamp = flush::epoch(set, volume, |epoch| epoch.write_ends(begun));
     placed?;
     flush::prove(set, &target, stamp.ok_or(Error::NoVolume)?).await
+}
+
+/// As [`write_superblock`], for one that lists journal buckets for the first time. The list goes beyond the first block, so its
+/// end is made durable before the first block says how long it is; until then no sum covers it.
+pub async fn write_new_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
+    let block = u64::from(disk.info().logical_block_sectors).max(1);
+    let first = usize::try_from(block * 512).expect("a block is small");
+    if let Some(rest) = bytes.get(first..).filter(|rest| !rest.is_empty()) {
+        let written = disk.write(SUPERBLOCK_SECTOR + block, Buffer::copied_from(rest).freeze()).await;
+        written.map_err(Error::io(Doing::Superblock))?;
+        disk.flush().await.map_err(Error::io(Doing::Superblock))?;
+    }
+    write_superblock(disk, bytes).await
 }
 
 /// Changes the record of a volume's backing device as `change` says, which is asked under the lock and sees the state;
@@ -82,7 +103,7 @@ pub async fn update(
     if !to_write {
         return Ok(());
     }
-    let written = write_superblock(set, volume, &disk, &changed.seal()).await;
+    let written = write_while_served(set, volume, &disk, &changed.seal()).await;
     set.with(|s| {
         let Some(entry) = s.volumes.get_mut(volume) else { return };
         entry.dirty_marked = written.is_ok() && changed.state() == BackingState::Dirty;

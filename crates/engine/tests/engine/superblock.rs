@@ -1,12 +1,12 @@
-//! The state on a backing device's superblock when writing it fails.
+//! Superblocks when writing them fails, or ends in the middle.
 
-use crate::memory::Mishap;
+use crate::memory::{Mishap, NoNote};
 use crate::rig::{Rig, Sizes, ask, open};
-use bcached_engine::{Options, Request};
+use bcached_engine::{CacheSet, Options, Request};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use bcached_format::{BackingState, DeviceFacts, RawSuperblock, Superblock};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -82,4 +82,50 @@ fn a_failed_write_of_clean_is_not_taken_for_dirty() {
     });
     let _set = set.expect("somebody waits for ever");
     assert_eq!(state_on_device(&rig), BackingState::Dirty);
+}
+
+/// The cache device's superblock has one copy, longer than a sector once it lists many journal buckets. Whatever part of
+/// each write of it reaches the device before the power goes, what is there can be read. A first start once wrote all
+/// of it at once, and torn in the middle the set was gone.
+#[test]
+fn a_torn_write_of_the_cache_superblock_leaves_one_that_can_be_read() {
+    const BUCKETS: u64 = 6000;
+    let mut rig = Rig::new(Sizes { block: 8, bucket: 16, buckets: BUCKETS, backing: 4096 }, 3);
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    rig.world.borrow().look(0, SUPERBLOCK_SECTOR, &mut bytes);
+    let there = RefCell::new(bytes);
+    let writes = Rc::new(Cell::new(0));
+    let count = Rc::clone(&writes);
+    rig.world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+        let Op::Write { sector, payload, .. } = op else { return None };
+        let end = SUPERBLOCK_SECTOR + SUPERBLOCK_BYTES as u64 / 512;
+        if disk != DiskId(0) || !(SUPERBLOCK_SECTOR..end).contains(sector) {
+            return None;
+        }
+        count.set(count.get() + 1);
+        let from = usize::try_from(sector - SUPERBLOCK_SECTOR).expect("small") * 512;
+        let mut there = there.borrow_mut();
+        for torn_at in (0..=payload.len()).step_by(512) {
+            let (mut front, mut back) = (there.clone(), there.clone());
+            front[from..from + torn_at].copy_from_slice(&payload.as_slice()[..torn_at]);
+            back[from + torn_at..from + payload.len()].copy_from_slice(&payload.as_slice()[torn_at..]);
+            for torn in [front, back] {
+                let facts = DeviceFacts { sectors: BUCKETS * 16, logical_block_sectors: 1 };
+                let read = RawSuperblock::from_bytes(&torn).and_then(|raw| raw.check(facts));
+                assert!(read.is_ok(), "torn at byte {torn_at} of a write at {sector}: {read:?}");
+            }
+        }
+        there[from..from + payload.len()].copy_from_slice(payload.as_slice());
+        None
+    }));
+    for start in 1..=2 {
+        let mut executor = rig.executor();
+        let env = executor.env();
+        let done = executor.block_on(async move {
+            let set = CacheSet::open(env, DiskId(0), Box::new(NoNote), options()).await.expect("sound");
+            set.stop().await.expect("it stops");
+        });
+        done.expect("somebody waits for ever");
+        assert!(writes.get() >= start, "it is written at each start");
+    }
 }
