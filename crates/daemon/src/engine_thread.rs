@@ -301,19 +301,13 @@ async fn add_backing(
     mode: Option<CacheMode>,
 ) -> Result<VolumeInfo, Error> {
     let disk = disks.add(device);
-    let added = set.add_backing(disk).await;
+    let added = set.add_backing(disk, mode).await;
     if added.is_err() {
         // Nobody will use it: the claim is given up.
         drop(disks.remove(disk));
     }
     let volume = added?;
-    let find = || set.volumes().into_iter().find(|info| info.id == volume).ok_or(Error::NoVolume);
-    if let Some(mode) = mode
-        && mode != find()?.mode
-    {
-        set.set_cache_mode(volume, mode).await?;
-    }
-    find()
+    set.volumes().into_iter().find(|info| info.id == volume).ok_or(Error::NoVolume)
 }
 
 impl Engine {

@@ -12,24 +12,23 @@ use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId};
-use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Position, Superblock, UuidSlot};
+use bcached_format::{
+    BackingState, BackingSuperblock, CacheMode, Inode, Position, Superblock, Uuid, UuidSlot,
+};
 
 impl CacheSet {
     /// Serves the backing device `disk`, attached to this set if its superblock says so or says nothing. Refused if
-    /// its newest data may be in another cache.
-    pub async fn add_backing(&self, disk: DiskId) -> Result<VolumeId, Error> {
+    /// its newest data may be in another cache. With `mode`, its cache mode becomes that.
+    ///
+    /// After an error the volume is not served, and can be added again.
+    pub async fn add_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
         let disk = self.env().disk(disk);
-        let Superblock::Backing(superblock) = record::read_superblock(&disk).await? else {
+        let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
         };
         let set_uuid = self.with(|s| s.superblock.set_uuid());
-        let known = self.with(|s| {
-            let serving = s
-                .volumes
-                .iter()
-                .any(|(_, volume)| volume.backing.is_some() && volume.uuid == superblock.uuid());
-            if serving { Err(Error::Duplicate) } else { Ok(s.uuids.find(superblock.uuid())) }
-        })?;
+        self.check_not_served(superblock.uuid())?;
+        let known = self.with(|s| s.uuids.find(superblock.uuid()));
         let ours = superblock.set_uuid() == set_uuid;
         match superblock.state() {
             BackingState::Dirty if !ours => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
@@ -45,17 +44,29 @@ impl CacheSet {
         }
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let inode = self.take_slot(&superblock, known, fresh).await?;
-        let id = self.enter(disk, superblock, inode);
+        let before = superblock.clone();
         if known.is_none() || fresh {
             // The slot is durable: now the device may say whose it is.
-            record::update(self, id, |_, superblock| {
-                superblock.set_set_uuid(set_uuid);
-                superblock.set_state(BackingState::Clean);
-            })
-            .await?;
+            superblock.set_set_uuid(set_uuid);
+            superblock.set_state(BackingState::Clean);
         }
+        if let Some(mode) = mode {
+            superblock.set_cache_mode(mode);
+        }
+        if superblock != before {
+            record::write_superblock(&disk, &superblock.seal()).await?;
+        }
+        // Nothing can fail any more. Somebody else may have added it meanwhile.
+        self.check_not_served(superblock.uuid())?;
+        let id = self.enter(disk, superblock, inode);
         self.signals().writeback_work.notify_all();
         Ok(id)
+    }
+
+    fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
+        let is_it = |volume: &Volume| volume.backing.is_some() && volume.uuid == uuid;
+        let is_served = self.with(|s| s.volumes.iter().any(|(_, volume)| is_it(volume)));
+        if is_served { Err(Error::Duplicate) } else { Ok(()) }
     }
 
     fn check_block_size(&self, superblock: &BackingSuperblock) -> Result<(), Error> {

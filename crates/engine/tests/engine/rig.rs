@@ -77,7 +77,7 @@ impl Rig {
 /// Opens the set and its volume.
 pub async fn open(env: Env, options: Options) -> Result<(CacheSet, VolumeId), Error> {
     let set = CacheSet::open(env, CACHE, Box::new(NoNote), options).await?;
-    let volume = set.add_backing(BACKING).await?;
+    let volume = set.add_backing(BACKING, None).await?;
     Ok((set, volume))
 }
 

@@ -166,7 +166,7 @@ impl System for Engine {
             let set = CacheSet::open(env, DiskId(0), note, options).await.map_err(Refusal::from_error)?;
             let mut volumes = Vec::new();
             for volume in 0..count {
-                volumes.push(set.add_backing(DiskId(1 + volume)).await.map_err(Refusal::from_error)?);
+                volumes.push(set.add_backing(DiskId(1 + volume), None).await.map_err(Refusal::from_error)?);
             }
             let infos = set.volumes();
             let shape = |id: &VolumeId| {

@@ -1,0 +1,55 @@
+//! A backing device is attached whole or not at all.
+
+use crate::memory::{Mishap, NoNote};
+use crate::rig::{Rig, Sizes};
+use bcached_engine::{CacheSet, Error, Options};
+use bcached_env::{DiskId, Op};
+use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use bcached_format::{BackingState, CacheMode, DeviceFacts, RawSuperblock, Superblock};
+use std::cell::Cell;
+use std::rc::Rc;
+
+const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 4096 };
+
+/// The device's superblock cannot be written when it is attached. The volume once stayed, half attached and in its old
+/// mode, and a second try was refused as a duplicate.
+#[test]
+fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
+    let mut rig = Rig::new(SIZES, 7);
+    let mut executor = rig.executor();
+    let env = executor.env();
+    let (failing, writes) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
+    let (is_failing, count) = (Rc::clone(&failing), Rc::clone(&writes));
+    rig.world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+        let superblock = matches!(op, Op::Write { sector, .. } if *sector == SUPERBLOCK_SECTOR);
+        if disk != DiskId(1) || !superblock {
+            return None;
+        }
+        count.set(count.get() + 1);
+        is_failing.get().then_some(Mishap::Fails)
+    }));
+    let done = executor.block_on(async move {
+        let set = CacheSet::open(env, DiskId(0), Box::new(NoNote), Options::default()).await.expect("sound");
+        let mode = Some(CacheMode::Writearound);
+        let error = set.add_backing(DiskId(1), mode).await.expect_err("its superblock cannot be written");
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        assert_eq!(set.volumes(), []);
+        failing.set(false);
+        writes.set(0);
+        set.add_backing(DiskId(1), mode).await.expect("now it can");
+        assert_eq!(writes.get(), 1, "the mode is in the record that says whose it is");
+        let [info] = &set.volumes()[..] else { unreachable!("one volume was added") };
+        assert_eq!(info.mode, CacheMode::Writearound);
+        assert_eq!(set.add_backing(DiskId(1), None).await, Err(Error::Duplicate));
+    });
+    done.expect("somebody waits for ever");
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    rig.world.borrow().look(1, SUPERBLOCK_SECTOR, &mut bytes);
+    let facts = DeviceFacts { sectors: SIZES.backing, logical_block_sectors: 1 };
+    let Ok(Superblock::Backing(superblock)) =
+        RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
+    else {
+        unreachable!("no backing superblock")
+    };
+    assert_eq!((superblock.state(), superblock.cache_mode()), (BackingState::Clean, CacheMode::Writearound));
+}
