@@ -9,6 +9,10 @@ use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{BucketId, Geometry, Inode, Key, Pointer, Pointers, Uuid, UuidSlot, uuid};
 
+/// Largest flash-only volume: in bytes its size fits a signed number of 64 bits, which is what clients are told. The table
+/// has no sum, so any number may stand there.
+const FLASH_SECTORS_MAX: u64 = (1 << 54) - 1;
+
 /// The table in memory: slot number is the volume's inode.
 pub struct UuidTable {
     slots: Vec<UuidSlot>,
@@ -75,6 +79,11 @@ pub async fn read(disk: &Disk, geometry: &Geometry, key: &Key, old: bool) -> Res
     } else {
         uuid::parse(buffer.as_slice()).map_err(|source| malformed(source.into()))?.collect()
     };
+    let is_too_large =
+        |slot: &UuidSlot| slot.is_used() && slot.is_flash_only() && slot.sectors > FLASH_SECTORS_MAX;
+    if slots.iter().any(is_too_large) {
+        return Err(Error::Inconsistent("a flash-only volume is said to be larger than any volume can be"));
+    }
     slots.resize(geometry.uuid_slots(), UuidSlot::FREE);
     Ok(UuidTable { slots })
 }

@@ -71,6 +71,17 @@ pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
     pointers.as_slice().first().copied()
 }
 
+/// The copies that are still there; `None` without any.
+fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
+    let stale = |pointer: &Pointer| buckets.is_stale(*pointer);
+    match pointers.as_slice() {
+        all if all.iter().all(stale) => None,
+        [one, other] if stale(one) => Some(Pointers::one(*other)),
+        [one, other] if stale(other) => Some(Pointers::one(*one)),
+        _ => Some(*pointers),
+    }
+}
+
 /// What a part of a range is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
@@ -157,13 +168,11 @@ impl State {
                 break;
             }
             let Some(part) = key.cut(start, upto) else { continue };
-            if part.pointers.as_slice().iter().all(|pointer| self.buckets.is_stale(*pointer)) {
-                continue;
-            }
+            let Some(pointers) = live_pointers(&self.buckets, &part.pointers) else { continue };
             if at < part.start() {
                 pieces(Piece { start: at, end: part.start(), content: Content::Hole });
             }
-            let content = Content::Cached { pointers: part.pointers, dirty: part.dirty };
+            let content = Content::Cached { pointers, dirty: part.dirty };
             pieces(Piece { start: part.start(), end: part.end, content });
             at = part.end;
         }

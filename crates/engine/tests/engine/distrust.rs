@@ -1,136 +1,13 @@
 //! Bytes whose sums are right and whose content cannot be: refused at open with a typed error, and nothing is written.
 //!
-//! Each test lets a set store two buckets full of dirty data, stops it, and appends an entry to its journal, as somebody
-//! might who makes an image by hand.
+//! Each test lets a set store two buckets full of dirty data, stops it, and changes something, mostly by an entry that is
+//! appended to its journal.
 
 use crate::memory::NoNote;
-use crate::rig::{Rig, Sizes, ask, open};
-use bcached_engine::{CacheSet, Error, Options, Request};
-use bcached_env::{Buffer, DiskId, Note, NoteRecord};
-use bcached_format::jset::{Jset, JsetHeader, seal};
-use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
-use bcached_format::{
-    DeviceFacts, DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, RawSuperblock, Superblock,
-};
-use std::time::Duration;
-
-const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 8192 };
-const CACHE_SECTORS: u64 = SIZES.buckets * SIZES.bucket as u64;
-
-/// Where the data begins on the backing device, and with it in the key space.
-const DATA_OFFSET: u64 = 16;
-
-fn options() -> Options {
-    Options { writeback_running: false, leaf_delay: Duration::from_millis(1), ..Options::default() }
-}
-
-/// A set that has been stopped, and what an entry behind its newest one needs to say.
-struct Stopped {
-    rig: Rig,
-    geometry: Geometry,
-    header: JsetHeader,
-    /// Where the next entry goes, in sectors.
-    end: u64,
-    /// Key of the first bucket of data, as it stands in the tree.
-    data: Key,
-}
-
-/// Runs a set that stores dirty data from the volume's start on, and stops it.
-fn stopped() -> Stopped {
-    let mut rig = Rig::new(SIZES, 5);
-    let mut executor = rig.executor();
-    let env = executor.env();
-    let done = executor.block_on(async move {
-        let (set, volume) = open(env, options()).await.expect("a sound set");
-        let payload = Buffer::copied_from(&[0x77; 2 * 128 * 512]).freeze();
-        ask(&set, volume, Request::Write { sector: 0, payload, fua: true }).await;
-        assert_eq!(set.status().dirty_sectors, 256);
-        set.stop().await.expect("it stops");
-    });
-    done.expect("somebody waits for ever");
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    rig.world.borrow().look(0, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: CACHE_SECTORS, logical_block_sectors: 1 };
-    let Ok(Superblock::Cache(superblock)) =
-        RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
-    else {
-        unreachable!("the set wrote its superblock")
-    };
-    let geometry = Geometry::of(&superblock);
-    let (header, end) = newest_entry(&rig, &geometry);
-    let full = usize::from(SIZES.bucket) * 512;
-    let first = geometry.first_bucket + geometry.journal_buckets;
-    let bucket = (first..SIZES.buckets).find(|bucket| {
-        let mut bytes = vec![0; full];
-        rig.world.borrow().look(0, bucket * u64::from(SIZES.bucket), &mut bytes);
-        bytes.iter().all(|byte| *byte == 0x77)
-    });
-    let bucket = bucket.expect("the data fills a bucket");
-    let data = key(0, bucket * 128, 128, DATA_OFFSET);
-    Stopped { rig, geometry, header, end, data }
-}
-
-/// The newest entry's header and where it ends, in sectors.
-fn newest_entry(rig: &Rig, geometry: &Geometry) -> (JsetHeader, u64) {
-    let mut found: Option<(JsetHeader, u64)> = None;
-    for index in 0..geometry.journal_buckets {
-        let start = geometry.sector_of(geometry.journal_bucket(index));
-        let mut bytes = vec![0; usize::try_from(geometry.bucket_sectors).expect("small") * 512];
-        rig.world.borrow().look(0, start, &mut bytes);
-        let mut at = 0;
-        while let Ok(entry) = Jset::parse(&bytes[at..], geometry.magic) {
-            at += geometry.whole_blocks(entry.byte_len());
-            if found.is_none_or(|(newest, _)| newest.seq < entry.header.seq) {
-                found = Some((entry.header, start + at as u64 / 512));
-            }
-        }
-    }
-    found.expect("a set that was started has a journal")
-}
-
-/// A dirty key of volume 0 and generation 0, `size` sectors from `start`.
-fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
-    let pointers = Pointers::one(Pointer::new(DeviceIndex(device), sector, Gen(0)));
-    Key { inode: Inode(0), size, dirty: true, end: start + u64::from(size), pointers }
-}
-
-impl Stopped {
-    /// Appends an entry with these keys, which is all that the journal needs.
-    fn append(&mut self, keys: &[Key]) {
-        let seq = self.header.seq + 1;
-        let header = JsetHeader { seq, last_seq: seq, ..self.header };
-        let mut bytes = seal(self.geometry.magic, &header, keys);
-        bytes.resize(self.geometry.whole_blocks(bytes.len()), 0);
-        assert!(self.end % 128 + bytes.len() as u64 / 512 <= 128, "the entry fits in its bucket");
-        self.rig.world.borrow_mut().place(0, self.end, &bytes);
-    }
-
-    fn device(&self) -> Vec<u8> {
-        let mut bytes = vec![0; usize::try_from(CACHE_SECTORS).expect("small") * 512];
-        self.rig.world.borrow().look(0, 0, &mut bytes);
-        bytes
-    }
-
-    fn reopened(&mut self, note: Box<dyn Note>) -> Result<u64, Error> {
-        let mut executor = self.rig.executor();
-        let env = executor.env();
-        let opened = executor.block_on(async move {
-            let set = CacheSet::open(env, DiskId(0), note, options()).await?;
-            let dirty = set.status().dirty_sectors;
-            set.stop().await?;
-            Ok(dirty)
-        });
-        opened.expect("somebody waits for ever")
-    }
-
-    /// Opens the set, which must be refused and left as it was.
-    fn refused(&mut self, note: Box<dyn Note>) -> Error {
-        let before = self.device();
-        let error = self.reopened(note).expect_err("taken");
-        assert!(before == self.device(), "refused ({error}), but written to");
-        error
-    }
-}
+use crate::stopped::{CACHE_SECTORS, DATA_OFFSET, key, stopped};
+use bcached_engine::Error;
+use bcached_env::{Note, NoteRecord};
+use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, Uuid, UuidSlot};
 
 /// What the other tests are worth: a sensible entry is replayed.
 #[test]
@@ -247,5 +124,28 @@ fn notes_that_no_leaf_could_hold_are_refused() {
         let error = stopped().refused(Box::new(record(&key, count)));
         let typed = matches!(error, Error::Format { .. } | Error::Inconsistent(_));
         assert!(typed, "{what}: {error}");
+    }
+}
+
+/// The table of volumes has no sum. The size of a flash-only volume was believed whatever it said, and the count of its
+/// bytes overflowed where it was told to clients.
+#[test]
+fn a_flash_only_volume_of_impossible_size_is_refused() {
+    for (sectors, is_possible) in [(1 << 30, true), (1 << 54, false), (u64::MAX, false)] {
+        let mut stopped = stopped();
+        let mut slot = UuidSlot { uuid: Uuid([9; 16]), sectors, ..UuidSlot::FREE };
+        slot.set_flash_only(true);
+        let mut bytes = vec![0; 512];
+        let slot = slot.to_bytes();
+        bytes[..slot.len()].copy_from_slice(&slot);
+        // Four slots lie in the first sector of the table; this one is the fifth.
+        let sector = stopped.header.uuids.pointers.as_slice()[0].sector() + 1;
+        stopped.rig.world.borrow_mut().place(0, sector, &bytes);
+        if is_possible {
+            stopped.reopened(Box::new(NoNote)).expect("a large volume");
+        } else {
+            let error = stopped.refused(Box::new(NoNote));
+            assert!(matches!(error, Error::Inconsistent(_)), "{sectors}: {error}");
+        }
     }
 }

@@ -2,12 +2,14 @@
 
 mod attach;
 mod budget;
+mod copies;
 mod distrust;
 mod durable;
 mod generations;
 mod memory;
 mod reads;
 mod rig;
+mod stopped;
 mod superblock;
 mod transitions;
 mod uncached;

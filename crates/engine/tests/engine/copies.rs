@@ -1,0 +1,49 @@
+//! Keys with two pointers. Kernels write none, but the format has them.
+
+use crate::memory::NoNote;
+use crate::rig::{ask, open};
+use crate::stopped::{DATA_OFFSET, Stopped, options, stopped};
+use bcached_engine::Request;
+use bcached_env::Buffer;
+use bcached_format::{DeviceIndex, Gen, Key, Pointer, Pointers};
+
+/// The key of the first bucket's data, with another copy before the one there is.
+fn with_copy(stopped: &Stopped, copy: Pointer) -> Key {
+    let pointers = Pointers::from_slice(&[copy, stopped.data.pointers.as_slice()[0]]).expect("two");
+    Key { pointers, ..stopped.data }
+}
+
+/// A bucket that nobody uses.
+const ELSEWHERE: u64 = 128 * 500;
+
+/// The first copy's bucket has been reused since: the data is that of the second. What lies in the first one now is
+/// somebody else's, and was once read all the same.
+#[test]
+fn the_copy_that_is_still_there_is_read() {
+    let mut stopped = stopped();
+    let before = Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(255));
+    let key = with_copy(&stopped, before);
+    stopped.append(&[key]);
+    stopped.rig.world.borrow_mut().place(0, ELSEWHERE, &[0xEE; 128 * 512]);
+    let mut executor = stopped.rig.executor();
+    let env = executor.env();
+    let read = executor.block_on(async move {
+        let (set, volume) = open(env, options()).await.expect("a sound set");
+        let read = Request::Read { sector: 100, buffer: Buffer::zeroed(512) };
+        let reply = ask(&set, volume, read).await;
+        reply.buffer.map(|buffer| buffer.as_slice()[0])
+    });
+    assert_eq!(read.expect("somebody waits for ever"), Some(0x77));
+}
+
+/// Sectors are dirty once, however many copies there are; counted for each copy, the volume never turned clean.
+#[test]
+fn dirty_sectors_are_counted_once_for_all_copies() {
+    let mut stopped = stopped();
+    let key = with_copy(&stopped, Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(0)));
+    assert_eq!(key.start(), DATA_OFFSET);
+    stopped.append(&[key]);
+    for start in 0..2 {
+        assert_eq!(stopped.reopened(Box::new(NoNote)), Ok(256), "start {start}");
+    }
+}

@@ -1,0 +1,132 @@
+//! A set that has been stopped, with its devices open to forgery: what somebody might do who makes an image by hand.
+
+use crate::rig::{Rig, Sizes, ask, open};
+use bcached_engine::{CacheSet, Error, Options, Request};
+use bcached_env::{Buffer, DiskId, Note};
+use bcached_format::jset::{Jset, JsetHeader, seal};
+use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use bcached_format::{
+    DeviceFacts, DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, RawSuperblock, Superblock,
+};
+use std::time::Duration;
+
+/// Sizes of the set.
+const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 8192 };
+/// Size of the cache device in sectors.
+pub const CACHE_SECTORS: u64 = SIZES.buckets * SIZES.bucket as u64;
+
+/// Where the data begins on the backing device, and with it in the key space.
+pub const DATA_OFFSET: u64 = 16;
+
+pub fn options() -> Options {
+    Options { writeback_running: false, leaf_delay: Duration::from_millis(1), ..Options::default() }
+}
+
+/// A set that has been stopped, and what an entry behind its newest one needs to say.
+pub struct Stopped {
+    pub rig: Rig,
+    pub geometry: Geometry,
+    pub header: JsetHeader,
+    /// Where the next entry goes, in sectors.
+    end: u64,
+    /// Key of the first bucket of data, as it stands in the tree.
+    pub data: Key,
+}
+
+/// Runs a set that stores dirty data from the volume's start on, and stops it.
+pub fn stopped() -> Stopped {
+    let mut rig = Rig::new(SIZES, 5);
+    let mut executor = rig.executor();
+    let env = executor.env();
+    let done = executor.block_on(async move {
+        let (set, volume) = open(env, options()).await.expect("a sound set");
+        let payload = Buffer::copied_from(&[0x77; 2 * 128 * 512]).freeze();
+        ask(&set, volume, Request::Write { sector: 0, payload, fua: true }).await;
+        assert_eq!(set.status().dirty_sectors, 256);
+        set.stop().await.expect("it stops");
+    });
+    done.expect("somebody waits for ever");
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    rig.world.borrow().look(0, SUPERBLOCK_SECTOR, &mut bytes);
+    let facts = DeviceFacts { sectors: CACHE_SECTORS, logical_block_sectors: 1 };
+    let Ok(Superblock::Cache(superblock)) =
+        RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
+    else {
+        unreachable!("the set wrote its superblock")
+    };
+    let geometry = Geometry::of(&superblock);
+    let (header, end) = newest_entry(&rig, &geometry);
+    let full = usize::from(SIZES.bucket) * 512;
+    let first = geometry.first_bucket + geometry.journal_buckets;
+    let bucket = (first..SIZES.buckets).find(|bucket| {
+        let mut bytes = vec![0; full];
+        rig.world.borrow().look(0, bucket * u64::from(SIZES.bucket), &mut bytes);
+        bytes.iter().all(|byte| *byte == 0x77)
+    });
+    let bucket = bucket.expect("the data fills a bucket");
+    let data = key(0, bucket * 128, 128, DATA_OFFSET);
+    Stopped { rig, geometry, header, end, data }
+}
+
+/// The newest entry's header and where it ends, in sectors.
+fn newest_entry(rig: &Rig, geometry: &Geometry) -> (JsetHeader, u64) {
+    let mut found: Option<(JsetHeader, u64)> = None;
+    for index in 0..geometry.journal_buckets {
+        let start = geometry.sector_of(geometry.journal_bucket(index));
+        let mut bytes = vec![0; usize::try_from(geometry.bucket_sectors).expect("small") * 512];
+        rig.world.borrow().look(0, start, &mut bytes);
+        let mut at = 0;
+        while let Ok(entry) = Jset::parse(&bytes[at..], geometry.magic) {
+            at += geometry.whole_blocks(entry.byte_len());
+            if found.is_none_or(|(newest, _)| newest.seq < entry.header.seq) {
+                found = Some((entry.header, start + at as u64 / 512));
+            }
+        }
+    }
+    found.expect("a set that was started has a journal")
+}
+
+/// A dirty key of volume 0 and generation 0, `size` sectors from `start`.
+pub fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
+    let pointers = Pointers::one(Pointer::new(DeviceIndex(device), sector, Gen(0)));
+    Key { inode: Inode(0), size, dirty: true, end: start + u64::from(size), pointers }
+}
+
+impl Stopped {
+    /// Appends an entry with these keys, which is all that the journal needs.
+    pub fn append(&mut self, keys: &[Key]) {
+        let seq = self.header.seq + 1;
+        let header = JsetHeader { seq, last_seq: seq, ..self.header };
+        let mut bytes = seal(self.geometry.magic, &header, keys);
+        bytes.resize(self.geometry.whole_blocks(bytes.len()), 0);
+        assert!(self.end % 128 + bytes.len() as u64 / 512 <= 128, "the entry fits in its bucket");
+        self.rig.world.borrow_mut().place(0, self.end, &bytes);
+    }
+
+    fn device(&self) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(CACHE_SECTORS).expect("small") * 512];
+        self.rig.world.borrow().look(0, 0, &mut bytes);
+        bytes
+    }
+
+    /// Opens the set and stops it; says how many sectors are dirty.
+    pub fn reopened(&mut self, note: Box<dyn Note>) -> Result<u64, Error> {
+        let mut executor = self.rig.executor();
+        let env = executor.env();
+        let opened = executor.block_on(async move {
+            let set = CacheSet::open(env, DiskId(0), note, options()).await?;
+            let dirty = set.status().dirty_sectors;
+            set.stop().await?;
+            Ok(dirty)
+        });
+        opened.expect("somebody waits for ever")
+    }
+
+    /// Opens the set, which must be refused and left as it was.
+    pub fn refused(&mut self, note: Box<dyn Note>) -> Error {
+        let before = self.device();
+        let error = self.reopened(note).expect_err("taken");
+        assert!(before == self.device(), "refused ({error}), but written to");
+        error
+    }
+}
