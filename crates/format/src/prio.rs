@@ -29,7 +29,7 @@ const ENTRY_BYTES: usize = FIRST.size;
 pub const PRIO_NEVER_USED: u16 = 0;
 /// Priority of a bucket that was just filled or hit.
 pub const PRIO_FRESH: u16 = 32768;
-/// Priority of a bucket that holds a B-tree node.
+/// Priority of a bucket that holds metadata, a B-tree node above all.
 pub const PRIO_BTREE: u16 = 65535;
 
 /// Buckets that a set in a meta area of this many bytes describes.

@@ -17,7 +17,7 @@ const BUCKETS_MIN_CHECKED: u64 = 1 << 7;
 
 /// Fewest buckets that a kernel can run: its reserves are a 1024th of the buckets rounded up to a power of two, and
 /// must not be zero.
-pub(super) const BUCKETS_MIN: u64 = 513;
+pub const BUCKETS_MIN: u64 = 513;
 
 const BUCKETS_LIMIT: u64 = 1 << 63;
 const BUCKET_LOGARITHM_MAX: u32 = 31;
@@ -217,21 +217,10 @@ impl CacheSuperblock {
         self.raw.flag(field::DISCARD) != 0
     }
 
-    /// Sets the wish for discards.
-    pub fn set_discard(&mut self, discard: bool) {
-        self.raw.set_flag(field::DISCARD, u8::from(discard));
-    }
-
     /// Replacement policy.
     #[must_use]
     pub fn replacement(&self) -> Replacement {
         self.replacement
-    }
-
-    /// Sets the replacement policy.
-    pub fn set_replacement(&mut self, replacement: Replacement) {
-        self.replacement = replacement;
-        self.raw.set_flag(field::REPLACEMENT, replacement.value());
     }
 
     /// Number of buckets N, those before the first usable one included.

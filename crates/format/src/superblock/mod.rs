@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 use layout as field;
 
 pub use backing::{BackingFormat, BackingState, BackingSuperblock, CacheMode};
-pub use cache::{CacheFormat, CacheSuperblock, Replacement};
+pub use cache::{BUCKETS_MIN, CacheFormat, CacheSuperblock, Replacement};
 pub use layout::STRUCTURE;
 
 /// Sector of the superblock on every device.

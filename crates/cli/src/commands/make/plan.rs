@@ -6,6 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::sizes::{self, Bare, human};
 use crate::superblock;
+use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::superblock::SUPERBLOCK_END_SECTOR;
 use bcached_format::units::{PAGE_BYTES, bytes_of};
 use bcached_format::{
@@ -18,9 +19,6 @@ const BUCKET_DEFAULT: u64 = 512 << 10;
 
 /// The largest bucket whose size in sectors fits the plain 16-bit field as a power of two.
 const BUCKET_MAX: u64 = 16 << 20;
-
-/// Fewest buckets of a set that a kernel runs: its reserves are a 1024th of their number rounded up to a power of two.
-const BUCKETS_MIN: u64 = 513;
 
 /// The options, understood but not yet compared with devices. Sizes in bytes.
 pub struct Options {
