@@ -89,9 +89,15 @@ impl Lru {
         self.list(rank).length
     }
 
-    /// Slots in the order they should be given up: empty ones first, then by last touch.
-    pub fn victims(&self) -> impl Iterator<Item = u32> + '_ {
-        self.walk(self.empty.head).chain(self.walk(self.used.head))
+    /// Slots in the order they should be given up: empty ones first, then by last touch. From `slot` on, or from the
+    /// start if there is none or it is on no list any more.
+    pub fn victims(&self, from: Option<u32>) -> impl Iterator<Item = u32> + '_ {
+        let (empty, used) = match from.and_then(|slot| Some((self.rank(slot)?, slot))) {
+            Some((Rank::Empty, slot)) => (slot, self.used.head),
+            Some((Rank::Used, slot)) => (NONE, slot),
+            None => (self.empty.head, self.used.head),
+        };
+        self.walk(empty).chain(self.walk(used))
     }
 
     fn walk(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
@@ -126,11 +132,11 @@ mod tests {
         }
         lru.append(3, Rank::Empty);
         lru.append(0, Rank::Used); // a touch
-        assert_eq!(lru.victims().collect::<Vec<_>>(), [3, 1, 2, 0]);
+        assert_eq!(lru.victims(None).collect::<Vec<_>>(), [3, 1, 2, 0]);
         lru.remove(2);
         lru.remove(2);
         lru.append(1, Rank::Empty); // its last data died
-        assert_eq!(lru.victims().collect::<Vec<_>>(), [3, 1, 0]);
+        assert_eq!(lru.victims(None).collect::<Vec<_>>(), [3, 1, 0]);
         assert_eq!(lru.rank(2), None);
         assert_eq!((lru.length(Rank::Empty), lru.length(Rank::Used)), (2, 1));
     }

@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::{Usage, prios};
+use crate::state::State;
 use alloc::vec::Vec;
 use bcached_format::BucketId;
 use core::time::Duration;
@@ -22,13 +23,8 @@ pub async fn run(set: CacheSet) {
             set.signals().allocator_work.wait().await;
             continue;
         }
-        let found = set.with(|s| {
-            let batch = s.free_batch().max(s.replay_batch());
-            let durable = s.journal.durable();
-            s.buckets.invalidate(batch, durable);
-            s.buckets.pending().len()
-        });
-        if found > 0 {
+        invalidate(&set, |s| s.free_batch().max(s.replay_batch())).await;
+        if set.with(|s| !s.buckets.pending().is_empty()) {
             if prios::store(&set).await.is_err() {
                 return;
             }
@@ -38,17 +34,29 @@ pub async fn run(set: CacheSet) {
         if writer::commit(&set).await.is_err() {
             return;
         }
-        let retry = set.with(|s| {
-            let durable = s.journal.durable();
-            s.buckets.invalidate(1, durable) > 0
-        });
-        if !retry {
+        if invalidate(&set, |_| 1).await == 0 {
             // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
             // it is not, so this rest is not cut short.
             set.signals().space.notify_all();
             set.signals().writeback_work.notify_all();
             set.signals().gc_work.notify_all();
             set.env().sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Looks for buckets to invalidate, as many as `wanted` says, until some are found or all have been looked at.
+async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> usize {
+    loop {
+        set.env().breathe().await;
+        let searched = set.with(|s| {
+            let durable = s.journal.durable();
+            let searched = s.buckets.invalidate(wanted(s), durable);
+            s.work.buckets(searched.looked_at);
+            searched
+        });
+        if searched.count > 0 || searched.is_complete {
+            return searched.count;
         }
     }
 }

@@ -11,12 +11,9 @@ use crate::policy::lru::Rank;
 use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Pointer};
 
-/// Priority of data just written or hit, as stored; older data has less, down to 1. 0: never used.
-pub const PRIO_FRESH: u16 = 32768;
-/// Stored priority of a bucket that holds metadata.
-pub const PRIO_METADATA: u16 = 65535;
 /// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
 /// live keys staler than this.
 pub const STALE_MAX: u8 = 96;
@@ -70,6 +67,19 @@ pub struct Buckets {
     clock: u32,
     traffic: u64,
     gc_wanted: bool,
+    /// Where a search for buckets to invalidate goes on.
+    next_victim: Option<u32>,
+}
+
+/// What a search for buckets to invalidate came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Invalidated {
+    /// Buckets that are pending now.
+    pub count: usize,
+    /// Buckets that were looked at.
+    pub looked_at: usize,
+    /// There is nothing left to look at.
+    pub is_complete: bool,
 }
 
 impl Buckets {
@@ -107,6 +117,7 @@ impl Buckets {
             clock: u32::from(PRIO_FRESH),
             traffic: 0,
             gc_wanted: false,
+            next_victim: None,
         }
     }
 
@@ -304,7 +315,7 @@ impl Buckets {
     pub fn prio(&self, id: BucketId) -> u16 {
         let bucket = self.get(id);
         if bucket.usage == Usage::Meta {
-            return PRIO_METADATA;
+            return PRIO_BTREE;
         }
         let age = self.clock - bucket.touched.min(self.clock);
         u16::try_from(u32::from(PRIO_FRESH).saturating_sub(age)).unwrap_or(0)
@@ -338,16 +349,27 @@ impl Buckets {
         self.free.push_back(id);
     }
 
-    /// Invalidates up to `count` buckets that may be reused once their generations are durable; returns how many.
-    /// `durable`: newest durable journal entry.
-    pub fn invalidate(&mut self, count: usize, durable: u64) -> usize {
+    /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
+    /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
+    pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
         let eligible = |slot: &u32| {
             let bucket = &self.table[*slot as usize];
             bucket.pins == 0
                 && bucket.release <= durable
                 && bucket.generation.after(bucket.oldest) < STALE_MAX
         };
-        let chosen: Vec<u32> = self.victims.victims().filter(eligible).take(count).collect();
+        let mut victims = self.victims.victims(self.next_victim.take());
+        let (mut chosen, mut looked_at) = (Vec::new(), 0);
+        while chosen.len() < count && looked_at < BUCKETS_MAX {
+            let Some(slot) = victims.next() else { break };
+            looked_at += 1;
+            if eligible(&slot) {
+                chosen.push(slot);
+            }
+        }
+        // Only a search that has found nothing so far is worth going on with: else the next begins with the oldest.
+        self.next_victim = if chosen.is_empty() && looked_at == BUCKETS_MAX { victims.next() } else { None };
+        drop(victims);
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
             self.set_usage(id, Usage::Pending);
@@ -359,7 +381,7 @@ impl Buckets {
             bucket.touched = self.clock;
             self.pending.push(id);
         }
-        chosen.len()
+        Invalidated { count: chosen.len(), looked_at, is_complete: self.next_victim.is_none() }
     }
 
     /// Whether a pass of GC is due: a bucket was invalidated so often that the tree may soon hold pointers too old
@@ -448,4 +470,30 @@ impl Bucket {
 
 fn slot(id: BucketId) -> u32 {
     u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Almost everything is in use by reads: the whole list of victims was once gone through in one piece, again and again.
+    #[test]
+    fn a_search_for_victims_is_cut_into_pieces_and_finds_the_last() {
+        let count = 2 * BUCKETS_MAX + 100;
+        let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..count).map(|_| (Gen(0), 1)));
+        buckets.classify(|_| false);
+        let last = count as u64 - 1;
+        for index in 0..last {
+            buckets.pin(Pointer::new(DeviceIndex(0), 8 * index, Gen(0)));
+        }
+        let mut found = 0;
+        for piece in 0..3 {
+            let searched = buckets.invalidate(5, 0);
+            assert!(searched.looked_at <= BUCKETS_MAX, "{} looked at", searched.looked_at);
+            assert_eq!(searched.is_complete, piece == 2);
+            found += searched.count;
+        }
+        assert_eq!((found, buckets.pending()), (1, &[buckets.id(last)][..]));
+        assert_eq!(buckets.invalidate(5, 0).looked_at, BUCKETS_MAX, "the next search begins anew");
+    }
 }
