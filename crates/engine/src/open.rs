@@ -36,7 +36,8 @@ use core::cell::RefCell;
 const STARTING_FREE: usize = 4 * BTREE_RESERVE;
 
 impl CacheSet {
-    /// Opens the cache set on `cache`. `progress` is told how many B-tree nodes have been walked.
+    /// Opens the cache set on `cache`: recovers one that has been started, initialises one that has not. Recovery reads
+    /// the whole tree, so it takes as long as that; nothing is served before.
     pub async fn open(env: Env, cache: DiskId, note: Box<dyn Note>, options: Options) -> Result<Self, Error> {
         let disk = env.disk(cache);
         let Superblock::Cache(superblock) = record::read_superblock(&disk).await? else {
@@ -168,7 +169,7 @@ async fn recover(
     walk::raise(&mut buckets, root.pointer())?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
     let known = Shares::new(budget, geometry.node_sectors().max(root.key.sectors()), root.level)?;
-    let found = walk::walk((&env, &disk), &geometry, root, &mut buckets, known.tickets, &mut |_| {}).await?;
+    let found = walk::walk((&env, &disk), &geometry, root, &mut buckets, known.tickets).await?;
     let shares = Shares::new(budget, geometry.node_sectors().max(found.node_sectors_max), root.level)?;
     let recovered = note.recovered(superblock.seq());
     let sequence = header.seq;

@@ -23,10 +23,6 @@ pub struct Findings {
     pub nodes: BTreeSet<u64>,
     /// Dirty sectors a volume.
     pub dirty: DirtyCounts,
-    /// Largest distance seen between a bucket's generation and a key in the tree.
-    pub stale_max: u8,
-    /// Keys in leaves.
-    pub keys: u64,
     /// Size of the largest node, in sectors.
     pub node_sectors_max: u64,
 }
@@ -38,7 +34,6 @@ struct Walk<'a> {
     buckets: &'a mut Buckets,
     depth: usize,
     findings: Findings,
-    progress: &'a mut dyn FnMut(u64),
 }
 
 /// A node to visit, with the lower bound of its range.
@@ -48,18 +43,16 @@ struct Visit {
     low: Position,
 }
 
-/// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory. `progress` is
-/// told how many have been read.
+/// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory.
 pub async fn walk(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
     root: Child,
     buckets: &mut Buckets,
     nodes: usize,
-    progress: &mut dyn FnMut(u64),
 ) -> Result<Findings, Error> {
     let depth = nodes.clamp(1, DEPTH_MAX);
-    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default(), progress };
+    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default() };
     let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO }];
     while !stack.is_empty() {
         // Depth first, so that the stack holds at most the children of one path; as many as can be read at once.
@@ -87,7 +80,6 @@ impl Walk<'_> {
         }
         let sectors = visit.child.key.sectors();
         self.findings.node_sectors_max = self.findings.node_sectors_max.max(sectors);
-        (self.progress)(self.findings.nodes.len() as u64);
         Ok(())
     }
 
@@ -136,13 +128,11 @@ impl Walk<'_> {
     }
 
     fn count(&mut self, key: &Key) -> Result<(), Error> {
-        self.findings.keys += 1;
         let mut is_live = false;
         for pointer in key.pointers.as_slice() {
             let Some(bucket) = self.buckets.of(*pointer) else { continue };
             self.raise(*pointer)?;
             let distance = self.buckets.get(bucket).generation.after(pointer.generation());
-            self.findings.stale_max = self.findings.stale_max.max(distance);
             self.buckets.note_oldest(bucket, pointer.generation());
             if distance > 0 {
                 continue;
