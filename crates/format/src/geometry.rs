@@ -109,12 +109,6 @@ impl Geometry {
         BucketId { device: DeviceIndex(0), index: self.first_bucket + index }
     }
 
-    /// The bucket that holds `sector` of a cache device, existing or not.
-    #[must_use]
-    pub const fn bucket_at(&self, device: DeviceIndex, sector: u64) -> BucketId {
-        BucketId { device, index: sector / self.bucket_sectors }
-    }
-
     /// First sector of a bucket.
     #[must_use]
     pub const fn sector_of(&self, bucket: BucketId) -> u64 {

@@ -27,7 +27,7 @@ impl Node {
 
     /// Puts the children `new` in the place of `old`, with a freeing key for each of the old ones. All of it stands
     /// in one set, so it happens at once. The caller has asked
-    /// [`fits`](Node::fits)`(`[`words_to_replace_children`](Node::words_to_replace_children)`)`.
+    /// [`fits`](Node::fits) with the words of all of them: each old key takes those of its freeing key.
     ///
     /// # Panics
     /// If this is a leaf, an old key is not a child, a new one lies behind the node's range, or the next set
@@ -52,12 +52,6 @@ impl Node {
             }
         }
         self.assert_room();
-    }
-
-    /// Words that [`replace_children`](Node::replace_children) adds, for [`fits`](Node::fits).
-    #[must_use]
-    pub fn words_to_replace_children(old: &[Key], new: &[Key]) -> usize {
-        old.iter().chain(new).map(Key::words).sum()
     }
 
     /// Pointers of the freeing keys that were read: the buckets there are at least at these generations.

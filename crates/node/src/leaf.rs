@@ -1,6 +1,6 @@
-//! Changes to a leaf: a newer key over older ones, and the replacement of what is still as expected.
+//! Changes to a leaf: a newer key over older ones, and what is still as somebody expects who wants to replace it.
 
-use bcached_format::{Key, Pointers};
+use bcached_format::Key;
 
 use crate::extents::{self, is_hole};
 use crate::node::Node;
@@ -38,68 +38,14 @@ impl Node {
         extents::put(&mut self.view, key, visible, bucket_sectors, removed);
     }
 
-    /// Replaces `expected` by `new`, wherever in their common range the leaf still says `expected`: same dirty bit,
-    /// same number of pointers, and the pointers equal after advancing them to the place (format 7.3). All matching
-    /// pieces are replaced, not only the first. Where the leaf says something else nothing changes.
-    ///
-    /// `removed` is told each replaced piece as it was, then `inserted` the piece of `new` in its place. The caller
-    /// has asked [`fits`](Node::fits)`(`[`words_to_replace`](Node::words_to_replace)`)`.
-    ///
-    /// # Panics
-    /// If this is no leaf, the keys do not cover the same range, or the next set overflows.
-    pub fn replace(
-        &mut self,
-        expected: &Key,
-        new: &Key,
-        removed: &mut dyn FnMut(Key),
-        inserted: &mut dyn FnMut(Key),
-    ) {
-        assert!(self.is_leaf(), "extents live in leaves");
-        assert_eq!((expected.inode, expected.size, expected.end), (new.inode, new.size, new.end));
-        let mut start = expected.start();
-        while let Some((from, to)) = self.first_match(expected, start) {
-            let piece = new.cut(from, to).expect("a match lies in the range");
-            self.put(&piece, removed);
-            inserted(piece);
-            start = to;
-        }
-        self.assert_room();
-    }
-
-    /// Words that [`replace`](Node::replace) of `expected` by a key with `pointers` would add at most, for
-    /// [`fits`](Node::fits). Zero: nothing matches, and nothing would change.
-    #[must_use]
-    pub fn words_to_replace(&self, expected: &Key, pointers: &Pointers) -> usize {
-        let words = Key { pointers: *pointers, ..*expected }.words();
-        let mut start = expected.start();
-        let mut sum = 0;
-        while let Some((_, to)) = self.first_match(expected, start) {
-            sum += words;
-            start = to;
-        }
-        sum
-    }
-
-    /// The first run of sectors from `start` on for which the leaf says what `expected` says.
-    fn first_match(&self, expected: &Key, start: u64) -> Option<(u64, u64)> {
-        if start >= expected.end {
-            return None;
-        }
-        let mut run: Option<(u64, u64)> = None;
-        for key in self.overlapping(expected.inode, start, expected.end) {
-            let there = key.cut(start, expected.end).expect("it overlaps the range");
-            if expected.cut(there.start(), there.end) != Some(there) {
-                if run.is_some() {
-                    break;
-                }
-                continue;
-            }
-            match run {
-                Some((from, to)) if to == there.start() => run = Some((from, there.end)),
-                Some(_) => break,
-                None => run = Some((there.start(), there.end)),
-            }
-        }
-        run
+    /// The parts of `[expected.start(), upto)` for which the leaf still says what `expected` says: same dirty bit, same
+    /// number of pointers, and the pointers equal after advancing them to the place (format 7.3). All of them, in order:
+    /// whoever compares and replaces, replaces these.
+    pub fn matching<'a>(&'a self, expected: &'a Key, upto: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
+        self.overlapping(expected.inode, expected.start(), upto).filter_map(move |key| {
+            let part = key.cut(expected.start(), upto)?;
+            let wanted = expected.cut(part.start(), part.end)?;
+            (part == wanted).then_some((part.start(), part.end))
+        })
     }
 }

@@ -15,7 +15,7 @@
 //! The two part company on purpose: a hole (a key without pointers) must reach the disk, where it hides older keys,
 //! but the view just has nothing there.
 //!
-//! A **leaf** holds the extents of volumes ([`Node::insert`], [`Node::replace`]), an **interior** node the keys of
+//! A **leaf** holds the extents of volumes ([`Node::insert`], [`Node::matching`]), an **interior** node the keys of
 //! its children ([`Node::replace_children`]). The node performs no I/O and knows nothing of buckets: whether a
 //! pointer is stale is asked of the caller, never remembered.
 //!
@@ -53,5 +53,5 @@ mod write;
 pub use error::{NodeError, NodeFault};
 pub use node::{Node, memory_bytes_limit, memory_bytes_max};
 pub use read::NodeReader;
-pub use split::{Division, coalesce, divide, fits_together};
+pub use split::{Division, divide};
 pub use write::SetWrite;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! * the view has no hole and no key of size zero; in a leaf its extents do not overlap;
 //! * what a re-read of the sets on disk plus the pending keys would say is what the view says (less the keys that
-//!   [`Node::drop_where`] or [`Node::drop_dead`] took out of it, which the caller knows to mean nothing);
+//!   [`Node::drop_dead`] took out of it, which the caller knows to mean nothing);
 //! * the pending keys fit behind the log: `written_blocks` and the next set are at most `total_blocks`;
 //! * the words of the view are at most twice those on disk plus those pending, so two fresh nodes can always hold
 //!   them.
@@ -253,27 +253,9 @@ impl Node {
         extents::overlapping(&self.view, inode, start, end)
     }
 
-    /// No key of a leaf shares a sector with `[start, end)` of `inode`, not even one whose pointer is stale.
-    #[must_use]
-    pub fn is_hole(&self, inode: Inode, start: u64, end: u64) -> bool {
-        self.overlapping(inode, start, end).next().is_none()
-    }
-
-    /// The first key that ends after `position`, in its volume or a later one.
-    #[must_use]
-    pub fn first_after(&self, position: Position) -> Option<Key> {
-        self.view.get(self.view.after(position)).copied()
-    }
-
     /// All keys of the view, in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.view.iter()
-    }
-
-    /// Takes keys out of the view that the caller knows to mean nothing any more: their pointers are stale. They
-    /// stay in the sets on disk, and come back with the next read.
-    pub fn drop_where(&mut self, mut is_dead: impl FnMut(&Key) -> bool) {
-        self.view.retain(&mut |key| !is_dead(key));
     }
 
     pub(crate) fn pending_words(&self) -> usize {

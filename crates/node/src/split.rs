@@ -1,4 +1,4 @@
-//! What goes into fresh nodes when a node is full, or when several are too empty (format 6.5 and 12.3).
+//! What goes into fresh nodes when a node is full (format 6.5).
 //!
 //! The log of a node only grows, so a full node is never tidied in place: its living keys move to one fresh node, or
 //! to two, and the parent is told. The functions here only deal out keys; whoever calls them finds the buckets.
@@ -6,13 +6,10 @@
 use alloc::vec::Vec;
 
 use bcached_format::units::WORD_BYTES;
-use bcached_format::{Geometry, Key, MAX_POINTERS};
+use bcached_format::{Geometry, Key};
 
 use crate::extents::{is_hole, push_merged};
 use crate::node::{Node, set_bytes};
-
-/// Words of the largest key.
-const KEY_WORDS_MAX: usize = 2 + MAX_POINTERS;
 
 /// How living keys are dealt out to fresh nodes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,57 +74,6 @@ pub fn divide(keys: Vec<Key>, node_blocks: u32, geometry: &Geometry) -> Division
     let mut left = keys;
     let right = left.split_off(count);
     Division::Two { left, right }
-}
-
-/// Whether neighbouring nodes with `words` words of living keys each fit into one fewer, filled to at most two thirds.
-#[must_use]
-pub fn fits_together(words: &[usize], node_blocks: u32, geometry: &Geometry) -> bool {
-    let Some(fewer) = words.len().checked_sub(1).filter(|fewer| *fewer > 0) else { return false };
-    // Keys are not divided, so a node may stay short of the limit by less than a key.
-    let slack = fewer * KEY_WORDS_MAX;
-    words.iter().sum::<usize>() + slack <= fewer * coalesced_words_max(node_blocks, geometry)
-}
-
-/// Deals the living keys of `nodes` neighbouring nodes, in order, out to as few nodes as hold them at two thirds;
-/// `None` if that would not be fewer. The position of each but the last is that of its last key, the last one keeps
-/// the last old node's. Only the last can be empty.
-///
-/// Extents that met at the border of two leaves become one here.
-#[must_use]
-pub fn coalesce(
-    keys: &[Key],
-    nodes: usize,
-    is_leaf: bool,
-    node_blocks: u32,
-    geometry: &Geometry,
-) -> Option<Vec<Vec<Key>>> {
-    let mut merged = Vec::with_capacity(keys.len());
-    for key in keys {
-        if is_leaf {
-            push_merged(&mut merged, *key, geometry.bucket_sectors);
-        } else {
-            merged.push(*key);
-        }
-    }
-    let words_max = coalesced_words_max(node_blocks, geometry);
-    let mut parts: Vec<Vec<Key>> = Vec::new();
-    let mut part = Vec::new();
-    let mut words = 0;
-    for key in merged {
-        if words + key.words() > words_max && !part.is_empty() {
-            parts.push(core::mem::take(&mut part));
-            words = 0;
-        }
-        words += key.words();
-        part.push(key);
-    }
-    parts.push(part);
-    (parts.len() < nodes).then_some(parts)
-}
-
-/// Most words of keys in each node that neighbours are merged into: two thirds of what it can hold.
-fn coalesced_words_max(node_blocks: u32, geometry: &Geometry) -> usize {
-    words_max(node_blocks, geometry) * 2 / 3
 }
 
 /// A set of `words` takes more than four fifths of the blocks. A node of one block has no room for a second set

@@ -248,13 +248,13 @@ impl State {
         let position = node.position();
         let mut upto =
             if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
-        let mut matching: Vec<(u64, u64)> = matching_parts(node, expected, upto).take(PARTS_MAX).collect();
+        let mut matching: Vec<(u64, u64)> = node.matching(expected, upto).take(PARTS_MAX).collect();
         // At least one part: the leaf is not full.
         while matching.len() > 1 && !self.nodes.may_grow(slot, node.insert_growth_bytes_max(matching.len())) {
             matching.pop();
         }
         if let Some((_, end)) = matching.last()
-            && matching_parts(node, expected, upto).nth(matching.len()).is_some()
+            && node.matching(expected, upto).nth(matching.len()).is_some()
         {
             upto = *end;
         }
@@ -363,19 +363,6 @@ impl State {
             dirty.add(part.inode, part.sectors());
         }
     }
-}
-
-/// The sub-ranges of `[expected.start(), upto)` whose key equals `expected` there (format 7.3).
-fn matching_parts<'a>(
-    node: &'a bcached_node::Node,
-    expected: &'a Key,
-    upto: u64,
-) -> impl Iterator<Item = (u64, u64)> + 'a {
-    node.overlapping(expected.inode, expected.start(), upto).filter_map(move |key| {
-        let part = key.cut(expected.start(), upto)?;
-        let wanted = expected.cut(part.start(), part.end)?;
-        (part == wanted).then_some((part.start(), part.end))
-    })
 }
 
 /// A key as the note keeps it.

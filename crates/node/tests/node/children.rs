@@ -34,7 +34,6 @@ fn a_split_child_is_replaced_by_two_and_freed_by_the_reader() {
     node.replace_children(&[], &[a, b]);
     write(&mut image, &mut node);
     let (left, right) = (child(42, 600), child(43, 1000));
-    assert_eq!(Node::words_to_replace_children(&[a], &[left, right]), 9);
     node.replace_children(&[a], &[left, right]);
     assert_eq!(node.children().collect::<Vec<_>>(), [&left, &right, &b]);
     assert_eq!(node.pending_bytes(), 32 + 9 * 8);

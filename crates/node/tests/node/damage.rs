@@ -45,7 +45,7 @@ fn use_node(level: u8, bytes: &[u8]) -> Result<Node, NodeError> {
         if node.fits(3) {
             node.insert(&extent(0, 10, 200, 40_960, true), &mut |_| ());
         }
-        let _ = node.words_to_replace(&extent(0, 0, 60, 40_950, true), &bcached_format::Pointers::NONE);
+        let _ = node.matching(&extent(0, 0, 60, 40_950, true), 50).count();
         let _ = divide(node.live_keys(&mut |_| true), node.total_blocks(), &GEOMETRY);
     } else {
         let _ = node.check_children(Position::ZERO);

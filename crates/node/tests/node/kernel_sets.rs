@@ -189,17 +189,6 @@ fn a_lost_set_is_noticed_by_the_one_behind_it() {
 }
 
 #[test]
-fn dropped_keys_come_back_with_the_next_read() {
-    let own = root(512);
-    let image = Image::of_sets(&own, &[vec![extent(0, 0, 8, 50_000, true), extent(0, 8, 16, 60_000, true)]]);
-    let mut node = Node::read(own, 0, &GEOMETRY, &image.bytes).expect("legal");
-    node.drop_where(|key| key.end == 8);
-    assert!(node.is_hole(Inode(0), 0, 8) && !node.is_hole(Inode(0), 8, 16));
-    assert_eq!((node.len(), node.words_in_view(), node.words_on_disk()), (1, 3, 6));
-    assert_eq!(Node::read(own, 0, &GEOMETRY, &image.bytes).expect("legal").len(), 2);
-}
-
-#[test]
 fn more_pieces_than_two_nodes_can_hold_are_refused() {
     // Each key of one pointer cuts a piece of two pointers off: three words on disk make seven.
     let pointers = [49_152, 53_248].map(|sector| extent(0, 0, 8, sector, true).pointers.as_slice()[0]);

@@ -1,6 +1,6 @@
 //! Compare-and-replace: what is still as expected, piece by piece, and nothing else.
 
-use bcached_format::{Inode, Key, Position};
+use bcached_format::{Inode, Key};
 use bcached_node::Node;
 
 use crate::sample::{GEOMETRY, Image, SEQ, extent, root};
@@ -26,49 +26,43 @@ fn leaf() -> (Node, Key) {
     (node, expected)
 }
 
-#[test]
-fn every_matching_piece_is_replaced() {
-    let (mut node, expected) = leaf();
-    let clean = Key { dirty: false, ..expected };
-    assert_eq!(node.words_to_replace(&expected, &clean.pointers), 4 * 3);
-    let (mut removed, mut inserted) = (Vec::new(), Vec::new());
-    node.replace(&expected, &clean, &mut |part| removed.push(part), &mut |part| inserted.push(part));
-    let pieces = [(0, 20), (30, 50), (60, 70), (80, 100)];
-    let parts = |key: &Key| pieces.map(|(start, end)| key.cut(start, end).expect("inside"));
-    assert_eq!(removed, parts(&expected));
-    assert_eq!(inserted, parts(&clean));
-    assert_eq!(
-        node.keys().filter(|key| key.dirty).map(Key::sectors).sum::<u64>(),
-        20,
-        "the newer keys stay dirty"
-    );
-    assert!(node.is_hole(Inode(0), 50, 60), "what was discarded stays discarded");
+/// What the leaf says as `expected` does, up to its end.
+fn matching(node: &Node, expected: &Key) -> Vec<(u64, u64)> {
+    node.matching(expected, expected.end).collect()
 }
 
 #[test]
-fn where_nothing_matches_nothing_changes() {
+fn every_piece_that_is_still_the_same_matches() {
     let (mut node, expected) = leaf();
-    let before: Vec<Key> = node.keys().copied().collect();
+    let pieces = matching(&node, &expected);
+    assert_eq!(pieces, [(0, 20), (30, 50), (60, 70), (80, 100)]);
+    for (start, end) in pieces {
+        let part = expected.cut(start, end).expect("inside");
+        let mut removed = Vec::new();
+        node.insert(&Key { dirty: false, ..part }, &mut |gone| removed.push(gone));
+        assert_eq!(removed, [part]);
+    }
+    let dirty: u64 = node.keys().filter(|key| key.dirty).map(Key::sectors).sum();
+    assert_eq!(dirty, 20, "the newer keys stay dirty");
+    assert_eq!(node.overlapping(Inode(0), 50, 60).next(), None, "what was discarded stays discarded");
+}
+
+#[test]
+fn what_differs_in_anything_does_not_match() {
+    let (node, expected) = leaf();
     let elsewhere = extent(0, 0, 100, EXPECTED + 1, true);
     for expected in [Key { dirty: false, ..expected }, elsewhere, Key { inode: Inode(1), ..expected }] {
-        let new = Key { dirty: false, ..expected };
-        assert_eq!(node.words_to_replace(&expected, &new.pointers), 0);
-        node.replace(&expected, &new, &mut |_| panic!("removed"), &mut |_| panic!("inserted"));
+        assert_eq!(matching(&node, &expected), []);
     }
-    assert_eq!(node.keys().copied().collect::<Vec<_>>(), before);
 }
 
-/// A part of an extent is cleaned, in the middle of a key that says more.
+/// A part of an extent is asked for, in the middle of a key that says more; and no more than the caller wants.
 #[test]
-fn a_piece_inside_a_longer_key_is_replaced() {
-    let (mut node, expected) = leaf();
+fn a_piece_inside_a_longer_key_matches() {
+    let (node, expected) = leaf();
     let part = expected.cut(85, 90).expect("inside");
-    let words = node.words_to_replace(&part, &part.pointers);
-    assert_eq!(words, 3);
-    node.replace(&part, &Key { dirty: false, ..part }, &mut |_| (), &mut |_| ());
-    let behind: Vec<Key> = node.overlapping(Inode(0), 80, 100).copied().collect();
-    let clean = Key { dirty: false, ..part };
-    assert_eq!(behind, [expected.cut(80, 85).expect("in"), clean, expected.cut(90, 100).expect("in")]);
+    assert_eq!(matching(&node, &part), [(85, 90)]);
+    assert_eq!(node.matching(&expected, 35).collect::<Vec<_>>(), [(0, 20), (30, 35)]);
 }
 
 #[test]
@@ -80,8 +74,6 @@ fn extents_that_merged_since_still_match_in_part() {
     node.insert(&second, &mut |_| ());
     assert_eq!(node.len(), 1, "two adjacent writes are one key");
     assert_eq!(node.pending_bytes(), 32 + 3 * 8);
-    let mut inserted = Vec::new();
-    node.replace(&first, &Key { dirty: false, ..first }, &mut |_| (), &mut |part| inserted.push(part));
-    assert_eq!(inserted, [Key { dirty: false, ..first }]);
-    assert_eq!(node.first_after(Position::new(Inode(0), 8)), Some(second));
+    assert_eq!(matching(&node, &first), [(0, 8)]);
+    assert_eq!(matching(&node, &second), [(8, 16)]);
 }

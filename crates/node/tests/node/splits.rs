@@ -1,7 +1,7 @@
 //! Full nodes, and nodes that are too empty: keys are dealt out to fresh nodes, and none is lost.
 
 use bcached_format::{Geometry, Inode, Key, Position};
-use bcached_node::{Division, Node, coalesce, divide, fits_together};
+use bcached_node::{Division, Node, divide};
 use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, extent, own, root};
@@ -87,11 +87,10 @@ fn a_node_in_pieces_fits_into_two() {
         |inode| (0..489_u64).map(move |index| extent(inode, index * 2 + 1, index * 2 + 2, 30_720, false));
     let sets = [vec![long, other], holes(0).collect::<Vec<_>>()];
     let image = Image::of_sets(&own, &sets);
-    let mut node = Node::read(own, 0, &GEOMETRY, &image.bytes).expect("legal: cutting is left to the reader");
+    let node = Node::read(own, 0, &GEOMETRY, &image.bytes).expect("legal: cutting is left to the reader");
     assert!(node.words_in_view() > 512 * 24 / 8, "more than a node can hold");
     assert_eq!(node.written_blocks(), 1 + 24 - 1);
     assert!(!node.fits(3));
-    node.drop_where(|_| false);
     let keys = node.live_keys(&mut |_| true);
     let Division::Two { left, right } = divide(keys.clone(), 24, &GEOMETRY) else {
         panic!("it does not fit")
@@ -101,15 +100,6 @@ fn a_node_in_pieces_fits_into_two() {
         let key = crate::sample::own(37, 24, part.last().expect("not empty").position());
         assert!(Node::from_keys(key, 0, SEQ, &GEOMETRY, &part).seal_pending().is_some());
     }
-}
-
-#[test]
-fn extents_cut_at_a_leaf_border_become_one_again() {
-    let keys = [extent(0, 0, 100, 50_000, true), extent(0, 100, 200, 50_100, true)];
-    let parts = coalesce(&keys, 2, true, 8, &GEOMETRY).expect("two small leaves are one");
-    assert_eq!(parts, [vec![extent(0, 0, 200, 50_000, true)]]);
-    assert_eq!(coalesce(&keys, 1, true, 8, &GEOMETRY), None, "one node cannot become fewer");
-    assert_eq!(coalesce(&[], 3, true, 8, &GEOMETRY), Some(vec![vec![]]), "empty leaves are one empty leaf");
 }
 
 proptest! {
@@ -127,22 +117,6 @@ proptest! {
             let used = (32 + part.len() * 24).div_ceil(512);
             prop_assert!(used * 5 <= blocks as usize * limit, "no fresh node is crowded: {used} of {blocks}");
             prop_assert!(parts.len() == 1 || !part.is_empty());
-        }
-    }
-
-    #[test]
-    fn what_fits_together_can_be_merged(counts in prop::collection::vec(0_u64..400, 2..5), blocks in 8_u32..40) {
-        let all = keys(counts.iter().sum());
-        let words: Vec<usize> = counts.iter().map(|count| usize::try_from(*count).expect("small") * 3).collect();
-        let merged = coalesce(&all, counts.len(), true, blocks, &GEOMETRY);
-        if fits_together(&words, blocks, &GEOMETRY) {
-            prop_assert!(merged.is_some());
-        }
-        if let Some(parts) = merged {
-            prop_assert!(parts.len() < counts.len());
-            prop_assert_eq!(&parts.concat(), &all);
-            let most = parts.iter().map(Vec::len).max().unwrap_or(0);
-            prop_assert!(most * 3 * 3 <= (blocks as usize * 64 - 4) * 2, "at most two thirds are filled");
         }
     }
 }

@@ -171,7 +171,6 @@ pub struct MappedNote {
     /// Numbers below are of a former process.
     left_until: u64,
     found: NoteFound,
-    in_memory: bool,
 }
 
 impl MappedNote {
@@ -211,30 +210,13 @@ impl MappedNote {
             doing: "map",
             source,
         })?;
-        let in_memory = rustix::fs::fstatfs(&file).is_ok_and(|found| lives_in_memory(&found));
-        Ok(Self::new(mapping, file, capacity, identity, found, in_memory))
+        Ok(Self::new(mapping, file, capacity, identity, found))
     }
 
-    fn new(
-        mapping: Mapping,
-        file: File,
-        capacity: u64,
-        identity: &NoteIdentity,
-        found: NoteFound,
-        in_memory: bool,
-    ) -> Self {
+    fn new(mapping: Mapping, file: File, capacity: u64, identity: &NoteIdentity, found: NoteFound) -> Self {
         let salt = mix(words_of(identity).iter().copied());
-        let mut note = Self {
-            mapping,
-            _file: file,
-            capacity,
-            salt,
-            appended: 0,
-            forgotten: 0,
-            left_until: 0,
-            found,
-            in_memory,
-        };
+        let mut note =
+            Self { mapping, _file: file, capacity, salt, appended: 0, forgotten: 0, left_until: 0, found };
         if note.mapping.words()[0].load(Ordering::Relaxed) == MAGIC && note.found == NoteFound::Nothing {
             note.take_over();
         } else {
@@ -247,12 +229,6 @@ impl MappedNote {
     #[must_use]
     pub const fn found(&self) -> &NoteFound {
         &self.found
-    }
-
-    /// True if the file system it is on lives in memory. Elsewhere a store may wait for a disk.
-    #[must_use]
-    pub const fn is_in_memory(&self) -> bool {
-        self.in_memory
     }
 
     /// Takes the records a former process left, as far as they are whole.
@@ -430,10 +406,4 @@ fn mix(words: impl IntoIterator<Item = u64>) -> u64 {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^ (mixed >> 31)
     })
-}
-
-fn lives_in_memory(found: &rustix::fs::StatFs) -> bool {
-    /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of `linux/magic.h`.
-    const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58F6];
-    u64::try_from(found.f_type).is_ok_and(|kind| IN_MEMORY.contains(&kind))
 }
