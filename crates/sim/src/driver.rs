@@ -12,7 +12,7 @@
 mod submit;
 pub mod trace;
 
-use crate::disk::{Device, Flush, Landed, OpKind, Survivors};
+use crate::disk::{Device, Faults, Flush, Landed, OpKind, Survivors};
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
 use std::cell::{Cell, Ref, RefCell, RefMut};
@@ -98,6 +98,9 @@ pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView) -> bool>;
 /// Ends the world at the first operation of which it says yes.
 pub type Trap = Box<dyn FnMut(&OpView) -> bool>;
 
+/// Told of each device whose flush has failed and dropped what it covered.
+pub type OnDrop = Box<dyn FnMut(usize)>;
+
 /// What happens at a moment of virtual time.
 enum Due {
     /// A write becomes visible up to this sector.
@@ -137,6 +140,7 @@ pub struct World {
     crash_at: Option<u64>,
     observer: Option<Observer>,
     trap: Option<Trap>,
+    on_drop: Option<OnDrop>,
     halt: Option<Halt>,
     closed: bool,
     idle_turns: u64,
@@ -162,6 +166,7 @@ impl World {
             crash_at: None,
             observer: None,
             trap: None,
+            on_drop: None,
             halt: None,
             closed: false,
             idle_turns: 0,
@@ -190,6 +195,18 @@ impl World {
     /// Ends the world at the first operation that `trap` picks; asked at submission and at completion, reads too.
     pub fn set_trap(&mut self, trap: Trap) {
         self.trap = Some(trap);
+    }
+
+    /// Tells `tell` of each flush that fails.
+    pub fn on_drop(&mut self, tell: OnDrop) {
+        self.on_drop = Some(tell);
+    }
+
+    /// No device does anything wrong any more.
+    pub fn heal(&mut self) {
+        for device in &mut self.devices {
+            device.faults = Faults::default();
+        }
     }
 
     /// Ends the world now; no operation submitted from here on reaches a device.
@@ -324,6 +341,9 @@ impl World {
             }
             Ending::Flush { flush, failed: true } => {
                 device.fail_flush(&flush);
+                if let Some(tell) = &mut self.on_drop {
+                    tell(disk);
+                }
                 (Err(IoErrorKind::Io), None)
             }
             Ending::Flush { flush, failed: false } => {

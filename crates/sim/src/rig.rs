@@ -108,6 +108,8 @@ pub struct Rig {
     pub oracle: Rc<RefCell<Oracle>>,
     /// Requests in flight together.
     pub depth: usize,
+    /// Devices fail: requests and stops may be refused.
+    pub troubled: bool,
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
@@ -134,13 +136,23 @@ impl Rig {
         snapshot: Snapshot,
     ) -> Self {
         let world = World::new(snapshot.devices, mix(&[seed, 1]));
+        let oracle = Rc::new(RefCell::new(snapshot.oracle));
+        let (volumes, judge) = (geometry.volumes.len(), Rc::clone(&oracle));
+        let mut world = world;
+        world.on_drop(Box::new(move |device| {
+            let below = |volume: &usize| device == 0 || device == 1 + volume;
+            for volume in (0..volumes).filter(below) {
+                judge.borrow_mut().device_dropped(u32::try_from(volume).expect("few volumes"));
+            }
+        }));
         Self {
             system,
             geometry,
             world: Rc::new(RefCell::new(world)),
             note: Rc::new(RefCell::new(snapshot.note)),
-            oracle: Rc::new(RefCell::new(snapshot.oracle)),
+            oracle,
             depth,
+            troubled: false,
             seed,
             lives: 0,
             requests: Rc::default(),
@@ -196,6 +208,7 @@ impl Rig {
             world: Rc::clone(&self.world),
             oracle: Rc::clone(&self.oracle),
             depth: self.depth,
+            troubled: self.troubled,
             requests: Rc::clone(&self.requests),
             fault: Rc::default(),
             waiting: Rc::default(),
@@ -221,6 +234,12 @@ impl Rig {
             }
             _ => None,
         }
+    }
+
+    /// From now on devices do what they should, and every request must succeed.
+    pub fn heal(&mut self) {
+        self.world.borrow_mut().heal();
+        self.troubled = false;
     }
 
     /// Ends what is left of the last life as `crash` would.

@@ -16,7 +16,9 @@ use std::rc::Rc;
 #[must_use]
 pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Rig {
     let seed = mix(&[workload.seed, 100]);
-    Rig::new(Rc::clone(system), workload.geometry.clone(), workload.depth, seed)
+    let mut rig = Rig::new(Rc::clone(system), workload.geometry.clone(), workload.depth, seed);
+    rig.troubled = workload.troubled;
+    rig
 }
 
 /// Runs all of `workload` on `rig`, then verifies, stops, checks, cuts the power, and verifies once more.
@@ -46,6 +48,7 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
         let (script_steps, script_place) = (Rc::clone(&steps), Rc::clone(&place));
         let verify = place.next.get() % 2 == 1;
         place.ending.set(None);
+        rig.world.borrow_mut().heal();
         let lived = rig.live(move |client| steps_from(client, script_steps, script_place, verify))?;
         if rig.world.borrow().closed() {
             return Ok(false);
@@ -53,7 +56,9 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
         match (lived, place.ending.get()) {
             (Some(()), None) => return Ok(true),
             (Some(()), Some(_)) => {
-                rig.inspect()?;
+                if !rig.troubled {
+                    rig.inspect()?;
+                }
                 rig.crash(Crash::ProcessDeath, Survivors::Nothing);
                 // Half of the orderly stops are followed by a loss of power, which must make no difference.
                 if place.next.get().is_multiple_of(2) {
@@ -113,6 +118,7 @@ pub fn finish(rig: &mut Rig) -> Result<(), Fault> {
 /// # Errors
 /// The first fault.
 pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
+    rig.heal();
     let lived = rig.live(move |client| async move {
         client.verify().await;
         client.world().borrow_mut().stop_observing();

@@ -5,6 +5,7 @@
 
 mod generate;
 
+use crate::disk::Rule;
 use crate::system::{Geometry, Mode};
 use std::fmt;
 use std::ops::Range;
@@ -14,6 +15,13 @@ pub use generate::Shape;
 /// One thing that clients do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
+    /// From now on a device does something wrong, until the rule is used up or the process ends.
+    Trouble {
+        /// The device: 0 the cache, then the backing devices.
+        device: usize,
+        /// What, where, and how often.
+        rule: Rule,
+    },
     /// Ask for a write of a fresh stamp.
     Write {
         /// Volume.
@@ -90,6 +98,8 @@ pub struct Workload {
     pub depth: usize,
     /// The steps, in order of asking.
     pub steps: Vec<Step>,
+    /// Devices fail: requests may be refused, but what was promised holds all the same.
+    pub troubled: bool,
     /// How many steps were drawn.
     pub drawn: usize,
     /// Which of the originally drawn steps these are; `None` for all.
@@ -152,6 +162,10 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fua = |fua: &bool| if *fua { " fua" } else { "" };
         match self {
+            Self::Trouble { device, rule } => {
+                let Rule { on, sectors, skip, count, fault } = rule;
+                write!(f, "trouble {device} {on:?} {sectors:?} after {skip}, {count} times: {fault:?}")
+            }
             Self::Write { volume, sectors, fua: durable } => {
                 write!(f, "write {volume} {sectors:?}{}", fua(durable))
             }

@@ -10,7 +10,7 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, join_all};
+use bcached_env::{Buffer, IoError, join_all};
 use bcached_node::{Node, SetWrite};
 
 /// Leaves written at once: they share one flush of the cache device.
@@ -208,9 +208,23 @@ pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<
 /// Makes everything written to the cache device so far durable. A failure latches: what it covered may be gone and
 /// the next flush would claim success.
 pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
+    let flushed = flush_device(set).await;
+    flushed.map_err(|source| set.fail(Error::Io { doing: Doing::CacheFlush, source }))
+}
+
+/// The same; whoever calls it latches the failure.
+pub async fn flush_device(set: &CacheSet) -> Result<(), IoError> {
     if !set.cache().info().volatile_cache {
         return Ok(());
     }
+    let number = set.with(|s| s.buckets.begin_flush());
     let flushed = set.cache().flush().await;
-    flushed.map_err(|source| set.fail(Error::Io { doing: Doing::CacheFlush, source }))
+    set.with(|s| {
+        let flushed = s.buckets.end_flush(number, flushed);
+        if flushed.is_err() {
+            // The data of keys that only the note holds may be gone: whoever starts next must not bring them back.
+            s.note.forget_through(u64::MAX);
+        }
+        flushed
+    })
 }

@@ -69,9 +69,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
 }
 
 async fn put_on_disk(set: &CacheSet, sector: u64, bytes: &[u8]) -> Result<(), bcached_env::IoError> {
-    if set.cache().info().volatile_cache {
-        set.cache().flush().await?;
-    }
+    write::flush_device(set).await?;
     set.cache().write_fua(sector, Buffer::copied_from(bytes).freeze()).await
 }
 

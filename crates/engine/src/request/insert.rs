@@ -97,6 +97,9 @@ impl CacheSet {
             let sectors: u64 = chunks.iter().map(|chunk| chunk.space.sectors).sum();
             s.stats.data_written_bytes += sectors * 512;
             s.buckets.age(sectors);
+            for pointer in chunks.iter().flat_map(|chunk| chunk.space.pointers.as_slice()) {
+                s.buckets.written(*pointer);
+            }
         });
         written
     }

@@ -269,16 +269,20 @@ async fn read_cached(
     let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
     let bytes = buffer.len() as u64;
     let (result, buffer) = set.cache().read(pointer.sector(), buffer).await;
-    set.with(|s| {
+    let is_suspect = set.with(|s| {
         // The pin kept the bucket from being reused while it was read.
         s.unpin(&pointers);
         s.stats.hit_bytes += bytes;
         s.buckets.age(bytes / 512);
+        s.buckets.is_suspect(pointer)
     });
+    let result = result.map_err(Error::io(Doing::Data));
+    // What a failed flush has dropped is not what was written: the failure stands for it.
+    let result = if is_suspect { result.and_then(|()| set.check_alive()) } else { result };
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
         (Err(_), Some(backing)) if !dirty => read_instead(set, backing, piece.start, buffer).await,
-        (Err(source), _) => (Err(Error::Io { doing: Doing::Data, source }), buffer),
+        (Err(error), _) => (Err(error), buffer),
     }
 }
 

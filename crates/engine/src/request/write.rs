@@ -10,7 +10,7 @@
 //! 11): otherwise a crash could leave an old clean copy in the cache that hides the newer data, until it is evicted
 //! and the sector changes its value without a write.
 
-use crate::btree::{Attempt, Record};
+use crate::btree::{Attempt, Content, Piece, Record};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::insert::Chunk;
@@ -22,6 +22,7 @@ use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::epoch::{Begun, Epoch, Stamp};
 use crate::volume::{Volume, record};
+use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload};
 use bcached_format::{BackingState, CacheMode, Key};
 
@@ -217,6 +218,27 @@ pub(crate) async fn invalidate(
     writer::commit_through(set, last_hole).await
 }
 
+/// Makes void, durably, what is cached clean in a range with dirty data: a crash in the middle of what follows must not
+/// leave an old clean copy over what is new on the backing device.
+async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    let inode = target.inode.expect("only attached volumes have keys");
+    let mut clean: Vec<Piece> = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let mut note = |piece: Piece| {
+            if matches!(piece.content, Content::Cached { dirty: false, .. }) {
+                clean.push(piece);
+            }
+        };
+        at = set.attempt(|s| s.lookup(inode, at, range.end, &mut note)).await?;
+    }
+    for Piece { start, end, .. } in clean {
+        punch(set, target, Range { start, end }).await?;
+    }
+    let last_hole = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.last_hole));
+    writer::commit_through(set, last_hole).await
+}
+
 /// Puts holes over a range: journalled, not waited for.
 pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
@@ -284,8 +306,8 @@ async fn wait_for_space(set: &CacheSet) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// A part that the cache cannot take goes to the backing device: write, flush, then the hole, so that at every moment
-/// either the old dirty data or the new data is what a crash leaves. `payload` is that of the whole range.
+/// A part that the cache cannot take goes to the backing device: holes over what is clean, the write, a flush, then holes
+/// over what is dirty, so that at every moment either the old dirty data or the new data is what a crash leaves. `payload` is that of the whole range.
 async fn write_out(
     set: &CacheSet,
     target: &Target,
@@ -303,6 +325,7 @@ async fn write_out(
         invalidate(set, target, part, survey).await?;
         return write_backing(set, target, part, piece, fua).await.map(drop);
     }
+    invalidate_clean(set, target, part).await?;
     let stamp = write_backing(set, target, part, piece, false).await?;
     // Old dirty data gives way to what is proven, and to nothing less.
     flush::prove(set, target, stamp).await?;

@@ -11,6 +11,7 @@ use crate::policy::lru::Rank;
 use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use bcached_env::IoError;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Pointer};
 
@@ -50,6 +51,8 @@ pub struct Bucket {
     pub live: u32,
     /// Of these, dirty.
     pub dirty: u32,
+    /// The flush of the cache device that had begun last when data was last written to the bucket.
+    pub flush: u64,
     /// Journal entry that must be durable before the bucket is reused: it took away the last dirty pointer.
     pub release: u64,
 }
@@ -69,6 +72,18 @@ pub struct Buckets {
     gc_wanted: bool,
     /// Where a search for buckets to invalidate goes on.
     next_victim: Option<u32>,
+    flushes: Flushes,
+}
+
+/// Flushes of the cache device, numbered as they begin.
+#[derive(Clone, Copy, Default)]
+struct Flushes {
+    /// The newest that has begun.
+    begun: u64,
+    /// The newest that has succeeded, while none had failed.
+    succeeded: u64,
+    /// The first that failed: what it covered may be gone, also if another, which began later, seems to have succeeded.
+    failure: Option<IoError>,
 }
 
 /// What a search for buckets to invalidate came to.
@@ -101,6 +116,7 @@ impl Buckets {
                 pins: 0,
                 live: 0,
                 dirty: 0,
+                flush: 0,
                 release: 0,
             })
             .collect();
@@ -118,6 +134,7 @@ impl Buckets {
             traffic: 0,
             gc_wanted: false,
             next_victim: None,
+            flushes: Flushes::default(),
         }
     }
 
@@ -258,6 +275,41 @@ impl Buckets {
         bucket.dirty += if dirty { sectors } else { 0 };
         self.settle(id, was_available);
         true
+    }
+
+    /// Data has been written to where `pointer` points.
+    pub fn written(&mut self, pointer: Pointer) {
+        let id = self.of(pointer).expect("data is written where there is a bucket");
+        self.table[slot(id) as usize].flush = self.flushes.begun;
+    }
+
+    /// A flush of the cache device begins; its number.
+    pub const fn begin_flush(&mut self) -> u64 {
+        self.flushes.begun += 1;
+        self.flushes.begun
+    }
+
+    /// A flush has ended.
+    ///
+    /// # Errors
+    /// Its failure, or that of another one before: then its success means nothing.
+    pub fn end_flush(&mut self, number: u64, result: Result<(), IoError>) -> Result<(), IoError> {
+        if let Err(error) = result {
+            self.flushes.failure.get_or_insert(error);
+        }
+        if let Some(failure) = self.flushes.failure {
+            return Err(failure);
+        }
+        self.flushes.succeeded = self.flushes.succeeded.max(number);
+        Ok(())
+    }
+
+    /// True when data in the bucket of `pointer` may be gone since a flush of the cache device failed: anything could stand
+    /// there, even what others wrote. What was there when the set was opened is safe.
+    #[must_use]
+    pub fn is_suspect(&self, pointer: Pointer) -> bool {
+        let Flushes { succeeded, failure, .. } = self.flushes;
+        failure.is_some() && self.of(pointer).is_some_and(|id| self.get(id).flush >= succeeded.max(1))
     }
 
     /// A live extent is gone from the bucket. `sequence`: the journal entry that records it; if the last dirty sector

@@ -40,7 +40,7 @@ pub enum Fault {
 }
 
 /// A fault for some operations.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
     /// Which kind.
     pub on: OpKind,

@@ -179,12 +179,18 @@ impl Sector {
             let undecided = !version.happened && matches!(version.content, Content::Value(_));
             !(undecided && version.by < seen.start && by < version.start)
         });
+        let mut replaced = Vec::new();
         for version in &mut self.versions {
             if version.number != number && version.by < seen.start {
                 version.before.push(number);
                 version.by = version.by.min(by);
                 version.dead_at = version.dead_at.min(by);
+                replaced.push(version.number);
             }
+        }
+        // It has come back over them, if a device went back to what it had before.
+        for version in self.versions.iter_mut().filter(|version| version.number == number) {
+            version.before.retain(|number| !replaced.contains(number));
         }
         self.settle();
         true
@@ -281,7 +287,16 @@ impl Sector {
             }
             self.versions = distinct;
         }
-        let single = self.versions.len() == 1 && matches!(self.versions[0].content, Content::Value(_));
+        let (mut candidates, mut contents) = (0, 0);
+        for version in self.versions.iter().filter(|version| chosen(version)) {
+            candidates += 1;
+            contents += usize::from(matches!(version.content, Content::Value(_)));
+        }
+        let single = (candidates, contents) == (1, 1);
+        if single && !power_cut {
+            // There is nothing else that could have come back.
+            return;
+        }
         for version in self.versions.iter_mut().filter(|version| chosen(version)) {
             let fresh = Version::begun(version.number, version.content, now);
             *version = Version {

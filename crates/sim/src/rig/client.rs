@@ -34,6 +34,7 @@ pub struct Birth {
     pub(super) world: Rc<RefCell<World>>,
     pub(super) oracle: Rc<RefCell<Oracle>>,
     pub(super) depth: usize,
+    pub(super) troubled: bool,
     pub(super) requests: Rc<Cell<u64>>,
     /// The first fault noticed in this life.
     pub(super) fault: Rc<RefCell<Option<Fault>>>,
@@ -66,6 +67,7 @@ impl Birth {
             oracle: self.oracle,
             places: Semaphore::new(self.depth),
             depth: self.depth,
+            troubled: self.troubled,
             requests: self.requests,
             fault: self.fault,
             waiting: self.waiting,
@@ -83,6 +85,7 @@ struct Shared {
     /// One for each request in flight.
     places: Semaphore,
     depth: usize,
+    troubled: bool,
     requests: Rc<Cell<u64>>,
     fault: Rc<RefCell<Option<Fault>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
@@ -114,6 +117,9 @@ impl Client {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
             Step::Settle => self.settle().await,
             Step::Restart(_) => unreachable!("the rig restarts"),
+            Step::Trouble { device, rule } => {
+                self.shared.world.borrow_mut().devices[device].faults.add(rule);
+            }
             request => {
                 let place = self.shared.places.acquire(1).await;
                 let client = self.clone();
@@ -178,13 +184,15 @@ impl Client {
         self.shared.waiting.borrow_mut().clear();
         self.shared.oracle.borrow_mut().end(id, result.is_ok());
         self.shared.world.borrow_mut().progress(PATIENCE_NS);
-        result.map_err(Fault::Stop)
+        if self.shared.troubled { Ok(()) } else { result.map_err(Fault::Stop) }
     }
 
-    /// One request from asking to answer; a refusal is a fault.
+    /// One request from asking to answer; a refusal is a fault, unless devices are in trouble.
     pub async fn ask(&self, step: Step) {
         let words = step.to_string();
-        if let Err(refusal) = self.attempt(step).await {
+        if let Err(refusal) = self.attempt(step).await
+            && !self.shared.troubled
+        {
             self.notice(Fault::Refused { request: words, refusal });
         }
     }

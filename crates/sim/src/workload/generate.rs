@@ -2,6 +2,7 @@
 
 use super::{Restart, Step, Workload};
 use crate::digest::mix;
+use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::system::{Geometry, Mode};
 use bcached_env::rng::Rng;
 use std::ops::Range;
@@ -18,6 +19,7 @@ struct Weights {
     pause: u64,
     settle: u64,
     restart: u64,
+    trouble: u64,
 }
 
 /// A kind of workload.
@@ -39,10 +41,20 @@ pub struct Shape {
     small_buckets: bool,
 }
 
-const MIXED: Weights =
-    Weights { write: 46, read: 30, flush: 6, discard: 4, zero: 4, mode: 1, pause: 4, settle: 2, restart: 1 };
+const MIXED: Weights = Weights {
+    write: 46,
+    read: 30,
+    flush: 6,
+    discard: 4,
+    zero: 4,
+    mode: 1,
+    pause: 4,
+    settle: 2,
+    restart: 1,
+    trouble: 0,
+};
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     // A bit of everything, two volumes, restarts in between.
     Shape {
         name: "mixed",
@@ -115,6 +127,18 @@ const SHAPES: [Shape; 6] = [
         fua_one_in: 8,
         small_buckets: true,
     },
+    // Devices that fail, drop what they should flush, and are late; and ends of processes.
+    Shape {
+        name: "trouble",
+        weights: Weights { flush: 10, mode: 2, pause: 8, restart: 3, trouble: 4, ..MIXED },
+        steps: 300,
+        depth: 8,
+        volumes: 2,
+        span: 2048,
+        longest: 128,
+        fua_one_in: 8,
+        small_buckets: true,
+    },
 ];
 
 impl Shape {
@@ -151,6 +175,7 @@ impl Shape {
             geometry,
             depth: self.depth,
             steps,
+            troubled: self.weights.trouble > 0,
             drawn: self.steps,
             kept: None,
         }
@@ -160,7 +185,7 @@ impl Shape {
     #[must_use]
     pub fn aftermath(workload: &Workload, seed: u64, steps: usize) -> Vec<Step> {
         let shape = Self::named(&workload.name).unwrap_or_else(|| SHAPES[0].clone());
-        let calm = Self { weights: Weights { restart: 0, pause: 1, ..shape.weights }, ..shape };
+        let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
         let unit = u64::from(workload.geometry.block_sectors);
         let mut painter = Painter { shape: &calm, rng: Rng::new(seed), unit, recent: Vec::new() };
         (0..steps).map(|_| painter.step()).collect()
@@ -202,8 +227,9 @@ const RECENT_MAX: usize = 32;
 
 impl Painter<'_> {
     fn step(&mut self) -> Step {
-        let Weights { write, read, flush, discard, zero, mode, pause, settle, restart } = self.shape.weights;
-        let weights = [write, read, flush, discard, zero, mode, pause, settle, restart];
+        let Weights { write, read, flush, discard, zero, mode, pause, settle, restart, trouble } =
+            self.shape.weights;
+        let weights = [write, read, flush, discard, zero, mode, pause, settle, restart, trouble];
         let mut pick = self.rng.below(weights.iter().sum());
         let mut kind = 0;
         while pick >= weights[kind] {
@@ -238,12 +264,28 @@ impl Painter<'_> {
             }
             6 => Step::Pause(1 << self.rng.below(8)),
             7 => Step::Settle,
-            _ => Step::Restart(match self.rng.below(3) {
+            8 => Step::Restart(match self.rng.below(3) {
                 0 => Restart::Stop,
                 1 => Restart::Death(self.rng.next()),
                 _ => Restart::Power(self.rng.next()),
             }),
+            _ => self.trouble(),
         }
+    }
+
+    /// Mostly of a backing device: the first write of metadata that fails ends all writing to the cache.
+    fn trouble(&mut self) -> Step {
+        let device = if self.rng.one_in(4) { 0 } else { 1 + self.volume() as usize };
+        let on =
+            [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")];
+        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
+        let fault = match self.rng.below(8) {
+            0 => Fault::Late(1 << (20 + self.rng.below(12))),
+            pick => Fault::Fail(landed[usize::try_from(pick % 3).expect("three")]),
+        };
+        let skip = u32::try_from(self.rng.below(12)).expect("few");
+        let count = 1 << self.rng.below(4);
+        Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
     }
 
     fn volume(&mut self) -> u32 {
