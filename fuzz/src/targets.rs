@@ -267,7 +267,7 @@ fn judge(image: &Vec<u8>, backing: &Vec<u8>, unchanged: bool) {
     }
     if unchanged {
         // The fills of the images differ, which is a finding only because clean copies are compared.
-        assert!(checked.report.findings.iter().all(|damage| damage.kind.name() == "CleanDiffers"));
+        assert!(checked.report.findings.iter().all(|damage| damage.kind.name() == "clean-differs"));
     }
     if let Some(view) = &checked.view {
         for inode in 0..3 {

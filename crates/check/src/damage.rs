@@ -413,13 +413,19 @@ pub enum DamageKind {
 }
 
 impl DamageKind {
-    /// The kind without its fields, for scripts.
+    /// The kind without its fields, for scripts: `dirty-stale`.
     #[must_use]
     pub fn name(&self) -> String {
         // Debug of an enum starts with the variant's name.
         let text = format!("{self:?}");
-        let end = text.find(|character: char| !character.is_alphanumeric()).unwrap_or(text.len());
-        text[..end].to_owned()
+        let mut name = String::new();
+        for letter in text.chars().take_while(|letter| letter.is_alphanumeric()) {
+            if letter.is_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.extend(letter.to_lowercase());
+        }
+        name
     }
 }
 

@@ -90,8 +90,11 @@ pub enum Record {
         first_bucket: u64,
         /// Number of journal buckets.
         journal_buckets: u64,
-        /// Last start.
+        /// Last start, in seconds since 1970.
         last_mount: u32,
+        /// The same in RFC 3339; absent if there was none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        last_mount_time: Option<String>,
     },
     /// A journal entry.
     JournalEntry {
@@ -138,12 +141,21 @@ pub enum Record {
         /// Label.
         #[serde(serialize_with = "as_text")]
         label: Label,
-        /// First registered.
+        /// First registered, in seconds since 1970.
         first_registered: u32,
-        /// Last registered.
+        /// The same in RFC 3339; absent if it is not known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        first_registered_time: Option<String>,
+        /// Last registered, in seconds since 1970.
         last_registered: u32,
-        /// When it was given up.
+        /// The same in RFC 3339; absent if it is not known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        last_registered_time: Option<String>,
+        /// When it was given up, in seconds since 1970; 0 if it was not.
         invalidated: u32,
+        /// The same in RFC 3339; absent if it was not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        invalidated_time: Option<String>,
         /// Flags.
         flags: u32,
         /// Size of a flash-only volume.
@@ -197,8 +209,11 @@ fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Fi
             uuid: slot.uuid,
             label: slot.label,
             first_registered: slot.first_registered,
+            first_registered_time: moment(slot.first_registered),
             last_registered: slot.last_registered,
+            last_registered_time: moment(slot.last_registered),
             invalidated: slot.invalidated,
+            invalidated_time: moment(slot.invalidated),
             flags: slot.flags,
             sectors: slot.sectors,
         });
@@ -225,6 +240,7 @@ fn superblock_record(superblock: &CacheSuperblock) -> Record {
         first_bucket: superblock.first_bucket(),
         journal_buckets: superblock.journal_buckets(),
         last_mount: superblock.last_mount(),
+        last_mount_time: moment(superblock.last_mount()),
     }
 }
 
@@ -283,6 +299,25 @@ impl KeyRecord {
     }
 }
 
+/// A key of a child: its end is the child's last position, and its size means nothing.
+struct Child<'a>(&'a KeyRecord);
+
+impl fmt::Display for Child<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "up to {}:{}", self.0.inode, self.0.end)?;
+        self.0.pointers.iter().try_for_each(|pointer| write!(f, " -> {pointer}"))
+    }
+}
+
+/// A key of which only the pointers mean something.
+struct Pointers<'a>(&'a KeyRecord);
+
+impl fmt::Display for Pointers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.pointers.join(" -> "))
+    }
+}
+
 impl fmt::Display for KeyRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:[{},{})", self.inode, self.start, self.end)?;
@@ -303,7 +338,10 @@ impl fmt::Display for NodeRecord {
         for set in &self.sets {
             write!(f, "\n  set at block {}", set.block)?;
             for key in &set.keys {
-                write!(f, "\n    {key}")?;
+                match self.level {
+                    0 => write!(f, "\n    {key}")?,
+                    _ => write!(f, "\n    {}", Child(key))?,
+                }
             }
         }
         Ok(())
@@ -331,17 +369,18 @@ impl fmt::Display for Record {
                 keys,
             } => {
                 write!(f, "journal entry {seq} needs {last_seq} bucket {index} sector {sector}")?;
-                write!(f, " root {root} level {root_level} uuids {uuids} prios {prio_bucket}")?;
+                let (root, uuids) = (Pointers(root), Pointers(uuids));
+                write!(f, " root {root} level {root_level} uuids {uuids} prios in bucket {prio_bucket}")?;
                 keys.iter().try_for_each(|key| write!(f, "\n    {key}"))
             }
             Self::PriorityChain { buckets } => write!(f, "priorities in buckets {buckets:?}"),
             Self::Bucket { index, prio, generation } => {
                 write!(f, "bucket {index} prio {prio} gen {generation}")
             }
-            Self::UuidSlot { inode, uuid, label, flags, sectors, invalidated, .. } => write!(
+            Self::UuidSlot { inode, uuid, label, flags, sectors, invalidated_time, .. } => write!(
                 f,
-                "uuid slot {inode} {uuid} label \"{label}\" flags {flags:#x} sectors {sectors} \
-                 invalidated {invalidated}"
+                "uuid slot {inode} {uuid} label \"{label}\" flags {flags:#x} sectors {sectors} given up {}",
+                invalidated_time.as_deref().unwrap_or("never")
             ),
             Self::Node(node) => write!(f, "{node}"),
             Self::Damaged { message } => write!(f, "damaged: {message}"),
@@ -359,13 +398,63 @@ impl Record {
                 bucket_sectors,
                 first_bucket,
                 journal_buckets,
-                last_mount,
+                last_mount_time,
                 ..
             } => format!(
-                " discard {discard} buckets {buckets} block {block_sectors} bucket {bucket_sectors} \
-                 first {first_bucket} journal {journal_buckets} last mount {last_mount}"
+                " discard {discard} buckets {buckets} block {block_sectors} sectors bucket {bucket_sectors} sectors \
+                 first {first_bucket} journal {journal_buckets} buckets last mount {}",
+                last_mount_time.as_deref().unwrap_or("never")
             ),
             _ => String::new(),
         }
+    }
+}
+
+/// Seconds since 1970 as RFC 3339, in UTC; none for 0, which stands for "never" wherever the format has a time.
+fn moment(seconds: u32) -> Option<String> {
+    const LENGTHS: [u32; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    if seconds == 0 {
+        return None;
+    }
+    // Until 2106 only: every fourth year is a leap year, but 2100.
+    let is_leap = |year: u32| year.is_multiple_of(4) && year != 2100;
+    let (mut day, second) = (seconds / 86_400, seconds % 86_400);
+    let mut year = 1970;
+    while day >= 365 + u32::from(is_leap(year)) {
+        day -= 365 + u32::from(is_leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for length in LENGTHS {
+        let length = length + u32::from(month == 2 && is_leap(year));
+        if day < length {
+            break;
+        }
+        day -= length;
+        month += 1;
+    }
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    Some(format!("{year}-{month:02}-{:02}T{hour:02}:{minute:02}:{:02}Z", day + 1, second % 60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::moment;
+
+    #[test]
+    fn moments_are_those_of_the_calendar() {
+        for (seconds, wanted) in [
+            (1, "1970-01-01T00:00:01Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (1_795_258_687, "2026-11-21T10:58:07Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (u32::MAX, "2106-02-07T06:28:15Z"),
+        ] {
+            assert_eq!(moment(seconds).as_deref(), Some(wanted), "{seconds}");
+        }
+        assert_eq!(moment(0), None);
     }
 }

@@ -378,7 +378,7 @@ fn a_damaged_entry_with_newer_ones_behind_it_is_not_a_crash() {
     bytes[second + 100] ^= 1;
     let checked = check(&bytes, &[], Options::default());
     let kinds: Vec<_> = checked.report.findings.iter().map(|damage| damage.kind.name()).collect();
-    assert_eq!(kinds, ["JournalTorn", "JournalHidden"]);
+    assert_eq!(kinds, ["journal-torn", "journal-hidden"]);
     assert!(!checked.report.is_clean());
 }
 

@@ -16,8 +16,7 @@ const NO_DEVICE: &str = "\0";
     name = "bcached",
     version,
     about = "Linux bcache in user space, in the kernel's own on-disk format",
-    after_help = later::help(),
-    disable_help_subcommand = true
+    after_help = later::help()
 )]
 struct CommandLine {
     /// Print JSON: a report on standard output, an error on standard error
@@ -132,13 +131,13 @@ pub struct Serve {
     /// Configuration [default: /etc/bcached/config.toml, unless devices are named]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A cache device to serve, without a configuration
+    /// A cache device to serve, without a configuration; can be repeated
     #[arg(long, value_name = "DEV")]
     pub cache: Vec<String>,
-    /// A backing device to serve, without a configuration
+    /// A backing device to serve, without a configuration; can be repeated. One that belongs to no set is attached
     #[arg(long, value_name = "DEV")]
     pub backing: Vec<String>,
-    /// How volumes are exported: nbd, nbd:/path/to/socket or nbd:127.0.0.1:10809
+    /// How volumes are exported: nbd, nbd:/path/to/socket or nbd:127.0.0.1:10809; can be repeated
     #[arg(long, value_name = "WAY")]
     pub export: Vec<String>,
     /// How long a stop waits for clients: 30s, 5m [default: 20s]

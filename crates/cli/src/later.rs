@@ -19,8 +19,8 @@ const TABLE: &[Later] = &[
     Later { verb: "remove", by_hand: EDIT_CONFIG },
     Later {
         verb: "attach",
-        by_hand: "stop the daemon, register the devices with the kernel's bcache and write the set's UUID to \
-                  /sys/block/bcacheN/bcache/attach",
+        by_hand: "stop the daemon and name the backing device to `bcached serve` with that cache: serving attaches \
+                  a device that belongs to no set",
     },
     Later { verb: "detach", by_hand: KERNEL_DETACH },
     Later {
@@ -36,17 +36,19 @@ const TABLE: &[Later] = &[
     Later { verb: "shrink", by_hand: "copy the volume to a smaller device" },
     Later {
         verb: "replace",
-        by_hand: "detach the volumes with the kernel's bcache, then make the new cache and attach to it",
+        by_hand: "serve until nothing is dirty and stop; make the new cache; `bcached make --backing DEV --for CACHE \
+                  --wipe-bcache`, with the --data-offset it had, keeps the data (docs/guide.md, A dead cache device)",
     },
     Later { verb: "cancel", by_hand: "this version has no long work in the daemon to cancel" },
     Later {
         verb: "import",
-        by_hand: "write 1 to /sys/block/bcacheN/bcache/stop of each volume and to /sys/fs/bcache/SET/stop, then \
-                  name the devices to `bcached serve`",
+        by_hand: "unmount the volumes, write 1 to /sys/fs/bcache/SET/stop (dirty data stays), keep bcache-tools' udev \
+                  rule from the devices, and name them to `bcached serve` (docs/guide.md, From the kernel to bcached)",
     },
     Later {
         verb: "release",
-        by_hand: "stop `bcached serve`, then write each device's path to /sys/fs/bcache/register",
+        by_hand: "stop `bcached serve` in order (after a SIGKILL serve once more first; dirty data may stay), then \
+                  write each device's path to /sys/fs/bcache/register (docs/guide.md, Back to the kernel)",
     },
     Later { verb: "list", by_hand: "`bcached status` lists what is served" },
     Later {

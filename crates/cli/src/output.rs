@@ -11,7 +11,7 @@ pub struct Report {
     /// Kept as text, so that the envelope's fields stay first.
     json: Option<String>,
     exit: u8,
-    /// Sentences for standard error beside the text; the JSON form has them in itself.
+    /// Sentences for standard error beside the text; the JSON form has in itself what concerns its devices.
     warnings: Vec<String>,
     /// Something went wrong although there is something to show: printed on standard error after the report.
     failure: Option<Failure>,
@@ -66,7 +66,7 @@ impl Report {
     /// The same report, with `warnings` beside its text.
     #[must_use]
     pub fn warning(mut self, warnings: Vec<String>) -> Self {
-        self.warnings = warnings;
+        self.warnings.extend(warnings);
         self
     }
 

@@ -10,7 +10,8 @@
 //! The configuration is checked whole before any device is opened; devices are opened and claimed before any thread
 //! starts. What fails for one volume is its own reason in `status` and stops no other volume.
 //!
-//! `failure` and `sizes` are shared with the commands: the same sentence goes to a person and into the log.
+//! `failure`, `sizes` and the place of the notes are shared with the commands: the same sentence goes to a person and
+//! into the log.
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -21,7 +22,7 @@ mod engine_thread;
 pub mod failure;
 mod log;
 mod names;
-mod notes;
+pub mod notes;
 mod owned;
 pub mod sizes;
 mod supervisor;

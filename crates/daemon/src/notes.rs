@@ -4,6 +4,7 @@
 //! changes between two starts, such as the path of the control socket. It must live in memory and outlive the process.
 
 use crate::failure::{Failure, Kind};
+use bcached_format::Uuid;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -16,20 +17,42 @@ pub const VARIABLE: &str = "BCACHED_NOTES";
 /// # Errors
 /// None of the places can be used.
 pub fn directory() -> Result<PathBuf, Failure> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(chosen) = set(VARIABLE) {
-        return usable(&chosen).map(|()| chosen.clone()).map_err(|why| refused(&chosen, why));
-    }
-    let user = rustix::process::geteuid().as_raw();
-    let own = PathBuf::from(format!("/dev/shm/bcached-{user}"));
-    let mut places = vec![own.clone()];
-    if user == 0 {
-        places.insert(0, PathBuf::from("/run/bcached"));
-    } else if let Some(runtime) = set("XDG_RUNTIME_DIR") {
-        places.insert(0, runtime.join("bcached"));
-    }
+    let places = match chosen() {
+        Some(chosen) => {
+            return usable(&chosen).map(|()| chosen.clone()).map_err(|why| refused(&chosen, why));
+        }
+        None => usual(),
+    };
+    let last = places.last().cloned().unwrap_or_default();
     let usable = places.into_iter().find(|place| usable(place).is_ok());
-    usable.ok_or_else(|| refused(&own, "neither it nor the usual runtime directory can be used".to_owned()))
+    usable.ok_or_else(|| refused(&last, "neither it nor the usual runtime directory can be used".to_owned()))
+}
+
+/// The note of the set in this user's places, if there is one. An orderly stop leaves none, so with no daemon running
+/// it is a killed one's, and may hold acknowledged writes. Only looks.
+#[must_use]
+pub fn left_behind(set: Uuid) -> Option<PathBuf> {
+    let places = chosen().map_or_else(usual, |chosen| vec![chosen]);
+    places.iter().map(|place| place.join(format!("{set}.note"))).find(|note| note.is_file())
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The place that the user has named.
+fn chosen() -> Option<PathBuf> {
+    variable(VARIABLE)
+}
+
+/// The places of this user, the better one first.
+fn usual() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let better = match user {
+        0 => Some(PathBuf::from("/run/bcached")),
+        _ => variable("XDG_RUNTIME_DIR").map(|runtime| runtime.join("bcached")),
+    };
+    better.into_iter().chain([PathBuf::from(format!("/dev/shm/bcached-{user}"))]).collect()
 }
 
 fn refused(place: &Path, why: String) -> Failure {

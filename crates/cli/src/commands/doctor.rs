@@ -7,6 +7,7 @@ use crate::flags;
 use crate::output::{Report, Show};
 use crate::sizes::human;
 use crate::superblock::{self, Found, cache_mode_name, state_name};
+use bcached_daemon::notes;
 use bcached_format::Superblock;
 use bcached_format::units::bytes_of;
 use bcached_uring::{Backend, DriverOptions, open_driver};
@@ -192,18 +193,27 @@ fn examine(path: &Path, patient: &mut Patient) -> Result<String, Failure> {
     };
     // Claimed and given back at once: the refusal names the holder.
     drop(device::open(path, Access::Check)?);
+    bcached_uring::Device::may_own(path)?;
     Ok(description)
 }
 
 fn describe(superblock: &Superblock) -> String {
     match superblock {
-        Superblock::Cache(cache) => format!(
-            "cache of set {}, {} buckets of {}, {}",
-            cache.set_uuid(),
-            cache.buckets(),
-            human(bytes_of(cache.bucket_sectors())),
-            if cache.is_synchronous() { "has been in use" } else { "never started" }
-        ),
+        Superblock::Cache(cache) => {
+            let note = notes::left_behind(cache.set_uuid()).map_or_else(String::new, |note| {
+                format!(
+                    "; serve it before anything else does: a killed bcached left a note, {}",
+                    note.display()
+                )
+            });
+            format!(
+                "cache of set {}, {} buckets of {}, {}{note}",
+                cache.set_uuid(),
+                cache.buckets(),
+                human(bytes_of(cache.bucket_sectors())),
+                if cache.is_synchronous() { "has been in use" } else { "never started" }
+            )
+        }
         Superblock::Backing(backing) => format!(
             "backing device {}, {}, {}, of set {}",
             backing.uuid(),

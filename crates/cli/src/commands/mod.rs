@@ -3,6 +3,7 @@
 mod check;
 mod doctor;
 mod dump;
+mod ignored;
 pub mod make;
 mod serve;
 mod show;
@@ -20,7 +21,7 @@ use crate::output::Report;
 /// The command's.
 pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
     match command {
-        Command::Make(flags) => make::run(&flags),
+        Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),
         Command::Serve(flags) => serve::run(flags),
         Command::Status(flags) => status::run(&flags),
         Command::Show(flags) => show::run(&flags),

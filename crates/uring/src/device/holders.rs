@@ -48,7 +48,10 @@ impl Holder {
     #[must_use]
     pub fn how_to_release(&self) -> String {
         match self {
-            Self::Process { id, .. } => format!("stop process {id}, or ask it to let go"),
+            Self::Process { id, name } if name == "bcached" => {
+                format!("stop it (`systemctl stop bcached`, or SIGTERM to {id}); nothing overrides this")
+            }
+            Self::Process { id, .. } => format!("end process {id}; nothing overrides this"),
             Self::Mount(place) => format!("unmount {}", place.display()),
             Self::Swap => "turn it off with swapoff".into(),
             Self::Device(name) if name.starts_with("loop") => {

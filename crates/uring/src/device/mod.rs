@@ -94,6 +94,26 @@ pub struct Device {
 }
 
 impl Device {
+    /// Says whether this process could open the device at `path` for writing, and opens nothing: closing a disk that
+    /// was open for writing makes udev look at it anew, and rules of others act on that.
+    ///
+    /// # Errors
+    /// It is read-only, or may not be written by this process.
+    pub fn may_own(path: impl AsRef<Path>) -> Result<(), DeviceError> {
+        let path = path.as_ref();
+        let failed = |kind| DeviceError { path: path.to_owned(), kind };
+        let (_, identity) = identify(path).map_err(failed)?;
+        if limits::is_read_only(identity) {
+            return Err(failed(DeviceErrorKind::ReadOnly));
+        }
+        rustix::fs::access(path, rustix::fs::Access::WRITE_OK).map_err(|errno| {
+            failed(match errno {
+                Errno::ROFS => DeviceErrorKind::ReadOnly,
+                errno => DeviceErrorKind::from_errno("write", errno),
+            })
+        })
+    }
+
     /// Opens and claims the device at `path`.
     ///
     /// # Errors
