@@ -15,7 +15,8 @@
 //! 5. What was read once stays until it is written or the power is cut.
 //! 6. A failed write left each sector old or new.
 //! 7. A discard leaves each sector with any former value or zero; the first read fixes it.
-//! 8. A failed flush may have dropped what was not yet durable, and ends the promise for it.
+//! 8. A failed flush may have dropped what was not yet durable, and ends the promise for it. One that no client has heard
+//!    of when the process ends is told by its exit and its log; the next process knows nothing of it.
 //! 9. An orderly stop is a flush.
 //!
 //! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
@@ -24,7 +25,7 @@ mod sector;
 
 use crate::stamp::{self, SECTOR, StampError, Value};
 use sector::{Content, NEVER, Sector, Seen, Version};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
@@ -94,6 +95,8 @@ pub struct Oracle {
     firsts: Vec<Value>,
     chunks: BTreeMap<(u32, u64), Rc<Chunk>>,
     open: BTreeMap<OpId, Open>,
+    /// Volumes whose device has dropped something in the life of this process.
+    dropped: BTreeSet<u32>,
     /// Where each write went, by number.
     writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
     /// Events so far.
@@ -105,8 +108,8 @@ impl Oracle {
     /// Volumes that hold, where nothing was written, what `firsts` says: zeroes or stamps of write 0.
     #[must_use]
     pub fn new(firsts: Vec<Value>) -> Self {
-        let (chunks, open) = (BTreeMap::new(), BTreeMap::new());
-        Self { firsts, chunks, open, writes: Rc::default(), clock: 0, next: 1 }
+        let (chunks, open, dropped) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { firsts, chunks, open, dropped, writes: Rc::default(), clock: 0, next: 1 }
     }
 
     /// A client asks for a write of its stamp.
@@ -206,6 +209,7 @@ impl Oracle {
     pub fn power_cut(&mut self) {
         let now = self.tick();
         self.open.clear();
+        self.dropped.clear();
         self.each_touched(None, |sector| sector.cut_power(now));
     }
 
@@ -217,12 +221,16 @@ impl Oracle {
             sector.kill(now);
             sector.prune(NEVER);
         });
+        for volume in core::mem::take(&mut self.dropped) {
+            self.each_touched(Some(volume), |sector| sector.forget_promises(now));
+        }
     }
 
     /// A device under `volume` has dropped what it had not made durable (a flush of the system's own failed). Reads may
     /// show older values; a flush of a client that succeeds afterwards promises all the same.
     pub fn device_dropped(&mut self, volume: u32) {
         let now = self.tick();
+        self.dropped.insert(volume);
         self.each_touched(Some(volume), |sector| sector.revert(now));
     }
 

@@ -358,6 +358,19 @@ fn rule_8_a_flush_that_hides_a_drop_is_caught() {
 }
 
 #[test]
+fn rule_8_a_drop_is_forgotten_with_its_process() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let dropped = bench.write();
+    bench.oracle.device_dropped(0);
+    bench.oracle.process_death();
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [kept, dropped], "the new process knows nothing of it");
+}
+
+#[test]
 fn rule_9_an_orderly_stop_is_a_flush() {
     let mut bench = Bench::new();
     let write = bench.write();
