@@ -168,7 +168,9 @@ impl Oracle {
             }
             Kind::Flush if success => self.flush(Some(open.volume), open.start),
             Kind::Stop if success => self.flush(None, open.start),
-            Kind::Flush => self.each_touched(Some(open.volume), |sector| sector.forget_promises(now)),
+            Kind::Flush => {
+                self.each_touched(Some(open.volume), |sector| sector.forget_promises(now, oldest_read));
+            }
             Kind::Stop | Kind::Read => {}
         }
     }
@@ -222,7 +224,7 @@ impl Oracle {
             sector.prune(NEVER);
         });
         for volume in core::mem::take(&mut self.dropped) {
-            self.each_touched(Some(volume), |sector| sector.forget_promises(now));
+            self.each_touched(Some(volume), |sector| sector.forget_promises(now, 0));
         }
     }
 
@@ -231,7 +233,8 @@ impl Oracle {
     pub fn device_dropped(&mut self, volume: u32) {
         let now = self.tick();
         self.dropped.insert(volume);
-        self.each_touched(Some(volume), |sector| sector.revert(now));
+        let oldest_read = self.oldest_read();
+        self.each_touched(Some(volume), |sector| sector.revert(now, oldest_read));
     }
 
     /// All ranges that any client has written, zeroed, discarded or read anything unusual from, in order; neighbours

@@ -248,8 +248,9 @@ impl Sector {
 
     /// What is not durable may have gone back to an older version, but the clients have not been told: a later flush that
     /// claims success still promises what was acknowledged.
-    pub(super) fn revert(&mut self, now: u64) {
-        self.drop_lost(0);
+    pub(super) fn revert(&mut self, now: u64, oldest_read: u64) {
+        self.drop_lost(oldest_read);
+        let lost = self.lost();
         let durable_order: Vec<Vec<u64>> = self
             .versions
             .iter()
@@ -260,10 +261,11 @@ impl Sector {
             })
             .collect();
         let promised: Vec<u64> = self.versions.iter().map(|version| version.promised).collect();
-        self.forget_order(now, false, |version| !version.in_flight);
+        let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);
+        self.forget_order(now, false, back);
         // `forget_order` merges nothing unless it forgets on a power cut, so places still agree.
         for ((version, before), promised) in self.versions.iter_mut().zip(durable_order).zip(promised) {
-            if !version.in_flight {
+            if back(version) {
                 version.before = before;
                 version.promised = promised;
             }
@@ -271,9 +273,10 @@ impl Sector {
     }
 
     /// A flush has failed and its client knows: what was not durable may have gone back, and nothing of it is promised.
-    pub(super) fn forget_promises(&mut self, now: u64) {
-        self.drop_lost(0);
-        self.forget_order(now, false, |version| !version.in_flight);
+    pub(super) fn forget_promises(&mut self, now: u64, oldest_read: u64) {
+        self.drop_lost(oldest_read);
+        let lost = self.lost();
+        self.forget_order(now, false, |version| !version.in_flight && !lost.contains(&version.number));
     }
 
     /// Makes the `chosen` versions equal candidates, unless there is only one.
@@ -324,6 +327,16 @@ impl Sector {
         if self.versions.len() > 1 {
             self.drop_lost(oldest_read);
         }
+    }
+
+    /// Versions that a durable one surely replaced; only reads that began before may still return them.
+    fn lost(&self) -> Vec<u64> {
+        let is_lost = |version: &&Version| {
+            let replaced =
+                |later: &Version| later.number != version.number && later.durable && version.precedes(later);
+            self.versions.iter().any(replaced)
+        };
+        self.versions.iter().filter(is_lost).map(|version| version.number).collect()
     }
 
     /// Drops lost versions. With `oldest_read` zero no read is under way.

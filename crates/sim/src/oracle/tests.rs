@@ -358,6 +358,20 @@ fn rule_8_a_flush_that_hides_a_drop_is_caught() {
 }
 
 #[test]
+fn rule_8_a_read_from_before_may_return_what_is_gone() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let read = bench.begin_read();
+    bench.write();
+    bench.flush();
+    let flush = bench.oracle.begin_flush(0);
+    bench.oracle.end(flush, false);
+    assert!(bench.returns(read, Value::Written(kept)));
+    assert!(!bench.reads(kept));
+}
+
+#[test]
 fn rule_8_a_drop_is_forgotten_with_its_process() {
     let mut bench = Bench::new();
     let kept = bench.write();
