@@ -59,7 +59,11 @@ pub fn degraded(info: &VolumeInfo, cache_stopped: bool, backing: Option<&str>) -
         ),
     };
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
-    let told: Vec<_> = cache.into_iter().chain(device).collect();
+    let writeback = info.writeback_trouble.as_ref().map(|trouble| {
+        let (sector, end) = (trouble.sector, trouble.sector + trouble.sectors);
+        format!("dirty data of sectors {sector} to {end} cannot be written back ({})", trouble.error)
+    });
+    let told: Vec<_> = cache.into_iter().chain(writeback).chain(device).collect();
     (!told.is_empty()).then(|| told.join("; "))
 }
 
@@ -76,7 +80,7 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_engine::VolumeId;
+    use bcached_engine::{VolumeId, WritebackTrouble};
     use bcached_env::{DiskId, IoError, IoErrorKind};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
@@ -106,6 +110,13 @@ mod tests {
             Some(DiskHealth { longest_wait: Duration::from_secs(9), ..DiskHealth::default() });
         assert!(told(&info, false).starts_with("sdb has not answered for 9 s"), "{}", told(&info, false));
         assert!(told(&info, true).contains("refused; sdb has not"), "{}", told(&info, true));
+        info.backing_health = None;
+        info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
+        let told = told(&info, false);
+        assert!(
+            told.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
+            "{told}"
+        );
     }
 
     #[test]
