@@ -206,12 +206,13 @@ impl CacheSet {
     ) -> Result<T, Error> {
         let mut held = Held::default();
         loop {
-            if changes {
-                self.check_alive()?;
-            }
             // Many attempts may follow each other without anything to wait for.
             self.env().breathe().await;
-            let (attempted, untold) = self.with(|s| (transition(s), core::mem::take(&mut s.untold)));
+            // Asked in the transition itself: what fails while others run is known here.
+            let (attempted, untold) = self.with(|s| match &s.failed {
+                Some(error) if changes => Err(Error::Failed(Box::new(error.clone()))),
+                _ => Ok((transition(s), core::mem::take(&mut s.untold))),
+            })?;
             if untold {
                 self.tell_writers();
             }
