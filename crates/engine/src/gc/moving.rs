@@ -154,7 +154,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     }
     let payload = buffer.freeze();
     for pointer in space.pointers.as_slice() {
-        if set.cache().write(pointer.sector(), payload.clone()).await.is_err() {
+        if set.write_data(*pointer, payload.clone()).await.is_err() {
             return Ok(0);
         }
     }

@@ -11,8 +11,8 @@ use crate::space::{Class, Space};
 use crate::volume::Volume;
 use crate::volume::epoch::Stamp;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Payload, join_all};
-use bcached_format::Key;
+use bcached_env::{Buffer, IoError, Payload, join_all};
+use bcached_format::{Key, Pointer};
 
 /// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
 const FILL_BYTES_MAX: u64 = 64 << 20;
@@ -85,7 +85,7 @@ impl CacheSet {
             async move {
                 // One pointer a copy; every copy is written.
                 for pointer in chunk.space.pointers.as_slice() {
-                    if let Err(source) = self.cache().write(pointer.sector(), part.clone()).await {
+                    if let Err(source) = self.write_data(*pointer, part.clone()).await {
                         return (chunk, Err(Error::Io { doing: Doing::Data, source }));
                     }
                 }
@@ -97,10 +97,14 @@ impl CacheSet {
             let sectors: u64 = chunks.iter().map(|chunk| chunk.space.sectors).sum();
             s.stats.data_written_bytes += sectors * 512;
             s.buckets.age(sectors);
-            for pointer in chunks.iter().flat_map(|chunk| chunk.space.pointers.as_slice()) {
-                s.buckets.written(*pointer);
-            }
         });
+        written
+    }
+
+    /// Writes data to where `pointer` points, and remembers which flush of the cache device can take it away again.
+    pub(crate) async fn write_data(&self, pointer: Pointer, payload: Payload) -> Result<(), IoError> {
+        let written = self.cache().write(pointer.sector(), payload).await;
+        self.with(|s| s.buckets.written(pointer));
         written
     }
 
