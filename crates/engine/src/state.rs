@@ -14,7 +14,7 @@ use crate::work::Work;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use bcached_env::{Note, Time};
+use bcached_env::{IoError, Note, Time};
 use bcached_format::{BucketId, CacheSuperblock, Geometry, Inode, Key};
 
 /// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
@@ -148,6 +148,13 @@ impl State {
         for pointer in pointers.as_slice() {
             self.buckets.pin(*pointer);
         }
+    }
+
+    /// A flush of the cache device has failed: what it covered may be gone.
+    pub fn lose_unflushed(&mut self, error: IoError) {
+        self.buckets.flush_fails(error);
+        // The data of keys that only the note holds may be gone too: whoever starts next must not bring them back.
+        self.note.forget_through(u64::MAX);
     }
 
     /// Fewer free buckets than these make the allocator work: the reserves, and what is used while a batch becomes

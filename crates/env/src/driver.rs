@@ -26,6 +26,9 @@ pub struct DiskInfo {
     pub logical_block_sectors: u32,
     /// Completed writes may be lost at a power cut until a flush: flush and FUA mean something.
     pub volatile_cache: bool,
+    /// A write with FUA is one operation of the device itself. If not, it is a write and a flush, and its failure may be
+    /// that of the flush.
+    pub fua: bool,
     /// Discards are carried out rather than refused.
     pub discard: bool,
     /// Writing zeroes without a payload is carried out rather than emulated by the driver.

@@ -24,6 +24,9 @@
 //! **Failed flushes.** A flush that fails has dropped what it covered: reads give the older content again, and the next
 //! flush succeeds as if nothing had happened. Linux does exactly this to page cache and drives do it to their own.
 //!
+//! **FUA by flush.** Many devices have no FUA: whoever drives them carries such a write out as a write and a flush. When it
+//! fails, that flush is what has failed: it has dropped what every other write had left in the volatile cache.
+//!
 //! **Latent read errors.** A sector cannot be read until it is written again. The error comes for the whole request.
 //!
 //! **Bit rot.** A bit of the medium changes in silence. Only what is summed can notice: metadata here, never user data.
@@ -71,6 +74,8 @@ pub struct Model {
     pub torn_sectors: u64,
     /// Completed writes may be lost at a power cut.
     pub volatile_cache: bool,
+    /// A write with FUA is a write and a flush.
+    pub fua_flushes: bool,
     /// Discards are carried out.
     pub discard: bool,
     /// Middle latency of a read or write, in nanoseconds; each one is drawn from a quarter to four times of it.
@@ -88,6 +93,7 @@ impl Model {
             logical_block_sectors: block_sectors,
             torn_sectors: block_sectors as u64,
             volatile_cache: true,
+            fua_flushes: false,
             discard: true,
             latency_ns: 20_000,
             background: Background::Zero,
@@ -174,6 +180,7 @@ impl Device {
             sectors: self.model.sectors,
             logical_block_sectors: self.model.logical_block_sectors,
             volatile_cache: self.model.volatile_cache,
+            fua: !self.model.fua_flushes,
             discard: self.model.discard,
             write_zeroes: true,
         }
@@ -232,8 +239,9 @@ impl Device {
         }
     }
 
-    /// Ends write `number` with a failure after `landed` of it had landed.
-    pub fn fail(&mut self, number: u64, landed: Landed) {
+    /// Ends write `number` with a failure after `landed` of it had landed. True if a flush of its own has failed, and taken
+    /// with it what others had written.
+    pub fn fail(&mut self, number: u64, landed: Landed) -> bool {
         let write = self.in_flight.get(&number).expect("a write ends once").clone();
         let unit = self.model.torn_sectors;
         match landed {
@@ -249,7 +257,14 @@ impl Device {
             self.harden(write.range.start / PAGE_SECTORS..=(write.range.end - 1) / PAGE_SECTORS, |found| {
                 found == number
             });
+            return false;
         }
+        let flushes = self.model.fua_flushes && write.fua;
+        if flushes {
+            let flush = self.take_flush();
+            self.fail_flush(&flush);
+        }
+        flushes
     }
 
     /// Starts a flush.

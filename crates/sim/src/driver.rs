@@ -332,7 +332,11 @@ impl World {
             Ending::Read(result, buffer) => (result, Some(buffer)),
             Ending::Refused(kind, buffer) => (Err(kind), buffer),
             Ending::Write { number, failed: Some(landed) } => {
-                device.fail(number, landed);
+                if device.fail(number, landed)
+                    && let Some(tell) = &mut self.on_drop
+                {
+                    tell(disk);
+                }
                 (Err(IoErrorKind::Io), None)
             }
             Ending::Write { number, failed: None } => {
@@ -417,7 +421,11 @@ impl World {
         match due {
             Due::Done { disk, token, ending: Ending::Write { number, .. }, view } => {
                 let landed = if self.rng.one_in(2) { Landed::Everything } else { Landed::Nothing };
-                self.devices[disk].fail(number, landed);
+                if self.devices[disk].fail(number, landed)
+                    && let Some(tell) = &mut self.on_drop
+                {
+                    tell(disk);
+                }
                 Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
             }
             Due::Done { disk, token, ending: Ending::Flush { .. }, view } => {

@@ -48,7 +48,12 @@ impl Geometry {
     pub fn cache_device(&self) -> Device {
         let sectors = self.buckets * u64::from(self.bucket_sectors);
         let model = Model::fast(sectors, self.block_sectors);
-        Device::new(Model { torn_sectors: self.torn_sectors, volatile_cache: self.cache_volatile, ..model })
+        Device::new(Model {
+            torn_sectors: self.torn_sectors,
+            volatile_cache: self.cache_volatile,
+            fua_flushes: self.tuning >> 48 & 1 == 1,
+            ..model
+        })
     }
 
     /// The backing device of `volume`, whose data starts at `data_start`, holding the volume's first content.
@@ -56,7 +61,12 @@ impl Geometry {
     pub fn backing_device(&self, volume: u32, data_start: u64) -> Device {
         let sectors = data_start + self.volumes[volume as usize];
         let model = Model::slow(sectors, self.block_sectors, Background::Stamped { volume, data_start });
-        Device::new(Model { torn_sectors: self.torn_sectors, volatile_cache: self.backing_volatile, ..model })
+        Device::new(Model {
+            torn_sectors: self.torn_sectors,
+            volatile_cache: self.backing_volatile,
+            fua_flushes: self.tuning >> 49 & 1 == 1,
+            ..model
+        })
     }
 }
 

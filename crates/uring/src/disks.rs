@@ -68,6 +68,7 @@ impl Disks {
             sectors: 0,
             logical_block_sectors: 1,
             volatile_cache: true,
+            fua: false,
             discard: false,
             write_zeroes: false,
         };

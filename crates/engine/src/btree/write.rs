@@ -10,7 +10,7 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, IoError, join_all};
+use bcached_env::{Buffer, join_all};
 use bcached_node::{Node, SetWrite};
 
 /// Leaves written at once: they share one flush of the cache device.
@@ -191,40 +191,42 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(),
 async fn write_head(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
     set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
     let head = head_bytes(set).min(write.bytes.len());
-    let payload = Buffer::copied_from(&write.bytes[..head]).freeze();
-    let written = set.cache().write_fua(sector, payload).await;
-    written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
+    write_durably(set, Doing::Node, sector, &write.bytes[..head]).await
 }
 
 /// Writes the first set of a node that nothing points to yet, durably. A failure latches: the tree on the device is
 /// behind what was promised.
 pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
     set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
-    let payload = Buffer::copied_from(&write.bytes).freeze();
-    let written = set.cache().write_fua(sector, payload).await;
-    written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
+    write_durably(set, Doing::Node, sector, &write.bytes).await
+}
+
+/// Writes metadata that is durable when this returns. A failure latches: on a device without FUA it was a write and a flush,
+/// and perhaps that flush failed.
+pub async fn write_durably(set: &CacheSet, doing: Doing, sector: u64, bytes: &[u8]) -> Result<(), Error> {
+    let written = set.cache().write_fua(sector, Buffer::copied_from(bytes).freeze()).await;
+    written.map_err(|source| {
+        let info = set.cache().info();
+        if info.volatile_cache && !info.fua {
+            set.with(|s| s.lose_unflushed(source));
+        }
+        set.fail(Error::Io { doing, source })
+    })
 }
 
 /// Makes everything written to the cache device so far durable. A failure latches: what it covered may be gone and
 /// the next flush would claim success.
 pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
-    let flushed = flush_device(set).await;
-    flushed.map_err(|source| set.fail(Error::Io { doing: Doing::CacheFlush, source }))
-}
-
-/// The same; whoever calls it latches the failure.
-pub async fn flush_device(set: &CacheSet) -> Result<(), IoError> {
     if !set.cache().info().volatile_cache {
         return Ok(());
     }
     let number = set.with(|s| s.buckets.begin_flush());
     let flushed = set.cache().flush().await;
-    set.with(|s| {
-        let flushed = s.buckets.end_flush(number, flushed);
-        if flushed.is_err() {
-            // The data of keys that only the note holds may be gone: whoever starts next must not bring them back.
-            s.note.forget_through(u64::MAX);
+    let flushed = set.with(|s| {
+        if let Err(source) = flushed {
+            s.lose_unflushed(source);
         }
-        flushed
-    })
+        s.buckets.end_flush(number)
+    });
+    flushed.map_err(|source| set.fail(Error::Io { doing: Doing::CacheFlush, source }))
 }

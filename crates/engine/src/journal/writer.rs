@@ -6,7 +6,7 @@ use crate::error::{Doing, Error};
 use crate::journal::ring::Closed;
 use crate::set::CacheSet;
 use crate::state::State;
-use bcached_env::{Buffer, Time};
+use bcached_env::Time;
 use bcached_format::jset::{JsetHeader, seal};
 
 /// The task: writes the open entry when somebody needs it durable, or when its keys have waited long enough.
@@ -51,8 +51,9 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
         set.signals().journal_progress.wait().await;
         return Ok(());
     };
-    let result = put_on_disk(set, closed.sector, &bytes).await;
-    result.map_err(|source| set.fail(Error::Io { doing: Doing::Journal, source }))?;
+    // What the keys name is durable before they are.
+    write::flush_cache(set).await?;
+    write::write_durably(set, Doing::Journal, closed.sector, &bytes).await?;
     set.with(|s| {
         s.journal.completed(closed.sequence, closed.last_sequence);
         if !s.note_held {
@@ -66,11 +67,6 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     set.signals().journal_progress.notify_all();
     set.signals().allocator_work.notify_all();
     Ok(())
-}
-
-async fn put_on_disk(set: &CacheSet, sector: u64, bytes: &[u8]) -> Result<(), bcached_env::IoError> {
-    write::flush_device(set).await?;
-    set.cache().write_fua(sector, Buffer::copied_from(bytes).freeze()).await
 }
 
 fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {

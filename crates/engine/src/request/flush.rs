@@ -11,9 +11,8 @@ use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use crate::volume::epoch::{Epoch, Stamp, Turn};
 
-/// A client's flush.
-pub async fn flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
-    let told = epoch(set, target.id, |epoch| epoch.told());
+/// A client's flush, which began when its volume's clients knew of the failures that `told` says.
+pub async fn flush(set: &CacheSet, target: &Target, told: Option<u64>) -> Result<(), Error> {
     if target.inode.is_some() {
         writer::commit(set).await?;
     }

@@ -103,6 +103,12 @@ impl Range {
 }
 
 impl Target {
+    /// The blocks that `range` touches, wherever they lie.
+    pub const fn whole_blocks(&self, range: Range) -> Range {
+        let start = range.start - range.start % self.block_sectors;
+        Range { start, end: range.end.next_multiple_of(self.block_sectors) }
+    }
+
     /// The blocks that `range` touches, as far as they lie in the cacheable part; `None` if none does.
     pub fn blocks_around(&self, range: Range) -> Option<Range> {
         let start = range.start - range.start % self.block_sectors;
@@ -149,7 +155,9 @@ impl CacheSet {
                 ),
             },
             Request::Flush => {
-                plain(or_uncached(self, target, async |target| flush::flush(self, target).await).await)
+                // Once, also if it is tried again without the cache.
+                let told = flush::epoch(self, target.id, |epoch| epoch.told());
+                plain(or_uncached(self, target, async |target| flush::flush(self, target, told).await).await)
             }
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),

@@ -69,12 +69,13 @@ async fn write_anywhere(
     payload: Payload,
     fua: bool,
 ) -> Result<(), Error> {
-    let Some(blocks) = target.blocks_around(range) else {
-        return write_backing(set, target, range, payload, fua).await.map(drop);
+    // Whole blocks, whether the volume is cached or not: requests that began before it left the cache go on writing whole
+    // ones, and must not lay their neighbours' old content over what is written here.
+    let claim = lock(set, target, target.whole_blocks(range)).await?;
+    let written = match target.blocks_around(range) {
+        Some(blocks) => write_locked(set, target, range, blocks, payload, fua).await,
+        None => write_backing(set, target, range, payload, fua).await.map(drop),
     };
-    let whole = Range { start: blocks.start, end: blocks.end.max(range.end) };
-    let claim = lock(set, target, whole).await?;
-    let written = write_locked(set, target, range, blocks, payload, fua).await;
     unlock(set, target, claim);
     written
 }
@@ -235,8 +236,8 @@ async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Resu
     for Piece { start, end, .. } in clean {
         punch(set, target, Range { start, end }).await?;
     }
-    let last_hole = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.last_hole));
-    writer::commit_through(set, last_hole).await
+    // The keys of the dirty data, too: until they are durable an old clean copy may stand on the device in their place.
+    writer::commit(set).await
 }
 
 /// Puts holes over a range: journalled, not waited for.
@@ -245,15 +246,17 @@ pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Resu
     let mut at = range.start;
     while at < range.end {
         let end = range.end.min(at + HOLE_SECTORS_MAX);
-        set.put_key(&Key::hole(inode, at, end), Record::Journal).await?;
+        let punched = set.put_key(&Key::hole(inode, at, end), Record::Journal).await;
+        // Whatever came of it: some of its leaves may have their hole.
+        set.with(|s| {
+            let sequence = s.journal.appended();
+            if let Some(volume) = s.volumes.get_mut(target.id) {
+                volume.last_hole = volume.last_hole.max(sequence);
+            }
+        });
+        punched?;
         at = end;
     }
-    set.with(|s| {
-        let sequence = s.journal.appended();
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.last_hole = volume.last_hole.max(sequence);
-        }
-    });
     Ok(())
 }
 
@@ -373,7 +376,8 @@ async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp)
     }
 }
 
-/// Writes to the backing device, after write-back in the range has ended; the stamp of what was written.
+/// Writes what a client has sent to the backing device, after write-back in the range has ended; the stamp of what was
+/// written. With `fua` it is durable, or this is an error.
 pub(crate) async fn write_backing(
     set: &CacheSet,
     target: &Target,
@@ -385,8 +389,25 @@ pub(crate) async fn write_backing(
     let written =
         if fua { disk.write_fua(range.start, payload).await } else { disk.write(range.start, payload).await };
     let stamp = end_backing_write(set, target, begun);
+    // Without FUA of its own the device was asked for a write and a flush.
+    let flushed = fua && !disk.info().fua;
+    if flushed && written.is_err() {
+        lose_unflushed(set, target);
+    }
     written.map_err(Error::io(Doing::Backing))?;
-    stamp
+    let stamp = stamp?;
+    if flushed && flush::epoch(set, target.id, |epoch| epoch.is_lost(stamp)) == Some(true) {
+        return Err(Error::LostWrites);
+    }
+    flush::epoch(set, target.id, |epoch| epoch.acknowledge(stamp));
+    Ok(stamp)
+}
+
+/// A write and the flush after it have failed, perhaps the flush: then it has dropped what others wrote.
+fn lose_unflushed(set: &CacheSet, target: &Target) {
+    flush::epoch(set, target.id, Epoch::flush_fails);
+    set.with(|s| parked::drop_parked(s, target.id));
+    set.signals().flushed.notify_all();
 }
 
 /// Waits until nothing older is on its way to the range of the backing device. The range is locked, so that nothing new

@@ -289,14 +289,16 @@ impl Buckets {
         self.flushes.begun
     }
 
+    /// A flush has failed, one with a number or that of a write with FUA.
+    pub fn flush_fails(&mut self, error: IoError) {
+        self.flushes.failure.get_or_insert(error);
+    }
+
     /// A flush has ended.
     ///
     /// # Errors
-    /// Its failure, or that of another one before: then its success means nothing.
-    pub fn end_flush(&mut self, number: u64, result: Result<(), IoError>) -> Result<(), IoError> {
-        if let Err(error) = result {
-            self.flushes.failure.get_or_insert(error);
-        }
+    /// The first failure of any: after one the success of another means nothing.
+    pub fn end_flush(&mut self, number: u64) -> Result<(), IoError> {
         if let Some(failure) = self.flushes.failure {
             return Err(failure);
         }

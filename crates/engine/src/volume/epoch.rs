@@ -154,6 +154,21 @@ impl Epoch {
         }
     }
 
+    /// A flush has failed that has no number: that of a write with FUA.
+    pub const fn flush_fails(&mut self) {
+        if self.volatile {
+            self.era += 1;
+        }
+    }
+
+    /// A client is told that its write, with this stamp, has ended. If a flush failed meanwhile the write may be gone: the
+    /// next flush must not say that it is durable, whoever has reported that failure already.
+    pub const fn acknowledge(&mut self, stamp: Stamp) {
+        if self.is_lost(stamp) && self.told == self.era {
+            self.told = self.era - 1;
+        }
+    }
+
     /// Failures that clients know of, for [`Epoch::tell`]. Asked when a client's flush begins.
     #[must_use]
     pub const fn told(&self) -> u64 {
@@ -257,6 +272,34 @@ mod tests {
         epoch.flush_ends(false);
         let (fourth, fifth) = (epoch.told(), epoch.told());
         assert!(epoch.tell(fourth) && epoch.tell(fifth));
+    }
+
+    #[test]
+    fn a_write_that_was_under_way_when_a_flush_failed_is_not_said_to_be_durable() {
+        let mut epoch = Epoch::new(true);
+        let (write, told) = (epoch.write_begins(), epoch.told());
+        begin(&mut epoch);
+        epoch.flush_ends(false);
+        assert!(epoch.tell(told), "the flush that failed says so");
+        let stamp = epoch.write_ends(write);
+        epoch.acknowledge(stamp);
+        let told = epoch.told();
+        begin(&mut epoch);
+        epoch.flush_ends(true);
+        assert!(epoch.tell(told), "the write may be gone, and nobody has said so");
+        let told = epoch.told();
+        assert!(!epoch.tell(told), "it has been said");
+    }
+
+    #[test]
+    fn a_flush_without_a_number_that_fails_counts_like_any_other() {
+        let mut epoch = Epoch::new(true);
+        let (before, told) = (written(&mut epoch), epoch.told());
+        let wanted = epoch.wants_flush().expect("there is something to flush");
+        assert_eq!(epoch.turn(wanted), Turn::Run);
+        epoch.flush_fails();
+        epoch.flush_ends(true);
+        assert!(epoch.is_lost(before) && epoch.turn(wanted) == Turn::Lost && epoch.tell(told));
     }
 
     #[test]

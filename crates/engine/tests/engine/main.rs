@@ -5,6 +5,7 @@ mod budget;
 mod copies;
 mod distrust;
 mod durable;
+mod failed_flush;
 mod generations;
 mod memory;
 mod reads;

@@ -36,6 +36,8 @@ pub enum Mishap {
     Fails,
     /// It is carried out and yet fails.
     Lands,
+    /// It does not end yet.
+    Waits,
 }
 
 /// Says what happens to an operation, if anything.
@@ -52,6 +54,8 @@ pub struct World {
     pub longest_ns: u64,
     /// Decides on mishaps.
     pub fate: Option<Fate>,
+    /// The devices have FUA of their own; else they are said to be asked for a write and a flush.
+    pub fua: bool,
 }
 
 /// A handle on a world, which outlives the executors that run in it.
@@ -72,6 +76,7 @@ impl World {
             idle: 0,
             longest_ns: 0,
             fate: None,
+            fua: true,
         }))
     }
 
@@ -102,15 +107,23 @@ impl World {
         self.under_way.clear();
     }
 
-    fn end(&mut self) -> Completion {
+    fn end(&mut self) -> Option<Completion> {
         let pick = index(self.rng.below(self.under_way.len() as u64));
         let (disk, token, mut op) = self.under_way.swap_remove_front(pick).expect("drawn among them");
         let mishap = self.fate.as_mut().and_then(|fate| fate(disk, &op));
+        if mishap == Some(Mishap::Waits) {
+            self.under_way.push_back((disk, token, op));
+            return None;
+        }
         if mishap != Some(Mishap::Fails) {
             self.carry_out(disk.0 as usize, &mut op);
         }
         let buffer = if let Op::Read { buffer, .. } = op { Some(buffer) } else { None };
-        Completion { token, result: if mishap.is_some() { Err(IoErrorKind::Io) } else { Ok(()) }, buffer }
+        Some(Completion {
+            token,
+            result: if mishap.is_some() { Err(IoErrorKind::Io) } else { Ok(()) },
+            buffer,
+        })
     }
 
     fn carry_out(&mut self, disk: usize, op: &mut Op) {
@@ -150,8 +163,9 @@ impl Driver for MemoryDriver {
         world.idle = 0;
         let count = 1 + world.rng.below(ENDINGS_MAX);
         for _ in 0..count.min(world.under_way.len() as u64) {
-            let completion = world.end();
-            events.push(Event::Done(completion));
+            if let Some(completion) = world.end() {
+                events.push(Event::Done(completion));
+            }
         }
     }
 
@@ -174,6 +188,7 @@ impl Driver for MemoryDriver {
             sectors: self.0.borrow().disks[disk.0 as usize].len() as u64,
             logical_block_sectors: 1,
             volatile_cache: true,
+            fua: self.0.borrow().fua,
             discard: false,
             write_zeroes: true,
         }

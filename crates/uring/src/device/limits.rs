@@ -1,7 +1,7 @@
 //! What a device is and can do, asked without changing anything on it.
 //!
 //! Block devices tell through `BLKSSZGET` and `/sys/dev/block/MAJOR:MINOR/queue`; a partition's queue is its disk's.
-//! What sysfs does not tell is assumed in the safe direction: a volatile cache, no discard, no write-zeroes.
+//! What sysfs does not tell is assumed in the safe direction: a volatile cache, no FUA, no discard, no write-zeroes.
 //! Files are tried: direct reads show the smallest block their file system transfers directly, since `statx` knows
 //! it only on some file systems and since Linux 6.1.
 
@@ -26,6 +26,7 @@ pub(super) struct Limits {
     pub(super) memory_alignment: usize,
     pub(super) direct: bool,
     pub(super) volatile_cache: bool,
+    pub(super) fua: bool,
     pub(super) discard: bool,
     pub(super) write_zeroes: bool,
 }
@@ -52,6 +53,8 @@ impl Limits {
             memory_alignment: if direct { alignment(memory) } else { 1 },
             direct,
             volatile_cache: queue(sysfs, "write_cache").is_none_or(|text| text != "write through"),
+            // The page cache in between knows no FUA.
+            fua: direct && number("fua") == Some(1),
             discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
             write_zeroes: number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
         })
@@ -75,6 +78,7 @@ impl Limits {
             direct: block.is_some(),
             // The page cache or the disk below: either loses what was not synced.
             volatile_cache: true,
+            fua: false,
             // Not known before it is tried; the first refusal is remembered.
             discard: true,
             write_zeroes: true,

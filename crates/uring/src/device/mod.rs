@@ -79,6 +79,7 @@ pub struct Device {
     access: Access,
     sectors: AtomicU64,
     volatile_cache: bool,
+    fua: bool,
     direct: AtomicBool,
     logical_block_sectors: AtomicU32,
     /// What the device demands of a memory address, in bytes; a power of two.
@@ -161,6 +162,7 @@ impl Device {
             access,
             sectors: AtomicU64::new(limits.sectors),
             volatile_cache: limits.volatile_cache,
+            fua: limits.fua,
             direct: AtomicBool::new(limits.direct),
             logical_block_sectors: AtomicU32::new(limits.logical_block_sectors),
             memory_alignment: AtomicUsize::new(limits.memory_alignment),
@@ -210,6 +212,7 @@ impl Device {
             sectors: self.sectors.load(Ordering::Relaxed),
             logical_block_sectors: self.logical_block_sectors.load(Ordering::Relaxed),
             volatile_cache: self.volatile_cache,
+            fua: self.fua && self.is_direct() && self.dsync(),
             discard: self.discard.load(Ordering::Relaxed),
             write_zeroes: self.zero_range(),
         }

@@ -1,0 +1,251 @@
+//! What a flush of the cache device, or a write that is made durable by one, takes with it when it fails.
+
+use crate::memory::Mishap;
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
+use bcached_engine::{CacheSet, Error, Options, Request};
+use bcached_env::{Buffer, Note, NoteRecord, Op};
+use bcached_format::CacheMode;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
+
+fn options() -> Options {
+    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+}
+
+/// Dirty data was moved to another bucket, and the flush that was to make the copy durable failed and dropped it. Its key
+/// points to the copy. A read must not return what stands there instead.
+#[test]
+fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
+    /// What the moved data consists of, and what stands in its new place after the flush.
+    const MOVED: u8 = 7;
+    const FOREIGN: u8 = 0xEE;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    let failed = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        for n in 0..540 {
+            ask(&set, volume, write(16 * n, 16, MOVED)).await;
+        }
+        ask(&set, volume, Request::Flush).await;
+        let (moved, failed) = (Rc::new(RefCell::new(BTreeSet::new())), Rc::new(Cell::new(false)));
+        let (places, has_failed) = (Rc::clone(&moved), Rc::clone(&failed));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            match op {
+                Op::Write { sector, payload, .. }
+                    if disk == CACHE && payload.as_slice().iter().all(|byte| *byte == MOVED) =>
+                {
+                    places.borrow_mut().extend(*sector..*sector + payload.len() as u64 / 512);
+                }
+                Op::Flush if disk == CACHE && !has_failed.get() && !places.borrow().is_empty() => {
+                    has_failed.set(true);
+                    return Some(Mishap::Fails);
+                }
+                _ => {}
+            }
+            None
+        }));
+        // Sparse buckets, few that are free: what is left in them is moved.
+        for n in (0..540).take_while(|_| !failed.get()) {
+            let _ = set.serve(volume, Request::Discard { sector: 16 * n, sectors: 12 }).await;
+        }
+        for _ in (0..100).take_while(|_| !failed.get()) {
+            env.sleep(Duration::from_millis(100)).await;
+        }
+        world.borrow_mut().fate = None;
+        for sector in moved.borrow().iter() {
+            world.borrow_mut().place(0, *sector, &[FOREIGN; 512]);
+        }
+        for n in 0..540 {
+            let read = Request::Read { sector: 16 * n + 12, buffer: Buffer::zeroed(4 * 512) };
+            let reply = set.serve(volume, read).await;
+            let first = reply.buffer.expect("a read gives its memory back").as_slice()[0];
+            assert!(reply.result.is_err() || first == MOVED, "piece {n}: read as {first:#x}");
+        }
+        failed.get()
+    });
+    assert!(failed, "nothing was moved, or no flush came after it");
+}
+
+/// A note that knows whether it has been made void, and what was added to it since.
+#[derive(Default)]
+struct Void {
+    is_void: Cell<bool>,
+    late: Cell<u32>,
+}
+
+struct Watched(Rc<Void>);
+
+impl Note for Watched {
+    fn room(&self) -> usize {
+        1 << 20
+    }
+
+    fn append(&mut self, _record: NoteRecord) {
+        self.0.late.set(self.0.late.get() + u32::from(self.0.is_void.get()));
+    }
+
+    fn forget_through(&mut self, sequence: u64) {
+        self.0.is_void.set(self.0.is_void.get() || sequence == u64::MAX);
+    }
+
+    fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
+    fn begin(&mut self, _session: u64) {}
+}
+
+/// A large write enters the tree piece by piece and lets others run in between. Meanwhile a flush of the cache device
+/// fails, and the note is made void, since it may speak of data that is gone. The write went on, entered its keys in the
+/// void note, and was acknowledged: the next process brought back keys of data that the flush had dropped.
+#[test]
+fn nothing_enters_the_note_after_the_set_has_failed() {
+    let mut failures = 0;
+    for seed in 1..80 {
+        let mut rig = Rig::new(SIZES, seed);
+        let world = Rc::clone(&rig.world);
+        let note: Rc<Void> = Rc::default();
+        let watched = Box::new(Watched(Rc::clone(&note)));
+        run(&mut rig, move |env| async move {
+            let set = CacheSet::open(env.clone(), CACHE, watched, options()).await.expect("sound");
+            let volume = set.add_backing(BACKING, None).await.expect("sound");
+            ask(&set, volume, write(0, 1, 1)).await;
+            let passing = Cell::new(seed % 7);
+            world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+                let fails = disk == CACHE && matches!(op, Op::Flush) && passing.get() == 0;
+                passing.set(passing.get().saturating_sub(u64::from(matches!(op, Op::Flush))));
+                fails.then_some(Mishap::Fails)
+            }));
+            let (flusher, clock) = (set.clone(), env.clone());
+            env.spawn(async move {
+                while flusher.status().failed.is_none() {
+                    let _ = flusher.serve(volume, write(100_000, 1, 2)).await;
+                    let _ = flusher.serve(volume, Request::Flush).await;
+                    clock.sleep(Duration::from_micros(5)).await;
+                }
+            });
+            let _ = set.serve(volume, write(1000, 16 * 38, 3)).await;
+        });
+        failures += u32::from(note.is_void.get());
+        assert_eq!(note.late.get(), 0, "seed {seed}: keys in a note that was void");
+    }
+    assert!(failures > 0, "no flush failed");
+}
+
+/// A backing device without FUA is asked for a write and a flush instead. The flush failed, and the error went to the one
+/// write only: what others had written was gone, and their next flush said that it was durable.
+#[test]
+fn a_durable_write_that_fails_counts_as_a_failed_flush_where_it_is_one() {
+    for fua in [false, true] {
+        let mut rig = Rig::new(SIZES, 1);
+        rig.world.borrow_mut().fua = fua;
+        let world = Rc::clone(&rig.world);
+        let flushed = run(&mut rig, move |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+            ask(&set, volume, Request::Flush).await;
+            ask(&set, volume, write(0, 8, 1)).await;
+            world.borrow_mut().fate = Some(Box::new(|disk, op| {
+                (disk == BACKING && matches!(op, Op::Write { fua: true, .. })).then_some(Mishap::Fails)
+            }));
+            let payload = Buffer::zeroed(4096).freeze();
+            let durable = set.serve(volume, Request::Write { sector: 64, payload, fua: true }).await;
+            assert!(durable.result.is_err(), "the device said so");
+            set.serve(volume, Request::Flush).await.result
+        });
+        assert_eq!(flushed, if fua { Ok(()) } else { Err(Error::LostWrites) }, "fua: {fua}");
+    }
+}
+
+/// A write to the backing device was under way when a flush there failed: it may have been dropped with the rest. The
+/// failure was told to the flush that met it; the write ended well, and the next flush said that it was durable.
+#[test]
+fn a_write_that_ends_after_a_failed_flush_is_not_called_durable_by_the_next_one() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    let (told, next) = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        let holds = Rc::new(Cell::new(true));
+        let (held, fails) = (Rc::clone(&holds), Cell::new(true));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { sector: 1016, .. } if disk == BACKING && held.get() => Some(Mishap::Waits),
+            Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
+            _ => None,
+        }));
+        let (writer, ended) = (set.clone(), Rc::new(Cell::new(false)));
+        let has_ended = Rc::clone(&ended);
+        env.spawn(async move {
+            ask(&writer, volume, write(1000, 8, 1)).await;
+            has_ended.set(true);
+        });
+        env.sleep(Duration::from_millis(1)).await;
+        let told = set.serve(volume, Request::Flush).await.result;
+        holds.set(false);
+        while !ended.get() {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        (told, set.serve(volume, Request::Flush).await.result)
+    });
+    assert!(told.is_err());
+    assert_eq!(next, Err(Error::LostWrites));
+}
+
+/// A part of a block is written, and on its way to the backing device with the rest of its block. The cache dies and the
+/// volume leaves it. Another part of the same block is written past the cache, acknowledged and flushed; then the first
+/// write landed with the old content of that part.
+#[test]
+fn a_write_past_the_cache_waits_for_one_that_began_before_the_volume_left_it() {
+    let mut rig = Rig::new(Sizes { block: 8, bucket: 128, ..SIZES }, 1);
+    let world = Rc::clone(&rig.world);
+    let found = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        ask(&set, volume, Request::Flush).await;
+        bytes(&set, volume, 800, 8).await;
+        env.sleep(Duration::from_millis(10)).await;
+        let holds = Rc::new(Cell::new(true));
+        let (held, waits) = (Rc::clone(&holds), Rc::new(Cell::new(false)));
+        let is_waiting = Rc::clone(&waits);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { sector: 16, payload, .. }
+                if disk == BACKING && payload.len() == 4096 && held.get() =>
+            {
+                is_waiting.set(true);
+                Some(Mishap::Waits)
+            }
+            // The journal: data is one byte throughout.
+            Op::Write { payload, .. } if disk == CACHE && ![0, 5].contains(&payload.as_slice()[0]) => {
+                Some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        let (first, clock) = (set.clone(), env.clone());
+        env.spawn(async move {
+            ask(&first, volume, write(0, 1, 5)).await;
+        });
+        while !waits.get() {
+            clock.sleep(Duration::from_micros(10)).await;
+        }
+        ask(&set, volume, write(800, 8, 6)).await;
+        assert!(!set.volumes()[0].attached, "the journal is dead, and the volume clean");
+        let (second, ended) = (set.clone(), Rc::new(Cell::new(false)));
+        let has_ended = Rc::clone(&ended);
+        env.spawn(async move {
+            ask(&second, volume, write(1, 1, 9)).await;
+            has_ended.set(true);
+        });
+        env.sleep(Duration::from_millis(1)).await;
+        holds.set(false);
+        while !ended.get() {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        env.sleep(Duration::from_millis(1)).await;
+        bytes(&set, volume, 0, 2).await
+    });
+    assert_eq!(found, [5, 9]);
+}
