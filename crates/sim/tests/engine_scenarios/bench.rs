@@ -1,0 +1,148 @@
+//! The engine with every knob in reach: options as a story wants them, backing devices under any name or missing,
+//! flash-only volumes, and a look at the status. Where a story needs none of that it takes the simulator's own system.
+
+use bcached_engine::{CacheSet, Options, Status, VolumeId};
+use bcached_env::{DiskId, Env, Note};
+use bcached_format::CacheMode;
+use bcached_sim::disk::Device;
+use bcached_sim::system::engine::Engine;
+use bcached_sim::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Where a volume is found at the next start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Place {
+    /// On this device of the world.
+    Disk(u32),
+    /// Nowhere: its device is not there.
+    Missing,
+}
+
+/// A system whose options and devices the story decides.
+pub struct Bench {
+    options: Options,
+    places: RefCell<Vec<Place>>,
+    open: Rc<RefCell<Option<CacheSet>>>,
+}
+
+/// Options with which nothing happens unasked: no write-back, and no leaf is written before it must.
+pub fn quiet() -> Options {
+    Options { writeback_running: false, ..Options::default() }
+}
+
+impl Bench {
+    /// A set with `options`; volume `v` is on device `1 + v`.
+    pub fn new(options: Options, volumes: usize) -> Rc<Self> {
+        let volumes = u32::try_from(volumes).expect("few volumes");
+        let places = RefCell::new((0..volumes).map(|volume| Place::Disk(1 + volume)).collect());
+        Rc::new(Self { options, places, open: Rc::default() })
+    }
+
+    /// From the next start on the volume is found there.
+    pub fn put(&self, volume: usize, place: Place) {
+        self.places.borrow_mut()[volume] = place;
+    }
+
+    /// What the set that is running says of itself.
+    pub fn status(&self) -> Status {
+        self.open.borrow().as_ref().expect("it runs").status()
+    }
+}
+
+impl System for Bench {
+    fn name(&self) -> &'static str {
+        "bench"
+    }
+
+    fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device> {
+        Engine.make(geometry, seed)
+    }
+
+    fn inspect(&self, devices: &[Device]) -> Vec<String> {
+        Engine.inspect(devices)
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        geometry: &Geometry,
+        note: Box<dyn Note>,
+    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let (options, places) = (self.options.clone(), self.places.borrow().clone());
+        let (open, geometry) = (Rc::clone(&self.open), geometry.clone());
+        Box::pin(async move {
+            *open.borrow_mut() = None;
+            let set = CacheSet::open(env, DiskId(0), note, options).await.map_err(Refusal::from_error)?;
+            let mut volumes = vec![None; places.len()];
+            let mut found: Vec<(Place, usize)> = places.into_iter().zip(0..).collect();
+            // A boot finds devices in the order of their names.
+            found.sort_unstable();
+            for (place, volume) in found {
+                volumes[volume] = match place {
+                    Place::Disk(disk) => {
+                        Some(set.add_backing(DiskId(disk), None).await.map_err(Refusal::from_error)?)
+                    }
+                    Place::Missing => None,
+                };
+            }
+            *open.borrow_mut() = Some(set.clone());
+            Ok(Rc::new(Open { set, volumes, geometry }) as Rc<dyn Running>)
+        })
+    }
+}
+
+struct Open {
+    set: CacheSet,
+    volumes: Vec<Option<VolumeId>>,
+    geometry: Geometry,
+}
+
+impl Open {
+    fn id(&self, volume: u32) -> VolumeId {
+        self.volumes[volume as usize].expect("the story asks only volumes that are there")
+    }
+}
+
+impl Running for Open {
+    fn volumes(&self) -> Vec<VolumeShape> {
+        let shape =
+            |sectors: &u64| VolumeShape { sectors: *sectors, unit_sectors: self.geometry.block_sectors };
+        self.geometry.volumes.iter().map(shape).collect()
+    }
+
+    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+        let (set, id) = (self.set.clone(), self.id(volume));
+        let request = match request {
+            Request::Read { sector, buffer } => bcached_engine::Request::Read { sector, buffer },
+            Request::Write { sector, payload, fua } => {
+                bcached_engine::Request::Write { sector, payload, fua }
+            }
+            Request::Flush => bcached_engine::Request::Flush,
+            Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
+            Request::WriteZeroes { sector, sectors, fua } => {
+                bcached_engine::Request::WriteZeroes { sector, sectors, fua }
+            }
+        };
+        Box::pin(async move {
+            let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
+            Reply { result: result.map_err(Refusal::from_error), buffer }
+        })
+    }
+
+    fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
+        let (set, id) = (self.set.clone(), self.id(volume));
+        let mode = match wanted {
+            Mode::Writethrough => CacheMode::Writethrough,
+            Mode::Writeback => CacheMode::Writeback,
+            Mode::Writearound => CacheMode::Writearound,
+            Mode::None => CacheMode::None,
+        };
+        Box::pin(async move { set.set_cache_mode(id, mode).await.map_err(Refusal::from_error) })
+    }
+
+    fn stop(&self) -> Soon<Result<(), Refusal>> {
+        let set = self.set.clone();
+        Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
+    }
+}

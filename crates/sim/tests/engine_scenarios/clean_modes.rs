@@ -1,0 +1,163 @@
+//! In the clean modes all data is on the backing device: the cache may lose nothing, hide nothing and change nothing.
+
+use crate::bench::quiet;
+use crate::stage::{
+    AROUND, DATA_START, FLUSH, THROUGH, bench, failure, geometry, keep, pause, power_cut, read, trouble,
+    unstarted, warm, write, write_fua,
+};
+use bcached_sim::disk::{Fault as DiskFault, OpKind, Survivors};
+use bcached_sim::driver::Crash;
+use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::Value;
+use bcached_sim::system::Mode;
+use bcached_sim::workload::Step;
+
+const MILLISECOND: u64 = 1_000_000;
+
+/// A script writes past the cache while another reads the same block: the reader has fetched the old block and puts it
+/// into the cache after the write. From then on everybody reads the old one, until it is evicted (a user showed it with
+/// two shell scripts, in less than a second).
+#[test]
+fn a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy() {
+    let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
+    let late = DiskFault::Late(100 * MILLISECOND);
+    trouble(&mut stage, 1, OpKind::Read, DATA_START..DATA_START + 8, 1, late);
+    stage.together(vec![read(0..8), Step::Pause(50), write(0..8)]).unwrap();
+    pause(&mut stage, 50).unwrap();
+    stage.verify().unwrap();
+}
+
+/// The other order: the write past the cache is on its way, and a reader comes who still finds the old block on the disk.
+#[test]
+fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
+    let mut met = 0;
+    for seed in 0..12 {
+        let (mut stage, _) = unstarted(geometry(vec![16384], AROUND), quiet(), seed);
+        stage.start().unwrap();
+        let middle = stage.device(1).model.latency_ns;
+        stage.device(1).model.latency_ns = 100 * MILLISECOND;
+        let seen = stage.play(move |client| async move {
+            client.go(write(0..8)).await;
+            client.go(Step::Pause(1)).await;
+            client.world().borrow_mut().devices[1].model.latency_ns = middle;
+            Ok(client.values(0, 0..8).await)
+        });
+        met += u32::from(seen.unwrap().unwrap() == [Value::Written(0); 8]);
+        pause(&mut stage, 2_000).unwrap();
+        stage.verify().unwrap();
+    }
+    assert!(met > 0, "no read found the old block");
+}
+
+/// Two programs write overlapping ranges of one file at once. The disk keeps one order and the cache another: what is
+/// read depends on what the cache still holds, for ever.
+#[test]
+fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
+    for seed in 0..8 {
+        let (mut stage, _) = unstarted(geometry(vec![16384], THROUGH), quiet(), seed);
+        stage.start().unwrap();
+        stage.together(vec![write(0..64), write(32..96), write(8..48), write(0..64), write(40..72)]).unwrap();
+        stage.ask(FLUSH).unwrap();
+        pause(&mut stage, 20).unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+    }
+}
+
+/// A volume in write-around mode; the cache holds an old clean copy of a block that is written now, durably. The power
+/// goes. What the tree said before must not come back with it.
+#[test]
+fn an_old_clean_copy_does_not_come_back_over_newer_data() {
+    let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
+    warm(&mut stage, 0..64);
+    stage.ask(write_fua(0..64)).unwrap();
+    power_cut(&mut stage);
+    stage.start().unwrap();
+    stage.verify().unwrap();
+}
+
+/// The same while nobody asked for durability: the write has just reached the disk. Either content is right then, but
+/// not the one in the cache and the other on the disk: the block would change when it is evicted.
+#[test]
+fn a_crash_in_a_bypass_write_leaves_no_copy_that_differs_from_the_disk() {
+    let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
+    warm(&mut stage, 0..64);
+    let arrived =
+        |op: &bcached_sim::driver::OpView| op.disk.0 == 1 && op.kind == OpKind::Write && op.completed;
+    stage.crash_at(vec![write(0..64)], arrived, Crash::PowerCut, Survivors::Everything).unwrap();
+    stage.rig().inspect().unwrap();
+}
+
+/// An SSD refuses to write a block of data, once. Indexed all the same, its place would be read: whatever stood there
+/// before. In write-back mode the data goes to the disk instead, in write-through mode it is there anyway.
+#[test]
+fn a_failed_write_to_the_cache_is_not_indexed() {
+    for mode in [THROUGH, crate::stage::BACK] {
+        let (mut stage, bench) = bench(geometry(vec![16384], mode), quiet());
+        keep(&mut stage, 640..704);
+        failure(&mut stage, 0, OpKind::Write, 1);
+        stage.ask(write(0..64)).unwrap();
+        assert_eq!(stage.device(0).faults.struck(), 1);
+        assert_eq!(bench.status().failed, None, "it was the data that failed");
+        stage.ask(FLUSH).unwrap();
+        pause(&mut stage, 20).unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
+}
+
+/// A disk refuses a write in write-through mode and the client is told. The cache has taken it: read from there the
+/// block is new, and old again as soon as it is evicted.
+#[test]
+fn a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache() {
+    let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
+    stage.ask(FLUSH).unwrap();
+    failure(&mut stage, 1, OpKind::Write, 1);
+    assert!(stage.attempt(vec![write(0..64)]).unwrap()[0].is_err());
+    stage.ask(FLUSH).unwrap();
+    pause(&mut stage, 20).unwrap();
+    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(0); 64]);
+    stage.stop().unwrap();
+}
+
+/// The clean modes, each with copies in the cache where the mode leaves any.
+fn each_clean_mode(mut tell: impl FnMut(&mut Stage, Mode)) {
+    for mode in [Mode::Writethrough, Mode::Writearound, Mode::None] {
+        let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
+        keep(&mut stage, 0..64);
+        warm(&mut stage, 64..128);
+        stage.ask(Step::Mode { volume: 0, mode }).unwrap();
+        tell(&mut stage, mode);
+    }
+}
+
+/// The SSD dies under a mounted root file system that has nothing in it but copies. Nobody is told an error; and when
+/// the SSD comes back after the next start its copies are of before.
+#[test]
+fn a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_back() {
+    each_clean_mode(|stage, mode| {
+        stage.device(0).gone = true;
+        stage
+            .together(vec![read(0..128), write(0..32), Step::Pause(10), read(0..64), write(64..80), FLUSH])
+            .unwrap();
+        stage.ask(FLUSH).unwrap();
+        stage.verify().unwrap();
+        stage.crash(Crash::ProcessDeath, Survivors::Everything);
+        stage.device(0).gone = false;
+        stage.start().unwrap_or_else(|fault| panic!("{mode:?}: {fault}"));
+        stage.verify().unwrap_or_else(|fault| panic!("{mode:?}: {fault}"));
+    });
+}
+
+/// The SSD cannot read back what it was given. The disk has it all: an application must not see an error (it did, with
+/// kernels).
+#[test]
+fn a_cache_that_cannot_be_read_in_a_clean_mode_is_not_noticed() {
+    each_clean_mode(|stage, mode| {
+        for sector in crate::image::cached_at(stage) {
+            stage.device(0).make_unreadable(sector..sector + 1);
+        }
+        stage.together(vec![read(0..64), read(64..128), write(8..16)]).unwrap();
+        stage.verify().unwrap_or_else(|fault| panic!("{mode:?}: {fault}"));
+    });
+}

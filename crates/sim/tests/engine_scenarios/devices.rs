@@ -1,0 +1,189 @@
+//! Devices that die, come back, are renamed, cut short or outdated.
+
+use crate::bench::{Place, quiet};
+use crate::image::{backing, change_backing};
+use crate::stage::{
+    AROUND, BACK, BACK_LAST, FLUSH, bench, geometry, keep, read, small, stage, stage_of, warm, write,
+    write_to,
+};
+use bcached_format::{BackingState, Uuid};
+use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use bcached_sim::driver::Crash;
+use bcached_sim::failure::Fault;
+use bcached_sim::scenario::Stage;
+use bcached_sim::system::{Geometry, engine::Engine};
+use bcached_sim::workload::{Shape, Step};
+use std::rc::Rc;
+
+/// A controller resets, the SSD with the dirty data is gone, and comes back after the next boot. A kernel would have
+/// detached the disk meanwhile and served it with last week's content. Here the volume refuses, and forgets nothing.
+#[test]
+fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
+    let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+    keep(&mut stage, 0..64);
+    stage.device(0).gone = true;
+    for answer in stage.attempt(vec![read(0..64), write(8..16)]).unwrap() {
+        assert!(answer.is_err(), "nothing goes past what is dirty");
+    }
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    assert!(stage.start().is_err(), "not without the cache");
+    stage.crash(Crash::PowerCut, Survivors::Everything);
+    assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty, "still the cache's");
+    stage.device(0).gone = false;
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// The SSD was away for repair, and a machine served the disk by itself meanwhile, as one may with a clean one. The SSD
+/// returns with its copies of before: they are of a past that the disk has left.
+#[test]
+fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
+    let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
+    warm(&mut stage, 0..64);
+    stage.stop().unwrap();
+    let away = stage.device(0).clone();
+    stage.start().unwrap();
+    keep(&mut stage, 0..64);
+    stage.stop().unwrap();
+    // What a machine without the cache leaves: newer data, and the state that says so.
+    change_backing(&mut stage, 1, |superblock| superblock.set_state(BackingState::Stale));
+    stage.device(0).return_as(&away);
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// The volume was given to another cache, and runs there; then somebody starts the old cache with it.
+#[test]
+fn a_backing_device_of_another_cache_is_refused() {
+    for (state, words) in [
+        (BackingState::Clean, "is attached to cache set"),
+        (BackingState::Dirty, "has dirty data in cache set"),
+    ] {
+        let mut stage = stage();
+        keep(&mut stage, 0..64);
+        stage.stop().unwrap();
+        change_backing(&mut stage, 1, |superblock| {
+            superblock.set_set_uuid(Uuid([7; 16]));
+            superblock.set_state(state);
+        });
+        let before = backing(&mut stage, 1);
+        match stage.start() {
+            Err(Fault::Open(refusal)) => assert!(refusal.to_string().contains(words), "{refusal}"),
+            other => panic!("not refused: {other:?}"),
+        }
+        stage.crash(Crash::ProcessDeath, Survivors::Everything);
+        assert_eq!(backing(&mut stage, 1), before, "it is left as it was");
+    }
+}
+
+/// A disk is plugged into another port, and the names of two disks are exchanged. What is dirty of the one belongs to it
+/// and not to its name.
+#[test]
+fn a_backing_device_that_returns_under_another_name_is_the_same_volume() {
+    let (mut stage, bench) = bench(geometry(vec![4096, 4096], BACK), quiet());
+    for volume in [0, 1] {
+        stage.ask(write_to(volume, 0..64)).unwrap();
+        stage.ask(Step::Flush { volume }).unwrap();
+    }
+    stage.stop().unwrap();
+    stage.rig().world.borrow_mut().devices.swap(1, 2);
+    bench.put(0, Place::Disk(2));
+    bench.put(1, Place::Disk(1));
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// One of two disks is not found at boot, and the cache holds dirty data of it. The other volume goes on, and fills the
+/// cache many times over; what belongs to the missing disk stays, however little room there is.
+#[test]
+fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
+    let (mut stage, bench) = bench(small(vec![16384, 4096], BACK), quiet());
+    stage.together((0..32).map(|place| write_to(1, place * 64..place * 64 + 16)).collect()).unwrap();
+    stage.ask(Step::Flush { volume: 1 }).unwrap();
+    stage.stop().unwrap();
+    bench.put(1, Place::Missing);
+    stage.start().unwrap();
+    stage.ask(Step::Mode { volume: 0, mode: bcached_sim::system::Mode::Writethrough }).unwrap();
+    for start in (0..16384).step_by(128) {
+        stage.ask(write(start..start + 128)).unwrap();
+    }
+    stage.ask(FLUSH).unwrap();
+    stage.crash(Crash::PowerCut, Survivors::Nothing);
+    bench.put(1, Place::Disk(2));
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// The SSD is worn out: it refuses every write and can still be read. The volume that has dirty data there goes on
+/// reading, and its writes fail with an error. The volume that has none goes on as if it had no cache.
+#[test]
+fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
+    let mut stage = stage_of(vec![4096, 4096], BACK_LAST);
+    for volume in [0, 1] {
+        stage.together(vec![write_to(volume, 0..64), write_to(volume, 640..648)]).unwrap();
+        stage.ask(Step::Flush { volume }).unwrap();
+    }
+    let fault = DiskFault::Fail(Landed::Nothing);
+    stage.device(0).faults.add(Rule {
+        on: OpKind::Write,
+        sectors: 0..u64::MAX,
+        skip: 0,
+        count: u32::MAX,
+        fault,
+    });
+    let answers = stage.attempt(vec![write_to(0, 8..16), write_to(1, 8..16)]).unwrap();
+    assert!(answers[0].is_err() || answers[1].is_ok());
+    // Whatever the first failure was, by now the journal has met one.
+    let answers = stage.attempt(vec![Step::Flush { volume: 0 }]).unwrap();
+    assert!(answers[0].is_err(), "what is acknowledged is not durable");
+    let answers = stage.attempt(vec![write_to(0, 16..24), write_to(1, 16..24)]).unwrap();
+    assert!(answers[0].is_err() && answers[1].is_ok(), "{answers:?}");
+    stage.verify().unwrap();
+}
+
+/// A device fails in the middle of everything, for good or only for once, and nobody may wait for ever: every request is
+/// answered, whatever the answer, and the set stops.
+#[test]
+fn no_failure_of_a_device_leaves_anybody_waiting() {
+    let small = small(vec![4096], BACK);
+    let kinds = [OpKind::Read, OpKind::Write, OpKind::Flush];
+    let cases = (0..2).flat_map(|device| kinds.map(|on| (device, on))).flat_map(|(device, on)| {
+        [1, u32::MAX]
+            .into_iter()
+            .flat_map(move |count| (0..110).step_by(11).map(move |skip| (device, on, count, skip)))
+    });
+    for (device, on, count, skip) in cases {
+        let seed = u64::from(skip);
+        let mut stage =
+            Stage::new(Rc::new(Engine), Geometry { tuning: seed << 32 | 2 << 40, ..small.clone() }, seed);
+        stage.start().unwrap();
+        let fault = DiskFault::Fail(Landed::Part);
+        stage.device(device).faults.add(Rule { on, sectors: 0..u64::MAX, skip, count, fault });
+        let steps = Shape::named("points").expect("a shape").with_steps(120).draw(seed).steps;
+        let requests = steps.into_iter().filter(|step| !matches!(step, Step::Pause(_) | Step::Settle));
+        let ended = stage.attempt(requests.collect()).map(|_| ()).and_then(|()| stage.stop());
+        let waiting = matches!(ended, Err(Fault::Waiting { .. }));
+        assert!(!waiting, "{on:?} {skip} of device {device} fails {count} times: {ended:?}");
+    }
+}
+
+/// An image file was cut short by a copy that ran out of space, and its cache holds dirty data for the part that is gone.
+/// Served, that data could never be written back and would be lost without a word.
+#[test]
+fn a_backing_device_that_ends_before_its_dirty_data_is_refused() {
+    let mut stage = stage();
+    stage.ask(write(16000..16064)).unwrap();
+    stage.ask(FLUSH).unwrap();
+    stage.stop().unwrap();
+    let whole = stage.device(1).model.sectors;
+    stage.device(1).model.sectors = 8192;
+    assert!(stage.start().is_err());
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    stage.device(1).model.sectors = whole;
+    stage.start().unwrap();
+    stage.verify().unwrap();
+}

@@ -1,0 +1,118 @@
+//! What a flush covers, and what is left when it fails or is left out.
+
+use crate::bench::quiet;
+use crate::image::on_disk;
+use crate::stage::{BACK, FLUSH, THROUGH, bench, failure, geometry, keep, pause, stage, write};
+use bcached_engine::Options;
+use bcached_format::SUPERBLOCK_SECTOR;
+use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use bcached_sim::driver::{Crash, OpView};
+use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::Value;
+use bcached_sim::system::{Geometry, engine::Engine};
+use bcached_sim::workload::Step;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A mail server's fsynced mails are written back to the disk at night, whose cache is volatile; the set calls them
+/// clean, and the power goes before the disk has been flushed. Reads still come from the cache, until its buckets are
+/// reused: then old blocks appear. (With kernels to this day.)
+#[test]
+fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
+    let eager = Options { writeback_delay: Duration::from_millis(1), ..Options::default() };
+    let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager);
+    keep(&mut stage, 0..64);
+    // The keys are clean in the journal, and the superblock is about to say so of the volume.
+    let says_clean = |op: &OpView| op.disk.0 == 1 && op.sectors == (SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8);
+    let night = vec![Step::Pause(3_000)];
+    stage.crash_at(night, says_clean, Crash::PowerCut, Survivors::Nothing).unwrap();
+    assert_eq!(on_disk(&mut stage, 0..64), [Value::Written(1); 64], "what is clean is on the disk");
+    assert_eq!(bench.status().dirty_sectors, 0);
+    stage.rig().inspect().unwrap();
+}
+
+/// A disk's flush fails and drops what it covered; a database tries again and is told that all is well. What it wrote in
+/// write-through mode is in the cache still: shown from there it would be believed, and gone with its bucket.
+#[test]
+fn a_good_flush_after_a_failed_one_brings_nothing_back() {
+    let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
+    stage.ask(FLUSH).unwrap();
+    stage.ask(write(0..64)).unwrap();
+    failure(&mut stage, 1, OpKind::Flush, 1);
+    assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err(), "the client is told");
+    stage.ask(FLUSH).unwrap();
+    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(0); 64], "it was dropped by the disk");
+    pause(&mut stage, 10).unwrap();
+    stage.stop().unwrap();
+}
+
+/// A home server streams films right after its start, before anybody has flushed the disk: what is read may be in the
+/// disk's volatile cache only, so clean copies wait for a flush. When more of them waited than may, the task that should
+/// have flushed turned in circles and the volume stood still.
+#[test]
+fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
+    let mut stage = stage();
+    let read = |start| Step::Read { volume: 0, sectors: start..start + 8 };
+    for start in (0..16384).step_by(8) {
+        stage.ask(read(start)).unwrap();
+    }
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// Write-back copies a batch to a slow disk; one copy has arrived and the other has not. A client flushes, the disk's
+/// flush fails, and the copy that had arrived is gone. Then the flush of the batch itself succeeds, as the flush after a
+/// failed one does: both keys turned clean, and data that had been durable for long was nowhere.
+#[test]
+fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut met = 0;
+    for tuning in 0..8 {
+        let varied = Geometry { tuning: tuning << 32 | 2 << 40, ..geometry(vec![16384], BACK) };
+        let mut stage = Stage::new(Rc::new(Engine), varied, tuning);
+        stage.start().expect("it opens");
+        for (sectors, late) in [(16..24, SECOND), (656..664, 2 * SECOND)] {
+            let fault = DiskFault::Late(late);
+            stage.device(1).faults.add(Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault });
+        }
+        stage.together(vec![write(0..8), write(640..648)]).unwrap();
+        stage.ask(FLUSH).unwrap();
+        pause(&mut stage, 1_500).unwrap();
+        let fault = DiskFault::Fail(Landed::Nothing);
+        stage.device(1).faults.add(Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault });
+        if stage.attempt(vec![FLUSH]).unwrap()[0].is_ok() {
+            // With these options nothing is under way now.
+            continue;
+        }
+        met += 1;
+        pause(&mut stage, 10_000).unwrap();
+        stage.verify().unwrap();
+        // Reads come from the cache still. The checker compares what is clean there with the disk.
+        stage.stop().unwrap_or_else(|fault| panic!("tuning {tuning}: {fault}"));
+    }
+    assert!(met > 0, "no flush failed in the middle of write-back");
+}
+
+/// A worn SSD fails a flush and forgets what it covered: where acknowledged data stood there is now what stood there before,
+/// perhaps another volume's. Nobody may be shown that, neither now nor by the note at the next start.
+#[test]
+fn what_a_failed_flush_of_the_cache_took_is_not_read() {
+    let mut stage = stage();
+    stage.ask(write(0..64)).unwrap();
+    let always = Rule {
+        on: OpKind::Flush,
+        sectors: 0..u64::MAX,
+        skip: 0,
+        count: u32::MAX,
+        fault: DiskFault::Fail(Landed::Nothing),
+    };
+    stage.device(0).faults.add(always);
+    assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err());
+    let read = stage.attempt(vec![Step::Read { volume: 0, sectors: 0..64 }]).unwrap();
+    assert!(read[0].is_err(), "it is gone");
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    stage.rig().world.borrow_mut().heal();
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}

@@ -1,0 +1,110 @@
+//! What stands on devices that nobody uses: looked at with the offline checker, and damaged by hand.
+
+use bcached_check::{NodeRecord, ReadAt, Record, dump};
+use bcached_format::{
+    BackingSuperblock, DeviceFacts, Geometry, RawSuperblock, SECTOR_BYTES, SUPERBLOCK_BYTES,
+    SUPERBLOCK_SECTOR, Superblock,
+};
+use bcached_sim::disk::Device;
+use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::{self, Value};
+use std::io;
+use std::ops::Range;
+
+/// A device as the checker reads it.
+struct Image(Device);
+
+impl ReadAt for Image {
+    fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let sectors = (buffer.len() as u64).div_ceil(SECTOR_BYTES);
+        if sector.checked_add(sectors).is_none_or(|end| end > self.0.model.sectors) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut whole =
+            vec![0; usize::try_from(sectors * SECTOR_BYTES).expect("just less than a sector more")];
+        self.0.read(sector, &mut whole).map_err(|kind| io::Error::other(format!("{kind:?}")))?;
+        buffer.copy_from_slice(&whole[..buffer.len()]);
+        Ok(())
+    }
+
+    fn sectors(&self) -> u64 {
+        self.0.model.sectors
+    }
+}
+
+/// Everything that the metadata of the cache says.
+pub fn records(stage: &mut Stage) -> Vec<Record> {
+    let mut records = Vec::new();
+    dump(&Image(stage.device(0).clone()), &mut |record| records.push(record));
+    records
+}
+
+/// The nodes of the tree, parents first.
+pub fn nodes(stage: &mut Stage) -> Vec<NodeRecord> {
+    let node = |record| if let Record::Node(node) = record { Some(node) } else { None };
+    records(stage).into_iter().filter_map(node).collect()
+}
+
+/// The only node at `level` that covers `sector` of the first volume's backing device.
+pub fn node_for(stage: &mut Stage, level: u16, sector: u64) -> NodeRecord {
+    let at = bcached_format::Position { inode: bcached_format::Inode(0), offset: sector };
+    let found = nodes(stage).into_iter().find(|node| node.level == level && node.low <= at && at < node.high);
+    found.expect("the tree covers everything")
+}
+
+fn superblock(stage: &mut Stage, device: usize) -> Superblock {
+    let bytes = bytes(stage, device, SUPERBLOCK_SECTOR, SUPERBLOCK_BYTES);
+    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)).expect("a superblock")
+}
+
+/// The sizes of the set.
+pub fn sizes(stage: &mut Stage) -> Geometry {
+    match superblock(stage, 0) {
+        Superblock::Cache(superblock) => Geometry::of(&superblock),
+        other => panic!("no cache: {other:?}"),
+    }
+}
+
+/// The superblock of a backing device.
+pub fn backing(stage: &mut Stage, device: usize) -> BackingSuperblock {
+    match superblock(stage, device) {
+        Superblock::Backing(superblock) => superblock,
+        other => panic!("no backing device: {other:?}"),
+    }
+}
+
+/// Somebody else changes the superblock of a backing device.
+pub fn change_backing(stage: &mut Stage, device: usize, change: impl FnOnce(&mut BackingSuperblock)) {
+    let mut superblock = backing(stage, device);
+    change(&mut superblock);
+    stage.device(device).place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
+}
+
+/// What stands on a device.
+pub fn bytes(stage: &mut Stage, device: usize, sector: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    stage.device(device).view().read(sector, &mut bytes);
+    bytes
+}
+
+/// What stands on the medium of the first volume's backing device at `sectors` of the volume: what would be left if the
+/// cache were lost and the power cut.
+pub fn on_disk(stage: &mut Stage, sectors: Range<u64>) -> Vec<Value> {
+    let device = stage.device(1);
+    let mut values = Vec::new();
+    for sector in sectors {
+        let mut bytes = [0; 512];
+        device.medium().read(super::stage::DATA_START + sector, &mut bytes);
+        values.push(stamp::parse(&bytes, 0, sector).expect("a value of its place"));
+    }
+    values
+}
+
+/// Where the data of the first volume lies in the cache: first sector on the cache device of each key.
+pub fn cached_at(stage: &mut Stage) -> Vec<u64> {
+    let keys = nodes(stage).into_iter().filter(|node| node.level == 0);
+    let keys = keys.flat_map(|node| node.sets).flat_map(|set| set.keys);
+    let pointers = keys.filter(|key| key.inode == 0).flat_map(|key| key.pointers);
+    pointers.filter_map(|pointer| pointer.strip_prefix("0:")?.split(' ').next()?.parse().ok()).collect()
+}

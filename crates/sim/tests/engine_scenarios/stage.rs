@@ -1,0 +1,156 @@
+//! Short words for what every story says: a set of such a size, a write there, a device that fails now.
+
+use crate::bench::Bench;
+use bcached_engine::Options;
+use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use bcached_sim::driver::Crash;
+use bcached_sim::failure::Fault;
+use bcached_sim::scenario::Stage;
+use bcached_sim::system::{Geometry, engine::Engine};
+use bcached_sim::workload::Step;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Mode of the first volume, for [`geometry`]: a second one gets the next.
+pub const THROUGH: u64 = 0;
+/// Write-around.
+pub const AROUND: u64 = 1;
+/// Write-back; after [`BACK_LAST`] comes write-through.
+pub const BACK: u64 = 2;
+/// Write-back, and a second volume is write-through.
+pub const BACK_LAST: u64 = 5;
+
+/// Sector of a backing device where its volume begins.
+pub const DATA_START: u64 = 16;
+
+/// Everywhere on a device.
+pub const ANYWHERE: Range<u64> = 0..u64::MAX;
+
+/// A set of one volume in write-back mode.
+pub fn stage() -> Stage {
+    stage_of(vec![16384], BACK)
+}
+
+/// A set of these volumes.
+pub fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
+    let mut stage = Stage::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
+    stage.start().expect("it opens");
+    stage
+}
+
+/// Buckets of 64 KiB, blocks of 4 KiB.
+pub fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
+    Geometry {
+        block_sectors: 8,
+        set_block_sectors: 8,
+        bucket_sectors: 128,
+        buckets: 600,
+        volumes,
+        torn_sectors: 8,
+        backing_volatile: true,
+        cache_volatile: true,
+        note_records: 100,
+        tuning: first_mode << 40,
+    }
+}
+
+/// Buckets of 8 KiB: two blocks each.
+pub fn small(volumes: Vec<u64>, first_mode: u64) -> Geometry {
+    Geometry { bucket_sectors: 16, ..geometry(volumes, first_mode) }
+}
+
+/// Such a set with these options, running.
+pub fn bench(geometry: Geometry, options: Options) -> (Stage, Rc<Bench>) {
+    let (mut stage, bench) = unstarted(geometry, options, 1);
+    stage.start().expect("it opens");
+    (stage, bench)
+}
+
+/// The same, made and not started, with a world of its own.
+pub fn unstarted(geometry: Geometry, options: Options, seed: u64) -> (Stage, Rc<Bench>) {
+    let bench = Bench::new(options, geometry.volumes.len());
+    (Stage::new(Rc::<Bench>::clone(&bench), geometry, seed), bench)
+}
+
+pub const fn write(sectors: Range<u64>) -> Step {
+    write_to(0, sectors)
+}
+
+pub const fn write_to(volume: u32, sectors: Range<u64>) -> Step {
+    Step::Write { volume, sectors, fua: false }
+}
+
+/// A write that is durable when it is answered.
+pub const fn write_fua(sectors: Range<u64>) -> Step {
+    Step::Write { volume: 0, sectors, fua: true }
+}
+
+pub const fn read(sectors: Range<u64>) -> Step {
+    Step::Read { volume: 0, sectors }
+}
+
+pub const FLUSH: Step = Step::Flush { volume: 0 };
+
+/// Nobody asks for anything for so many milliseconds.
+pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
+    stage.play(move |client| async move {
+        client.go(Step::Pause(milliseconds)).await;
+        Ok(())
+    })
+}
+
+/// From now on so many operations of this kind suffer this on a device.
+pub fn trouble(
+    stage: &mut Stage,
+    device: usize,
+    on: OpKind,
+    sectors: Range<u64>,
+    count: u32,
+    fault: DiskFault,
+) {
+    stage.device(device).faults.add(Rule { on, sectors, skip: 0, count, fault });
+}
+
+/// So many operations of this kind fail, with nothing landed.
+pub fn failure(stage: &mut Stage, device: usize, on: OpKind, count: u32) {
+    trouble(stage, device, on, ANYWHERE, count, DiskFault::Fail(Landed::Nothing));
+}
+
+/// The power goes, and with it everything that no flush has made durable.
+pub fn power_cut(stage: &mut Stage) {
+    stage.crash(Crash::PowerCut, Survivors::Nothing);
+}
+
+/// Writes, and makes it durable.
+pub fn keep(stage: &mut Stage, sectors: Range<u64>) {
+    stage.ask(write(sectors)).unwrap();
+    stage.ask(FLUSH).unwrap();
+}
+
+/// Reads a range so that the cache holds a clean copy of it, in its tree, durably.
+pub fn warm(stage: &mut Stage, sectors: Range<u64>) {
+    stage.ask(read(sectors)).unwrap();
+    pause(stage, 20).unwrap();
+    stage.ask(FLUSH).unwrap();
+    pause(stage, 20).unwrap();
+    stage.stop().unwrap();
+    stage.start().unwrap();
+}
+
+/// It does not open, says this, and has written nothing.
+pub fn assert_refused(stage: &mut Stage, words: &str) {
+    let before = digests(stage);
+    match stage.start() {
+        Err(Fault::Open(refusal)) => {
+            let refusal = refusal.to_string();
+            assert!(refusal.contains(words), "refused with other words: {refusal}");
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    assert_eq!(before, digests(stage), "a refusal leaves everything as it was");
+}
+
+fn digests(stage: &Stage) -> Vec<u64> {
+    stage.rig().world.borrow().devices.iter().map(|device| device.view().digest()).collect()
+}
