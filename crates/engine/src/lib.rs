@@ -6,7 +6,7 @@
 //!
 //! | folder | noun |
 //! |---|---|
-//! | `open`, `set`, `state` | start-up, the handle, what transitions change |
+//! | `open`, `opening`, `set`, `state` | start-up and how far it is, the handle, what transitions change |
 //! | `work` | what a transition costs |
 //! | `request/` | what a client asks for: reads, writes, flush, discard; who waits for whom |
 //! | `volume/` | backing devices and flash-only volumes, their durable record, what a flush covers |
@@ -28,6 +28,7 @@ mod error;
 mod gc;
 mod journal;
 mod open;
+mod opening;
 mod options;
 mod policy;
 mod request;
@@ -45,6 +46,7 @@ mod writeback;
 pub use bcached_env::DiskHealth;
 pub use btree::budget::node_budget_min;
 pub use error::{Doing, Error};
+pub use opening::Opening;
 pub use options::Options;
 pub use request::{Reply, Request};
 pub use set::CacheSet;

@@ -169,7 +169,8 @@ async fn recover(
     walk::raise(&mut buckets, root.pointer())?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
     let known = Shares::new(budget, geometry.node_sectors().max(root.key.sectors()), root.level)?;
-    let found = walk::walk((&env, &disk), &geometry, root, &mut buckets, known.tickets).await?;
+    let found =
+        walk::walk((&env, &disk), &geometry, root, &mut buckets, known.tickets, &options.opening).await?;
     let shares = Shares::new(budget, geometry.node_sectors().max(found.node_sectors_max), root.level)?;
     let recovered = note.recovered(superblock.seq());
     let sequence = header.seq;

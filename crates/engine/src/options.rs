@@ -1,5 +1,7 @@
 //! The knobs, under the kernel's names where the kernel has them.
 
+use crate::opening::Opening;
+use alloc::sync::Arc;
 use core::time::Duration;
 
 /// Options of a cache set.
@@ -28,6 +30,8 @@ pub struct Options {
     /// Above this share of dirty data in the cache, in percent, write-back does not rest between two batches
     /// (`writeback_percent`). Below it dirty data is written back too, only slower.
     pub writeback_percent: u64,
+    /// Where an opening counts how far it is. Clones of these options share it: one opening each.
+    pub opening: Arc<Opening>,
 }
 
 impl Default for Options {
@@ -44,6 +48,7 @@ impl Default for Options {
             writeback_batch_sectors: 8192,
             writeback_running: true,
             writeback_percent: 10,
+            opening: Arc::default(),
         }
     }
 }

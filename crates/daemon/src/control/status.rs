@@ -2,8 +2,9 @@
 //! are only added; what is not known is absent.
 
 use crate::sizes::human;
+use bcached_engine::Opening;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 /// Everything that is served, or is not and why.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,9 +40,40 @@ pub struct Cache {
     /// How I/O is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io: Option<String>,
+    /// How far an opening is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opening: Option<Progress>,
     /// What an open set counts.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub counts: Option<CacheCounts>,
+}
+
+/// How far an opening is that reads the whole tree.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Progress {
+    /// B-tree nodes read until now. How many there are is not known before the end.
+    pub nodes_read: u64,
+    /// About how much of the tree that is, in percent, estimated from its shape.
+    pub tree_percent: u64,
+}
+
+impl Progress {
+    /// What the engine counts at this moment.
+    #[must_use]
+    pub fn of(opening: &Opening) -> Self {
+        Self { nodes_read: opening.nodes_read(), tree_percent: opening.tree_percent() }
+    }
+}
+
+/// A clause for people.
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.nodes_read, self.tree_percent) {
+            (0, _) => write!(f, "reading the journal and the generations of the buckets"),
+            (nodes, 100) => write!(f, "all {nodes} btree nodes read, replaying the journal"),
+            (nodes, percent) => write!(f, "{nodes} btree nodes read, about {percent}% of the tree"),
+        }
+    }
 }
 
 /// The numbers of an open set.
@@ -188,6 +220,9 @@ impl Status {
 impl Cache {
     fn line(&self) -> String {
         let mut line = self.state.clone();
+        if let Some(progress) = &self.opening {
+            let _ = write!(line, ": {progress}");
+        }
         if let Some(counts) = &self.counts {
             let asked = counts.hits + counts.misses;
             let ratio = match asked {

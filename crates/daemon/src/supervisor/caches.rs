@@ -2,12 +2,19 @@
 
 use super::table::{CacheEntry, CacheState};
 use super::{Event, Supervisor, health};
+use crate::control::status::Progress;
 use crate::devices;
 use crate::engine_thread::{self, Opened, Start};
 use crate::failure::{Failure, Kind};
-use bcached_engine::Options;
+use bcached_engine::{Opening, Options};
 use bcached_format::{CacheSuperblock, Replacement};
 use bcached_uring::NoteFound;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the log hears of an opening that lasts.
+const OPENING_TOLD: Duration = Duration::from_secs(10);
 
 impl Supervisor {
     /// Opens the cache's device if it waits for that, and starts its engine.
@@ -25,11 +32,13 @@ impl Supervisor {
                 self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
                 tell_what_is_ignored(&name, &cache.superblock);
                 let note = self.notes.join(format!("{set}.note"));
-                let start = Start { device: cache.device, set_uuid: set, note, options: self.options() };
+                let options = self.options();
+                let progress = Arc::clone(&options.opening);
+                let start = Start { device: cache.device, set_uuid: set, note, options };
                 let sender = self.sender.clone();
                 let news = move |news| drop(sender.send(Event::Cache(index, news)));
                 match engine_thread::start(&name, start, news) {
-                    Ok(thread) => CacheState::Opening { set, thread },
+                    Ok(thread) => CacheState::Opening { set, progress, thread },
                     Err(error) => CacheState::Failed(
                         Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()),
                     ),
@@ -95,6 +104,14 @@ impl Supervisor {
         if others { Ok(()) } else { Err(failure) }
     }
 
+    /// Logs how far the openings are, now and then.
+    pub(super) fn tell_openings(&mut self) {
+        let openings = self.shared().table.openings();
+        for (name, progress) in self.openings.due(self.started.elapsed(), openings) {
+            tracing::info!(event = "cache-opening", "cache {name} is opening: {}", Progress::of(&progress));
+        }
+    }
+
     /// Logs, once, that a set has stopped writing.
     pub(super) fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
@@ -115,6 +132,26 @@ impl Supervisor {
                 }
             }
         }
+    }
+}
+
+/// When the log last heard of each cache that is being opened, counted from the daemon's start.
+#[derive(Default)]
+pub struct Openings(BTreeMap<String, Duration>);
+
+impl Openings {
+    /// Those among the openings of this moment that the log should hear of.
+    pub fn due(&mut self, now: Duration, all: Vec<(String, Arc<Opening>)>) -> Vec<(String, Arc<Opening>)> {
+        self.0.retain(|name, _| all.iter().any(|(opening, _)| opening == name));
+        let mut is_due = |name: &String| {
+            let told = self.0.entry(name.clone()).or_insert(now);
+            let is_due = now.saturating_sub(*told) >= OPENING_TOLD;
+            if is_due {
+                *told = now;
+            }
+            is_due
+        };
+        all.into_iter().filter(|(name, _)| is_due(name)).collect()
     }
 }
 

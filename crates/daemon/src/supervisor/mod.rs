@@ -71,6 +71,8 @@ struct Supervisor {
     owned: Option<OwnedList>,
     /// What the log has said of each device.
     said: BTreeMap<String, health::Said>,
+    /// What it has said of openings.
+    openings: caches::Openings,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     nbd: Arc<Mutex<Option<NbdServer>>>,
@@ -120,6 +122,7 @@ impl Supervisor {
             notes,
             owned,
             said: BTreeMap::new(),
+            openings: caches::Openings::default(),
             shared: Arc::new(Mutex::new(Shared { phase: Phase::Starting, table })),
             exports: ExportTable::new(),
             nbd: Arc::new(Mutex::new(None)),
@@ -148,6 +151,7 @@ impl Supervisor {
     fn serve_events(&mut self) -> Result<(), Failure> {
         loop {
             self.announce_if_ready();
+            self.tell_openings();
             let pending = self.shared().phase == Phase::Starting || self.shared().table.is_waiting();
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(()),

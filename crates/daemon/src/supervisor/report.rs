@@ -2,7 +2,7 @@
 
 use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health};
-use crate::control::status::{Cache, CacheCounts, Client, Status, Volume, VolumeFacts};
+use crate::control::status::{Cache, CacheCounts, Client, Progress, Status, Volume, VolumeFacts};
 use crate::engine_thread::Engine;
 use bcached_engine::Status as EngineStatus;
 use bcached_engine::VolumeInfo;
@@ -81,6 +81,10 @@ fn cache(entry: &CacheEntry) -> Cache {
         state: state.to_owned(),
         reason,
         io,
+        opening: match &entry.state {
+            CacheState::Opening { progress, .. } => Some(Progress::of(progress)),
+            _ => None,
+        },
         counts: None,
     }
 }

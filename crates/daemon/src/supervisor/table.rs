@@ -5,9 +5,10 @@ use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
-use bcached_engine::{DiskHealth, Error, VolumeInfo};
+use bcached_engine::{DiskHealth, Error, Opening, VolumeInfo};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub enum CacheState {
     /// Its device is missing; it is looked for again.
     Waiting(Failure),
     /// Its engine recovers.
-    Opening { set: Uuid, thread: JoinHandle<()> },
+    Opening { set: Uuid, progress: Arc<Opening>, thread: JoinHandle<()> },
     /// It serves.
     Open { set: Uuid, engine: Engine, io: String, thread: JoinHandle<()> },
     /// It was stopped in order; the daemon is about to end.
@@ -172,6 +173,17 @@ impl Table {
         (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))
     }
 
+    /// The caches that are being opened, by name, and how far they are.
+    pub fn openings(&self) -> Vec<(String, Arc<Opening>)> {
+        let caches = self.caches.iter().filter_map(|cache| match &cache.state {
+            CacheState::Opening { progress, .. } => {
+                Some((cache.name.as_ref().unwrap_or(&cache.device).clone(), Arc::clone(progress)))
+            }
+            _ => None,
+        });
+        caches.collect()
+    }
+
     /// The engines of the sets that are open.
     pub fn open_engines(&self) -> Vec<(usize, Engine)> {
         let caches = self.caches.iter().enumerate();
@@ -275,7 +287,7 @@ impl Table {
         let entry = &mut self.caches[index];
         let state =
             std::mem::replace(&mut entry.state, CacheState::Failed(Failure::new(Kind::Io, "not opened")));
-        let CacheState::Opening { set, thread } = state else {
+        let CacheState::Opening { set, thread, .. } = state else {
             unreachable!("a set opens once, after it was started")
         };
         let io = opened.backend.to_string();

@@ -1,13 +1,17 @@
 //! The supervisor with engines that misbehave: threads of our own in their place.
 
+use super::caches::Openings;
 use super::table::{CacheState, VolumeState};
-use super::{Event, Supervisor};
+use super::{Event, Supervisor, report};
 use crate::config::{Cache, CommandLine, Config, Volume};
 use crate::control::Signal;
+use crate::control::status::Progress;
 use crate::engine_thread::{self, Engine};
 use bcached_format::Uuid;
 use bcached_port::NoExport;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A configuration with one cache and the volumes called so; none of the devices exists.
@@ -37,6 +41,10 @@ fn supervisor(volumes: &[&str]) -> Supervisor {
 
 const SET: Uuid = Uuid([7; 16]);
 
+fn opening(thread: JoinHandle<()>) -> CacheState {
+    CacheState::Opening { set: SET, progress: Arc::default(), thread }
+}
+
 /// A recovery that panics once left its cache "opening" for ever, and its volumes waiting for it.
 #[test]
 fn a_recovery_that_ends_without_a_word_is_a_failure() {
@@ -46,7 +54,7 @@ fn a_recovery_that_ends_without_a_word_is_a_failure() {
     let thread = engine_thread::spawn("test", news, |_| panic!("recovery fails")).expect("a thread");
     assert!(thread.join().is_err());
     let thread = std::thread::spawn(|| {});
-    supervisor.shared().table.set_cache(0, CacheState::Opening { set: SET, thread });
+    supervisor.shared().table.set_cache(0, opening(thread));
     supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
 
     supervisor.serve_events().expect("one cache that cannot be opened is no reason to end");
@@ -81,7 +89,7 @@ fn another_signal_ends_the_wait_for_an_engine() {
 fn a_cache_that_is_still_opening_was_not_stopped() {
     let mut supervisor = supervisor(&[]);
     let thread = std::thread::spawn(|| {});
-    supervisor.shared().table.set_cache(0, CacheState::Opening { set: SET, thread });
+    supervisor.shared().table.set_cache(0, opening(thread));
     supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
     let failure = supervisor.stop_engines().expect_err("it did not stop");
     assert!(failure.to_string().contains("could not be stopped in order while it was opening"), "{failure}");
@@ -96,4 +104,32 @@ fn volumes_are_known_before_they_are_served() {
     assert_eq!(asked("one"), NoExport::NotServed("one".to_owned()));
     assert_eq!(asked(""), NoExport::NameNeeded(2));
     assert_eq!(asked("three"), NoExport::Unknown("three".to_owned()));
+}
+
+/// An opening that takes minutes said "opening" and nothing else, in `status` as in the log.
+#[test]
+fn an_opening_says_how_far_it_is() {
+    let supervisor = supervisor(&[]);
+    supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
+    let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
+    let mut status = report::status_of(shared, nbd, supervisor.started)();
+    let begun = "cache fast on /nonexistent/fast: opening: reading the journal and";
+    assert!(status.text().contains(begun), "{}", status.text());
+    status.caches[0].opening = Some(Progress { nodes_read: 1234, tree_percent: 61 });
+    let later = "opening: 1234 btree nodes read, about 61% of the tree\n";
+    assert!(status.text().contains(later), "{}", status.text());
+    let json = serde_json::to_value(&status).expect("plain values");
+    assert_eq!(json["caches"][0]["opening"]["nodes_read"], 1234, "{json}");
+}
+
+/// Every ten seconds, from the beginning of an opening; the next opening of the same cache begins anew.
+#[test]
+fn the_log_hears_of_an_opening_every_ten_seconds() {
+    let mut told = Openings::default();
+    let cache = |name: &str| vec![(name.to_owned(), Arc::default())];
+    let mut heard = |seconds, openings| told.due(Duration::from_secs(seconds), openings).len();
+    assert_eq!((heard(3, cache("fast")), heard(12, cache("fast"))), (0, 0));
+    assert_eq!((heard(13, cache("fast")), heard(14, cache("fast"))), (1, 0));
+    assert_eq!((heard(22, cache("fast")), heard(24, cache("fast"))), (0, 1));
+    assert_eq!((heard(25, Vec::new()), heard(90, cache("fast"))), (0, 0));
 }

@@ -4,6 +4,7 @@
 
 use crate::btree::{Child, load};
 use crate::error::Error;
+use crate::opening::{Opening, WHOLE};
 use crate::space::Buckets;
 use crate::state::DirtyCounts;
 use crate::work::{COUNT_NS, VISIT_MAX};
@@ -34,6 +35,7 @@ struct Walk<'a> {
     buckets: &'a mut Buckets,
     depth: usize,
     findings: Findings,
+    opening: &'a Opening,
 }
 
 /// A node to visit, with the lower bound of its range.
@@ -41,19 +43,23 @@ struct Walk<'a> {
 struct Visit {
     child: Child,
     low: Position,
+    /// Its share of the tree: see [`Opening`].
+    share: u64,
 }
 
-/// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory.
+/// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory. `opening` counts
+/// what has been read.
 pub async fn walk(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
     root: Child,
     buckets: &mut Buckets,
     nodes: usize,
+    opening: &Opening,
 ) -> Result<Findings, Error> {
     let depth = nodes.clamp(1, DEPTH_MAX);
-    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default() };
-    let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO }];
+    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default(), opening };
+    let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO, share: WHOLE }];
     while !stack.is_empty() {
         // Depth first, so that the stack holds at most the children of one path; as many as can be read at once.
         let batch: Vec<Visit> = stack.split_off(stack.len().saturating_sub(walk.depth));
@@ -95,6 +101,7 @@ impl Walk<'_> {
                 }
                 self.count(key)?;
             }
+            self.opening.node_read(visit.share);
             return Ok(());
         }
         for pointer in node.freed() {
@@ -115,9 +122,10 @@ impl Walk<'_> {
         let mut children: Vec<Visit> = Vec::new();
         for key in node.children() {
             let child = Child { key: *key, level: visit.child.level - 1 };
-            children.push(Visit { child, low });
+            children.push(Visit { child, low, share: 0 });
             low = key.position();
         }
+        self.opening.node_read(divide(visit.share, &mut children));
         children.reverse();
         stack.append(&mut children);
         Ok(())
@@ -147,6 +155,15 @@ impl Walk<'_> {
         }
         Ok(())
     }
+}
+
+/// Divides `share` evenly among `children`; returns what cannot be divided.
+fn divide(share: u64, children: &mut [Visit]) -> u64 {
+    let Some(each) = share.checked_div(children.len() as u64) else { return share };
+    for child in &mut *children {
+        child.share = each;
+    }
+    share - each * children.len() as u64
 }
 
 /// Pulls a bucket's generation forward to that of a pointer; dirty data of the older one must not be there.

@@ -8,6 +8,7 @@ mod durable;
 mod failed_flush;
 mod generations;
 mod memory;
+mod opening;
 mod reads;
 mod rig;
 mod stopped;
