@@ -1,7 +1,7 @@
 //! A device as flows use it: `disk.read(sector, buffer).await`. One concrete future for all operations.
 
 use crate::buffer::{Buffer, Payload};
-use crate::driver::{Completion, DiskId, DiskInfo, IoError, Op};
+use crate::driver::{Completion, DiskId, DiskInfo, IoError, IoErrorKind, Op};
 use crate::exec::{Core, Env};
 use crate::time::Time;
 use core::future::Future;
@@ -27,9 +27,14 @@ impl Disk {
     #[must_use]
     pub fn health(&self) -> DiskHealth {
         let core = &self.env.core;
-        let (errors, last_error) = core.errors.borrow().get(&self.id).copied().unzip();
-        let mut health = DiskHealth { errors: errors.unwrap_or(0), last_error, ..DiskHealth::default() };
         let now = self.env.now();
+        let mut health = DiskHealth::default();
+        if let Some(errors) = core.errors.borrow().get(&self.id) {
+            health.errors = errors.count;
+            health.last_error = Some(errors.last);
+            health.since_error = now - errors.at;
+            health.successes_since = errors.successes_since;
+        }
         for (_, operation) in core.operations.borrow().iter().filter(|(_, found)| found.disk == self.id) {
             if !matches!(operation.slot, Slot::Done(_)) {
                 health.waiting += 1;
@@ -88,6 +93,35 @@ pub struct DiskHealth {
     pub errors: u64,
     /// The last of them.
     pub last_error: Option<IoError>,
+    /// How long ago that was.
+    pub since_error: Duration,
+    /// Operations that have succeeded since.
+    pub successes_since: u64,
+}
+
+/// What is remembered of a device that has failed.
+pub(crate) struct Errors {
+    count: u64,
+    last: IoError,
+    at: Time,
+    successes_since: u64,
+}
+
+impl Errors {
+    /// `operation` has ended.
+    fn note(core: &Core, operation: &Operation, result: Result<(), IoErrorKind>) {
+        let mut errors = core.errors.borrow_mut();
+        match (result, errors.get_mut(&operation.disk)) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(known)) => known.successes_since += 1,
+            (Err(kind), known) => {
+                let last = IoError { kind, disk: operation.disk, sector: operation.sector };
+                let count = known.map_or(0, |known| known.count) + 1;
+                let at = core.driver.borrow().now();
+                errors.insert(operation.disk, Self { count, last, at, successes_since: 0 });
+            }
+        }
+    }
 }
 
 /// An operation in flight, or ended and not looked at yet.
@@ -112,12 +146,7 @@ impl Slot {
         let index = usize::try_from(completion.token.0).expect("tokens are slot numbers");
         let mut operations = core.operations.borrow_mut();
         let operation = operations.get_mut(index).expect("a completion is for an operation in flight");
-        if let Err(kind) = completion.result {
-            let error = IoError { kind, disk: operation.disk, sector: operation.sector };
-            let mut errors = core.errors.borrow_mut();
-            let (count, last) = errors.entry(operation.disk).or_insert((0, error));
-            (*count, *last) = (*count + 1, error);
-        }
+        Errors::note(core, operation, completion.result);
         match core::mem::replace(&mut operation.slot, Self::Done(completion)) {
             Self::Waiting(waker) => {
                 if let Some(waker) = waker {

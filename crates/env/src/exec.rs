@@ -4,8 +4,8 @@
 //! Liveness: a task sleeps only on an operation, a timer or a notification of `sync`. Each holds its waker; a waker
 //! sets the task's bit in the ready set; the run loop polls every task whose bit is set before it waits on the driver.
 
-use crate::disk::{Disk, Operation, Pending, Slot};
-use crate::driver::{DiskId, DiskInfo, Driver, Event, IoError, Op, Token};
+use crate::disk::{Disk, Errors, Operation, Pending, Slot};
+use crate::driver::{DiskId, DiskInfo, Driver, Event, Op, Token};
 use crate::rng::Rng;
 use crate::sync::Notify;
 use crate::time::Time;
@@ -95,8 +95,8 @@ impl Wake for TaskWaker {
 pub(crate) struct Core {
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) operations: RefCell<Slab<Operation>>,
-    /// By device: how many operations failed, and the last.
-    pub(crate) errors: RefCell<BTreeMap<DiskId, (u64, IoError)>>,
+    /// How each device that has ever failed has fared.
+    pub(crate) errors: RefCell<BTreeMap<DiskId, Errors>>,
     timers: RefCell<BTreeMap<(Time, u64), Waker>>,
     timer_count: Cell<u64>,
     spawned: RefCell<VecDeque<Task>>,

@@ -6,11 +6,17 @@ use std::time::Duration;
 /// A device that has not answered for so long is worth a word.
 const SLOW: Duration = Duration::from_secs(5);
 
+/// A device that has done everything for so long is trusted again, if it has done enough meanwhile: as many operations as
+/// had failed, of which so many are enough.
+const TRUSTED_AFTER: Duration = Duration::from_secs(60);
+const TRUSTED_SUCCESSES: u64 = 16;
+
 /// What has been said of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Said {
     errors: u64,
     is_stuck: bool,
+    is_bad: bool,
 }
 
 /// Something new about a device, for the log.
@@ -22,12 +28,18 @@ pub enum News {
     Good(String),
 }
 
-/// What is wrong with `device` now; `None` if nothing is and nothing ever was.
+/// The device's last error is long ago, and it has done well since.
+fn is_trusted(health: &DiskHealth) -> bool {
+    let enough = health.errors.min(TRUSTED_SUCCESSES);
+    health.since_error >= TRUSTED_AFTER && health.successes_since >= enough
+}
+
+/// What is wrong with `device` now; `None` if nothing is, or nothing is any more.
 pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     if let Some(told) = stuck(device, health) {
         return Some(told);
     }
-    let last = health.last_error?;
+    let last = health.last_error.filter(|_| !is_trusted(health))?;
     let (errors, sector, kind) = (health.errors, last.sector, last.kind);
     Some(format!(
         "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); look at the device"
@@ -70,9 +82,14 @@ pub fn degraded(info: &VolumeInfo, cache_stopped: bool, backing: Option<&str>) -
 /// What is new since the last look.
 pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> {
     let is_stuck = health.longest_wait >= SLOW;
-    let before = std::mem::replace(said, Said { errors: health.errors, is_stuck });
+    let is_bad = health.errors > 0 && !is_trusted(health);
+    let before = std::mem::replace(said, Said { errors: health.errors, is_stuck, is_bad });
     if is_stuck && !before.is_stuck || health.errors > before.errors {
         return sentence(device, health).map(News::Bad);
+    }
+    if before.is_bad && !is_bad {
+        let (seconds, done) = (health.since_error.as_secs(), health.successes_since);
+        return Some(News::Good(format!("{device}: no error for {seconds} s, {done} operations succeeded")));
     }
     (before.is_stuck && !is_stuck).then(|| News::Good(format!("{device} answers again")))
 }
@@ -138,5 +155,34 @@ mod tests {
         assert_eq!(news("sdb", &health, &mut said), None);
         (health.waiting, health.longest_wait) = (0, Duration::ZERO);
         assert_eq!(news("sdb", &health, &mut said), Some(News::Good("sdb answers again".to_owned())));
+    }
+
+    /// One error made a volume degraded until the next start.
+    #[test]
+    fn a_device_that_does_well_for_long_enough_is_trusted_again() {
+        let last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
+        let failed = |errors, seconds, successes_since| DiskHealth {
+            errors,
+            last_error,
+            since_error: Duration::from_secs(seconds),
+            successes_since,
+            ..DiskHealth::default()
+        };
+        for bad in [failed(1, 59, 1000), failed(1, 600, 0), failed(3, 600, 2), failed(1000, 600, 15)] {
+            assert!(sentence("sdb", &bad).is_some(), "{bad:?}");
+        }
+        for good in [failed(1, 60, 1), failed(3, 60, 3), failed(1000, 60, 16)] {
+            assert_eq!(sentence("sdb", &good), None, "{good:?}");
+        }
+        let mut said = Said::default();
+        assert!(matches!(news("sdb", &failed(1, 0, 0), &mut said), Some(News::Bad(_))));
+        assert_eq!(news("sdb", &failed(1, 30, 9), &mut said), None);
+        let told = "sdb: no error for 61 s, 12 operations succeeded".to_owned();
+        assert_eq!(news("sdb", &failed(1, 61, 12), &mut said), Some(News::Good(told)));
+        assert_eq!(news("sdb", &failed(1, 70, 30), &mut said), None, "told once");
+        assert!(
+            matches!(news("sdb", &failed(2, 0, 0), &mut said), Some(News::Bad(_))),
+            "and it failed again"
+        );
     }
 }
