@@ -75,7 +75,11 @@ pub fn degraded(info: &VolumeInfo, cache_stopped: bool, backing: Option<&str>) -
         let (sector, end) = (trouble.sector, trouble.sector + trouble.sectors);
         format!("dirty data of sectors {sector} to {end} cannot be written back ({})", trouble.error)
     });
-    let told: Vec<_> = cache.into_iter().chain(writeback).chain(device).collect();
+    let marking = info
+        .marking_trouble
+        .as_ref()
+        .map(|error| format!("nothing is dirty, but its superblock cannot be marked clean ({error})"));
+    let told: Vec<_> = cache.into_iter().chain(writeback).chain(marking).chain(device).collect();
     (!told.is_empty()).then(|| told.join("; "))
 }
 
@@ -116,6 +120,7 @@ mod tests {
             state: Some(BackingState::Clean),
             dirty_sectors: 0,
             writeback_trouble: None,
+            marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
         };
         let told = |info: &VolumeInfo, stopped| degraded(info, stopped, Some("sdb")).unwrap_or_default();
@@ -129,11 +134,13 @@ mod tests {
         assert!(told(&info, true).contains("refused; sdb has not"), "{}", told(&info, true));
         info.backing_health = None;
         info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
-        let told = told(&info, false);
+        let stands = told(&info, false);
         assert!(
-            told.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
-            "{told}"
+            stands.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
+            "{stands}"
         );
+        (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
+        assert!(told(&info, false).starts_with("nothing is dirty, but its"), "{}", told(&info, false));
     }
 
     #[test]

@@ -137,6 +137,7 @@ impl CacheSet {
                 requests: 0,
                 leaving: 0,
                 writeback_trouble: None,
+                marking_trouble: None,
                 dirty_marked: superblock.state() == BackingState::Dirty,
                 backing: Some(Backing {
                     disk,
@@ -193,6 +194,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
         writeback_trouble: volume.writeback_trouble.clone(),
+        marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
     }
 }
@@ -224,6 +226,7 @@ pub fn add_flash_only(set: &CacheSet) {
                 requests: 0,
                 leaving: 0,
                 writeback_trouble: None,
+                marking_trouble: None,
                 dirty_marked: true,
             });
         }

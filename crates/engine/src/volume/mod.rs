@@ -4,8 +4,10 @@ pub mod attach;
 pub mod epoch;
 pub mod record;
 
+use crate::error::Error;
 use crate::request::ranges::Ranges;
 use crate::writeback::trouble::WritebackTrouble;
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use bcached_env::{Disk, DiskHealth, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
@@ -56,6 +58,8 @@ pub struct Volume {
     pub writeback_from: u64,
     /// Why dirty data cannot be written back, if that is so.
     pub writeback_trouble: Option<WritebackTrouble>,
+    /// Why the backing device cannot be marked clean, if that is so.
+    pub marking_trouble: Option<Box<Error>>,
     /// Requests in flight.
     pub requests: u64,
     /// Flows that are about to make this volume independent of the cache: no dirty key may be made meanwhile.
@@ -136,6 +140,8 @@ pub struct VolumeInfo {
     pub dirty_sectors: u64,
     /// Why dirty data stands still in the cache, if write-back cannot go on.
     pub writeback_trouble: Option<WritebackTrouble>,
+    /// Nothing is dirty, and the backing device cannot be told: why.
+    pub marking_trouble: Option<Box<Error>>,
     /// How the backing device has fared; `None` without one.
     pub backing_health: Option<DiskHealth>,
 }

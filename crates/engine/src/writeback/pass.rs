@@ -16,6 +16,7 @@ use crate::state::State;
 use crate::volume::epoch::{Epoch, Stamp};
 use crate::volume::{VolumeId, record};
 use crate::writeback::trouble::Round;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_format::{BackingState, Inode, Key};
@@ -52,7 +53,8 @@ pub async fn run(set: CacheSet) {
             }
             cleaned += clean_batch(&set, &target).await;
             much |= set.with(|s| is_much(s, &target));
-            let _ = mark_clean(&set, id).await;
+            let marked = mark_clean(&set, id).await;
+            set.with(|s| tell_marking(s, id, marked));
         }
         if cleaned > 0 && much {
             set.signals().allocator_work.notify_all();
@@ -260,6 +262,15 @@ async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
         }
     })
     .await
+}
+
+/// It is tried again at every pass; until then the device says *dirty*, which loses nothing but the freedom to go without
+/// the cache. A set that has failed says so itself.
+fn tell_marking(s: &mut State, id: VolumeId, marked: Result<(), Error>) {
+    if let Some(volume) = s.volumes.get_mut(id) {
+        volume.marking_trouble =
+            marked.err().filter(|error| !matches!(error, Error::Failed(_))).map(Box::new);
+    }
 }
 
 fn is_clean(s: &State, id: VolumeId) -> bool {

@@ -5,7 +5,8 @@ use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{Options, Request};
 use bcached_env::{Buffer, Op};
-use bcached_format::CacheMode;
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{BackingState, CacheMode};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -125,6 +126,42 @@ fn a_backing_device_that_refuses_a_range_is_named() {
         world.borrow_mut().fate = None;
         env.sleep(Duration::from_secs(10)).await;
         assert_eq!((set.status().dirty_sectors, set.volumes().remove(0).writeback_trouble), (0, None));
+    });
+}
+
+/// Everything has been written back, and the superblock of the backing device takes no *clean*. That was tried again and
+/// again without a word. Afterwards the device counts what it has done well since.
+#[test]
+fn a_backing_device_that_cannot_be_marked_clean_is_named() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let options = Options { writeback_running: true, ..options() };
+        let (set, volume) = open(env.clone(), options).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let refused = Rc::new(Cell::new(0));
+        let seen = Rc::clone(&refused);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let fails = disk == BACKING && matches!(op, Op::Write { sector: SUPERBLOCK_SECTOR, .. });
+            seen.set(seen.get() + u64::from(fails));
+            fails.then_some(Mishap::Fails)
+        }));
+        env.sleep(Duration::from_secs(10)).await;
+        let info = set.volumes().remove(0);
+        assert_eq!((info.dirty_sectors, info.state), (0, Some(BackingState::Dirty)));
+        let error = info.marking_trouble.expect("it is named");
+        assert!(error.to_string().contains("superblock"), "{error}");
+        let health = info.backing_health.expect("a device");
+        assert!(refused.get() > 1 && health.errors == refused.get(), "{health:?}");
+        assert!(health.since_error < Duration::from_secs(5), "{health:?}");
+        assert!(health.successes_since <= 1, "each try begins with what fails: {health:?}");
+
+        world.borrow_mut().fate = None;
+        env.sleep(Duration::from_secs(100)).await;
+        let info = set.volumes().remove(0);
+        assert_eq!((info.marking_trouble, info.state), (None, Some(BackingState::Clean)));
+        let health = info.backing_health.expect("a device");
+        assert!(health.since_error > Duration::from_secs(90) && health.successes_since > 1, "{health:?}");
     });
 }
 
