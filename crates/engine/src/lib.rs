@@ -45,6 +45,7 @@ mod writeback;
 
 pub use bcached_env::DiskHealth;
 pub use btree::budget::node_budget_min;
+pub use btree::unreadable::{Covered, UnreadableNode};
 pub use error::{Doing, Error};
 pub use opening::Opening;
 pub use options::Options;

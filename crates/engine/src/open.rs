@@ -6,6 +6,7 @@
 
 use crate::btree::budget::Shares;
 use crate::btree::cache::NodeCache;
+use crate::btree::unreadable::Unreadable;
 use crate::btree::{Child, load, walk, write};
 use crate::error::{Doing, Error};
 use crate::gc;
@@ -93,6 +94,7 @@ fn assemble(
         now: env.now(),
         nodes: NodeCache::new(shares.budget, shares.node_bytes, Rc::clone(&signals.node_memory)),
         root: parts.root,
+        unreadable: Unreadable::default(),
         root_pin: None,
         journal: parts.journal,
         note,

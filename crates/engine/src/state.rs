@@ -3,6 +3,7 @@
 
 use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};
+use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::options::Options;
@@ -77,6 +78,8 @@ pub struct State {
     pub nodes: NodeCache,
     /// The root, as the next journal entry will name it.
     pub root: Child,
+    /// Nodes that could not be read.
+    pub unreadable: Unreadable,
     /// Keeps the root in memory.
     pub root_pin: Option<Pin>,
     /// The journal.

@@ -37,6 +37,8 @@ pub struct Stats {
     pub written_back_bytes: u64,
     /// Fills dropped because somebody wrote to the range meanwhile.
     pub fill_races: u64,
+    /// Times that a B-tree node could not be read or was damaged.
+    pub node_read_failures: u64,
     /// Reads of clean cached data that failed and were answered by the backing device.
     pub read_retries: u64,
 }

@@ -1,5 +1,6 @@
 //! A snapshot of a running set, for those who look: cheap, consistent, no I/O.
 
+use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
 use crate::set::CacheSet;
 use crate::space::Usage;
@@ -48,6 +49,8 @@ pub struct Status {
     pub cache_health: DiskHealth,
     /// Why nothing is written any more, if so.
     pub failed: Option<Error>,
+    /// B-tree nodes that could not be read when they were last tried: the first few.
+    pub unreadable: Vec<UnreadableNode>,
     /// Counters.
     pub stats: Stats,
     /// The volumes.
@@ -78,6 +81,7 @@ impl CacheSet {
             journal_sequence: s.journal.durable(),
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
+            unreadable: s.unreadable_nodes(),
             stats: s.stats,
             volumes,
         })

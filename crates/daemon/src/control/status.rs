@@ -43,6 +43,9 @@ pub struct Cache {
     /// How far an opening is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opening: Option<Progress>,
+    /// Btree nodes that could not be read when they were last tried: the first few.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<UnreadableNode>,
     /// What an open set counts.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub counts: Option<CacheCounts>,
@@ -112,6 +115,32 @@ pub struct CacheCounts {
     pub written_back_bytes: u64,
     pub fill_races: u64,
     pub read_retries: u64,
+    #[serde(default)]
+    pub node_read_failures: u64,
+}
+
+/// A btree node that cannot be read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UnreadableNode {
+    /// Its bucket on the cache device.
+    pub bucket: u64,
+    /// Its first sector there.
+    pub sector: u64,
+    /// 0 for a leaf.
+    pub level: u8,
+    /// All of it in a sentence.
+    pub reason: String,
+    /// What of the served volumes it is the index of, as far as is known.
+    pub covers: Vec<Covered>,
+}
+
+/// A range of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct Covered {
+    pub volume: String,
+    pub start_bytes: u64,
+    pub length_bytes: u64,
 }
 
 /// A volume.

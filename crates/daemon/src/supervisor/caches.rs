@@ -122,6 +122,10 @@ impl Supervisor {
             {
                 tracing::error!(event = "cache-stopped-writing", "cache {name}: {}", health::stopped(error));
             }
+            let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);
+            for told in unreadable {
+                tracing::error!(event = "node-unreadable", "{told}");
+            }
             let devices = self.shared().table.devices_of(index, &status);
             for (device, found) in devices {
                 let said = self.said.entry(device.clone()).or_default();

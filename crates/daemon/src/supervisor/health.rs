@@ -1,6 +1,6 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
-use bcached_engine::{DiskHealth, Error, VolumeInfo};
+use bcached_engine::{DiskHealth, Error, UnreadableNode, VolumeId, VolumeInfo};
 use std::time::Duration;
 
 /// A device that has not answered for so long is worth a word.
@@ -61,8 +61,37 @@ pub fn stopped(error: &Error) -> String {
     )
 }
 
-/// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
-pub fn degraded(info: &VolumeInfo, cache_stopped: bool, backing: Option<&str>) -> Option<String> {
+/// A btree node that cannot be read, and what it is the index of. `name` gives a volume its name.
+pub fn unreadable(node: &UnreadableNode, name: impl Fn(VolumeId) -> String) -> String {
+    let covers: Vec<_> = node
+        .covers
+        .iter()
+        .map(|part| format!("sectors {} to {} of {}", part.start, part.end, name(part.volume)))
+        .collect();
+    let covers = if covers.is_empty() { "no volume that is served".to_owned() } else { covers.join(", ") };
+    let (bucket, level, error) = (node.bucket, node.level, &node.error);
+    format!("the btree node in bucket {bucket} (level {level}), index of {covers}, cannot be read ({error})")
+}
+
+/// What of the volume cannot be found in the cache, because `nodes` cannot be read.
+fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> {
+    let parts: Vec<_> = nodes
+        .iter()
+        .flat_map(|node| &node.covers)
+        .filter(|part| part.volume == info.id)
+        .map(|part| format!("{} to {}", part.start, part.end))
+        .collect();
+    (!parts.is_empty()).then(|| format!("the index of its sectors {} cannot be read", parts.join(", ")))
+}
+
+/// Why a served volume is not as it should be, and what works. `nodes` of its set cannot be read; `backing` is its backing
+/// device as configured.
+pub fn degraded(
+    info: &VolumeInfo,
+    cache_stopped: bool,
+    nodes: &[UnreadableNode],
+    backing: Option<&str>,
+) -> Option<String> {
     let cache = match (cache_stopped, info.flash_only || info.dirty_sectors > 0) {
         (false, _) => None,
         (true, true) => Some("its cache has stopped writing: reads go on, writes are refused".to_owned()),
@@ -79,7 +108,8 @@ pub fn degraded(info: &VolumeInfo, cache_stopped: bool, backing: Option<&str>) -
         .marking_trouble
         .as_ref()
         .map(|error| format!("nothing is dirty, but its superblock cannot be marked clean ({error})"));
-    let told: Vec<_> = cache.into_iter().chain(writeback).chain(marking).chain(device).collect();
+    let index = without_index(info, nodes);
+    let told: Vec<_> = cache.into_iter().chain(index).chain(writeback).chain(marking).chain(device).collect();
     (!told.is_empty()).then(|| told.join("; "))
 }
 
@@ -101,7 +131,7 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_engine::{VolumeId, WritebackTrouble};
+    use bcached_engine::{Covered, WritebackTrouble};
     use bcached_env::{DiskId, IoError, IoErrorKind};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
@@ -123,8 +153,8 @@ mod tests {
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
         };
-        let told = |info: &VolumeInfo, stopped| degraded(info, stopped, Some("sdb")).unwrap_or_default();
-        assert_eq!(degraded(&info, false, Some("sdb")), None);
+        let told = |info: &VolumeInfo, stopped| degraded(info, stopped, &[], Some("sdb")).unwrap_or_default();
+        assert_eq!(degraded(&info, false, &[], Some("sdb")), None);
         assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
         info.dirty_sectors = 8;
         assert!(told(&info, true).contains("reads go on, writes are refused"), "{}", told(&info, true));
@@ -141,6 +171,16 @@ mod tests {
         );
         (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
         assert!(told(&info, false).starts_with("nothing is dirty, but its"), "{}", told(&info, false));
+
+        info.marking_trouble = None;
+        let part = |volume, start| Covered { volume: VolumeId(volume), start, end: start + 8 };
+        let covers = vec![part(0, 64), part(1, 0)];
+        let node = UnreadableNode { bucket: 7, sector: 896, level: 0, covers, error: Error::LostWrites };
+        let shown = unreadable(&node, |volume| format!("v{}", volume.0));
+        let wanted = "the btree node in bucket 7 (level 0), index of sectors 64 to 72 of v0, sectors 0 to 8 of v1, cannot";
+        assert!(shown.starts_with(wanted), "{shown}");
+        let told = degraded(&info, false, &[node], None);
+        assert_eq!(told.as_deref(), Some("the index of its sectors 64 to 72 cannot be read"));
     }
 
     #[test]

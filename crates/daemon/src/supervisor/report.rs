@@ -1,8 +1,10 @@
 //! The status, put together from the table and from what the engines say at this moment.
 
-use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health};
-use crate::control::status::{Cache, CacheCounts, Client, Progress, Status, Volume, VolumeFacts};
+use crate::control::status::{
+    Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Volume, VolumeFacts,
+};
 use crate::engine_thread::Engine;
 use bcached_engine::Status as EngineStatus;
 use bcached_engine::VolumeInfo;
@@ -26,11 +28,18 @@ pub fn status_of(
             (shared.phase, caches, engines, table.volumes.clone())
         };
         let counts = Engine::status_of_all(&engines);
-        for ((cache, engine), status) in caches.iter_mut().zip(&engines).zip(&counts) {
+        for (index, ((cache, engine), status)) in caches.iter_mut().zip(&engines).zip(&counts).enumerate() {
             if let Some(status) = status {
                 cache.counts = Some(numbers(status));
+                cache.unreadable = unreadable(&entries, index, status);
                 let failed = status.failed.as_ref().map(health::stopped);
-                cache.reason = failed.or_else(|| health::sentence(&cache.device, &status.cache_health));
+                let device = health::sentence(&cache.device, &status.cache_health);
+                let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
+                    1 => first.reason.clone(),
+                    several => format!("{} (the first of {several})", first.reason),
+                });
+                let told: Vec<_> = failed.or(device).into_iter().chain(nodes).collect();
+                cache.reason = (!told.is_empty()).then(|| told.join("; "));
             } else if engine.is_some() {
                 cache.reason = Some("its engine does not answer at present".to_owned());
             }
@@ -85,8 +94,29 @@ fn cache(entry: &CacheEntry) -> Cache {
             CacheState::Opening { progress, .. } => Some(Progress::of(progress)),
             _ => None,
         },
+        unreadable: Vec::new(),
         counts: None,
     }
+}
+
+fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> Vec<UnreadableNode> {
+    let name = |volume| table::name_of(volumes, cache, volume, &status.volumes);
+    let described = status.unreadable.iter().map(|node| UnreadableNode {
+        bucket: node.bucket,
+        sector: node.sector,
+        level: node.level,
+        reason: health::unreadable(node, name),
+        covers: node
+            .covers
+            .iter()
+            .map(|part| Covered {
+                volume: name(part.volume),
+                start_bytes: part.start * 512,
+                length_bytes: (part.end - part.start) * 512,
+            })
+            .collect(),
+    });
+    described.collect()
 }
 
 fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]) -> Volume {
@@ -100,7 +130,8 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
             let now = status.and_then(|status| status.volumes.iter().find(|now| now.id == info.id));
             let now = now.unwrap_or(info);
             let stopped = status.is_some_and(|status| status.failed.is_some());
-            let trouble = health::degraded(now, stopped, entry.backing.as_deref());
+            let nodes = status.map_or(&[][..], |status| &status.unreadable);
+            let trouble = health::degraded(now, stopped, nodes, entry.backing.as_deref());
             (if trouble.is_some() { "degraded" } else { "served" }, trouble, Some(facts(now)))
         }
     };
@@ -176,6 +207,7 @@ fn numbers(status: &EngineStatus) -> CacheCounts {
         written_back_bytes: stats.written_back_bytes,
         fill_races: stats.fill_races,
         read_retries: stats.read_retries,
+        node_read_failures: stats.node_read_failures,
     }
 }
 

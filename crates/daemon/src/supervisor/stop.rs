@@ -1,6 +1,6 @@
 //! The orderly end: users, then exports, then engines. Dirty data is never written back here; it is named instead.
 
-use super::table::{CacheState, Table, VolumeState};
+use super::table::{self, CacheState, Table};
 use super::{Event, Phase, Supervisor, health};
 use crate::control::Signal;
 use crate::engine_thread::News;
@@ -172,10 +172,7 @@ fn name_dirty_data(table: &Table, cache: usize, status: &bcached_engine::Status)
     let device = &table.caches[cache].device;
     let device = device.rsplit('/').next().unwrap_or(device);
     for info in status.volumes.iter().filter(|info| info.dirty_sectors > 0 && !info.flash_only) {
-        let mut own = table.volumes.iter().filter(|volume| volume.cache == Some(cache));
-        let entry =
-            own.find(|entry| matches!(&entry.state, VolumeState::Served(served) if served.id == info.id));
-        let name = entry.and_then(|entry| entry.name.clone()).unwrap_or_else(|| info.uuid.to_string());
+        let name = table::name_of(&table.volumes, cache, info.id, &status.volumes);
         let dirty = human(info.dirty_sectors * 512);
         tracing::info!(event = "dirty-stays", "{name}: {dirty} dirty stays on {device}; keep them together");
     }

@@ -5,7 +5,8 @@ use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
-use bcached_engine::{DiskHealth, Error, Opening, VolumeInfo};
+use crate::supervisor::health;
+use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub struct CacheEntry {
     pub state: CacheState,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
+    /// First sectors of the btree nodes that the log was told of.
+    pub unreadable_logged: BTreeSet<u64>,
     /// The log has said what it waits for.
     wait_logged: bool,
 }
@@ -211,6 +214,21 @@ impl Table {
         let entry = self.caches.get_mut(index)?;
         let first = !std::mem::replace(&mut entry.failure_logged, true);
         first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
+    }
+
+    /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.
+    pub fn note_unreadable(
+        &mut self,
+        index: usize,
+        nodes: &[UnreadableNode],
+        infos: &[VolumeInfo],
+    ) -> Vec<String> {
+        let name = |volume| name_of(&self.volumes, index, volume, infos);
+        let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
+        let all: BTreeSet<_> = nodes.iter().map(|node| node.sector).collect();
+        let told = std::mem::replace(&mut cache.unreadable_logged, all);
+        let news = nodes.iter().filter(|node| !told.contains(&node.sector));
+        news.map(|node| health::unreadable(node, name)).collect()
     }
 
     /// The first final reason.
@@ -452,6 +470,7 @@ impl CacheEntry {
             device: cache.device.clone(),
             uuid: None,
             failure_logged: false,
+            unreadable_logged: BTreeSet::new(),
             wait_logged: false,
             state: CacheState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
         }
@@ -479,6 +498,16 @@ impl VolumeEntry {
             wait_logged: None,
         }
     }
+}
+
+/// What the volume that the set of `cache` calls `volume` is called here, or else its UUID; `infos` is what the set says of
+/// its volumes.
+pub fn name_of(volumes: &[VolumeEntry], cache: usize, volume: VolumeId, infos: &[VolumeInfo]) -> String {
+    let is_it =
+        |entry: &&VolumeEntry| matches!(&entry.state, VolumeState::Served(served) if served.id == volume);
+    let entry = volumes.iter().filter(|entry| entry.cache == Some(cache)).find(is_it);
+    let uuid = || infos.iter().find(|info| info.id == volume).map(|info| info.uuid.to_string());
+    entry.and_then(|entry| entry.name.clone()).or_else(uuid).unwrap_or_default()
 }
 
 /// Why no engine takes a volume.

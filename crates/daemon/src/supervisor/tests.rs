@@ -7,6 +7,7 @@ use crate::config::{Cache, CommandLine, Config, Volume};
 use crate::control::Signal;
 use crate::control::status::Progress;
 use crate::engine_thread::{self, Engine};
+use bcached_engine::{Error, UnreadableNode};
 use bcached_format::Uuid;
 use bcached_port::NoExport;
 use std::path::PathBuf;
@@ -132,4 +133,23 @@ fn the_log_hears_of_an_opening_every_ten_seconds() {
     assert_eq!((heard(13, cache("fast")), heard(14, cache("fast"))), (1, 0));
     assert_eq!((heard(22, cache("fast")), heard(24, cache("fast"))), (0, 1));
     assert_eq!((heard(25, Vec::new()), heard(90, cache("fast"))), (0, 0));
+}
+
+/// A damaged node that was met while a set was served stood nowhere.
+#[test]
+fn a_node_that_cannot_be_read_is_told_once() {
+    let supervisor = supervisor(&[]);
+    let node = |sector| UnreadableNode {
+        bucket: sector / 128,
+        sector,
+        level: 0,
+        covers: Vec::new(),
+        error: Error::NoVolume,
+    };
+    let told = |nodes: &[UnreadableNode]| supervisor.shared().table.note_unreadable(0, nodes, &[]);
+    let first = told(&[node(128)]);
+    assert!(first[0].starts_with("the btree node in bucket 1 (level 0)"), "{first:?}");
+    assert_eq!((first.len(), told(&[node(128)]).len()), (1, 0));
+    assert_eq!(told(&[node(128), node(256)]).len(), 1, "the other one");
+    assert_eq!((told(&[]).len(), told(&[node(128)]).len()), (0, 1), "it could be read meanwhile");
 }

@@ -26,9 +26,15 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
         }
     };
     match read(set, child).await {
-        Ok(node) => Ok(set.with(|s| s.nodes.loaded(node, pointer, reserved))),
+        Ok(node) => Ok(set.with(|s| {
+            s.unreadable.was_read(pointer);
+            s.nodes.loaded(node, pointer, reserved)
+        })),
         Err(error) => {
-            set.with(|s| s.nodes.abandon(pointer));
+            set.with(|s| {
+                s.nodes.abandon(pointer);
+                s.meets_unreadable(child, &error);
+            });
             Err(error)
         }
     }

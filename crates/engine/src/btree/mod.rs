@@ -8,6 +8,7 @@ pub mod budget;
 pub mod cache;
 pub mod load;
 pub mod split;
+pub mod unreadable;
 pub mod walk;
 pub mod write;
 

@@ -156,3 +156,46 @@ fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_leaving() {
     }
     assert!(left > 0 && stayed > 0, "left {left}, stayed {stayed}");
 }
+
+/// A damaged leaf that was met while the set was served stood nowhere: requests failed, and `status` had nothing to say.
+#[test]
+fn a_node_that_cannot_be_read_is_named_until_it_can_be() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        fill(&set, volume).await;
+        // Dirty data, so that the volume cannot leave.
+        ask(&set, volume, write(2 * READS, 8, 7)).await;
+        set.stop().await.expect("it stops");
+    });
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        let read = |sector| set.serve(volume, Request::Read { sector, buffer: Buffer::zeroed(512) });
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == CACHE && matches!(op, Op::Read { .. })).then_some(Mishap::Fails)
+        }));
+        let sector = READS;
+        assert!(read(sector).await.result.is_err() && read(sector).await.result.is_err());
+        let status = set.status();
+        let [node] = &status.unreadable[..] else { panic!("one leaf: {:?}", status.unreadable) };
+        assert_eq!((node.level, node.sector / 16, status.stats.node_read_failures), (0, node.bucket, 2));
+        let [covered] = node.covers[..] else { panic!("one volume: {node:?}") };
+        assert!(covered.volume == volume && (covered.start..covered.end).contains(&sector), "{covered:?}");
+        assert!(covered.end - covered.start < READS, "one leaf of several: {covered:?}");
+
+        // What the neighbours say of their ends agrees with what it said of its own. (The last leaf is in memory.)
+        for neighbour in [covered.start - 1, covered.end, 0] {
+            assert!(read(neighbour).await.result.is_err());
+        }
+        let mut all: Vec<_> = set.status().unreadable.iter().flat_map(|node| node.covers.clone()).collect();
+        all.sort_by_key(|covered| covered.start);
+        let at = all.iter().position(|found| *found == covered).expect("still there");
+        assert_eq!((all[at - 1].end, all[at + 1].start), (covered.start, covered.end), "{all:?}");
+        assert_eq!(all[0].start, 0, "{all:?}");
+
+        world.borrow_mut().fate = None;
+        assert_eq!(read(sector).await.result, Ok(()));
+        assert_eq!(set.status().unreadable.len(), all.len() - 1, "the fault was a passing one");
+    });
+}

@@ -1,0 +1,120 @@
+//! Nodes that could not be read, kept for those who look (decision 10: what cannot be served is named). What is met at
+//! start ends the start; this is for what is met later, when others are served all the same.
+//!
+//! Only a few are kept, because a device that fails altogether would fill the memory with them; the counter goes on. A
+//! node that can be read again is taken out: the fault was a passing one.
+
+use crate::btree::Child;
+use crate::error::Error;
+use crate::state::State;
+use crate::volume::{Volume, VolumeId};
+use alloc::vec::Vec;
+use bcached_format::{Pointer, Position};
+
+/// Most nodes that are kept.
+const KEPT_MAX: usize = 8;
+
+/// A node that could not be read when it was last tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnreadableNode {
+    /// Its bucket on the cache device.
+    pub bucket: u64,
+    /// Its first sector there.
+    pub sector: u64,
+    /// Its level; 0 is a leaf.
+    pub level: u8,
+    /// What of the served volumes it is the index of, as far as is known.
+    pub covers: Vec<Covered>,
+    /// What was met.
+    pub error: Error,
+}
+
+/// A range of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Covered {
+    /// The volume.
+    pub volume: VolumeId,
+    /// First sector of it.
+    pub start: u64,
+    /// End, exclusive.
+    pub end: u64,
+}
+
+/// What is kept of such nodes.
+#[derive(Default)]
+pub struct Unreadable {
+    kept: Vec<Kept>,
+}
+
+struct Kept {
+    child: Child,
+    /// Where its range begins, if the nodes above it told.
+    low: Option<Position>,
+    error: Error,
+}
+
+impl Unreadable {
+    /// It has been read.
+    pub fn was_read(&mut self, pointer: Pointer) {
+        self.kept.retain(|kept| kept.child.pointer() != pointer);
+    }
+}
+
+impl State {
+    /// A node could not be read.
+    pub fn meets_unreadable(&mut self, child: Child, error: &Error) {
+        self.stats.node_read_failures += 1;
+        self.unreadable.was_read(child.pointer());
+        if self.unreadable.kept.len() < KEPT_MAX {
+            let low = self.low_of(child);
+            self.unreadable.kept.push(Kept { child, low, error: error.clone() });
+        }
+    }
+
+    /// Those that are kept.
+    pub fn unreadable_nodes(&self) -> Vec<UnreadableNode> {
+        let described = self.unreadable.kept.iter().map(|kept| {
+            let sector = kept.child.pointer().sector();
+            let covers = |(id, volume): (VolumeId, &Volume)| {
+                let (start, end) = part_of(volume, kept.low?, kept.child.key.position())?;
+                Some(Covered { volume: id, start, end })
+            };
+            UnreadableNode {
+                bucket: sector / self.geometry.bucket_sectors,
+                sector,
+                level: kept.child.level,
+                covers: self.volumes.iter().filter_map(covers).collect(),
+                error: kept.error.clone(),
+            }
+        });
+        described.collect()
+    }
+
+    /// Where the range of `child` begins: where that of its left neighbour ends, or that of the first of the nodes above
+    /// that has one. `None` if a node above is not in memory, or the tree has changed meanwhile.
+    fn low_of(&mut self, child: Child) -> Option<Position> {
+        let (mut at, mut low) = (self.root, Position::ZERO);
+        while at.level > child.level {
+            let slot = self.nodes.find(at.pointer())?;
+            let node = self.nodes.get(slot).node();
+            self.work.visit(node.len());
+            let mut right = node.children().skip_while(|key| key.position() < child.key.position());
+            let key = *right.next()?;
+            let left = node.children().take_while(|left| left.position() < key.position()).last();
+            low = left.map_or(low, bcached_format::Key::position);
+            at = Child { key, level: at.level - 1 };
+        }
+        (at.pointer() == child.pointer()).then_some(low)
+    }
+}
+
+/// The sectors of `volume` whose keys lie between `low` and `high`, if there are any.
+fn part_of(volume: &Volume, low: Position, high: Position) -> Option<(u64, u64)> {
+    let inode = volume.inode?;
+    let limit = volume.data_offset + volume.sectors;
+    let from = if low.inode < inode { 0 } else { low.offset };
+    let to = if high.inode > inode { limit } else { high.offset };
+    let (start, end) = (from.max(volume.data_offset), to.min(limit));
+    let is_there = low.inode <= inode && high.inode >= inode && start < end;
+    is_there.then(|| (start - volume.data_offset, end - volume.data_offset))
+}
