@@ -110,6 +110,7 @@ fn assemble(
         node_pressure: false,
         untold: false,
         failed: None,
+        gc_failure: None,
         note_held: true,
         background: 0,
         fill_bytes: 0,
@@ -164,8 +165,10 @@ async fn recover(
     let scan = scan::scan(&disk, &geometry).await?;
     let newest = scan.entries.last().expect("a scan without entries is an error");
     let (header, old_uuids) = (newest.header, newest.old_uuids);
+    check_number(header.seq)?;
     let root = root_of(&geometry, &header.root, header.root_level)?;
     let stored = prios::read(&disk, &geometry, header.prio_bucket).await?;
+    check_number(stored.sequence)?;
     let entries = stored.entries.iter().copied();
     let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
     walk::raise(&mut buckets, root.pointer())?;
@@ -210,6 +213,14 @@ async fn recover(
     written.map_err(|error| set.fail(error))?;
     finish(&set).await;
     Ok(set)
+}
+
+/// Refuses a number from which it could not be counted on: no set lives that long.
+fn check_number(sequence: u64) -> Result<(), Error> {
+    if sequence > u64::MAX / 2 {
+        return Err(Error::Inconsistent("a number of the journal or the priorities is impossibly large"));
+    }
+    Ok(())
 }
 
 /// Checks the key of a root: a node of a sensible size in a usable bucket that covers the whole key space.

@@ -14,6 +14,7 @@
 //! | rewrites, uuid table, writes | `space` | free buckets | allocator, after every try |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
+//! | who wants the cache device flushed | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
@@ -57,6 +58,8 @@ pub struct Signals {
     pub flushed: Notify,
     /// A pass of GC or moving may be due.
     pub gc_work: Notify,
+    /// A flush of the cache device has ended.
+    pub cache_flushed: Notify,
     /// Parked data has come.
     pub parked_work: Notify,
     /// Write-back has something to do.
@@ -172,6 +175,7 @@ impl CacheSet {
             &signals.space,
             &signals.ranges,
             &signals.flushed,
+            &signals.cache_flushed,
             &signals.parked_work,
             &signals.gc_work,
             &signals.writeback_work,

@@ -109,6 +109,8 @@ pub struct State {
     /// The open journal entry has its first key, or a leaf its first unwritten one, and their writers have not been
     /// told: from now on the key ages.
     pub untold: bool,
+    /// Why the last pass of GC did not come to its end.
+    pub gc_failure: Option<Error>,
     /// The first failed write of metadata. Nothing is written after it.
     pub failed: Option<Error>,
     /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.
@@ -153,9 +155,15 @@ impl State {
         }
     }
 
+    /// Why no bucket will become free, if so: GC must come to its end first, and cannot.
+    #[must_use]
+    pub fn starved(&self) -> Option<Error> {
+        self.gc_failure.clone().filter(|_| self.buckets.wait_for_gc())
+    }
+
     /// A flush of the cache device has failed: what it covered may be gone.
     pub fn lose_unflushed(&mut self, error: IoError) {
-        self.buckets.flush_fails(error);
+        self.buckets.flushes().fails(error);
         // The data of keys that only the note holds may be gone too: whoever starts next must not bring them back.
         self.note.forget_through(u64::MAX);
     }

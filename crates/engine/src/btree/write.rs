@@ -8,6 +8,7 @@ use crate::btree::cache::CachedNode;
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::set::CacheSet;
+use crate::space::flushes::Turn;
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
@@ -183,6 +184,7 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(),
     if write.bytes.len() <= head {
         return Ok(());
     }
+    set.check_alive()?;
     let payload = Buffer::copied_from(&write.bytes[head..]).freeze();
     let written = set.cache().write(sector + head as u64 / 512, payload).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
@@ -204,6 +206,7 @@ pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<
 /// Writes metadata that is durable when this returns. A failure latches: on a device without FUA it was a write and a flush,
 /// and perhaps that flush failed.
 pub async fn write_durably(set: &CacheSet, doing: Doing, sector: u64, bytes: &[u8]) -> Result<(), Error> {
+    set.check_alive()?;
     let written = set.cache().write_fua(sector, Buffer::copied_from(bytes).freeze()).await;
     written.map_err(|source| {
         let info = set.cache().info();
@@ -220,13 +223,22 @@ pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
     if !set.cache().info().volatile_cache {
         return Ok(());
     }
-    let number = set.with(|s| s.buckets.begin_flush());
-    let flushed = set.cache().flush().await;
-    let flushed = set.with(|s| {
-        if let Err(source) = flushed {
-            s.lose_unflushed(source);
+    let wanted = set.with(|s| s.buckets.flushes().wanted());
+    loop {
+        match set.with(|s| s.buckets.flushes().turn(wanted)) {
+            Turn::Done => return Ok(()),
+            Turn::Failed(source) => return Err(set.fail(Error::Io { doing: Doing::CacheFlush, source })),
+            Turn::Wait => set.signals().cache_flushed.wait().await,
+            Turn::Run => {
+                let flushed = set.cache().flush().await;
+                set.with(|s| {
+                    if let Err(source) = flushed {
+                        s.lose_unflushed(source);
+                    }
+                    s.buckets.flushes().ends();
+                });
+                set.signals().cache_flushed.notify_all();
+            }
         }
-        s.buckets.end_flush(number)
-    });
-    flushed.map_err(|source| set.fail(Error::Io { doing: Doing::CacheFlush, source }))
+    }
 }

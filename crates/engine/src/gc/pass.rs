@@ -18,6 +18,8 @@ use core::time::Duration;
 
 /// How often to ask whether a pass is due.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long to leave the tree alone after a node that could not be read.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// Nodes between two yields to requests.
 const NODES_A_TURN: u32 = 8;
 
@@ -25,12 +27,25 @@ const NODES_A_TURN: u32 = 8;
 pub async fn run(set: CacheSet) {
     while !set.with(|s| s.stopping || s.failed.is_some()) {
         let is_due = set.with(|s| !s.journal.is_replaying() && s.buckets.take_gc_wanted());
-        // A node that cannot be read is reported to whoever needs it; the pass remains due.
-        if is_due && pass(&set).await.is_err() {
-            set.with(|s| s.buckets.want_gc());
+        let failure = if is_due { pass(&set).await.err() } else { None };
+        let mut pause = PAUSE;
+        set.with(|s| {
+            if is_due {
+                s.gc_failure.clone_from(&failure);
+            }
+            if failure.is_some() {
+                // The pass remains due. Should buckets run out for want of it, nobody waits for them: `State::starved`.
+                s.buckets.want_gc();
+                pause = PAUSE_AFTER_FAILURE;
+            }
+        });
+        let until = set.env().now() + pause;
+        while set.env().now() < until && !set.with(|s| s.stopping || s.failed.is_some()) {
+            set.env().wait_until(&set.signals().gc_work, until).await;
+            if failure.is_none() {
+                break;
+            }
         }
-        let until = set.env().now() + PAUSE;
-        set.env().wait_until(&set.signals().gc_work, until).await;
     }
 }
 

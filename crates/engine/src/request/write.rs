@@ -301,7 +301,7 @@ async fn wait_for_space(set: &CacheSet) -> Result<bool, Error> {
     set.check_alive()?;
     set.signals().allocator_work.notify_all();
     let reserve = (BTREE_RESERVE + MOVING_RESERVE) as u64;
-    if set.with(|s| s.buckets.available() <= reserve || s.stopping) {
+    if set.with(|s| s.buckets.available() <= reserve || s.stopping || s.starved().is_some()) {
         set.signals().writeback_work.notify_all();
         return Ok(false);
     }

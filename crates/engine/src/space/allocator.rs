@@ -73,7 +73,10 @@ pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>
         match taken {
             Some(buckets) => return Ok(buckets),
             None if set.with(|s| s.journal.is_exhausted()) => return Err(set.fail(Error::JournalFull)),
-            None => set.signals().space.wait().await,
+            None => match set.with(|s| s.starved()) {
+                Some(error) => return Err(set.fail(error)),
+                None => set.signals().space.wait().await,
+            },
         }
     }
 }

@@ -8,10 +8,10 @@
 
 use crate::policy::Lru;
 use crate::policy::lru::Rank;
+use crate::space::Flushes;
 use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use bcached_env::IoError;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Pointer};
 
@@ -73,17 +73,10 @@ pub struct Buckets {
     /// Where a search for buckets to invalidate goes on.
     next_victim: Option<u32>,
     flushes: Flushes,
-}
-
-/// Flushes of the cache device, numbered as they begin.
-#[derive(Clone, Copy, Default)]
-struct Flushes {
-    /// The newest that has begun.
-    begun: u64,
-    /// The newest that has succeeded, while none had failed.
-    succeeded: u64,
-    /// The first that failed: what it covered may be gone, also if another, which began later, seems to have succeeded.
-    failure: Option<IoError>,
+    /// The last whole search found nothing to invalidate, and some of what it passed only for the age of the pointers to it.
+    kept_by_age: bool,
+    /// That of the search that is going on.
+    passes_old: bool,
 }
 
 /// What a search for buckets to invalidate came to.
@@ -135,6 +128,8 @@ impl Buckets {
             gc_wanted: false,
             next_victim: None,
             flushes: Flushes::default(),
+            kept_by_age: false,
+            passes_old: false,
         }
     }
 
@@ -280,38 +275,19 @@ impl Buckets {
     /// Data has been written to where `pointer` points.
     pub fn written(&mut self, pointer: Pointer) {
         let id = self.of(pointer).expect("data is written where there is a bucket");
-        self.table[slot(id) as usize].flush = self.flushes.begun;
+        self.table[slot(id) as usize].flush = self.flushes.begun();
     }
 
-    /// A flush of the cache device begins; its number.
-    pub const fn begin_flush(&mut self) -> u64 {
-        self.flushes.begun += 1;
-        self.flushes.begun
-    }
-
-    /// A flush has failed, one with a number or that of a write with FUA.
-    pub fn flush_fails(&mut self, error: IoError) {
-        self.flushes.failure.get_or_insert(error);
-    }
-
-    /// A flush has ended.
-    ///
-    /// # Errors
-    /// The first failure of any: after one the success of another means nothing.
-    pub fn end_flush(&mut self, number: u64) -> Result<(), IoError> {
-        if let Some(failure) = self.flushes.failure {
-            return Err(failure);
-        }
-        self.flushes.succeeded = self.flushes.succeeded.max(number);
-        Ok(())
+    /// Flushes of the cache device.
+    pub const fn flushes(&mut self) -> &mut Flushes {
+        &mut self.flushes
     }
 
     /// True when data in the bucket of `pointer` may be gone since a flush of the cache device failed: anything could stand
-    /// there, even what others wrote. What was there when the set was opened is safe.
+    /// there, even what others wrote.
     #[must_use]
     pub fn is_suspect(&self, pointer: Pointer) -> bool {
-        let Flushes { succeeded, failure, .. } = self.flushes;
-        failure.is_some() && self.of(pointer).is_some_and(|id| self.get(id).flush >= succeeded.max(1))
+        self.of(pointer).is_some_and(|id| self.flushes.may_have_dropped(self.get(id).flush))
     }
 
     /// A live extent is gone from the bucket. `sequence`: the journal entry that records it; if the last dirty sector
@@ -406,11 +382,13 @@ impl Buckets {
     /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
     /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
     pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
-        let eligible = |slot: &u32| {
+        let mut passes_old = self.next_victim.is_some() && self.passes_old;
+        let mut eligible = |slot: &u32| {
             let bucket = &self.table[*slot as usize];
-            bucket.pins == 0
-                && bucket.release <= durable
-                && bucket.generation.after(bucket.oldest) < STALE_MAX
+            let is_free = bucket.pins == 0 && bucket.release <= durable;
+            let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
+            passes_old |= is_free && is_old;
+            is_free && !is_old
         };
         let mut victims = self.victims.victims(self.next_victim.take());
         let (mut chosen, mut looked_at) = (Vec::new(), 0);
@@ -424,6 +402,8 @@ impl Buckets {
         // Only a search that has found nothing so far is worth going on with: else the next begins with the oldest.
         self.next_victim = if chosen.is_empty() && looked_at == BUCKETS_MAX { victims.next() } else { None };
         drop(victims);
+        self.passes_old = passes_old;
+        self.kept_by_age = chosen.is_empty() && passes_old && self.next_victim.is_none();
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
             self.set_usage(id, Usage::Pending);
@@ -436,6 +416,12 @@ impl Buckets {
             self.pending.push(id);
         }
         Invalidated { count: chosen.len(), looked_at, is_complete: self.next_victim.is_none() }
+    }
+
+    /// True when no bucket can be invalidated before a pass of GC has come to its end.
+    #[must_use]
+    pub const fn wait_for_gc(&self) -> bool {
+        self.kept_by_age
     }
 
     /// Whether a pass of GC is due: a bucket was invalidated so often that the tree may soon hold pointers too old

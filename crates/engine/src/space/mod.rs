@@ -15,8 +15,10 @@
 
 pub mod allocator;
 pub mod buckets;
+pub mod flushes;
 pub mod open_buckets;
 pub mod prios;
 
 pub use buckets::{Bucket, Buckets, Usage};
+pub use flushes::Flushes;
 pub use open_buckets::{Class, OpenBuckets, Space};

@@ -18,6 +18,17 @@ fn an_entry_that_makes_sense_is_replayed() {
     assert_eq!(stopped.reopened(Box::new(NoNote)), Ok(252));
 }
 
+/// A number at the end of all numbers: the entry after it would have none.
+#[test]
+fn a_number_that_cannot_be_counted_on_from_is_refused() {
+    let mut stopped = stopped();
+    stopped.header.seq = u64::MAX - 1;
+    let data = stopped.data;
+    stopped.append(&[data]);
+    let error = stopped.refused(Box::new(NoNote));
+    assert!(matches!(error, Error::Inconsistent(_)), "{error}");
+}
+
 /// Keys that cannot be in a leaf. A pointer to another device was once taken for one to the only device, and one across
 /// the end of a bucket counted more in it than there is room for, which stopped the process.
 #[test]

@@ -1,8 +1,11 @@
 //! Generations have eight bits: no pointer that a reader can meet may grow old enough to pass for a new one.
 
-use crate::rig::{Rig, Sizes, ask, in_flight, open};
+use crate::memory::Mishap;
+use crate::rig::{CACHE, Rig, Sizes, ask, in_flight, open};
 use bcached_engine::{CacheSet, Options, Request, VolumeId};
-use bcached_env::Buffer;
+use bcached_env::{Buffer, Op};
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Sectors of a bucket.
@@ -77,4 +80,58 @@ fn dead_children_stay_dead_however_often_their_buckets_are_reused() {
         set.stop().await.expect("it stops again");
     };
     executor.block_on(script).expect("nobody waits for ever");
+}
+
+/// A leaf cannot be read any more. GC never came to its end, so after 96 uses of each bucket none could be used again; and
+/// every write waited for one, for ever, though its volume has a backing device.
+#[test]
+fn a_leaf_that_can_never_be_read_makes_nobody_wait_for_ever() {
+    const WRITES: u64 = 14_000;
+    let sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+    let mut rig = Rig::new(sizes, 1);
+    let world = Rc::clone(&rig.world);
+    crate::rig::run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+        for number in 0..6000 {
+            write(&set, volume, 2 * number, 1, 7).await;
+        }
+        for number in 0..420 {
+            write(&set, volume, 20_000 + number * BUCKET, BUCKET, 7).await;
+        }
+        set.stop().await.expect("it stops");
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens again");
+        let leaf = Cell::new(None);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Read { buffer, sector } if disk == CACHE && buffer.len() as u64 == BUCKET * 512 => {
+                let leaf = leaf.get().unwrap_or_else(|| {
+                    leaf.set(Some(*sector));
+                    *sector
+                });
+                (leaf == *sector).then_some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        let read = Request::Read { sector: 0, buffer: Buffer::zeroed(512) };
+        assert!(set.serve(volume, read).await.result.is_err(), "its leaf is the bad one");
+        let answered = Rc::new(Cell::new(0));
+        let (writer, count) = (set.clone(), Rc::clone(&answered));
+        env.spawn(async move {
+            for number in 0..WRITES {
+                let bytes = usize::try_from(BUCKET * 512).expect("small");
+                let payload = Buffer::copied_from(&vec![9; bytes]).freeze();
+                let sector = 80_000 + (number % 16) * BUCKET;
+                let reply = writer.serve(volume, Request::Write { sector, payload, fua: false }).await;
+                assert_eq!(reply.result, Ok(()), "write {number}");
+                count.set(number + 1);
+            }
+        });
+        loop {
+            let before = answered.get();
+            env.sleep(Duration::from_secs(60)).await;
+            if answered.get() == before {
+                break;
+            }
+        }
+        assert_eq!(answered.get(), WRITES, "the next one waits for ever");
+    });
 }

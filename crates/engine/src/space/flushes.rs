@@ -1,0 +1,119 @@
+//! Flushes of the cache device: numbered as they begin, one at a time.
+//!
+//! Who wants one while another runs waits for it and then runs the next, which serves all who waited: of two under way
+//! together the kernel may tell the failure of both to one only. After the first failure no success means anything.
+
+use bcached_env::IoError;
+
+/// The flushes since the set was opened.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Flushes {
+    /// Number of the newest that has begun; 0: none.
+    begun: u64,
+    /// The newest has not ended.
+    running: bool,
+    /// Number of the newest that has succeeded, while none had failed.
+    succeeded: u64,
+    /// The first that failed: what it covered may be gone.
+    failure: Option<IoError>,
+}
+
+/// What who wants a flush has to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Nothing: one that began after he asked has succeeded.
+    Done,
+    /// Nothing: one has failed.
+    Failed(IoError),
+    /// Wait until the one that runs has ended.
+    Wait,
+    /// Run one: it has begun.
+    Run,
+}
+
+impl Flushes {
+    /// Number of the newest flush that has begun: who writes data now is covered by later ones only.
+    #[must_use]
+    pub const fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Number that a flush must have to cover what has been written by now.
+    #[must_use]
+    pub const fn wanted(&self) -> u64 {
+        self.begun + 1
+    }
+
+    /// What to do for flush `wanted` or a later one.
+    pub const fn turn(&mut self, wanted: u64) -> Turn {
+        if let Some(failure) = self.failure {
+            return Turn::Failed(failure);
+        }
+        if self.succeeded >= wanted {
+            return Turn::Done;
+        }
+        if self.running {
+            return Turn::Wait;
+        }
+        self.running = true;
+        self.begun += 1;
+        Turn::Run
+    }
+
+    /// A flush has failed, one with a number or that of a write with FUA.
+    pub fn fails(&mut self, error: IoError) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// The flush that was running has ended, with [`Flushes::fails`] before if it failed.
+    pub const fn ends(&mut self) {
+        assert!(self.running, "a flush that ends has begun");
+        self.running = false;
+        if self.failure.is_none() {
+            self.succeeded = self.begun;
+        }
+    }
+
+    /// True when data that was written while flush `number` was the newest may be gone. What was there when the set was
+    /// opened (0) is safe.
+    #[must_use]
+    pub fn may_have_dropped(&self, number: u64) -> bool {
+        self.failure.is_some() && number >= self.succeeded.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_env::{DiskId, IoErrorKind};
+
+    fn failure() -> IoError {
+        IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 }
+    }
+
+    #[test]
+    fn one_flush_serves_all_who_waited_for_it() {
+        let mut flushes = Flushes::default();
+        let first = flushes.wanted();
+        assert_eq!(flushes.turn(first), Turn::Run);
+        let (second, third) = (flushes.wanted(), flushes.wanted());
+        assert_eq!((flushes.turn(second), flushes.turn(third)), (Turn::Wait, Turn::Wait));
+        flushes.ends();
+        assert_eq!((flushes.turn(first), flushes.turn(second)), (Turn::Done, Turn::Run));
+        assert_eq!(flushes.turn(third), Turn::Wait);
+        flushes.ends();
+        assert_eq!(flushes.turn(third), Turn::Done);
+    }
+
+    #[test]
+    fn after_a_failure_no_success_counts() {
+        let mut flushes = Flushes::default();
+        let wanted = flushes.wanted();
+        assert_eq!(flushes.turn(wanted), Turn::Run);
+        let written = flushes.begun();
+        flushes.fails(failure());
+        flushes.ends();
+        assert_eq!(flushes.turn(wanted), Turn::Failed(failure()));
+        assert!(flushes.may_have_dropped(written) && !flushes.may_have_dropped(0));
+    }
+}
