@@ -22,8 +22,11 @@ use bcached_port::{Buffer, Operation, Reply, Requests, VolumeId};
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thiserror::Error;
+
+/// What any way to a client can do, beyond an initial stall.
+const SLOWEST_BYTES_A_SECOND: u64 = 1 << 20;
 
 /// Why a connection ended before its client said goodbye.
 #[derive(Debug, Error)]
@@ -190,10 +193,17 @@ impl Reader<'_> {
     }
 
     fn refuse(&mut self, header: &Header, error: NbdError, payload: u32) -> io::Result<()> {
-        self.source.skip(payload, self.shared.limits.stall)?;
+        self.source.skip(payload, self.patience(payload))?;
         let awaited = Awaited::refusal(header, error);
         self.requests.answer(Pending { awaited, permit: None }, Reply::done());
         Ok(())
+    }
+
+    /// For a payload: it holds its bytes of the budget from its first byte on, so that one which comes in drops would hold
+    /// them from the others for as long as it likes.
+    fn patience(&self, payload: u32) -> Patience {
+        let transfer = Duration::from_millis(1000 * u64::from(payload) / SLOWEST_BYTES_A_SECOND);
+        Patience::Deadline(Instant::now() + self.shared.limits.stall + transfer)
     }
 
     fn submit(&mut self, header: &Header, command: Command) -> io::Result<()> {
@@ -205,7 +215,7 @@ impl Reader<'_> {
             }
             Command::Write { sector, bytes, fua } => {
                 let mut buffer = Buffer::zeroed(bytes as usize);
-                self.source.read(buffer.as_mut_slice(), self.shared.limits.stall)?;
+                self.source.read(buffer.as_mut_slice(), self.patience(bytes))?;
                 Operation::Write { sector, payload: buffer.freeze(), fua }
             }
             Command::Flush => Operation::Flush,

@@ -10,8 +10,8 @@
 //!
 //! - **Bounded.** A connection has at most so many requests outstanding and so many bytes of payload in memory, and
 //!   all connections together too ([`Limits`]); at a bound the reader stops reading its socket, and the peer waits.
-//! - **No client can hold anything for ever** but an idle connection: the handshake has a deadline, a payload that
-//!   stops halfway and replies that nobody reads end the connection after [`Limits::stall`].
+//! - **No client can hold anything for ever** but an idle connection: the handshake has a deadline, and so has a
+//!   payload; replies that nobody reads end the connection after [`Limits::stall`].
 //! - **A lost connection loses no request**: what was received whole is carried out, and the right to write (see
 //!   [`server`]) is given up only after the last of it is done.
 //! - Threads sleep in the kernel whenever there is nothing to do.

@@ -51,7 +51,8 @@ pub struct Limits {
     pub total_bytes: u64,
     /// A connection must have chosen its export by then.
     pub handshake: Duration,
-    /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this.
+    /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this; one whose
+    /// payload is not whole by then has a second for each MiB of it on top.
     pub stall: Duration,
 }
 

@@ -32,6 +32,11 @@ impl Patience {
     pub(crate) fn is_over(self) -> bool {
         matches!(self, Self::Deadline(moment) if moment <= Instant::now())
     }
+
+    /// Ends what is done in pieces, each of which comes in time.
+    pub(crate) fn check(self) -> io::Result<()> {
+        if self.is_over() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
 }
 
 /// A TCP peer that vanished without a word is found out after this and three more probes.

@@ -5,7 +5,6 @@ use crate::proto::wire::OPTION_BYTES_MAX;
 use crate::socket::{Patience, Socket};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A thousand headers, or several small writes. Every connection has one for its life, idle ones too.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -56,13 +55,14 @@ impl Source {
     }
 
     /// Fills `into`.
-    pub(crate) fn read(&mut self, into: &mut [u8], stall: Duration) -> io::Result<()> {
+    pub(crate) fn read(&mut self, into: &mut [u8], patience: Patience) -> io::Result<()> {
         let here = into.len().min(self.end - self.start);
         into[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
         self.start += here;
         let mut filled = here;
         while filled < into.len() {
-            match self.socket.receive(&mut into[filled..], Patience::Stall(stall))? {
+            patience.check()?;
+            match self.socket.receive(&mut into[filled..], patience)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 received => filled += received,
             }
@@ -71,12 +71,13 @@ impl Source {
     }
 
     /// Reads over `bytes`.
-    pub(crate) fn skip(&mut self, bytes: u32, stall: Duration) -> io::Result<()> {
+    pub(crate) fn skip(&mut self, bytes: u32, patience: Patience) -> io::Result<()> {
         let mut left = bytes as usize;
         while left > 0 {
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
-                match self.socket.receive(&mut self.buffer, Patience::Stall(stall))? {
+                patience.check()?;
+                match self.socket.receive(&mut self.buffer, patience)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     received => self.end = received,
                 }
@@ -94,9 +95,9 @@ mod tests {
     use super::*;
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
-    const STALL: Duration = Duration::from_secs(30);
-    const FIRST: Patience = Patience::Stall(STALL);
+    const FIRST: Patience = Patience::Stall(Duration::from_secs(30));
 
     /// Everything that was sent comes out once and in order, however it is cut: by the sender into pieces, by the
     /// reader into things that fit the buffer, wrap it, go past it or are read over.
@@ -122,10 +123,10 @@ mod tests {
             }
             let mut bytes = vec![0; size];
             if turn % 4 == 3 {
-                source.skip(u32::try_from(size).unwrap(), STALL).unwrap();
+                source.skip(u32::try_from(size).unwrap(), FIRST).unwrap();
                 bytes = (at..at + size).map(byte).collect();
             } else if size > BUFFER_BYTES || turn % 2 == 0 {
-                source.read(&mut bytes, STALL).unwrap();
+                source.read(&mut bytes, FIRST).unwrap();
             } else {
                 bytes.copy_from_slice(source.next(size, FIRST, FIRST).unwrap().expect("more is to come"));
             }

@@ -10,7 +10,7 @@ use bcached_port::ram::Verdict;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Client, LIMIT, Served, TANK, request, serve, serve_with, wait_until};
 
 const SHORT: Duration = Duration::from_millis(60);
@@ -73,6 +73,21 @@ fn a_payload_that_stops_halfway_ends_the_connection_and_is_not_written() {
     let mut client = entered(&served);
     client.send(&request(command::READ, 0, 1, 0, 512)[..20]);
     client.assert_closed();
+    assert_eq!(served.ram.content(TANK, 0, 128), [0; 65_536]);
+}
+
+/// A payload that came in drops held its bytes of the budget for as long as its client liked: each drop was progress.
+#[test]
+fn a_payload_that_trickles_has_a_deadline() {
+    let served = serve_all(Limits { stall: Duration::from_secs(1), ..Limits::default() });
+    let mut client = entered(&served);
+    client.request(command::WRITE, 0, 1, 0, 1 << 20);
+    let started = Instant::now();
+    while client.try_send(&[0xee]).is_ok() {
+        assert!(started.elapsed() < LIMIT, "it is still served");
+        thread::sleep(Duration::from_millis(5));
+    }
+    served.wait_for_clients(0);
     assert_eq!(served.ram.content(TANK, 0, 128), [0; 65_536]);
 }
 
