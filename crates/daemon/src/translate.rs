@@ -31,7 +31,6 @@ pub fn work_of(operation: Operation) -> Work {
         Operation::BlockStatus { sectors, .. } => {
             Work::Answered(Reply::extents(vec![StatusExtent { sectors, hole: false, zero: false }]))
         }
-        Operation::Prefetch { .. } => Work::Answered(Reply::done()),
     }
 }
 

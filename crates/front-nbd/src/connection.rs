@@ -223,7 +223,6 @@ impl Reader<'_> {
             Command::WriteZeroes { sector, sectors, fua, may_discard } => {
                 Operation::WriteZeroes { sector, sectors, fua, may_discard }
             }
-            Command::Cache { sector, sectors } => Operation::Prefetch { sector, sectors },
             Command::BlockStatus { sector, sectors, extents_max } => {
                 Operation::BlockStatus { sector, sectors, extents_max }
             }

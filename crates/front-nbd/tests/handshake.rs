@@ -93,7 +93,7 @@ fn facts_are_told_whether_asked_for_or_not() {
     let facts = client.option(option::INFO, &export_question("tank", &[]));
     let writer =
         flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_TRIM | flag::SEND_WRITE_ZEROES;
-    let writer = writer | flag::SEND_CACHE | flag::SEND_FAST_ZERO | flag::CAN_MULTI_CONN;
+    let writer = writer | flag::SEND_FAST_ZERO | flag::CAN_MULTI_CONN;
     let size = [&info::EXPORT.to_be_bytes()[..], &(TANK_SECTORS * 512).to_be_bytes(), &writer.to_be_bytes()]
         .concat();
     let blocks =

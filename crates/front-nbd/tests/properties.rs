@@ -120,7 +120,6 @@ fn inside(command: &Command) -> bool {
         }
         Command::Trim { sector, sectors, .. }
         | Command::WriteZeroes { sector, sectors, .. }
-        | Command::Cache { sector, sectors }
         | Command::BlockStatus { sector, sectors, .. } => (sector, sectors),
         Command::Flush => return true,
     };

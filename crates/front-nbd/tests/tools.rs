@@ -67,7 +67,7 @@ fn nbdinfo_sees_both_exports_as_they_are() {
         "\"export-size\": 67108864",
         "\"base:allocation\"",
         "\"is_read_only\": false",
-        "\"can_cache\": true",
+        "\"can_cache\": false",
         "\"can_df\": true",
         "\"can_fast_zero\": true",
         "\"can_flush\": true",
@@ -121,7 +121,7 @@ h.zero(1024, 4096)
 assert h.pread(8192, 4096) == bytes(1024) + pattern[1024:]
 h.zero(1024, 8192, nbd.CMD_FLAG_NO_HOLE)
 h.trim(1024, 4096)
-h.cache(8192, 4096)
+assert not h.can_cache(), 'nothing would act on it'
 seen = []
 h.block_status(16384, 0, lambda context, offset, extents, error: seen.append((context, offset, extents)))
 assert seen == [('base:allocation', 0, [5120, 3, 7168, 0, 4096, 3])], seen

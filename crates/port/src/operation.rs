@@ -66,13 +66,6 @@ pub enum Operation {
         /// At most so many extents, at least 1.
         extents_max: u32,
     },
-    /// A hint: the range will be read soon. Doing nothing is a right answer.
-    Prefetch {
-        /// First sector.
-        sector: u64,
-        /// Length; may exceed the cache.
-        sectors: u64,
-    },
 }
 
 /// A piece of a volume in the answer to [`Operation::BlockStatus`].
@@ -112,8 +105,7 @@ impl Operation {
             Self::Write { sector, payload, .. } => Some((*sector, payload.len() as u64 / SECTOR_BYTES)),
             Self::Discard { sector, sectors, .. }
             | Self::WriteZeroes { sector, sectors, .. }
-            | Self::BlockStatus { sector, sectors, .. }
-            | Self::Prefetch { sector, sectors } => Some((*sector, *sectors)),
+            | Self::BlockStatus { sector, sectors, .. } => Some((*sector, *sectors)),
             Self::Flush => None,
         }
     }

@@ -200,7 +200,7 @@ impl Volume {
                 self.allocate(&range, !may_discard)
             }
             Operation::BlockStatus { extents_max, .. } => Reply::extents(self.status(&range, extents_max)),
-            Operation::Flush | Operation::Prefetch { .. } => Reply::done(),
+            Operation::Flush => Reply::done(),
         }
     }
 

@@ -360,7 +360,7 @@ const fn describe(malformed: Malformed) -> &'static str {
 /// What an export can do for this client. DF belongs to structured replies; what changes content belongs to writers.
 #[must_use]
 pub fn transmission_flags(offer: &Offer, structured: bool) -> u16 {
-    let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
+    let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA;
     flags |= if offer.read_only {
         flag::READ_ONLY
     } else {

@@ -69,13 +69,6 @@ pub enum Command {
         /// The space may be given up.
         may_discard: bool,
     },
-    /// Prefetch.
-    Cache {
-        /// First sector.
-        sector: u64,
-        /// Length.
-        sectors: u64,
-    },
     /// Ask for allocation.
     BlockStatus {
         /// First sector.
@@ -196,7 +189,6 @@ impl Session {
                 let may_discard = !header.has(command_flag::NO_HOLE);
                 Ok(Command::WriteZeroes { sector, sectors, fua, may_discard })
             }
-            command::CACHE => Ok(Command::Cache { sector, sectors }),
             command::BLOCK_STATUS if self.agreed.block_status => {
                 let extents_max = if header.has(command_flag::REQ_ONE) { 1 } else { STATUS_EXTENTS_MAX };
                 Ok(Command::BlockStatus { sector, sectors, extents_max })

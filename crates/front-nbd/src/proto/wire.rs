@@ -96,8 +96,6 @@ pub mod flag {
     pub const SEND_DF: u16 = 1 << 7;
     /// Several connections of one client see one volume: a flush on one covers the writes of all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// CACHE works.
-    pub const SEND_CACHE: u16 = 1 << 10;
     /// FAST_ZERO is understood.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
@@ -114,7 +112,7 @@ pub mod command {
     pub const FLUSH: u16 = 3;
     /// Discard.
     pub const TRIM: u16 = 4;
-    /// Prefetch.
+    /// Prefetch. Not offered: nobody would act on it.
     pub const CACHE: u16 = 5;
     /// Write zeroes.
     pub const WRITE_ZEROES: u16 = 6;
