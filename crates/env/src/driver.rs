@@ -86,11 +86,25 @@ pub enum IoErrorKind {
     Invalid,
     /// The operation is not supported by the device.
     Unsupported,
+    /// The device has become shorter while it was in use. Every operation on it fails from then on: what its missing
+    /// part held is gone, and a file that a write makes long again would show zeroes there.
+    Shrunk {
+        /// Its sectors before.
+        expected: u64,
+        /// Its sectors when it was noticed.
+        found: u64,
+    },
 }
 
 impl core::fmt::Display for IoErrorKind {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         formatter.write_str(match self {
+            Self::Shrunk { expected, found } => {
+                return write!(
+                    formatter,
+                    "the device has become shorter: {found} instead of {expected} sectors"
+                );
+            }
             Self::Io => "I/O error",
             Self::Unreachable => "unreachable",
             Self::NoSpace => "no space left",

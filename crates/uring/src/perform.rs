@@ -29,6 +29,7 @@ const ATTEMPTS: u32 = 1000;
 /// Does `work`; blocks.
 pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
     let device = std::sync::Arc::clone(&work.device);
+    let must_be_whole = device.must_be_whole(&work.action);
     let result = match &mut work.action {
         Action::Read { offset, buffer, bounce } => {
             let memory = bounce.as_mut().unwrap_or(buffer);
@@ -39,7 +40,9 @@ pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
         Action::Discard { offset, length } => discard(&device, *offset, *length),
         Action::Zero { offset, length } => zero(&device, *offset, *length, counters),
     };
-    work.finish(result.map_err(kind_of))
+    // An error may have its cause in this, and a success count for nothing.
+    let whole = if must_be_whole || result.is_err() { device.look_whole() } else { Ok(()) };
+    work.finish(whole.and(result.map_err(kind_of)))
 }
 
 /// Repeats `call` while it says "again".
@@ -55,7 +58,8 @@ fn patiently<T>(counters: &Counters, mut call: impl FnMut() -> Result<T, Errno>)
     Err(Errno::IO)
 }
 
-/// Fills `memory`; blocks. The end of the file before the end of the device is an error: it was cut behind our back.
+/// Fills `memory`; blocks. The end of the file before the end of the device is an error: it was cut behind our back,
+/// as the look at its size that follows an error will find.
 fn read(device: &Device, offset: u64, memory: &mut [u8], counters: &Counters) -> Result<(), Errno> {
     let mut done = 0;
     while done < memory.len() {
@@ -79,6 +83,9 @@ fn write(device: &Device, offset: u64, memory: &[u8], fua: bool, counters: &Coun
     while done < memory.len() {
         let length = (memory.len() - done).min(TRANSFER_MAX);
         let at = offset + done as u64;
+        if device.reaches_end(at + length as u64) && device.look_whole().is_err() {
+            return Err(Errno::IO);
+        }
         let dsync = fua && device.dsync();
         let flags = if dsync { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
         let part = [IoSlice::new(&memory[done..done + length])];

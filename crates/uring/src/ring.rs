@@ -12,7 +12,7 @@
 
 use crate::bell::Signals;
 use crate::counters::{Counters, count};
-use crate::device::DeviceKind;
+use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
 use crate::perform::TRANSFER_MAX;
 use crate::work::{Action, Work};
@@ -52,6 +52,16 @@ pub(crate) enum Reaped {
     Helper(Work),
 }
 
+/// What to do with an operation after the kernel's answer.
+enum Step {
+    /// Nothing: it goes on.
+    On,
+    /// A helper starts it afresh.
+    Helper,
+    /// It has ended so.
+    Done(Result<(), IoErrorKind>),
+}
+
 /// A ring and what is in it.
 pub(crate) struct Ring {
     ring: IoUring,
@@ -61,6 +71,8 @@ pub(crate) struct Ring {
     /// Operations whose entry is pushed and whose completion is not reaped.
     in_kernel: usize,
     in_kernel_max: usize,
+    /// Operations that have ended within one [`Ring::reap`]; kept for its memory.
+    done: Vec<(Work, Result<(), IoErrorKind>)>,
     /// Kept open for the poll that is in the ring.
     signals: Arc<Signals>,
     is_watching: bool,
@@ -77,6 +89,7 @@ impl Ring {
             backlog: VecDeque::with_capacity(places),
             in_kernel: 0,
             in_kernel_max: places,
+            done: Vec::new(),
             signals,
             is_watching: false,
             counters,
@@ -96,9 +109,13 @@ impl Ring {
     /// True if the ring does this kind of work itself.
     pub(crate) fn can_do(work: &Work) -> bool {
         match &work.action {
-            Action::Read { .. } | Action::Flush => true,
-            // Without RWF_DSYNC a forced write takes two calls.
-            Action::Write { fua, .. } => !fua || work.device.dsync(),
+            Action::Read { .. } => true,
+            // Where to ask for the size may take long, a flush needs a thread for that.
+            Action::Flush => work.device.kind() == DeviceKind::Block || !work.device.submits_slowly(),
+            // Before a write to the end of a file its size is asked; without RWF_DSYNC a forced one takes two calls.
+            Action::Write { offset, payload, fua } => {
+                !work.device.reaches_end(offset + payload.len() as u64) && (!fua || work.device.dsync())
+            }
             // BLKDISCARD is an ioctl.
             Action::Discard { .. } => work.device.kind() == DeviceKind::File,
             Action::Zero { .. } => work.device.zero_range(),
@@ -159,8 +176,9 @@ impl Ring {
 
     /// Takes what has completed.
     pub(crate) fn reap(&mut self, mut sink: impl FnMut(Reaped)) {
+        let mut done = core::mem::take(&mut self.done);
         loop {
-            let Some(entry) = self.ring.completion().next() else { return };
+            let Some(entry) = self.ring.completion().next() else { break };
             if entry.user_data() == SIGNALS {
                 self.is_watching = cqueue::more(entry.flags());
                 self.signals.drain();
@@ -168,49 +186,58 @@ impl Ring {
             }
             let key = usize::try_from(entry.user_data()).expect("keys are slab indices");
             self.in_kernel -= 1;
-            if let Some(reaped) = self.step(key, entry.result()) {
-                sink(reaped);
+            match self.step(key, entry.result()) {
+                Step::On => {}
+                Step::Helper => sink(Reaped::Helper(self.operations.remove(key).work)),
+                Step::Done(result) => done.push((self.operations.remove(key).work, result)),
             }
         }
+        // After all of them: one look at a device's size is good for everything that ended before it.
+        let mut looked: Option<(Arc<Device>, Result<(), IoErrorKind>)> = None;
+        for (work, result) in done.drain(..) {
+            let mut whole = Ok(());
+            if result.is_ok() && work.device.must_be_whole(&work.action) && !work.device.submits_slowly() {
+                let known = looked.as_ref().filter(|(device, _)| Arc::ptr_eq(device, &work.device));
+                whole = known.map_or_else(|| work.device.look_whole(), |(_, whole)| *whole);
+                looked = Some((Arc::clone(&work.device), whole));
+            }
+            sink(Reaped::Done(work.finish(whole.and(result))));
+        }
+        self.done = done;
     }
 
-    /// What follows from the kernel's answer: the end, another round (`None`), or a helper.
-    fn step(&mut self, key: usize, answer: i32) -> Option<Reaped> {
+    /// What follows from the kernel's answer. Another round is queued already.
+    fn step(&mut self, key: usize, answer: i32) -> Step {
         let operation = &mut self.operations[key];
         let device = &operation.work.device;
-        let result = match usize::try_from(answer) {
-            Ok(got) => match operation.length() {
-                None => Ok(()),
-                Some(length) => match device.advance(operation.done, got, length) {
-                    Some(done) if done == length => Ok(()),
-                    Some(done) => {
-                        (operation.done, operation.attempts) = (done, 0);
-                        count(&self.counters.continued);
-                        self.backlog.push_back(key);
-                        return None;
-                    }
-                    // The file ended before the device does, or the device stopped taking.
-                    None => Err(IoErrorKind::Io),
-                },
-            },
-            Err(_) => {
-                let errno = Errno::from_raw_os_error(answer.saturating_neg());
-                if is_transient(errno) {
-                    count(&self.counters.retried);
-                    operation.attempts += 1;
-                    if operation.attempts < ATTEMPTS {
-                        self.backlog.push_back(key);
-                        return None;
-                    }
-                    return Some(Reaped::Helper(self.operations.remove(key).work));
+        if let Ok(got) = usize::try_from(answer) {
+            let Some(length) = operation.length() else { return Step::Done(Ok(())) };
+            return match device.advance(operation.done, got, length) {
+                Some(done) if done == length => Step::Done(Ok(())),
+                Some(done) => {
+                    (operation.done, operation.attempts) = (done, 0);
+                    count(&self.counters.continued);
+                    self.backlog.push_back(key);
+                    Step::On
                 }
-                if errno == Errno::OPNOTSUPP && operation.learn_refusal() {
-                    return Some(Reaped::Helper(self.operations.remove(key).work));
-                }
-                Err(kind_of(errno))
+                // The file ended before the device does, or the device stopped taking: which, a helper finds out.
+                None => Step::Helper,
+            };
+        }
+        let errno = Errno::from_raw_os_error(answer.saturating_neg());
+        if is_transient(errno) {
+            count(&self.counters.retried);
+            operation.attempts += 1;
+            if operation.attempts < ATTEMPTS {
+                self.backlog.push_back(key);
+                return Step::On;
             }
-        };
-        Some(Reaped::Done(self.operations.remove(key).work.finish(result)))
+            return Step::Helper;
+        }
+        if errno == Errno::OPNOTSUPP && operation.learn_refusal() {
+            return Step::Helper;
+        }
+        Step::Done(Err(kind_of(errno)))
     }
 }
 

@@ -87,6 +87,7 @@ fn finished(token: Token, result: Result<(), IoErrorKind>, op: Op) -> Completion
 
 /// The first byte of `op` if it can be tried on `device`; `None` if it is empty.
 fn check(device: &Device, op: &Op) -> Result<Option<u64>, IoErrorKind> {
+    device.check_whole()?;
     let bytes = |length: usize| u64::try_from(length).map_err(|_| IoErrorKind::Invalid);
     let (sector, length) = match op {
         Op::Flush => return Ok(Some(0)),

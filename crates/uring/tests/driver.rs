@@ -94,15 +94,87 @@ fn what_is_not_wholly_inside_the_device_is_refused() {
     });
 }
 
+/// A file in memory: a file system that answers at once, wherever this runs.
+fn image_in_memory() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("Linux has /dev/shm");
+    file.as_file().set_len(MIB).expect("a sparse file");
+    file
+}
+
 #[test]
 fn a_file_cut_behind_our_back_is_an_error_not_a_short_success() {
     on_each(|env, parts| async move {
-        let file = image(MIB);
+        let shrunk = IoErrorKind::Shrunk { expected: 2048, found: 1024 };
+        for file in [image(MIB), image_in_memory()] {
+            let disk = env.disk(parts.disks.add(own(file.path())));
+            file.as_file().set_len(MIB / 2).unwrap();
+            let (result, buffer) = disk.read(MIB / 1024 - 8, Buffer::zeroed(8192)).await;
+            assert_eq!(result.unwrap_err().kind, shrunk);
+            assert_eq!(buffer.len(), 8192);
+            // What was there is gone, and nothing may hide that: not even what is left is read or written.
+            file.as_file().set_len(MIB).unwrap();
+            assert_eq!(disk.read(0, Buffer::zeroed(4096)).await.0.unwrap_err().kind, shrunk);
+            assert_eq!(disk.write(0, filled(4096, 1).freeze()).await.unwrap_err().kind, shrunk);
+            assert_eq!(disk.zero(0, 8).await.unwrap_err().kind, shrunk);
+            assert_eq!(disk.flush().await.unwrap_err().kind, shrunk);
+        }
+    });
+}
+
+#[test]
+fn a_cut_file_that_a_write_made_longer_again_proves_nothing_durable() {
+    on_each(|env, parts| async move {
+        for file in [image(MIB), image_in_memory()] {
+            let disk = env.disk(parts.disks.add(own(file.path())));
+            file.as_file().set_len(MIB / 2).unwrap();
+            let _ = disk.write(1536, filled(4096, 1).freeze()).await;
+            let error = disk.flush().await.unwrap_err();
+            assert_eq!(error.kind, IoErrorKind::Shrunk { expected: 2048, found: 1544 });
+        }
+    });
+}
+
+#[test]
+fn zeroes_of_a_cut_file_are_never_read_as_data() {
+    on_each(|env, parts| async move {
+        let file = image_in_memory();
+        let disk = env.disk(parts.disks.add(own(file.path())));
+        disk.write_fua(1024, filled(4096, 2).freeze()).await.unwrap();
+        file.as_file().set_len(MIB / 2).unwrap();
+        let _ = disk.write(1536, filled(4096, 1).freeze()).await;
+        let error = disk.read(1024, Buffer::zeroed(4096)).await.0.unwrap_err();
+        assert!(matches!(error.kind, IoErrorKind::Shrunk { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_forced_write_into_a_cut_file_is_no_success() {
+    on_each(|env, parts| async move {
+        let file = image_in_memory();
         let disk = env.disk(parts.disks.add(own(file.path())));
         file.as_file().set_len(MIB / 2).unwrap();
-        let (result, buffer) = disk.read(MIB / 1024 - 8, Buffer::zeroed(8192)).await;
-        assert_eq!(result.unwrap_err().kind, IoErrorKind::Io);
-        assert_eq!(buffer.len(), 8192);
+        let error = disk.write_fua(8, filled(4096, 1).freeze()).await.unwrap_err();
+        assert!(matches!(error.kind, IoErrorKind::Shrunk { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_cut_file_does_not_get_its_length_back_from_a_write_to_its_end() {
+    on_each(|env, parts| async move {
+        for zero in [false, true] {
+            for file in [image(MIB), image_in_memory()] {
+                let disk = env.disk(parts.disks.add(own(file.path())));
+                file.as_file().set_len(MIB / 2).unwrap();
+                if zero {
+                    let _ = disk.zero(2040, 8).await;
+                } else {
+                    let error = disk.write(2040, filled(4096, 1).freeze()).await.unwrap_err();
+                    assert_eq!(error.kind, IoErrorKind::Shrunk { expected: 2048, found: 1024 });
+                }
+                assert_eq!(file.as_file().metadata().unwrap().len(), MIB / 2);
+                assert!(disk.flush().await.is_err());
+            }
+        }
     });
 }
 

@@ -1,6 +1,7 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
 use bcached_engine::{DiskHealth, Error, UnreadableNode, VolumeId, VolumeInfo};
+use bcached_env::IoErrorKind;
 use std::time::Duration;
 
 /// A device that has not answered for so long is worth a word.
@@ -38,6 +39,13 @@ fn is_trusted(health: &DiskHealth) -> bool {
 pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     if let Some(told) = stuck(device, health) {
         return Some(told);
+    }
+    // However long ago: nothing has been read from it or written to it since.
+    if let Some(IoErrorKind::Shrunk { expected, found }) = health.last_error.map(|last| last.kind) {
+        return Some(format!(
+            "{device} has become shorter: {found} instead of {expected} sectors; nothing is read from it or written to \
+             it any more; mend it, then start the daemon again"
+        ));
     }
     let last = health.last_error.filter(|_| !is_trusted(health))?;
     let (errors, sector, kind) = (health.errors, last.sector, last.kind);
@@ -132,7 +140,7 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 mod tests {
     use super::*;
     use bcached_engine::{Covered, WritebackTrouble};
-    use bcached_env::{DiskId, IoError, IoErrorKind};
+    use bcached_env::{DiskId, IoError};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
     /// A volume whose device fails, or whose cache writes nothing, was "served" like any other.
@@ -196,6 +204,14 @@ mod tests {
         assert_eq!(news("sdb", &health, &mut said), None, "told once");
         assert_eq!(sentence("sdb", &health), Some(told), "status goes on saying it");
 
+        let kind = IoErrorKind::Shrunk { expected: 98304, found: 32768 };
+        health.last_error = Some(IoError { kind, disk: DiskId(1), sector: 77 });
+        let told = sentence("sdb", &health).unwrap();
+        assert!(
+            told.starts_with("sdb has become shorter: 32768 instead of 98304 sectors; nothing"),
+            "{told}"
+        );
+
         (health.waiting, health.longest_wait) = (16, Duration::from_secs(12));
         let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("it hangs") };
         assert_eq!(told, "sdb has not answered for 12 s; operations that wait for it: 16");
@@ -218,6 +234,9 @@ mod tests {
         for bad in [failed(1, 59, 1000), failed(1, 600, 0), failed(3, 600, 2), failed(1000, 600, 15)] {
             assert!(sentence("sdb", &bad).is_some(), "{bad:?}");
         }
+        let kind = IoErrorKind::Shrunk { expected: 98304, found: 32768 };
+        let shorter = Some(IoError { kind, disk: DiskId(1), sector: 77 });
+        assert!(sentence("sdb", &DiskHealth { last_error: shorter, ..failed(1, 600, 100) }).is_some());
         for good in [failed(1, 60, 1), failed(3, 60, 3), failed(1000, 60, 16)] {
             assert_eq!(sentence("sdb", &good), None, "{good:?}");
         }

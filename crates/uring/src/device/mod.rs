@@ -16,6 +16,7 @@ mod error;
 mod holders;
 mod limits;
 mod offline;
+mod shrink;
 
 pub use error::{DeviceError, DeviceErrorKind};
 pub use holders::Holder;
@@ -25,6 +26,7 @@ use bcached_env::DiskInfo;
 use limits::Limits;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
+use shrink::Shrunk;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -89,6 +91,7 @@ pub struct Device {
     dsync: AtomicBool,
     /// Submitting may wait for the device itself.
     submits_slowly: bool,
+    shrunk: Shrunk,
     /// Holds the lock on the file under a loop device.
     #[allow(dead_code, reason = "held, not used")]
     beneath: Option<File>,
@@ -170,6 +173,7 @@ impl Device {
             zero_range: AtomicBool::new(limits.write_zeroes),
             dsync: AtomicBool::new(true),
             submits_slowly,
+            shrunk: Shrunk::default(),
             beneath: None,
         }
     }
