@@ -129,6 +129,34 @@ fn a_backing_device_that_refuses_a_range_is_named() {
     });
 }
 
+/// A place of the backing device that could not be written can be again. That ends what the status says of it, though there
+/// is dirty data elsewhere all the time.
+#[test]
+fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        // A batch takes one of these writes, and rests.
+        let options = Options { writeback_running: true, writeback_batch_sectors: 8, ..options() };
+        let (set, volume) = open(env.clone(), options).await.expect("sound");
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
+            (fails && disk == BACKING).then_some(Mishap::Fails)
+        }));
+        ask(&set, volume, write(640, 8, 0x77)).await;
+        env.sleep(Duration::from_secs(10)).await;
+        assert!(set.volumes()[0].writeback_trouble.is_some(), "it stands still");
+        world.borrow_mut().fate = None;
+        for number in 0..100 {
+            // Downwards, so that write-back comes round; faster than it writes.
+            ask(&set, volume, write(100_000 - 16 * number, 8, 1)).await;
+            env.sleep(Duration::from_millis(100)).await;
+        }
+        assert!(set.status().dirty_sectors > 0, "there was dirty data all the time");
+        assert_eq!(set.volumes()[0].writeback_trouble, None);
+    });
+}
+
 /// Everything has been written back, and the superblock of the backing device takes no *clean*. That was tried again and
 /// again without a word. Afterwards the device counts what it has done well since.
 #[test]
