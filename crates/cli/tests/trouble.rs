@@ -172,6 +172,33 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     assert_eq!(exit, 4, "{log}");
 }
 
+/// A cache alone was served without a word about the dirty data in it of a volume that nobody named.
+#[test]
+fn dirty_data_of_a_volume_that_nobody_named_is_told() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    let data = images.path("data");
+    std::fs::write(&data, vec![7; 1 << 20]).expect("data");
+    let data = data.to_str().expect("text");
+    assert_eq!(run(tool("nbdcopy").args(["--flush", data, &daemon.uri("tank")])).exit, 0);
+    daemon.kill();
+    let daemon = Daemon::start(&images, &["--cache", &cache]);
+    // On a machine that took its time all of it has been written back; what is left now stays.
+    let is_dirty = daemon.status()["caches"][0]["dirty_bytes"] != 0;
+    let wanted = format!("dirty of tank ({}), which is not served", uuid_of(&backing));
+    let status = bcached(&["status", "--control", daemon.control()]);
+    assert_eq!(status.out.contains(&wanted), is_dirty, "{status:?}");
+    if is_dirty {
+        daemon.wait_for("it is logged", |_| daemon.log().contains(&wanted));
+    }
+    let (exit, log) = daemon.stop();
+    assert_eq!((exit, log.matches("event=dirty-not-served").count()), (0, usize::from(is_dirty)), "{log}");
+}
+
 fn uuid_of(image: &str) -> String {
     let shown = json(&bcached(&["show", "--json", image]).out);
     shown["uuid"].as_str().expect("a uuid").to_owned()

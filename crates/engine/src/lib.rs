@@ -52,6 +52,6 @@ pub use options::Options;
 pub use request::{Reply, Request};
 pub use set::CacheSet;
 pub use stats::Stats;
-pub use status::Status;
+pub use status::{Status, Unserved};
 pub use volume::{VolumeId, VolumeInfo};
 pub use writeback::trouble::WritebackTrouble;

@@ -4,6 +4,7 @@ use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
 use crate::set::CacheSet;
 use crate::space::Usage;
+use crate::state::State;
 use crate::stats::Stats;
 use crate::volume::VolumeInfo;
 use alloc::vec::Vec;
@@ -31,6 +32,8 @@ pub struct Status {
     pub buckets_open: u64,
     /// Buckets that hold metadata.
     pub buckets_metadata: u64,
+    /// Dirty data of volumes that are not served.
+    pub unserved: Vec<Unserved>,
     /// Dirty data of all volumes, in sectors.
     pub dirty_sectors: u64,
     /// Levels of the tree above its leaves.
@@ -57,6 +60,28 @@ pub struct Status {
     pub volumes: Vec<VolumeInfo>,
 }
 
+/// Dirty data of a volume that the set knows and nobody serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unserved {
+    /// UUID of the volume.
+    pub uuid: Uuid,
+    /// Its label when it was first attached.
+    pub label: Label,
+    /// Dirty data, in sectors.
+    pub dirty_sectors: u64,
+}
+
+fn unserved(s: &State) -> Vec<Unserved> {
+    let is_served = |inode| s.volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
+    let left = s.uuids.used().filter(|(inode, _)| s.dirty.of(*inode) > 0 && !is_served(*inode));
+    left.map(|(inode, slot)| Unserved {
+        uuid: slot.uuid,
+        label: slot.label,
+        dirty_sectors: s.dirty.of(inode),
+    })
+    .collect()
+}
+
 impl CacheSet {
     /// A snapshot.
     #[must_use]
@@ -72,6 +97,7 @@ impl CacheSet {
             buckets_free: s.buckets.free_count() as u64,
             buckets_open: s.open.count() as u64,
             buckets_metadata: s.buckets.metadata_count(),
+            unserved: unserved(s),
             dirty_sectors: s.dirty.total(),
             tree_depth: s.root.level,
             nodes: s.nodes.count() as u64,

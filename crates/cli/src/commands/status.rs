@@ -21,9 +21,14 @@ pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
         Some(name) => {
             let mut names: Vec<_> = status.caches.iter().map(|cache| cache.name.clone()).collect();
             names.extend(status.volumes.iter().map(|volume| volume.name.clone()));
-            status.only(name).ok_or_else(|| {
-                Failure::new(Kind::Usage, format!("nothing is called `{name}`"))
-                    .next(format!("there are: {}", names.join(", ")))
+            status.only(name).map_err(|candidates| {
+                if candidates.is_empty() {
+                    Failure::new(Kind::Usage, format!("nothing is called `{name}`"))
+                        .next(format!("there are: {}", names.join(", ")))
+                } else {
+                    Failure::new(Kind::Usage, format!("several volumes may be meant by `{name}`"))
+                        .next(format!("name one of: {}", candidates.join(", ")))
+                }
             })?
         }
     };

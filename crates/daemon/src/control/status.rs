@@ -3,8 +3,12 @@
 
 use crate::sizes::human;
 use bcached_engine::Opening;
+use bcached_format::CacheMode;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
+
+/// The least of a UUID that names a volume, in digits.
+const UUID_BEGINNING: usize = 8;
 
 /// Everything that is served, or is not and why.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,6 +47,9 @@ pub struct Cache {
     /// How far an opening is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opening: Option<Progress>,
+    /// Dirty data in it of volumes that are not served.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unserved: Vec<Unserved>,
     /// Btree nodes that could not be read when they were last tried: the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<UnreadableNode>,
@@ -119,6 +126,23 @@ pub struct CacheCounts {
     pub node_read_failures: u64,
 }
 
+/// Dirty data of a volume that is not served.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct Unserved {
+    pub uuid: String,
+    pub label: String,
+    pub dirty_bytes: u64,
+}
+
+impl Unserved {
+    /// The volume in a sentence.
+    #[must_use]
+    pub fn name(&self) -> String {
+        if self.label.is_empty() { self.uuid.clone() } else { format!("{} ({})", self.label, self.uuid) }
+    }
+}
+
 /// A btree node that cannot be read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UnreadableNode {
@@ -191,6 +215,16 @@ pub struct Client {
     pub writing: bool,
 }
 
+/// The configuration's word for a cache mode.
+pub(crate) const fn mode_name(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::Writethrough => "writethrough",
+        CacheMode::Writeback => "writeback",
+        CacheMode::Writearound => "writearound",
+        CacheMode::None => "none",
+    }
+}
+
 impl Status {
     /// Every cache is open and sound and every volume is served.
     #[must_use]
@@ -199,40 +233,59 @@ impl Status {
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 
-    /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes.
-    /// `None` if nothing is called so.
-    #[must_use]
-    pub fn only(mut self, name: &str) -> Option<Self> {
-        let volume = self.volumes.iter().find(|volume| {
-            let facts = volume.facts.as_ref();
-            volume.name == name || facts.is_some_and(|facts| facts.uuid == name || facts.label == name)
-        });
-        if let Some(volume) = volume.cloned() {
+    /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes. A volume
+    /// is called by its name, or else by its label, its UUID or the beginning of that.
+    ///
+    /// # Errors
+    /// The names of all that could be meant; none if nothing is called so.
+    pub fn only(mut self, name: &str) -> Result<Self, Vec<String>> {
+        let is_its = |facts: &VolumeFacts| {
+            let begins = name.len() >= UUID_BEGINNING && facts.uuid.starts_with(&name.to_lowercase());
+            begins || facts.label == name
+        };
+        let mut meant: Vec<_> = self.volumes.iter().filter(|volume| volume.name == name).collect();
+        if meant.is_empty() {
+            let all = self.volumes.iter();
+            meant = all.filter(|volume| volume.facts.as_ref().is_some_and(is_its)).collect();
+        }
+        if meant.len() > 1 {
+            return Err(meant.into_iter().map(|volume| volume.name.clone()).collect());
+        }
+        if let Some(volume) = meant.first().copied().cloned() {
             self.caches.retain(|cache| Some(&cache.name) == volume.cache.as_ref());
             self.clients.retain(|client| client.volume.as_ref() == Some(&volume.name));
             self.volumes = vec![volume];
-            return Some(self);
+            return Ok(self);
         }
         let is_meant = |cache: &Cache| {
             cache.name == name
                 || cache.device == name
                 || cache.counts.as_ref().is_some_and(|c| c.set_uuid == name)
         };
-        let cache = self.caches.iter().find(|cache| is_meant(cache)).cloned()?;
+        let cache = self.caches.iter().find(|cache| is_meant(cache)).cloned().ok_or_else(Vec::new)?;
         self.volumes.retain(|volume| volume.cache.as_ref() == Some(&cache.name));
         let left: Vec<_> = self.volumes.iter().map(|volume| volume.name.clone()).collect();
         self.clients.retain(|client| client.volume.as_ref().is_some_and(|name| left.contains(name)));
         self.caches = vec![cache];
-        Some(self)
+        Ok(self)
     }
 
     /// Lines for people.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut text = format!("daemon {}, {} (NBD: {})\n", self.pid, self.state, self.nbd.join(", "));
+        let mut text = format!("daemon {}, {}", self.pid, self.state);
+        // While it stops nothing is listened on any more.
+        if !self.nbd.is_empty() {
+            let _ = write!(text, " (NBD: {})", self.nbd.join(", "));
+        }
+        text.push('\n');
         for cache in &self.caches {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
+            for left in &cache.unserved {
+                let (dirty, name) = (human(left.dirty_bytes), left.name());
+                let _ = writeln!(text, "cache {}: {dirty} dirty of {name}, which is not served", cache.name);
+            }
         }
         for volume in &self.volumes {
             let _ = writeln!(text, "volume {}: {}", volume.name, volume.line());

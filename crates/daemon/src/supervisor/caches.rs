@@ -1,12 +1,12 @@
 //! Caches: from a name to a device, an engine, an open set; and what becomes of it.
 
 use super::table::{CacheEntry, CacheState};
-use super::{Event, Supervisor, health};
+use super::{Event, Phase, Supervisor, health};
 use crate::control::status::Progress;
 use crate::devices;
 use crate::engine_thread::{self, Opened, Start};
 use crate::failure::{Failure, Kind};
-use bcached_engine::{Opening, Options};
+use bcached_engine::{Opening, Options, Status};
 use bcached_format::{CacheSuperblock, Replacement};
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
@@ -112,6 +112,16 @@ impl Supervisor {
         }
     }
 
+    /// Logs, once, whose dirty data lies in a cache without being served: a stop names only what was.
+    pub(super) fn tell_unserved(&self, index: usize, status: &Status) {
+        let mut shared = self.shared();
+        if shared.phase == Phase::Ready {
+            for told in shared.table.note_unserved(index, status) {
+                tracing::warn!(event = "dirty-not-served", "{told}");
+            }
+        }
+    }
+
     /// Logs, once, that a set has stopped writing.
     pub(super) fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
@@ -122,6 +132,7 @@ impl Supervisor {
             {
                 tracing::error!(event = "cache-stopped-writing", "cache {name}: {}", health::stopped(error));
             }
+            self.tell_unserved(index, &status);
             let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);
             for told in unreadable {
                 tracing::error!(event = "node-unreadable", "{told}");

@@ -223,6 +223,12 @@ impl Supervisor {
         for told in missing {
             tracing::warn!(event = "not-served-yet", "{told}");
         }
+        let engines = self.shared().table.open_engines();
+        for (index, engine) in engines {
+            if let Some(status) = engine.status() {
+                self.tell_unserved(index, &status);
+            }
+        }
         // Nobody may be reading, which is no reason to stop.
         let _unread = writeln!(std::io::stdout(), "ready");
         tracing::info!(event = "ready", "ready");

@@ -3,12 +3,13 @@
 use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health};
 use crate::control::status::{
-    Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Volume, VolumeFacts,
+    Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved, Volume, VolumeFacts,
+    mode_name,
 };
 use crate::engine_thread::Engine;
 use bcached_engine::Status as EngineStatus;
 use bcached_engine::VolumeInfo;
-use bcached_format::{BackingState, CacheMode};
+use bcached_format::BackingState;
 use bcached_front_nbd::NbdServer;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -32,6 +33,7 @@ pub fn status_of(
             if let Some(status) = status {
                 cache.counts = Some(numbers(status));
                 cache.unreadable = unreadable(&entries, index, status);
+                cache.unserved = status.unserved.iter().map(unserved).collect();
                 let failed = status.failed.as_ref().map(health::stopped);
                 let device = health::sentence(&cache.device, &status.cache_health);
                 let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
@@ -94,8 +96,18 @@ fn cache(entry: &CacheEntry) -> Cache {
             CacheState::Opening { progress, .. } => Some(Progress::of(progress)),
             _ => None,
         },
+        unserved: Vec::new(),
         unreadable: Vec::new(),
         counts: None,
+    }
+}
+
+/// Dirty data of a volume that nobody serves.
+pub fn unserved(left: &bcached_engine::Unserved) -> Unserved {
+    Unserved {
+        uuid: left.uuid.to_string(),
+        label: left.label.to_string(),
+        dirty_bytes: left.dirty_sectors * 512,
     }
 }
 
@@ -152,13 +164,7 @@ fn facts(info: &VolumeInfo) -> VolumeFacts {
         label: info.label.to_string(),
         size_bytes: info.sectors * 512,
         block_bytes: info.block_sectors * 512,
-        cache_mode: match info.mode {
-            CacheMode::Writethrough => "writethrough",
-            CacheMode::Writeback => "writeback",
-            CacheMode::Writearound => "writearound",
-            CacheMode::None => "none",
-        }
-        .to_owned(),
+        cache_mode: mode_name(info.mode).to_owned(),
         backing_state: info.state.map(|state| {
             match state {
                 BackingState::None => "no cache",

@@ -1,11 +1,13 @@
 //! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
 
 use crate::config::{self, Config};
+use crate::control::status::mode_name;
 use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
-use crate::supervisor::health;
+use crate::sizes::human;
+use crate::supervisor::{health, report};
 use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
@@ -40,6 +42,8 @@ pub struct CacheEntry {
     pub failure_logged: bool,
     /// First sectors of the btree nodes that the log was told of.
     pub unreadable_logged: BTreeSet<u64>,
+    /// Volumes of which the log was told that their dirty data lies here and they are not served.
+    pub unserved_logged: BTreeSet<[u8; 16]>,
     /// The log has said what it waits for.
     wait_logged: bool,
 }
@@ -66,6 +70,8 @@ pub struct VolumeEntry {
     pub backing: Option<String>,
     /// The backing device's, once seen.
     pub uuid: Option<Uuid>,
+    /// The backing device's, once seen.
+    pub label: Option<Label>,
     /// Name of the cache that it must have.
     pub wanted_cache: Option<String>,
     /// Index of its cache, once known.
@@ -216,6 +222,25 @@ impl Table {
         first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
     }
 
+    /// Dirty data of volumes that are not served and of which the log has not heard yet: a sentence each.
+    pub fn note_unserved(&mut self, index: usize, status: &bcached_engine::Status) -> Vec<String> {
+        let is_coming = |entry: &VolumeEntry| matches!(entry.state, VolumeState::Attaching);
+        let Some(cache) = self.caches.get_mut(index).filter(|_| !self.volumes.iter().any(is_coming)) else {
+            return Vec::new();
+        };
+        let all: BTreeSet<_> = status.unserved.iter().map(|left| left.uuid.0).collect();
+        let told = std::mem::replace(&mut cache.unserved_logged, all);
+        let name = cache.name.as_ref().unwrap_or(&cache.device);
+        let news = status.unserved.iter().filter(|left| !told.contains(&left.uuid.0)).map(|left| {
+            let (volume, dirty) = (report::unserved(left), human(left.dirty_sectors * 512));
+            let volume = volume.name();
+            format!(
+                "cache {name}: {dirty} dirty of {volume}, which is not served: it stays there until it is"
+            )
+        });
+        news.collect()
+    }
+
     /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.
     pub fn note_unreadable(
         &mut self,
@@ -253,10 +278,13 @@ impl Table {
 
     /// Gives the volume its name and its cache.
     pub fn name_volume(&mut self, index: usize, superblock: &BackingSuperblock, cache: usize) {
-        let taken = self.volume_names();
+        let (taken, label) = (self.volume_names(), superblock.label());
+        // Of several with one label the first one named gets it, though another may be served before it.
+        let has_it = |entry: &VolumeEntry| entry.name.is_none() && entry.label == Some(label);
+        let is_claimed = self.volumes[..index].iter().any(has_it);
         let entry = &mut self.volumes[index];
         entry.cache = Some(cache);
-        let name = || names::of_volume(superblock.label(), superblock.uuid(), |name| taken.contains(name));
+        let name = || names::of_volume(label, superblock.uuid(), |name| is_claimed || taken.contains(name));
         entry.name.get_or_insert_with(name);
     }
 
@@ -318,6 +346,7 @@ impl Table {
                 name: Some(name),
                 backing: None,
                 uuid: None,
+                label: None,
                 wanted_cache: None,
                 cache: Some(index),
                 cache_mode: None,
@@ -453,7 +482,11 @@ impl Table {
             if let Some(CacheState::Open { engine, .. }) = cache {
                 let name = volume.name.clone().unwrap_or_default();
                 let done = move |result: Result<(), Error>| match result {
-                    Ok(()) => tracing::info!(event = "cache-mode-set", "{name}: cache mode changed"),
+                    Ok(()) => tracing::info!(
+                        event = "cache-mode-set",
+                        "{name}: its cache mode is {} now",
+                        mode_name(mode)
+                    ),
                     Err(error) => tracing::error!(event = "cache-mode-failed", "{name}: {error}"),
                 };
                 engine.set_cache_mode(info.id, mode, Box::new(done));
@@ -471,6 +504,7 @@ impl CacheEntry {
             uuid: None,
             failure_logged: false,
             unreadable_logged: BTreeSet::new(),
+            unserved_logged: BTreeSet::new(),
             wait_logged: false,
             state: CacheState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
         }
@@ -488,6 +522,7 @@ impl VolumeEntry {
             name: volume.name.clone(),
             backing: Some(volume.backing.clone()),
             uuid: None,
+            label: None,
             wanted_cache: volume.cache.clone(),
             cache: None,
             cache_mode: volume.cache_mode.map(Into::into),

@@ -1,14 +1,14 @@
 //! The supervisor with engines that misbehave: threads of our own in their place.
 
 use super::caches::Openings;
-use super::table::{CacheState, VolumeState};
+use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, report};
 use crate::config::{Cache, CommandLine, Config, Volume};
 use crate::control::Signal;
-use crate::control::status::Progress;
+use crate::control::status::{Progress, VolumeFacts};
 use crate::engine_thread::{self, Engine};
 use bcached_engine::{Error, UnreadableNode};
-use bcached_format::Uuid;
+use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::NoExport;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -152,4 +152,56 @@ fn a_node_that_cannot_be_read_is_told_once() {
     assert_eq!((first.len(), told(&[node(128)]).len()), (1, 0));
     assert_eq!(told(&[node(128), node(256)]).len(), 1, "the other one");
     assert_eq!((told(&[]).len(), told(&[node(128)]).len()), (0, 1), "it could be read meanwhile");
+}
+
+/// Of two volumes with one label that got the name whose cache opened first.
+#[test]
+fn a_label_goes_to_the_first_that_was_named() {
+    let supervisor = supervisor(&["one", "two"]);
+    let mut shared = supervisor.shared();
+    let mut superblock = BackingSuperblock::format(BackingFormat {
+        uuid: Uuid([0xab; 16]),
+        set_uuid: SET,
+        block_sectors: 8,
+        bucket_sectors: 128,
+        data_offset: None,
+        cache_mode: CacheMode::Writeback,
+        device_sectors: 8192,
+    })
+    .expect("usual sizes");
+    let label = Label::from_text("tank").expect("short");
+    superblock.set_label(label);
+    for volume in &mut shared.table.volumes {
+        (volume.name, volume.label) = (None, Some(label));
+    }
+    shared.table.name_volume(1, &superblock, 0);
+    shared.table.name_volume(0, &superblock, 0);
+    let names: Vec<_> = shared.table.volumes.iter().map(VolumeEntry::display_name).collect();
+    assert_eq!(names, ["tank", "bcache-abababab"]);
+}
+
+#[test]
+fn a_volume_is_found_by_the_beginning_of_its_uuid() {
+    let supervisor = supervisor(&["one", "two", "three"]);
+    let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
+    let mut status = report::status_of(shared, nbd, supervisor.started)();
+    assert!(status.text().starts_with(&format!("daemon {}, starting\n", status.pid)), "{}", status.text());
+    let uuids = ["1f5a0c22-2a53-4ae5", "1f5a0c22-9999-4ae5", "77777777-2a53-4ae5"];
+    for (volume, uuid) in status.volumes.iter_mut().zip(uuids) {
+        volume.facts = Some(VolumeFacts {
+            uuid: uuid.to_owned(),
+            label: "same".to_owned(),
+            size_bytes: 0,
+            block_bytes: 0,
+            cache_mode: "none".to_owned(),
+            backing_state: None,
+            dirty_bytes: 0,
+        });
+    }
+    let only = |name: &str| status.clone().only(name).map(|found| found.volumes[0].name.clone());
+    assert_eq!(only("77777777"), Ok("three".to_owned()));
+    assert_eq!(only("1F5A0C22-99"), Ok("two".to_owned()));
+    assert_eq!(only("1f5a0c22"), Err(vec!["one".to_owned(), "two".to_owned()]));
+    assert_eq!(only("same").map_err(|all| all.len()), Err(3));
+    assert_eq!((only("7777777"), only("one")), (Err(Vec::new()), Ok("one".to_owned())));
 }

@@ -48,7 +48,8 @@ impl Supervisor {
 
     fn look(&self, index: usize, device: &str) -> Result<BackingSuperblock, Failure> {
         let superblock = devices::look_at_backing(device)?;
-        self.shared().table.volumes[index].uuid = Some(superblock.uuid());
+        let entry = &mut self.shared().table.volumes[index];
+        (entry.uuid, entry.label) = (Some(superblock.uuid()), Some(superblock.label()));
         Ok(superblock)
     }
 
