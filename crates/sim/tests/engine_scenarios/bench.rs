@@ -15,6 +15,8 @@ use std::rc::Rc;
 pub enum Place {
     /// On this device of the world.
     Disk(u32),
+    /// In the cache alone: the first flash-only volume.
+    Flash,
     /// Nowhere: its device is not there.
     Missing,
 }
@@ -82,6 +84,9 @@ impl System for Bench {
                 volumes[volume] = match place {
                     Place::Disk(disk) => {
                         Some(set.add_backing(DiskId(disk), None).await.map_err(Refusal::from_error)?)
+                    }
+                    Place::Flash => {
+                        set.volumes().iter().find(|volume| volume.flash_only).map(|volume| volume.id)
                     }
                     Place::Missing => None,
                 };

@@ -1,8 +1,10 @@
 //! What stands on devices that nobody uses: looked at with the offline checker, and damaged by hand.
 
 use bcached_check::{NodeRecord, ReadAt, Record, dump};
+use bcached_format::prio::{self, BucketPrio, PrioSet};
+use bcached_format::uuid::{self, UuidSlot};
 use bcached_format::{
-    BackingSuperblock, DeviceFacts, Geometry, RawSuperblock, SECTOR_BYTES, SUPERBLOCK_BYTES,
+    BackingSuperblock, DeviceFacts, Gen, Geometry, RawSuperblock, SECTOR_BYTES, SUPERBLOCK_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_sim::disk::Device;
@@ -106,5 +108,50 @@ pub fn cached_at(stage: &mut Stage) -> Vec<u64> {
     let keys = nodes(stage).into_iter().filter(|node| node.level == 0);
     let keys = keys.flat_map(|node| node.sets).flat_map(|set| set.keys);
     let pointers = keys.filter(|key| key.inode == 0).flat_map(|key| key.pointers);
-    pointers.filter_map(|pointer| pointer.strip_prefix("0:")?.split(' ').next()?.parse().ok()).collect()
+    pointers.filter_map(|pointer| sector_of(&pointer)).collect()
+}
+
+/// Somebody has used the cache for long: the stored generation of each bucket (by index) becomes what `change` says.
+pub fn change_generations(stage: &mut Stage, change: impl Fn(u64, Gen) -> Gen) {
+    let chain = records(stage).into_iter().find_map(|record| match record {
+        Record::PriorityChain { buckets } => Some(buckets),
+        _ => None,
+    });
+    let sizes = sizes(stage);
+    let mut first = 0;
+    for bucket in chain.expect("a set that was started has one") {
+        let sector = bucket * sizes.bucket_sectors;
+        let mut block = bytes(stage, 0, sector, sizes.meta_bytes());
+        let set = PrioSet::parse(&block, sizes.magic).expect("it is sound");
+        let (seq, next) = (set.seq, set.next_bucket);
+        let entries: Vec<BucketPrio> = set
+            .entries()
+            .zip(first..)
+            .map(|(entry, index)| BucketPrio { generation: change(index, entry.generation), ..entry })
+            .collect();
+        first += entries.len() as u64;
+        prio::seal(&mut block, sizes.magic, seq, next, entries.into_iter());
+        stage.device(0).place(sector, &block);
+    }
+}
+
+/// Somebody else has changed the table of volumes.
+pub fn change_table(stage: &mut Stage, change: impl FnOnce(&mut Vec<UuidSlot>)) {
+    let newest = |record| match record {
+        Record::JournalEntry { seq, uuids, .. } => Some((seq, uuids.pointers)),
+        _ => None,
+    };
+    let (_, pointers) = records(stage).into_iter().filter_map(newest).max().expect("there are entries");
+    let sector = sector_of(&pointers[0]).expect("a table lies somewhere");
+    let length = sizes(stage).meta_bytes();
+    let mut slots: Vec<UuidSlot> =
+        uuid::parse(&bytes(stage, 0, sector, length)).expect("whole slots").collect();
+    change(&mut slots);
+    let table: Vec<u8> = slots.iter().flat_map(UuidSlot::to_bytes).collect();
+    stage.device(0).place(sector, &table);
+}
+
+/// The sector that a pointer of a dump names.
+fn sector_of(pointer: &str) -> Option<u64> {
+    pointer.strip_prefix("0:")?.split(' ').next()?.parse().ok()
 }

@@ -1,9 +1,9 @@
 //! What a crash leaves of the journal and of the note.
 
 use crate::bench::quiet;
-use crate::image::{records, sizes};
-use crate::stage::{BACK, FLUSH, bench, keep, pause, power_cut, small, stage, unstarted, write};
-use bcached_check::Record;
+use crate::image::{nodes, records, sizes};
+use crate::stage::{BACK, DATA_START, FLUSH, bench, keep, pause, power_cut, small, stage, unstarted, write};
+use bcached_check::{NodeRecord, Record};
 use bcached_sim::disk::{OpKind, Survivors};
 use bcached_sim::driver::{Crash, OpView};
 use bcached_sim::scenario::Stage;
@@ -11,6 +11,38 @@ use bcached_sim::stamp::Value;
 use bcached_sim::system::Geometry;
 use bcached_sim::workload::Step;
 use std::ops::Range;
+
+/// The keys of a few old files wait in memory for their leaf to be worth writing, while new files come by the hundred:
+/// the journal runs full, and the power goes just as that leaf is written at last for the sake of its room. What is replayed comes on top of leaves
+/// that hold most of it: they split, with no more room in the journal than there was. (Kernels hung here, at every start
+/// from then on.)
+#[test]
+fn a_full_journal_is_replayed_though_leaves_split() {
+    let (mut stage, _) = bench(packed(), quiet());
+    stage.together((0..1200).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
+    stage.ask(FLUSH).unwrap();
+    stage.stop().unwrap();
+    stage.start().unwrap();
+    let leaves: Vec<NodeRecord> = nodes(&mut stage).into_iter().filter(|node| node.level == 0).collect();
+    let first = leaves[0].sector..leaves[0].sector + u64::from(leaves[0].sectors);
+    let written = move |op: &OpView| op.kind == OpKind::Write && op.fua && first.contains(&op.sectors.start);
+    // Between the keys that are there: few for the first leaf, as many for the next as make it be written, then for a
+    // third, each durable.
+    let beside = |place: u64, fua| Step::Write { volume: 0, sectors: place * 3 + 1..place * 3 + 2, fua };
+    let mut all: Vec<Step> = (0..10).map(|place| beside(place, false)).collect();
+    all.extend([Step::Settle, Step::Pause(200)]);
+    let next = (leaves[1].low.offset - DATA_START) / 3 + 20;
+    all.extend((next..next + 90).map(|place| beside(place, false)));
+    all.extend([Step::Settle, Step::Pause(200)]);
+    let third = (leaves[2].low.offset - DATA_START) / 3 + 20;
+    all.extend((third..third + 400).map(|place| beside(place, true)));
+    stage.crash_at(all, written, Crash::PowerCut, Survivors::Everything).unwrap();
+    let before = nodes(&mut stage).len();
+    stage.start().unwrap();
+    assert!(nodes(&mut stage).len() > before, "no leaf has split in the replay");
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
 
 /// The power goes while an entry of the journal is being written, and half of it is there. What stood in it was not
 /// acknowledged; everything before it was.
@@ -44,7 +76,7 @@ fn a_damaged_newest_entry_after_a_clean_stop_loses_nothing() {
             _ => None,
         };
         let newest = records(&mut stage).into_iter().filter_map(entry).max().expect("there are entries");
-        stage.device(0).rot(newest.1, 2000);
+        stage.device(0).rot(newest.1, 800);
         stage.start().unwrap();
         stage.verify().unwrap();
     }
@@ -74,8 +106,15 @@ fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
 
 /// Buckets of 8 KiB and sectors for blocks: a small tree, entries of one sector, and room for many of them.
 fn packed() -> Geometry {
-    let buckets = 900;
-    Geometry { block_sectors: 1, set_block_sectors: 1, torn_sectors: 1, buckets, ..small(vec![4096], BACK) }
+    let (buckets, note_records) = (700, 2000);
+    Geometry {
+        block_sectors: 1,
+        set_block_sectors: 1,
+        torn_sectors: 1,
+        buckets,
+        note_records,
+        ..small(vec![4096], BACK)
+    }
 }
 
 /// Where the journal lies on the cache device.

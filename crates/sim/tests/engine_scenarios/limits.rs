@@ -1,13 +1,167 @@
 //! Sizes at the edge, and what does not fit.
 
-use crate::stage::{BACK, geometry, stage};
-use bcached_format::{DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock};
-use bcached_sim::disk::Survivors;
-use bcached_sim::driver::Crash;
+use crate::bench::{Place, quiet};
+use crate::image::change_table;
+use crate::stage::{
+    AROUND, BACK, FLUSH, THROUGH, bench, geometry, keep, power_cut, read, small, stage, unstarted, warm,
+    write, write_fua,
+};
+use bcached_format::{
+    DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
+};
+use bcached_sim::disk::{OpKind, Survivors};
+use bcached_sim::driver::{Crash, OpView};
 use bcached_sim::failure::Fault;
+use bcached_sim::oracle::Oracle;
 use bcached_sim::scenario::Stage;
+use bcached_sim::stamp::Value;
 use bcached_sim::system::{Geometry, engine::Engine};
+use bcached_sim::workload::Step;
 use std::rc::Rc;
+
+/// Over the years a cache has had as many volumes as its table has slots; slots are never used again. A new disk is
+/// refused in words, and who is there goes on.
+#[test]
+fn a_volume_for_which_the_table_has_no_slot_is_refused() {
+    let (mut stage, bench) = unstarted(small(vec![4096, 4096], BACK), quiet(), 1);
+    bench.put(1, Place::Missing);
+    stage.start().unwrap();
+    keep(&mut stage, 0..64);
+    stage.stop().unwrap();
+    change_table(&mut stage, |slots| {
+        for slot in slots.iter_mut().filter(|slot| slot.is_free()) {
+            *slot = UuidSlot { uuid: Uuid([1; 16]), ..UuidSlot::FREE };
+            slot.invalidate(1);
+        }
+    });
+    bench.put(1, Place::Disk(2));
+    match stage.start() {
+        Err(Fault::Open(refusal)) => assert!(refusal.to_string().contains("all 64 slots"), "{refusal}"),
+        other => panic!("not refused: {other:?}"),
+    }
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    bench.put(1, Place::Missing);
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// A database drops a table: one discard goes over what is dirty, what is clean and what is not cached, and the power
+/// goes when the disk has carried it out. What is read then may be old or nothing, but never the one from the cache
+/// and later the other from the disk.
+#[test]
+fn a_discard_across_dirty_and_clean_data_leaves_one_content() {
+    for (survivors, crash) in [
+        (Survivors::Nothing, Crash::PowerCut),
+        (Survivors::Everything, Crash::PowerCut),
+        (Survivors::Seeded(1), Crash::PowerCut),
+        (Survivors::Everything, Crash::ProcessDeath),
+    ] {
+        let (mut stage, _) = bench(geometry(vec![4096], BACK), quiet());
+        stage.device(1).model.discard = true;
+        keep(&mut stage, 0..40);
+        warm(&mut stage, 40..80);
+        let discard = Step::Discard { volume: 0, sectors: 4..100 };
+        let carried_out = |op: &OpView| op.disk.0 == 1 && op.kind == OpKind::Discard && op.completed;
+        stage.crash_at(vec![discard], carried_out, crash, survivors).unwrap();
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        stage.ask(FLUSH).unwrap();
+        stage.stop().unwrap();
+        stage.start().unwrap();
+        stage.verify().unwrap();
+    }
+}
+
+/// A key says how long it is in sixteen bits. A request over more than that, and holes that touch each other, are many
+/// keys.
+#[test]
+fn what_is_longer_than_a_key_can_say_is_many_keys() {
+    const LONG: u64 = 3 * 65536;
+    let (mut stage, bench) = bench(geometry(vec![LONG + 4096], BACK), quiet());
+    for start in [0, 32768, 65536, 131_072, LONG] {
+        stage.ask(write(start..start + 64)).unwrap();
+    }
+    stage.ask(Step::Discard { volume: 0, sectors: 32..LONG + 32 }).unwrap();
+    assert_eq!(bench.status().dirty_sectors, 64, "what stands on both sides of it");
+    stage.ask(FLUSH).unwrap();
+    power_cut(&mut stage);
+    stage.start().unwrap();
+    assert_eq!(bench.status().dirty_sectors, 64);
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// A partition ends in the middle of a cache block. Its last sectors are written and read like all others, and no key
+/// lies off the grid.
+#[test]
+fn a_device_that_ends_within_a_block_is_whole_to_its_last_sector() {
+    for (mode, odd) in [(BACK, 3), (THROUGH, 7), (AROUND, 1)] {
+        let geometry = Geometry { block_sectors: 1, torn_sectors: 1, ..geometry(vec![4096 + odd], mode) };
+        let end = 4096 + odd;
+        let (mut stage, _) = bench(geometry, quiet());
+        stage.together(vec![write(4000..end), write(end - 1..end), write(4090..4099.min(end))]).unwrap();
+        stage.ask(read(4000..end)).unwrap();
+        stage.ask(FLUSH).unwrap();
+        power_cut(&mut stage);
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        stage.ask(Step::Zero { volume: 0, sectors: 4093..end, fua: true }).unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
+}
+
+/// A request of many buckets: acknowledged it is there whole, and a power cut in the middle leaves each block old or new.
+#[test]
+fn a_request_larger_than_a_bucket_is_in_many_and_lost_in_none() {
+    for mode in [BACK, THROUGH] {
+        let (mut stage, _) = bench(small(vec![4096], mode), quiet());
+        stage.ask(write_fua(8..400)).unwrap();
+        power_cut(&mut stage);
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        let mut count = 0;
+        let tenth = move |op: &OpView| {
+            count += u32::from(op.kind == OpKind::Write && op.completed);
+            count == 3
+        };
+        stage.crash_at(vec![write_fua(0..600)], tenth, Crash::PowerCut, Survivors::Seeded(1)).unwrap();
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
+}
+
+/// Volumes in the cache alone were promised more room than there is. When it is used up a write is refused in words, and
+/// what is there stays; what is given up makes room.
+#[test]
+fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing() {
+    let geometry = Geometry { buckets: 520, ..small(vec![65536], BACK) };
+    let (mut stage, bench) = unstarted(geometry, quiet(), 1);
+    bench.put(0, Place::Missing);
+    stage.start().unwrap();
+    stage.stop().unwrap();
+    change_table(&mut stage, |slots| {
+        slots[0] = UuidSlot { uuid: Uuid([9; 16]), sectors: 65536, ..UuidSlot::FREE };
+        slots[0].set_flash_only(true);
+    });
+    bench.put(0, Place::Flash);
+    *stage.rig().oracle.borrow_mut() = Oracle::new(vec![Value::Zero]);
+    stage.start().unwrap();
+    let writes = (0..600).map(|place| write_fua(place * 16..place * 16 + 16));
+    let answers: Vec<bool> = writes.map(|step| stage.attempt(vec![step]).unwrap()[0].is_ok()).collect();
+    let taken = answers.iter().filter(|answer| **answer).count();
+    assert!(answers[0] && !answers[599] && taken > 400, "{taken} buckets of 520 were filled");
+    stage.verify().unwrap();
+    power_cut(&mut stage);
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.ask(Step::Discard { volume: 0, sectors: 0..512 }).unwrap();
+    stage.ask(write_fua(60000..60016)).unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
 
 /// Sizes that a superblock may have and that leave no room to append: a bucket of one block (each set of a node needs
 /// its own), and a journal without room for the entries that free it. They are refused, not waited for.
