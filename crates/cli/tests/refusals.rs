@@ -321,6 +321,26 @@ fn what_the_user_may_not_do() {
     std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o600)).expect("its owner");
 }
 
+/// Tokio panics where it gets no descriptors for its signals.
+#[test]
+fn no_descriptors_left() {
+    let images = Images::new();
+    let cache = images.blank("cache", 36 << 20);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
+    let folder = images.path("run");
+    std::fs::create_dir(&folder).expect("a folder");
+    for limit in 6..=12 {
+        let mut command = tool("sh");
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]);
+        command.args([env!("CARGO_BIN_EXE_bcached"), "serve", "--cache", &cache]);
+        command.arg("--control").arg(folder.join("control.sock")).env("BCACHED_NOTES", &folder);
+        let ran = run(&mut command);
+        assert_eq!(ran.exit, 4, "{limit}: {ran:?}");
+        let said = ran.err.lines().last().unwrap_or_default();
+        assert!(said.starts_with("bcached: ") && !ran.err.contains("panicked"), "{limit}: {ran:?}");
+    }
+}
+
 /// A note without room would take acknowledged writes along.
 #[test]
 fn no_space_for_the_note() {

@@ -143,12 +143,7 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     }
     let images = Images::new();
     let (cache, backing) = set(&images);
-    // What goes beyond a limit of file size fails like a bad device, once the signal that would end it is ignored.
-    let plain = Daemon::command(&images, "run", &["--cache", &cache, "--backing", &backing]);
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(plain.get_program()).args(plain.get_args());
-    command.env("BCACHED_NOTES", images.path("run"));
-    let daemon = Daemon::start_command(&images, command);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
     let data = images.path("data");
     std::fs::write(&data, vec![7; 1 << 20]).expect("data");
     let uri = daemon.uri("tank");
@@ -156,7 +151,8 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     assert_eq!(run(tool("nbdcopy").args(["--flush", data, &uri])).exit, 0);
     assert_eq!(daemon.status()["volumes"][0]["state"], "served");
 
-    // The log is shorter, everything but the superblocks lies beyond.
+    // What goes beyond a limit of file size fails like a bad device: the signal that comes with it is caught. The log is
+    // shorter, everything but the superblocks lies beyond.
     daemon.fail_writes_beyond(48 << 10);
     let _it_fails = run(tool("qemu-io").args(["-f", "raw", "-c", "discard 0 64k", "-c", "flush", &uri]));
     daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");

@@ -196,7 +196,7 @@ impl Daemon {
         rustix::process::Pid::from_raw(id).expect("not zero")
     }
 
-    /// From now on its writes to files beyond `offset` fail, as on a device that goes bad. It must ignore SIGXFSZ.
+    /// From now on its writes to files beyond `offset` fail, as on a device that goes bad.
     pub fn fail_writes_beyond(&self, offset: u64) {
         use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
         let limit = Rlimit { current: Some(offset), maximum: getrlimit(Resource::Fsize).maximum };

@@ -83,10 +83,14 @@ impl Control {
     /// No thread or descriptor to be had.
     pub fn start(&self, handlers: Handlers) -> io::Result<()> {
         let listener = self.listener.try_clone()?;
+        spare_descriptors()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // Signals are caught from here on, not only when the thread first runs.
         let signals = {
             let _entered = runtime.enter();
+            // A write beyond the limit of file size raises SIGXFSZ, which ends a process that does not catch it; caught,
+            // it leaves the write with an error, as on a full file system. The handler stays without this stream.
+            drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
             [
                 (signal(SignalKind::terminate())?, Signal::Stop),
                 (signal(SignalKind::interrupt())?, Signal::Stop),
@@ -109,6 +113,14 @@ impl Control {
         })?;
         Ok(())
     }
+}
+
+/// An error where the process has no descriptors left for tokio: for its signals it would panic.
+fn spare_descriptors() -> io::Result<()> {
+    /// More than a runtime takes: an epoll with its copy and its waker, and three ends of the signals' socket pair.
+    const NEEDED: usize = 8;
+    let taken: Result<Vec<_>, _> = (0..NEEDED).map(|_| std::fs::File::open("/dev/null")).collect();
+    taken.map(drop)
 }
 
 async fn answer(listener: UnixListener, status: Arc<dyn Fn() -> Status + Send + Sync>) -> io::Result<()> {

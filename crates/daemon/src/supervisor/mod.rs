@@ -104,7 +104,13 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             status: report::status_of(shared, nbd, supervisor.started),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
-        .map_err(|error| Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string()))?;
+        .map_err(|error| {
+            let failure = Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string());
+            match rustix::io::Errno::from_io_error(&error) {
+                Some(rustix::io::Errno::MFILE) => failure.next("allow more open files (`ulimit -n 1024`)"),
+                _ => failure,
+            }
+        })?;
     supervisor.run()
 }
 
