@@ -341,6 +341,25 @@ fn no_descriptors_left() {
     }
 }
 
+/// Acknowledged writes in such a note would be lost when the next start is made from elsewhere.
+#[test]
+fn a_place_for_notes_that_depends_on_the_working_directory() {
+    let images = Images::new();
+    let cache = images.blank("cache", 36 << 20);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
+    let folder = images.path("run");
+    std::fs::create_dir(&folder).expect("a folder");
+    let mut command = tool(env!("CARGO_BIN_EXE_bcached"));
+    command.args(["--json", "serve", "--cache", &cache]).current_dir(&folder);
+    command.arg("--control").arg(folder.join("control.sock")).env("BCACHED_NOTES", "notes");
+    let ran = run(&mut command);
+    let object = json(ran.err.lines().last().unwrap_or_default());
+    assert_eq!((ran.exit, object["error"]["kind"].as_str()), (2, Some("config")), "{ran:?}");
+    let what = object["error"].to_string();
+    assert!(what.contains("BCACHED_NOTES is not an absolute path: notes"), "{what}");
+    assert!(!folder.join("notes").exists(), "nothing is made");
+}
+
 /// A note without room would take acknowledged writes along.
 #[test]
 fn no_space_for_the_note() {

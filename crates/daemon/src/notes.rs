@@ -15,10 +15,13 @@ pub const VARIABLE: &str = "BCACHED_NOTES";
 /// The directory of the notes, made if it is missing.
 ///
 /// # Errors
-/// None of the places can be used.
+/// None of the places can be used, or the one that was named depends on the working directory.
 pub fn directory() -> Result<PathBuf, Failure> {
     let places = match chosen() {
         Some(chosen) => {
+            if !chosen.is_absolute() {
+                return Err(relative(&chosen));
+            }
             return usable(&chosen).map(|()| chosen.clone()).map_err(|why| refused(&chosen, why));
         }
         None => usual(),
@@ -53,6 +56,13 @@ fn usual() -> Vec<PathBuf> {
         _ => variable("XDG_RUNTIME_DIR").map(|runtime| runtime.join("bcached")),
     };
     better.into_iter().chain([PathBuf::from(format!("/dev/shm/bcached-{user}"))]).collect()
+}
+
+/// A daemon that starts in another directory would not find the note again, and lose what it holds without a word.
+fn relative(place: &Path) -> Failure {
+    Failure::new(Kind::Config, format!("{VARIABLE} is not an absolute path: {}", place.display()))
+        .why("notes are found again only in the same place, from whatever directory the next start is made")
+        .next("begin it with /")
 }
 
 fn refused(place: &Path, why: String) -> Failure {
