@@ -62,7 +62,10 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         Error::BlockSize { .. } => {
             (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
         }
-        Error::Duplicate => (Kind::SameDevice, None),
+        Error::Duplicate => (
+            Kind::SameDevice,
+            Some("one is a copy of the other: serve the one that was in use, and never both with one cache"),
+        ),
         Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
         Error::Format { .. } => (Kind::Damaged, None),
         _ => (Kind::Io, None),

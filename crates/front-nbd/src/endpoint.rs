@@ -62,6 +62,12 @@ pub enum ListenError {
     /// The path holds something that is not a socket.
     #[error("{} exists and is not a socket", .0.display())]
     NotSocket(PathBuf),
+    /// No socket can have this path.
+    #[error("{} is too long for a socket: {} bytes, of which a path may have {PATH_MAX}", .0.display(), .0.as_os_str().len())]
+    TooLong(PathBuf),
+    /// Nothing is there to put the socket in.
+    #[error("the directory {} of the socket does not exist; make it first", .0.display())]
+    NoDirectory(PathBuf),
     /// The system refused.
     #[error("could not listen on {bound}: {step}")]
     System {
@@ -82,6 +88,8 @@ pub(crate) struct Listening {
     file: Option<(u64, u64)>,
 }
 
+/// Bytes of a socket's path: `sun_path` without the zero behind it, see unix(7).
+const PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 /// Mode of a socket file: user and group.
@@ -119,7 +127,10 @@ fn listen_unix(path: &Path, group: Option<u32>) -> Result<Listening, ListenError
         let bound = bound.clone();
         move |error: Errno| ListenError::System { bound, step, source: error.into() }
     };
-    let address = SocketAddrUnix::new(path).map_err(failed("use the path, which may be too long"))?;
+    if path.as_os_str().len() > PATH_MAX {
+        return Err(ListenError::TooLong(path.to_owned()));
+    }
+    let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
     let _lock = lock_directory(path, &bound)?;
     remove_stale(path, &address, &bound)?;
 
@@ -157,7 +168,10 @@ fn lock_directory(path: &Path, bound: &Bound) -> Result<OwnedFd, ListenError> {
         _ => Path::new("."),
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(failed)?;
+    let fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|error| match error {
+        Errno::NOENT => ListenError::NoDirectory(directory.to_owned()),
+        _ => failed(error),
+    })?;
     let deadline = Instant::now() + LOCK_LIMIT;
     loop {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
@@ -268,9 +282,19 @@ mod tests {
     #[test]
     fn a_path_that_cannot_be_says_so() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-        assert!(matches!(unix(&long), Err(ListenError::System { .. })));
+        let told = unix(&long).map(drop).unwrap_err().to_string();
+        assert!(
+            told.ends_with("is too long for a socket: 205 bytes, of which a path may have 107"),
+            "{told}"
+        );
         let directory = tempfile::tempdir().unwrap();
-        assert!(matches!(unix(&directory.path().join("no/such")), Err(ListenError::System { .. })));
+        let longest = "y".repeat(PATH_MAX - directory.path().as_os_str().len() - 1);
+        unix(&directory.path().join(longest)).expect("the longest path of all");
+        let missing = directory.path().join("no");
+        let told = unix(&missing.join("such")).map(drop).unwrap_err().to_string();
+        let wanted =
+            format!("the directory {} of the socket does not exist; make it first", missing.display());
+        assert_eq!(told, wanted);
     }
 
     #[test]

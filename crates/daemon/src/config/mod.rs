@@ -168,6 +168,10 @@ impl Config {
         }
         for (index, volume) in self.volumes.iter().enumerate() {
             if let Some(other) = self.volumes[..index].iter().find(|other| other.backing == volume.backing) {
+                if other.name.is_none() && volume.name.is_none() {
+                    return Err(Failure::new(Kind::Config, format!("{} is named twice", volume.backing))
+                        .next("name each backing device once"));
+                }
                 let name = |volume: &Volume| volume.name.clone().unwrap_or_else(|| volume.backing.clone());
                 return Err(Failure::new(Kind::Config, format!("{} is configured twice", volume.backing))
                     .why(format!("as {} and as {}", name(other), name(volume))));

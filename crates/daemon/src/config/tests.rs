@@ -118,6 +118,13 @@ fn nothing_is_configured_twice_or_without_a_cache() {
     assert!(refused("version = 1\n").1.contains("no cache is configured"));
     let twice = "version = 1\n[cache.a]\ndevice = \"/x\"\n[volume.v]\nbacking = \"/b\"\n[volume.w]\nbacking = \"/b\"\n";
     assert!(refused(twice).1.contains("/b is configured twice: as v and as w"));
+    let line = CommandLine {
+        caches: vec!["/c".into()],
+        backings: vec!["/b".into(), "/b".into()],
+        ..CommandLine::default()
+    };
+    let told = Config::load(&line).unwrap_err().to_string();
+    assert_eq!(told, "/b is named twice; name each backing device once");
     let small = "version = 1\n[cache.a]\ndevice = \"/x\"\n[daemon]\nmemory = \"64M\"\n";
     assert!(refused(small).1.contains("`memory` is too small"));
 }

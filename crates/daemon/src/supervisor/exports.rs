@@ -74,7 +74,10 @@ impl Supervisor {
         let server = NbdServer::start(options, self.exports.clone()).map_err(|error| {
             let kind = match &error {
                 StartError::Listen(ListenError::InUse(_)) => Kind::InUse,
-                StartError::Listen(ListenError::NotLoopback(_) | ListenError::NotSocket(_)) => Kind::Usage,
+                StartError::Listen(
+                    ListenError::NotLoopback(_) | ListenError::NotSocket(_) | ListenError::TooLong(_),
+                ) => Kind::Usage,
+                StartError::Listen(ListenError::NoDirectory(_)) => Kind::NotFound,
                 _ => Kind::Io,
             };
             let why =

@@ -49,9 +49,12 @@ pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     }
     let last = health.last_error.filter(|_| !is_trusted(health))?;
     let (errors, sector, kind) = (health.errors, last.sector, last.kind);
-    Some(format!(
-        "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); look at the device"
-    ))
+    Some(match errors {
+        1 => format!("1 operation on {device} has failed, at sector {sector} ({kind}); look at the device"),
+        _ => format!(
+            "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); look at the device"
+        ),
+    })
 }
 
 /// Since when `device` does not answer, if it does not.
@@ -197,6 +200,10 @@ mod tests {
         let mut health = DiskHealth::default();
         assert_eq!((sentence("sdb", &health), news("sdb", &health, &mut said)), (None, None));
 
+        health.errors = 1;
+        health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
+        let told = sentence("sdb", &health).unwrap();
+        assert!(told.starts_with("1 operation on sdb has failed, at sector 77"), "{told}");
         health.errors = 3;
         health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
         let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("three errors") };

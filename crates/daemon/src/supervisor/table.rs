@@ -438,7 +438,10 @@ impl Table {
                 self.volumes.get(index).cloned()
             }
             Err(error) => {
-                let name = self.volumes[index].name.clone().unwrap_or_default();
+                let entry = &self.volumes[index];
+                // Two devices of one UUID: its names may stand for either, the path only for this one.
+                let path = entry.backing.clone().filter(|_| matches!(error, Error::Duplicate));
+                let name = path.or_else(|| entry.name.clone()).unwrap_or_default();
                 self.set_volume(index, VolumeState::Failed(engine_failure::of_attach(&name, &error)));
                 None
             }

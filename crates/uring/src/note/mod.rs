@@ -91,17 +91,19 @@ impl fmt::Display for NoteFound {
         match self {
             Self::Nothing => formatter.write_str("the note is empty"),
             Self::Records(count) => {
+                let keys = if *count == 1 { "key" } else { "keys" };
                 write!(
                     formatter,
-                    "the note holds {count} keys that a former process left: replayed, unless others ran the set since"
+                    "the note holds {count} {keys} that a former process left: replayed, unless others ran the set since"
                 )
             }
             Self::OtherBoot => formatter.write_str("the note is from before the last boot and void"),
             Self::OtherSet => formatter.write_str("the note belongs to another cache set and is void"),
             Self::Damaged { what, usable } => {
+                let keys = if *usable == 1 { "key is" } else { "keys are" };
                 write!(
                     formatter,
-                    "the note is damaged ({what}): {usable} keys are used, writes acknowledged after them may be lost"
+                    "the note is damaged ({what}): {usable} {keys} used, writes acknowledged after them may be lost"
                 )
             }
         }
