@@ -1,6 +1,6 @@
 //! The cache set: a fast device in front of slow ones, in the on-disk format of Linux bcache.
 //!
-//! One state with one owner ([`state`]); transitions are synchronous and complete or change nothing; flows are short
+//! One state with one owner (`state`); transitions are synchronous and complete or change nothing; flows are short
 //! async functions that ask the state, wait for a disk, and tell the state. The world is a driver behind
 //! `bcached-env`: the same code runs on io_uring and in the simulator.
 //!

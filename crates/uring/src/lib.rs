@@ -2,7 +2,7 @@
 //!
 //! Two drivers implement [`bcached_env::Driver`]: one on `io_uring`, one on a pool of threads for places where
 //! `io_uring` is absent or forbidden (containers, hardened kernels). [`open_driver`] tries and chooses, and says which
-//! in one line. Both share what an operation means ([`work`]): checks, bouncing, errors; so the same tests run on both.
+//! in one line. Both share what an operation means (`work`): checks, bouncing, errors; so the same tests run on both.
 //!
 //! Who owns what:
 //! - an operation in flight owns its memory and keeps its device open and claimed until its completion;

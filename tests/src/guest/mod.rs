@@ -3,8 +3,8 @@
 //! Two machines can run one ([`crate::uml`], [`crate::vm`]); both give back what the job printed and what the kernel logged, and both can die
 //! at a marker the job prints: the guest's processes are killed, and what its kernel had not yet written is lost, as in a crash.
 //!
-//! The console carries both streams. The guest's init prefixes each line of the kernel's log with [`LOG_PREFIX`], and brackets the job with
-//! [`JOB_EXIT`]; everything else is the job's output. One line is one write to the terminal, so lines do not mix.
+//! The console carries both streams. The guest's init prefixes each line of the kernel's log with `LOG_PREFIX`, and brackets the job with
+//! `JOB_EXIT`; everything else is the job's output. One line is one write to the terminal, so lines do not mix.
 
 mod console;
 mod kernel_log;
