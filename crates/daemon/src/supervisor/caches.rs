@@ -1,5 +1,6 @@
 //! Caches: from a name to a device, an engine, an open set; and what becomes of it.
 
+use super::patience::Unopened;
 use super::table::{CacheEntry, CacheState};
 use super::{Event, Phase, Supervisor, health};
 use crate::control::status::Progress;
@@ -18,14 +19,17 @@ const OPENING_TOLD: Duration = Duration::from_secs(10);
 
 impl Supervisor {
     /// Opens the cache's device if it waits for that, and starts its engine.
-    pub(super) fn try_cache(&self, index: usize) {
+    pub(super) fn try_cache(&mut self, index: usize) {
         let device = match self.shared().table.caches.get(index) {
             Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
             _ => return,
         };
-        let state = match devices::open_cache(&device) {
-            Err(failure) if failure.kind == Kind::NotFound && !self.strict => CacheState::Waiting(failure),
-            Err(failure) => CacheState::Failed(failure),
+        let state = match self.slow_caches.open(&device, devices::open_cache) {
+            Err(Unopened::Hangs(failure)) => CacheState::Waiting(failure),
+            Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound && !self.strict => {
+                CacheState::Waiting(failure)
+            }
+            Err(Unopened::Failed(failure)) => CacheState::Failed(failure),
             Ok(cache) => {
                 let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
                 let name = self.shared().table.name_cache(index, label, set);

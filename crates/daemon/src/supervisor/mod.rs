@@ -7,6 +7,7 @@
 mod caches;
 mod exports;
 mod health;
+mod patience;
 mod report;
 mod stop;
 mod table;
@@ -16,15 +17,17 @@ mod volumes;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
-use crate::devices;
+use crate::devices::{self, BackingDevice, CacheDevice};
 use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
 use crate::log;
 use crate::notes;
 use crate::owned::OwnedList;
 use bcached_engine::{Error, VolumeInfo};
+use bcached_format::BackingSuperblock;
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
+use patience::Patience;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -71,6 +74,12 @@ struct Supervisor {
     owned: Option<OwnedList>,
     /// What the log has said of each device.
     said: BTreeMap<String, health::Said>,
+    /// Caches whose opening hangs.
+    slow_caches: Patience<CacheDevice>,
+    /// Backing devices that hang when they are looked at.
+    slow_looks: Patience<BackingSuperblock>,
+    /// Backing devices whose opening hangs.
+    slow_backings: Patience<BackingDevice>,
     /// What it has said of openings.
     openings: caches::Openings,
     shared: Arc<Mutex<Shared>>,
@@ -128,6 +137,9 @@ impl Supervisor {
             notes,
             owned,
             said: BTreeMap::new(),
+            slow_caches: Patience::default(),
+            slow_looks: Patience::default(),
+            slow_backings: Patience::default(),
             openings: caches::Openings::default(),
             shared: Arc::new(Mutex::new(Shared { phase: Phase::Starting, table })),
             exports: ExportTable::new(),

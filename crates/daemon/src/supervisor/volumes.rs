@@ -1,31 +1,32 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
+use super::patience::Unopened;
 use super::table::{self, Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::devices;
-use crate::failure::{Failure, Kind};
+use crate::failure::Kind;
 use bcached_engine::{Error, VolumeInfo};
 use bcached_format::BackingSuperblock;
 
 impl Supervisor {
     /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
-    pub(super) fn try_volume(&self, index: usize) {
+    pub(super) fn try_volume(&mut self, index: usize) {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
         let state = match step {
             Step::Open(cache) => self.open_volume(index, &device, cache),
             Step::Look(cache) => match self.look(index, &device) {
                 Ok(superblock) => VolumeState::Waiting(table::missing_cache(&superblock, Some(&cache))),
-                Err(failure) => self.without_device(failure),
+                Err(reason) => self.without_device(reason),
             },
         };
         self.shared().table.set_volume(index, state);
     }
 
-    fn open_volume(&self, index: usize, device: &str, cache: Option<usize>) -> VolumeState {
+    fn open_volume(&mut self, index: usize, device: &str, cache: Option<usize>) -> VolumeState {
         // Opened only when somebody takes it: each close after an opening for writing wakes up udev.
         let superblock = match self.look(index, device) {
             Ok(superblock) => superblock,
-            Err(failure) => return self.without_device(failure),
+            Err(reason) => return self.without_device(reason),
         };
         let engine = self.shared().table.engine_for(cache, &superblock);
         let (cache, engine) = match engine {
@@ -33,9 +34,9 @@ impl Supervisor {
             Err(Unserved::Waits(failure)) => return VolumeState::Waiting(failure),
             Err(Unserved::Failed(failure)) => return VolumeState::Failed(failure),
         };
-        let backing = match devices::open_backing(device) {
+        let backing = match self.slow_backings.open(device, devices::open_backing) {
             Ok(backing) => backing,
-            Err(failure) => return self.without_device(failure),
+            Err(reason) => return self.without_device(reason),
         };
         let mut shared = self.shared();
         shared.table.name_volume(index, &backing.superblock, cache);
@@ -46,15 +47,19 @@ impl Supervisor {
         VolumeState::Attaching
     }
 
-    fn look(&self, index: usize, device: &str) -> Result<BackingSuperblock, Failure> {
-        let superblock = devices::look_at_backing(device)?;
+    fn look(&mut self, index: usize, device: &str) -> Result<BackingSuperblock, Unopened> {
+        let superblock = self.slow_looks.open(device, devices::look_at_backing)?;
         let entry = &mut self.shared().table.volumes[index];
         (entry.uuid, entry.label) = (Some(superblock.uuid()), Some(superblock.label()));
         Ok(superblock)
     }
 
     /// A device that is missing may come; of the command line's devices all are meant now.
-    fn without_device(&self, failure: Failure) -> VolumeState {
+    fn without_device(&self, reason: Unopened) -> VolumeState {
+        let failure = match reason {
+            Unopened::Hangs(failure) => return VolumeState::Waiting(failure),
+            Unopened::Failed(failure) => failure,
+        };
         if failure.kind == Kind::NotFound && !self.strict {
             VolumeState::Waiting(failure)
         } else {

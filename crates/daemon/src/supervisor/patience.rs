@@ -1,0 +1,114 @@
+//! Opening devices without waiting for one that hangs: a disk or a file system that does not answer keeps whoever opens or
+//! reads it in the kernel for as long as it likes, and that must not be the supervisor, which starts the others, hears
+//! signals and writes the log.
+//!
+//! So each opening has a thread of its own. What has not come after a while is waited for like a missing device, and taken
+//! when it comes; until then nobody asks the same device the same question again.
+
+use crate::failure::{Failure, Kind};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// How long an opening may hold up everybody else, once.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Openings of one kind that have not ended, by the device's name.
+pub struct Patience<T> {
+    limit: Duration,
+    pending: BTreeMap<String, Receiver<Result<T, Failure>>>,
+}
+
+impl<T> Default for Patience<T> {
+    fn default() -> Self {
+        Self { limit: LIMIT, pending: BTreeMap::new() }
+    }
+}
+
+impl<T: Send + 'static> Patience<T> {
+    /// What `open` makes of `name`.
+    ///
+    /// # Errors
+    /// Its own, or that there is no answer yet, which may be asked for again.
+    pub fn open(
+        &mut self,
+        name: &str,
+        open: impl FnOnce(&str) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Unopened> {
+        let (receiver, limit) = match self.pending.remove(name) {
+            Some(receiver) => (receiver, Duration::ZERO),
+            None => (ask(name, open).map_err(Unopened::Failed)?, self.limit),
+        };
+        match receiver.recv_timeout(limit) {
+            Ok(answer) => answer.map_err(Unopened::Failed),
+            Err(RecvTimeoutError::Timeout) => {
+                self.pending.insert(name.to_owned(), receiver);
+                Err(Unopened::Hangs(
+                    Failure::new(Kind::TimeLimit, format!("{name} does not answer"))
+                        .why("reading its superblock has not ended")
+                        .next("look at the device; it is taken up when it answers"),
+                ))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Unopened::Failed(
+                Failure::new(Kind::Io, format!("cannot open {name}")).why("its thread ended by a panic"),
+            )),
+        }
+    }
+}
+
+/// Why a device is not open.
+#[derive(Debug)]
+pub enum Unopened {
+    /// There is no answer yet.
+    Hangs(Failure),
+    /// It cannot be opened.
+    Failed(Failure),
+}
+
+fn ask<T: Send + 'static>(
+    name: &str,
+    open: impl FnOnce(&str) -> Result<T, Failure> + Send + 'static,
+) -> Result<Receiver<Result<T, Failure>>, Failure> {
+    let (sender, receiver) = mpsc::channel();
+    let device = name.to_owned();
+    // If nobody waits any more, what was opened is closed again.
+    let body = move || drop(sender.send(open(&device)));
+    let spawned = thread::Builder::new().name("open".to_owned()).spawn(body);
+    spawned.map_err(|error| {
+        Failure::new(Kind::Io, format!("cannot open {name}")).why(format!("no thread: {error}"))
+    })?;
+    Ok(receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// A device that hung held up the start of all others, and the signals.
+    #[test]
+    fn a_device_that_hangs_is_asked_once_and_taken_when_it_answers() {
+        let mut patience = Patience { limit: Duration::from_millis(10), ..Patience::default() };
+        let (answer, hangs) = mpsc::channel::<u32>();
+        let hung = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
+        let Err(Unopened::Hangs(told)) = hung else { panic!("{hung:?}") };
+        assert!(told.to_string().starts_with("sdb does not answer: reading"), "{told}");
+        let again = patience.open("sdb", |_| panic!("it is asked already"));
+        assert!(matches!(again, Err(Unopened::Hangs(_))), "{again:?}");
+        let mut others = Patience::default();
+        assert_eq!(others.open("sdc", |name| Ok(name.len())).ok(), Some(3));
+
+        answer.send(7).expect("it still waits");
+        let started = Instant::now();
+        loop {
+            match patience.open("sdb", |_| panic!("it is asked already")) {
+                Ok(found) => break assert_eq!(found, 7),
+                Err(_) => assert!(started.elapsed() < Duration::from_secs(30), "it has answered"),
+            }
+            thread::yield_now();
+        }
+        let failed = others.open("sdd", |_| Err(Failure::new(Kind::NotFound, "no such device")));
+        assert!(matches!(failed, Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound));
+    }
+}
