@@ -52,10 +52,9 @@ pub(crate) struct Caller {
 pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Result<(), Broken> {
     let mut source = Source::new(Arc::clone(socket));
     let catalog = PeerCatalog { shared, peer: caller.peer, since: Cell::new(Moment::default()) };
-    let Some(agreed) = shake_hands(shared, socket, &mut source, &catalog)? else { return Ok(()) };
+    let Some(agreed) = shake_hands(shared, socket, &mut source, (&catalog, caller))? else { return Ok(()) };
     let export = Arc::clone(&agreed.offer.export);
     let Some((volume, connector)) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
-    shared.entered(caller.number, &export.name);
 
     let limits = &shared.limits;
     let (requests, replies) = connector.connect::<Pending>(limits.requests);
@@ -114,7 +113,7 @@ fn shake_hands(
     shared: &Shared,
     socket: &Socket,
     source: &mut Source,
-    catalog: &PeerCatalog<'_>,
+    (catalog, caller): (&PeerCatalog<'_>, Caller),
 ) -> Result<Option<Agreed>, Broken> {
     let deadline = Patience::Deadline(Instant::now() + shared.limits.handshake);
     let stall = shared.limits.handshake;
@@ -129,6 +128,8 @@ fn shake_hands(
             }
             Step::Continue => {}
             Step::Transmission(agreed) => {
+                // Before it is told: from then on it is nobody who may have to go for others.
+                shared.entered(caller.number, &agreed.offer.export.name);
                 socket.send_slice(&handshake.take_outgoing(), stall)?;
                 return Ok(Some(agreed));
             }

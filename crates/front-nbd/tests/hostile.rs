@@ -198,6 +198,8 @@ fn too_many_connections_are_turned_away() {
     let served = serve_all(Limits { connections: 2, ..Limits::default() });
     let mut first = entered(&served);
     let second = entered(&served);
+    // Whoever has been told that it is in, is.
+    assert!(served.server().clients().iter().all(|client| client.export.is_some()));
     served.unix().assert_closed();
     served.tcp().assert_closed();
     assert_eq!(first.read(0, 512), [0; 512]);
