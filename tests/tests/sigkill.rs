@@ -41,14 +41,22 @@ fn live_and_die(ours: &Ours, set: &mut CacheSet, random: &mut Random) -> Outcome
     let daemon = Daemon::start(ours.program(), set)?;
     drop(daemon.prove(set, 0)?);
     let workloads: Vec<Workload> = (0..CLIENTS).map(|client| workload(set, client, random)).collect();
+    // All are there before the first begins: the kill may come with the first request.
+    let mut clients = Vec::new();
+    for workload in &workloads {
+        clients.push((workload, daemon.connect(set, 0)?));
+    }
     let left = AtomicU64::new(1 + random.below(REQUESTS_MAX));
-    let one = |workload: &Workload| {
-        let mut client = daemon.connect(set, 0)?;
+    let one = |workload: &Workload, mut client| {
         let mut doom = || left.fetch_sub(1, Ordering::Relaxed) == 1;
         daemon.run_until_killed(workload, &mut client, &mut doom)
     };
     let answered: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = workloads.iter().map(|workload| scope.spawn(|| one(workload))).collect();
+        let one = &one;
+        let threads: Vec<_> = clients
+            .into_iter()
+            .map(|(workload, client)| scope.spawn(move || one(workload, client)))
+            .collect();
         threads.into_iter().map(|thread| thread.join().expect("a client does not panic")).collect()
     });
     daemon.crash(set)?;
