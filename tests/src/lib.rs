@@ -14,6 +14,7 @@
 //! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
 //! | [`nbd`] | a small NBD client |
 //! | [`offline`] | a set judged by the offline checker |
+//! | [`recording`] | power cuts at any moment of a recorded run, judged by the simulator's oracle |
 //! | [`failure`] | what a failing test prints |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
@@ -24,6 +25,7 @@ pub mod guest;
 pub mod kernel_image;
 pub mod nbd;
 pub mod offline;
+pub mod recording;
 pub mod requires;
 pub mod set;
 pub mod side;

@@ -33,6 +33,8 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
+/// The flag of a write that is durable when answered.
+const FUA: u16 = 1;
 
 /// A connection to one export.
 #[derive(Debug)]
@@ -98,10 +100,38 @@ impl Client {
         Ok(())
     }
 
+    /// Writes `bytes` from `sector` on, which are durable when this returns.
+    ///
+    /// # Errors
+    /// What the server answered.
+    pub fn write_durable(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_with(FUA, sector, bytes)
+    }
+
+    fn write_with(&mut self, flags: u16, sector: u64, bytes: &[u8]) -> io::Result<()> {
+        for (index, piece) in (0..).zip(bytes.chunks(REQUEST_BYTES_MAX)) {
+            let offset = sector * SECTOR_BYTES as u64 + index * REQUEST_BYTES_MAX as u64;
+            self.request_with(flags, WRITE, offset, piece.len(), piece)?;
+            self.answer()?;
+        }
+        Ok(())
+    }
+
     fn request(&mut self, command: u16, offset: u64, length: usize, payload: &[u8]) -> io::Result<()> {
+        self.request_with(0, command, offset, length, payload)
+    }
+
+    fn request_with(
+        &mut self,
+        flags: u16,
+        command: u16,
+        offset: u64,
+        length: usize,
+        payload: &[u8],
+    ) -> io::Result<()> {
         self.cookie += 1;
         let mut header = REQUEST_MAGIC.to_be_bytes().to_vec();
-        header.extend(0u16.to_be_bytes());
+        header.extend(flags.to_be_bytes());
         header.extend(command.to_be_bytes());
         header.extend(self.cookie.to_be_bytes());
         header.extend(offset.to_be_bytes());
@@ -137,12 +167,7 @@ impl Target for Client {
     }
 
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
-        for (index, piece) in (0..).zip(bytes.chunks(REQUEST_BYTES_MAX)) {
-            let offset = sector * SECTOR_BYTES as u64 + index * REQUEST_BYTES_MAX as u64;
-            self.request(WRITE, offset, piece.len(), piece)?;
-            self.answer()?;
-        }
-        Ok(())
+        self.write_with(0, sector, bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -60,6 +60,21 @@ impl CacheSet {
         Ok(Self { directory, cache, backings, models, geometry })
     }
 
+    /// A set with one backing device whose images `write` makes, the cache's and the backing device's.
+    ///
+    /// # Errors
+    /// What `write` failed with.
+    pub fn from_images(
+        geometry: Geometry,
+        write: impl FnOnce(&Path, &Path) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let directory = image_directory()?;
+        let (cache, backing) = (directory.path().join("cache"), directory.path().join("backing0"));
+        write(&cache, &backing)?;
+        let models = vec![Model::blank(0, geometry.volume_sectors)];
+        Ok(Self { directory, cache, backings: vec![backing], models, geometry })
+    }
+
     /// The cache and the backing devices, as a job's images.
     #[must_use]
     pub fn images(&self) -> Vec<&Path> {

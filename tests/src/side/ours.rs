@@ -325,7 +325,7 @@ fn compare(model: &mut Model, client: &mut Client, path: &Path) -> Result<(), Mi
 }
 
 /// A backing device's UUID as text: one of its export's names.
-fn backing_uuid(path: &Path) -> io::Result<String> {
+pub(crate) fn backing_uuid(path: &Path) -> io::Result<String> {
     let mut bytes = [0; 16];
     std::os::unix::fs::FileExt::read_exact_at(&File::open(path)?, &mut bytes, UUID_OFFSET)?;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -16,13 +16,18 @@ use crate::requires;
 const MODULES: &str = "/usr/lib/uml/modules";
 /// Inserted before the job, in this order.
 const WANTED_MODULES: [&str; 2] = ["lib/crc64.ko", "drivers/md/bcache/bcache.ko"];
+/// The kernels whose requests `recorder.c` can read.
+const RECORDABLE: &str = "6.1.";
 /// Memory of a guest: the test images are small, their page cache is all that grows.
 const MEMORY: &str = "mem=512M";
 
 /// User-Mode Linux as it is installed here.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Uml {
+    version: String,
     modules: Vec<PathBuf>,
+    /// Where to record what the guest's devices are asked for.
+    recording: Option<PathBuf>,
 }
 
 impl Uml {
@@ -38,7 +43,44 @@ impl Uml {
             return None;
         };
         let kernel = version.path().join("kernel");
-        Some(Self { modules: WANTED_MODULES.iter().map(|name| kernel.join(name)).collect() })
+        let modules = WANTED_MODULES.iter().map(|name| kernel.join(name)).collect();
+        let version = version.file_name().to_string_lossy().into_owned();
+        Some(Self { version, modules, recording: None })
+    }
+
+    /// Finds one that can be [`recorded`](Self::recorded), or makes the test count as skipped.
+    #[must_use]
+    pub fn find_recordable() -> Option<Self> {
+        let uml = Self::find()?;
+        if uml.version.starts_with(RECORDABLE) {
+            return Some(uml);
+        }
+        requires::skip(&format!("the recorder knows User-Mode Linux {RECORDABLE}x, not {}", uml.version));
+        None
+    }
+
+    /// The same, with every write and flush of a job's images appended to the file `recording` ([`crate::recording`] reads it).
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn recorded(&self, recording: &Path) -> Result<Self, GuestError> {
+        fs::File::create(recording).map_err(GuestError::host("make the recording"))?;
+        Ok(Self { recording: Some(recording.to_owned()), ..self.clone() })
+    }
+
+    /// The libraries that `linux.uml` is started with, as `LD_PRELOAD` takes them, and what they are told.
+    fn preload(&self, command: &mut Command, directory: &Path, images: &[PathBuf]) -> Result<(), GuestError> {
+        let shim = compile("shim", include_str!("shim.c"), directory)?;
+        let Some(recording) = &self.recording else {
+            command.env("LD_PRELOAD", shim);
+            return Ok(());
+        };
+        let recorder = compile("recorder", include_str!("recorder.c"), directory)?;
+        // The recorder comes first: both have the functions of a flush.
+        command.env("LD_PRELOAD", format!("{}:{}", recorder.display(), shim.display()));
+        let images: Vec<String> = images.iter().map(|image| image.display().to_string()).collect();
+        command.env("BCACHED_RECORDING", recording).env("BCACHED_RECORDED_IMAGES", images.join("\n"));
+        Ok(())
     }
 
     /// The guest's first process: mounts, modules, the job, power off.
@@ -71,7 +113,6 @@ impl Machine for Uml {
             .tempdir()
             .map_err(GuestError::host("make a directory"))?;
         let path = directory.path();
-        let shim = build_shim(path)?;
         let program = built_program("verified-io")?;
         let write = |name: &str, text: String| {
             fs::write(path.join(name), text).map_err(GuestError::host(format!("write {name}")))
@@ -82,18 +123,16 @@ impl Machine for Uml {
         fs::set_permissions(&init, fs::Permissions::from_mode(0o755))
             .map_err(GuestError::host("chmod init"))?;
 
+        let find = |image: &&Path| {
+            image.canonicalize().map_err(GuestError::host(format!("find {}", image.display())))
+        };
+        let images: Vec<PathBuf> = job.images.iter().map(find).collect::<Result<_, _>>()?;
         let mut command = Command::new("linux.uml");
-        command.env("LD_PRELOAD", shim).env("TMPDIR", "/tmp").args([
-            MEMORY,
-            "loglevel=0",
-            "con=null",
-            "con0=null,fd:1",
-        ]);
+        self.preload(&mut command, path, &images)?;
+        command.env("TMPDIR", "/tmp").args([MEMORY, "loglevel=0", "con=null", "con0=null,fd:1"]);
         command.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]);
         command.arg(format!("uml_dir={}", path.display())).arg(format!("init={}", init.display()));
-        for (index, image) in job.images.iter().enumerate() {
-            let image =
-                image.canonicalize().map_err(GuestError::host(format!("find {}", image.display())))?;
+        for (index, image) in images.iter().enumerate() {
             command.arg(format!("ubd{}={}", letter(index), image.display()));
         }
         Console::start(command, path)?.follow(job)
@@ -105,16 +144,18 @@ pub(crate) fn letter(index: usize) -> char {
     char::from_digit(10 + u32::try_from(index).expect("a handful of images"), 36).expect("at most 26 images")
 }
 
-/// Compiles `shim.c`, which says why it is needed.
-fn build_shim(directory: &Path) -> Result<PathBuf, GuestError> {
-    let source = directory.join("shim.c");
-    let shim = directory.join("shim.so");
-    fs::write(&source, include_str!("shim.c")).map_err(GuestError::host("write shim.c"))?;
-    let output =
-        Command::new("gcc").args(["-O1", "-Wall", "-shared", "-fPIC", "-o"]).args([&shim, &source]).output();
+/// Compiles one of the C files beside this one, which says itself why it is needed, to a library.
+fn compile(name: &str, text: &str, directory: &Path) -> Result<PathBuf, GuestError> {
+    let source = directory.join(name).with_extension("c");
+    let library = directory.join(name).with_extension("so");
+    fs::write(&source, text).map_err(GuestError::host(format!("write {}", source.display())))?;
+    let output = Command::new("gcc")
+        .args(["-O1", "-Wall", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .output();
     let output = output.map_err(GuestError::host("start gcc"))?;
     if output.status.success() {
-        Ok(shim)
+        Ok(library)
     } else {
         Err(GuestError::Setup(format!("gcc: {}", String::from_utf8_lossy(&output.stderr))))
     }

@@ -1,0 +1,123 @@
+//! Who opens the images of cuts and reads the volumes: as they come up, and from the backing devices alone once the cache is detached.
+//!
+//! Several sets go through one boot of the kernel, one after the other: they are copies of one set, which a kernel has only once at a time.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
+
+use super::writer::Writer;
+use crate::guest::{GuestError, Job, Machine as _, Report};
+use crate::set::CacheSet;
+use crate::side::{Daemon, LegError, Ours};
+use crate::uml::Uml;
+
+/// Starts and readings that take longer have hung.
+const LIMIT: Duration = Duration::from_secs(600);
+/// What the job says when it has read the set whose number follows.
+const READ: &str = "read set ";
+
+/// What came of opening a set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reading {
+    /// The whole volume, twice.
+    Volume {
+        /// As it came up.
+        with_cache: Vec<u8>,
+        /// After the cache was detached.
+        alone: Vec<u8>,
+    },
+    /// It did not come up, could not be read, or could not be detached: in these words.
+    Refused(String),
+}
+
+/// Opens sets of the same geometry with the kernel or with our daemon. The daemon cannot detach: the kernel does that after it.
+///
+/// # Errors
+/// Something on the host, or a kernel that did not live to the end of the job; a set that is not opened is a [`Reading`].
+pub fn read(reader: Writer, uml: &Uml, ours: &Ours, sets: &[CacheSet]) -> Result<Vec<Reading>, LegError> {
+    let mut by_us = Vec::new();
+    if reader == Writer::Ours {
+        for set in sets {
+            match read_by_us(ours, set) {
+                Ok(content) => by_us.push(Ok(content)),
+                Err(error @ LegError::Daemon { .. }) => by_us.push(Err(error.to_string())),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let mut readings = read_by_kernel(uml, sets)?;
+    for (reading, by_us) in readings.iter_mut().zip(by_us) {
+        match (reading, by_us) {
+            (Reading::Volume { with_cache, .. }, Ok(content)) => *with_cache = content,
+            (reading, Err(words)) => *reading = Reading::Refused(words),
+            (Reading::Refused(_), Ok(_)) => {}
+        }
+    }
+    Ok(readings)
+}
+
+fn read_by_us(ours: &Ours, set: &CacheSet) -> Result<Vec<u8>, LegError> {
+    let daemon = Daemon::start(ours.program(), set)?;
+    let mut client = daemon.connect(set, 0)?;
+    let mut content = Vec::new();
+    client
+        .read_whole(|bytes| {
+            content.extend_from_slice(bytes);
+            Ok(())
+        })
+        .map_err(|error| LegError::Daemon { what: format!("read: {error}"), said: daemon.said() })?;
+    drop(client);
+    daemon.stop()?;
+    Ok(content)
+}
+
+fn read_by_kernel(uml: &Uml, sets: &[CacheSet]) -> Result<Vec<Reading>, GuestError> {
+    let Some(first) = sets.first() else { return Ok(Vec::new()) };
+    let volume_bytes = first.geometry.volume_sectors * 512;
+    let content = first.directory().join("content");
+    File::create(&content)
+        .and_then(|file| file.set_len(2 * volume_bytes * sets.len() as u64))
+        .map_err(GuestError::host("make a file for the contents"))?;
+    let own = sets.iter().flat_map(CacheSet::images);
+    let images: Vec<&Path> = own.chain([content.as_path()]).collect();
+    let script = script(uml, sets.len(), volume_bytes >> 20);
+    let report = uml.run(&Job { images: &images, script: &script, crash_at: None, limit: LIMIT })?;
+    let contents = fs::read(&content).map_err(GuestError::host("read the contents"))?;
+    let halves = usize::try_from(volume_bytes).expect("a volume fits in memory");
+    let readings = contents.chunks_exact(2 * halves).enumerate().map(|(number, content)| {
+        let (with_cache, alone) = content.split_at(halves);
+        if was_read(&report, number) {
+            Reading::Volume { with_cache: with_cache.to_vec(), alone: alone.to_vec() }
+        } else {
+            Reading::Refused(format!("set {number} of {}: {report}", sets.len()))
+        }
+    });
+    Ok(readings.collect())
+}
+
+fn was_read(report: &Report, number: usize) -> bool {
+    report.output.iter().any(|line| line.strip_prefix(READ) == Some(&number.to_string()))
+}
+
+/// A job that reads so many sets, with two images each, into the image behind them.
+fn script(uml: &Uml, sets: usize, mebibytes: u64) -> String {
+    let output = uml.device(2 * sets);
+    let mut script = format!(
+        "copy() {{ dd if=/dev/bcache0 of={output} bs=1M seek=$1 iflag=direct conv=fsync,notrunc 2>/dev/null; }}\n"
+    );
+    for number in 0..sets {
+        let (cache, backing) = (uml.device(2 * number), uml.device(2 * number + 1));
+        let seek = 2 * mebibytes * number as u64;
+        // In the condition of an `if` a failure does not end the job.
+        let _ = write!(
+            script,
+            "if register {cache} && register {backing} && wait_for 100 test -b /dev/bcache0 && copy {seek} &&\n\
+            detach 0 && copy {} && stop_everything\n\
+            then echo {READ}{number}; else stop_everything; fi\n",
+            seek + mebibytes,
+        );
+    }
+    script
+}

@@ -1,0 +1,211 @@
+//! Cuts of one run, opened by somebody, judged, and counted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bcached_sim::oracle::Oracle;
+
+use super::cut::{BACKING, CACHE, Disks, Survivors};
+use super::judge::{Promises, Verdict, judge};
+use super::reader::{Reading, read};
+use super::witness::{Event, Request};
+use super::writer::{Run, Writer};
+use crate::failure::Outcome;
+use crate::set::CacheSet;
+use crate::side::Ours;
+use crate::uml::Uml;
+use crate::workload::Random;
+
+/// Operations within which a cut comes soon.
+const SOON: u64 = 16;
+
+/// Whoever opens images of a cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Readers<'a> {
+    /// The kernel.
+    pub uml: &'a Uml,
+    /// Our daemon.
+    pub ours: &'a Ours,
+}
+
+impl Readers<'_> {
+    /// What `reader` reads on these devices, for each way of surviving.
+    ///
+    /// # Errors
+    /// Something on the host, or a kernel that died.
+    pub fn open(
+        &self,
+        reader: Writer,
+        run: &Run,
+        disks: &Disks<'_>,
+        survivors: &[Survivors],
+    ) -> Outcome<Vec<Reading>> {
+        let make = |survivors: &Survivors| {
+            CacheSet::from_images(run.geometry, |cache, backing| {
+                disks.write_image(CACHE, *survivors, cache)?;
+                disks.write_image(BACKING, *survivors, backing)
+            })
+        };
+        let sets: Vec<CacheSet> = survivors.iter().map(make).collect::<Result<_, _>>()?;
+        Ok(read(reader, self.uml, self.ours, &sets)?)
+    }
+}
+
+/// What came of one cut.
+#[derive(Clone, Debug)]
+pub enum Trial {
+    /// The volume was read.
+    Judged(Verdict),
+    /// It was not, in these words.
+    Refused(String),
+}
+
+impl Trial {
+    /// Judges a reading.
+    #[must_use]
+    pub fn of(permitted: &Oracle, reading: Reading) -> Self {
+        match reading {
+            Reading::Volume { with_cache, alone } => Self::Judged(judge(permitted, &with_cache, &alone)),
+            Reading::Refused(words) => Self::Refused(words),
+        }
+    }
+
+    /// The volume came up and nothing is wrong with it.
+    #[must_use]
+    pub const fn is_clean(&self) -> bool {
+        matches!(self, Self::Judged(verdict) if verdict.is_clean())
+    }
+}
+
+/// How often what came of cuts with the same survivors.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    cuts: u64,
+    refused: u64,
+    /// Cuts with at least one sector lost, lost behind the cache, changed.
+    wrong: [u64; 3],
+}
+
+/// All cuts of a run that one reader opened.
+#[derive(Debug)]
+pub struct Tally {
+    title: String,
+    rows: BTreeMap<&'static str, Row>,
+    /// The first of each kind of failure, in words.
+    examples: BTreeMap<&'static str, String>,
+}
+
+impl Tally {
+    /// An empty one.
+    #[must_use]
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), rows: BTreeMap::new(), examples: BTreeMap::new() }
+    }
+
+    fn count(&mut self, position: usize, survivors: Survivors, trial: &Trial) {
+        let row = self.rows.entry(survivors.name()).or_default();
+        row.cuts += 1;
+        let mut example = |kind, words: &str| {
+            let place = format!("cut before operation {position}, {survivors:?}: {words}");
+            self.examples.entry(kind).or_insert(place);
+        };
+        match trial {
+            Trial::Refused(words) => {
+                row.refused += 1;
+                example("refused", words);
+            }
+            Trial::Judged(Verdict { lost, lost_behind, changed }) => {
+                let kinds = [("lost", lost), ("lost behind the cache", lost_behind), ("changed", changed)];
+                for ((kind, violations), wrong) in kinds.into_iter().zip(&mut row.wrong) {
+                    if let Some(first) = violations.first() {
+                        *wrong += 1;
+                        example(kind, &format!("{} sectors, the first: {first}", violations.len()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every cut was opened and nothing was wrong.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.examples.is_empty()
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.title)?;
+        writeln!(
+            f,
+            "| survived | cuts | refused | lost | lost behind the cache | changed |\n|---|---|---|---|---|---|"
+        )?;
+        for (survived, Row { cuts, refused, wrong: [lost, behind, changed] }) in &self.rows {
+            writeln!(f, "| {survived} | {cuts} | {refused} | {lost} | {behind} | {changed} |")?;
+        }
+        for (kind, words) in &self.examples {
+            writeln!(f, "{kind}: {words}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Cuts a run at so many `places`, in each way of surviving, and lets each of `readers` open what is left.
+///
+/// # Errors
+/// Something on the host, or a story that is none.
+pub fn cut_anywhere(
+    run: &Run,
+    who: Readers<'_>,
+    readers: &[Writer],
+    places: u64,
+    random: &mut Random,
+    title: &str,
+) -> Outcome<Vec<Tally>> {
+    let (mut disks, mut promises) = (Disks::new(&run.recording, &run.before), Promises::new(&run.story));
+    let name = |reader: &Writer| Tally::new(format!("{title}, opened by {}", reader.name()));
+    let mut tallies: Vec<Tally> = readers.iter().map(name).collect();
+    for position in positions(run, places, random)? {
+        disks.advance(position);
+        promises.advance(position)?;
+        let permitted = promises.after_power_cut();
+        let ways = Survivors::all(random);
+        for (reader, tally) in readers.iter().zip(&mut tallies) {
+            let readings = who.open(*reader, run, &disks, &ways)?;
+            for (survivors, reading) in ways.into_iter().zip(readings) {
+                tally.count(position, survivors, &Trial::of(&permitted, reading));
+            }
+        }
+    }
+    Ok(tallies)
+}
+
+/// Places of cuts while clients are at work, in order: every second one soon after a flush was answered, when most was just promised.
+fn positions(run: &Run, places: u64, random: &mut Random) -> Outcome<Vec<usize>> {
+    let (first, end) = (run.story.first().map_or(0, |(place, _)| *place), run.recording.operations.len());
+    let flushes = answered_flushes(run);
+    let mut positions = Vec::new();
+    for index in 0..places {
+        let (from, span) = match u64::try_from(flushes.len())? {
+            count @ 1.. if index % 2 == 0 => (flushes[usize::try_from(random.below(count))?], SOON),
+            _ => (first, (end - first) as u64),
+        };
+        positions.push((from + 1 + usize::try_from(random.below(span))?).min(end));
+    }
+    positions.sort_unstable();
+    Ok(positions)
+}
+
+/// Where the clients were told that a flush has succeeded.
+fn answered_flushes(run: &Run) -> Vec<usize> {
+    let mut flushes = Vec::new();
+    let mut answered = Vec::new();
+    for (place, event) in &run.story {
+        match *event {
+            Event::Begin { number, request: Request::Flush } => flushes.push(number),
+            Event::End { number, success: true } if flushes.contains(&number) => answered.push(*place),
+            _ => {}
+        }
+    }
+    answered
+}

@@ -1,0 +1,138 @@
+//! A run to record: a fresh set, clients that write, and the guest's sudden end.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
+
+use super::client::Plan;
+use super::cut::BACKING;
+use super::witness::{self, Event};
+use super::{Recording, RecordingError};
+use crate::guest::{GuestError, Job, Machine as _};
+use crate::set::{CacheSet, Geometry, Maker};
+use crate::side::backing_uuid;
+use crate::uml::{Uml, built_program};
+
+/// A run that takes longer is stuck.
+const LIMIT: Duration = Duration::from_secs(600);
+/// What the clients' program says at its end.
+const FINISHED: &str = "requests finished";
+/// The witness is the image after the set's.
+const WITNESS: usize = BACKING + 1;
+
+/// Who serves the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writer {
+    /// The guest's kernel.
+    Kernel,
+    /// Our daemon, in the same guest, on the same devices; its clients come over NBD.
+    Ours,
+}
+
+impl Writer {
+    /// For tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Ours => "bcached",
+        }
+    }
+}
+
+/// Dirty data during the run, where the kernel serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteBack {
+    /// Is written back as fast as possible.
+    AtOnce,
+    /// Stays in the cache.
+    Never,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+pub struct Run {
+    /// The geometry of the set.
+    pub geometry: Geometry,
+    /// The cache's and the backing device's bytes before the recording.
+    pub before: Vec<Vec<u8>>,
+    /// All that was done to the devices.
+    pub recording: Recording,
+    /// The clients' story.
+    pub story: Vec<(usize, Event)>,
+}
+
+/// Makes a set of this geometry and mode, and records a run of `plan` on it.
+///
+/// # Errors
+/// The guest failed, or a read during the run returned what it should not.
+pub fn record(
+    uml: &Uml,
+    writer: Writer,
+    geometry: Geometry,
+    write_back: WriteBack,
+    plan: &Plan,
+) -> Result<Run, RecordingError> {
+    let set = CacheSet::make(geometry, 1, Maker::Tools)?;
+    let witness = set.directory().join("witness");
+    File::create(&witness)?.set_len(witness::IMAGE_BYTES)?;
+    let images: Vec<&Path> = set.images().into_iter().chain([witness.as_path()]).collect();
+    let job = |script, crash_at| Job { images: &images, script, crash_at, limit: LIMIT };
+    // The mode goes into the superblock, by a start that is not recorded.
+    let set_mode = format!(
+        "register {} {}\nwait_for 200 test -b /dev/bcache0\n\
+        echo {} > /sys/block/bcache0/bcache/cache_mode\nstop_everything\n",
+        uml.device(0),
+        uml.device(BACKING),
+        geometry.mode.name(),
+    );
+    uml.run(&job(&set_mode, None))?;
+    let before = set.images().into_iter().map(fs::read).collect::<Result<_, _>>()?;
+    let path = set.directory().join("recording");
+    let script = match writer {
+        Writer::Kernel => kernel_script(uml, write_back, plan)?,
+        Writer::Ours => our_script(uml, &set, plan)?,
+    };
+    uml.recorded(&path)?.run(&job(&script, Some(FINISHED)))?;
+    let recording = Recording::read(&path)?;
+    let story = witness::story(&recording, WITNESS)?;
+    Ok(Run { geometry, before, recording, story })
+}
+
+fn clients(uml: &Uml, volume: &str, plan: &Plan) -> Result<String, GuestError> {
+    let Plan { seed, requests, sectors, block_sectors } = plan;
+    let (program, witness) = (built_program("recorded-io")?, uml.device(WITNESS));
+    let arguments = format!("{volume} {witness} {seed} {requests} {sectors} {block_sectors}");
+    Ok(format!("{} {arguments}\nsleep 100000\n", program.display()))
+}
+
+fn kernel_script(uml: &Uml, write_back: WriteBack, plan: &Plan) -> Result<String, GuestError> {
+    let tuning = match write_back {
+        WriteBack::AtOnce => {
+            "echo 0 > /sys/block/bcache0/bcache/writeback_percent\n\
+            echo 0 > /sys/block/bcache0/bcache/writeback_delay\n"
+        }
+        WriteBack::Never => "keep_dirty 0\n",
+    };
+    Ok(format!(
+        "register {} {}\nwait_for 200 test -b /dev/bcache0\nno_bypass 0\n{tuning}{}",
+        uml.device(0),
+        uml.device(BACKING),
+        clients(uml, "/dev/bcache0", plan)?,
+    ))
+}
+
+fn our_script(uml: &Uml, set: &CacheSet, plan: &Plan) -> Result<String, GuestError> {
+    let program = built_program("bcached")?;
+    let uuid = backing_uuid(&set.backings[0]).map_err(GuestError::host("read a UUID"))?;
+    Ok(format!(
+        "mkdir /run/bcached\nip link set lo up || true\n\
+        BCACHED_NOTES=/run/bcached {} serve --cache {} --backing {} --control /run/bcached/control \
+        --export nbd:/run/bcached/nbd > /run/bcached/said &\n\
+        wait_for 200 grep -q ready /run/bcached/said\n{}",
+        program.display(),
+        uml.device(0),
+        uml.device(BACKING),
+        clients(uml, &format!("nbd:/run/bcached/nbd:{uuid}"), plan)?,
+    ))
+}

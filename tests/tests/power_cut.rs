@@ -1,0 +1,145 @@
+//! Power cuts under the kernel's bcache and under our daemon, from recordings of both on the same devices, judged by the same oracle.
+//!
+//! What the kernel loses is printed, not asserted: `docs/reliability.md` has the figures. `BCACHED_CUTS` sets the number of places at which each
+//! run is cut (each in six ways), `BCACHED_CUT_SEED` the dice, `BCACHED_CUT_REQUESTS` the length of a run; `BCACHED_CUT_WRITER` (`kernel` or `bcached`) and
+//! `BCACHED_CUT_MODE` choose one of the runs.
+
+use bcached_tests::failure::{Context as _, Failure, Outcome};
+use bcached_tests::recording::client::Plan;
+use bcached_tests::recording::cut::{BACKING, CACHE, Disks, Survivors};
+use bcached_tests::recording::judge::Promises;
+use bcached_tests::recording::reader::Reading;
+use bcached_tests::recording::trial::{Readers, Trial, cut_anywhere};
+use bcached_tests::recording::writer::{Run, WriteBack, Writer, record};
+use bcached_tests::set::{CacheMode, Geometry};
+use bcached_tests::side::Ours;
+use bcached_tests::uml::Uml;
+use bcached_tests::workload::Random;
+
+const VOLUME_SECTORS: u64 = (16 << 20) / 512;
+
+/// The smallest cache that a kernel takes with buckets of 64 KiB, larger than the volume; blocks of one sector.
+fn geometry(mode: CacheMode) -> Geometry {
+    Geometry { mode, volume_sectors: VOLUME_SECTORS, ..Geometry::small(64 << 10, 512) }
+}
+
+fn plan(seed: u64, requests: u64) -> Plan {
+    Plan { seed, requests, sectors: VOLUME_SECTORS, block_sectors: 1 }
+}
+
+/// A write to the cache device, not repeated anywhere, whose data some sector of the volume must be read as.
+fn write_to_forget(run: &Run, content: &[u8]) -> Option<usize> {
+    content.chunks_exact(512).filter(|sector| sector.iter().any(|byte| *byte != 0)).find_map(|sector| {
+        let holds = |data: &[u8]| data.chunks_exact(512).any(|part| part == sector);
+        let mut on_cache = run.recording.writes(CACHE).filter(|(_, _, data)| holds(data));
+        let on_backing = run.recording.writes(BACKING).any(|(_, _, data)| holds(data));
+        let (place, ..) = on_cache.next().filter(|_| !on_backing)?;
+        on_cache.next().is_none().then_some(place)
+    })
+}
+
+/// At the end of a run everything was flushed. If no unflushed write survives, everything must be there still; if the cache device has forgotten
+/// a write that it had flushed, that must be noticed. Dirty data stays in the cache, where the kernel keeps its promise.
+#[test]
+fn what_was_flushed_is_there_and_a_device_that_forgets_is_noticed() -> Outcome {
+    let Some(uml) = Uml::find_recordable() else { return Ok(()) };
+    let ours = Ours::find()?;
+    let readers = Readers { uml: &uml, ours: &ours };
+    let geometry = geometry(CacheMode::Writeback);
+    let run = record(&uml, Writer::Kernel, geometry, WriteBack::Never, &plan(5, 300))?;
+    let end = run.recording.operations.len();
+    let mut promises = Promises::new(&run.story);
+    promises.advance(end)?;
+    let permitted = promises.after_power_cut();
+    let mut faithful = Disks::new(&run.recording, &run.before);
+    faithful.advance(end);
+    let mut to_forget = None;
+    for reader in [Writer::Kernel, Writer::Ours] {
+        let reading = open_one(readers, reader, &run, &faithful)?;
+        if let Reading::Volume { with_cache, .. } = &reading {
+            to_forget = write_to_forget(&run, with_cache);
+        }
+        let trial = Trial::of(&permitted, reading);
+        if !trial.is_clean() {
+            return Err(Failure::new(format!("opened by {}: {trial:?}", reader.name())));
+        }
+    }
+    let place = to_forget.context("no flushed write whose loss would be seen")?;
+    let mut faulty = Disks::new(&run.recording, &run.before).forgetting(place);
+    faulty.advance(end);
+    for reader in [Writer::Kernel, Writer::Ours] {
+        let trial = Trial::of(&permitted, open_one(readers, reader, &run, &faulty)?);
+        let noticed = matches!(&trial, Trial::Judged(verdict) if !verdict.lost.is_empty());
+        if !noticed {
+            return Err(Failure::new(format!("operation {place} was forgotten unnoticed: {trial:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// What is read if nothing unflushed survives.
+fn open_one(readers: Readers<'_>, reader: Writer, run: &Run, disks: &Disks<'_>) -> Outcome<Reading> {
+    readers.open(reader, run, disks, &[Survivors::Nothing])?.pop().context("one reading of one set")
+}
+
+fn number_from(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Whether the environment leaves this run in; without a choice all are.
+fn chosen(variable: &str, name: &str) -> bool {
+    std::env::var(variable).map_or(true, |wanted| wanted == name)
+}
+
+/// Cuts anywhere in runs of one writer; prints what came of them, and says whether nothing was wrong with any.
+fn cut_runs(writer: Writer, modes: &[CacheMode], readers: &[Writer]) -> Outcome<bool> {
+    let Some(uml) = Uml::find_recordable() else { return Ok(true) };
+    let ours = Ours::find()?;
+    let who = Readers { uml: &uml, ours: &ours };
+    let seed = number_from("BCACHED_CUT_SEED").unwrap_or(1);
+    let requests = number_from("BCACHED_CUT_REQUESTS").unwrap_or(300);
+    let places = number_from("BCACHED_CUTS");
+    let mut clean = true;
+    for mode in modes {
+        // Without a number of cuts this is a test, and one cut of one run is enough.
+        if !chosen("BCACHED_CUT_WRITER", writer.name()) || !chosen("BCACHED_CUT_MODE", mode.name()) {
+            continue;
+        }
+        let run = record(&uml, writer, geometry(*mode), WriteBack::AtOnce, &plan(seed, requests))?;
+        let title = format!("{} in mode {}, seed {seed}, {requests} requests", writer.name(), mode.name());
+        let mut random = Random::new(seed);
+        for tally in cut_anywhere(&run, who, readers, places.unwrap_or(1), &mut random, &title)? {
+            println!("{tally}");
+            clean &= tally.is_clean();
+        }
+        if places.is_none() {
+            break;
+        }
+    }
+    Ok(clean)
+}
+
+const MODES: [CacheMode; 3] = [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound];
+
+/// The kernel's losses are printed.
+#[test]
+fn the_kernel_is_cut_anywhere() -> Outcome {
+    let readers: &[Writer] = if number_from("BCACHED_CUTS").is_some() {
+        &[Writer::Kernel, Writer::Ours]
+    } else {
+        &[Writer::Kernel]
+    };
+    cut_runs(Writer::Kernel, &MODES, readers)?;
+    Ok(())
+}
+
+/// Nothing is wrong with ours.
+#[test]
+fn we_are_cut_anywhere() -> Outcome {
+    if cut_runs(Writer::Ours, &MODES, &[Writer::Ours])? {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "something is lost, or changed without a write; the tables above have the first of each kind",
+    ))
+}
