@@ -119,7 +119,8 @@ fn cut_runs(writer: Writer, modes: &[CacheMode], readers: &[Writer]) -> Outcome<
     Ok(clean)
 }
 
-const MODES: [CacheMode; 3] = [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound];
+/// The first is the one that `make test` takes: there both devices have something to lose.
+const MODES: [CacheMode; 3] = [CacheMode::Writethrough, CacheMode::Writeback, CacheMode::Writearound];
 
 /// The kernel's losses are printed.
 #[test]
