@@ -10,6 +10,7 @@
 //! - [`workload`]: what clients do, drawn from a seed;
 //! - [`rig`]: a system, its devices and its clients over several processes;
 //! - [`run`], [`crashpoints`]: a whole workload; the same with a crash at every operation;
+//! - [`hunt`]: fresh seeds for as long as there is time;
 //! - [`scenario`]: a stage for named disasters;
 //! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there.
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ pub mod digest;
 pub mod disk;
 pub mod driver;
 pub mod failure;
+pub mod hunt;
 pub mod minimise;
 pub mod note;
 pub mod oracle;

@@ -4,19 +4,22 @@
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use bcached_sim::crashpoints::{Depth, replay, sweep};
+use bcached_sim::digest::mix;
 use bcached_sim::failure::{Cut, Failure};
+use bcached_sim::hunt::Round;
 use bcached_sim::minimise::{fault_of, minimise};
 use bcached_sim::rig::Figures;
 use bcached_sim::run::{rig_for, whole};
 use bcached_sim::system::{System, system_named, system_names};
 use bcached_sim::workload::{Shape, Workload, parse_places};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Runs that shortening a failure may take.
 const MINIMISE_TRIES: u32 = 300;
@@ -34,6 +37,8 @@ enum Command {
     Run(RunArgs),
     /// Run many seeds, each whole and then with a crash at every operation.
     Sweep(SweepArgs),
+    /// Run fresh seeds of all workloads for some time, some of them with crashes at a few of their points.
+    Hunt(HuntArgs),
     /// Name the systems and workloads.
     List,
 }
@@ -103,6 +108,22 @@ struct SweepArgs {
     keep_going: bool,
 }
 
+#[derive(Args)]
+struct HuntArgs {
+    /// The system under test.
+    #[arg(long, default_value = "engine")]
+    system: String,
+    /// Begin no round after so many seconds of the processor.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The number that the hunt's seeds follow from, instead of a fresh one.
+    #[arg(long)]
+    from: Option<u64>,
+    /// Report a failure as it is found, without looking for a shorter way.
+    #[arg(long)]
+    as_found: bool,
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum Thoroughness {
     /// No crashes but those of the workload.
@@ -123,6 +144,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run(&args),
         Command::Sweep(args) => sweep_seeds(&args),
+        Command::Hunt(args) => hunt(&args),
         Command::List => {
             println!("systems: {}", system_names().join(" "));
             let shapes: Vec<&str> = Shape::all().iter().map(|shape| shape.name).collect();
@@ -271,6 +293,49 @@ fn sweep_seeds(args: &SweepArgs) -> Result<bool> {
     let failures = failures.load(Ordering::Relaxed);
     println!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
     Ok(failures == 0)
+}
+
+/// Ends with the first failure.
+fn hunt(args: &HuntArgs) -> Result<bool> {
+    let names = || system_names().join(", ");
+    let system = system_named(&args.system)
+        .with_context(|| format!("no system {:?}; there are {}", args.system, names()))?;
+    let from = args.from.unwrap_or_else(fresh_number);
+    println!("hunt {from}");
+    let (mut figures, mut rounds) = (Figures::default(), 0);
+    let mut found = None;
+    let limit = Duration::from_secs(args.seconds);
+    while found.is_none() && (rounds == 0 || processor_time() < limit) {
+        let round = Round::of(from, rounds);
+        rounds += 1;
+        match round.judge(&system) {
+            Ok(done) => figures.add(&done),
+            Err(failure) => found = Some((round, *failure)),
+        }
+    }
+    let spent = processor_time().as_secs_f64();
+    print_figures(&figures, spent);
+    let Some((round, failure)) = found else {
+        println!("{rounds} rounds, nothing found");
+        return Ok(true);
+    };
+    println!("found in round {rounds} after {spent:.1} s: {failure}");
+    if !args.as_found {
+        shorten(&system, &round.workload, failure);
+    }
+    Ok(false)
+}
+
+/// How long this process has had a processor: what a busy machine does not change.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// What no earlier hunt has begun with, most likely.
+fn fresh_number() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    mix(&[since.as_secs(), u64::from(since.subsec_nanos()), u64::from(std::process::id())]) >> 32
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]

@@ -1,0 +1,101 @@
+//! Looking for faults with fresh seeds, for as long as there is time: rounds of all shapes of workloads, some with crashes
+//! at a few of their points.
+//!
+//! A hunt is told by one number; its rounds follow from that, so a hunt can be repeated, and each failure names its
+//! workload and seed.
+
+use crate::crashpoints::{Depth, sweep};
+use crate::digest::mix;
+use crate::failure::Failure;
+use crate::rig::Figures;
+use crate::run::{rig_for, whole};
+use crate::system::System;
+use crate::workload::{Shape, Workload};
+use std::rc::Rc;
+
+/// What a round of a hunt is made of.
+#[derive(Clone, Copy)]
+struct Kind {
+    shape: &'static str,
+    /// Steps instead of the shape's own: a round should not take much longer than a second.
+    steps: Option<usize>,
+    /// Crash at one point in so many; `None`: no crashes but the workload's own.
+    crash_every: Option<u64>,
+}
+
+const fn plain(shape: &'static str) -> Kind {
+    Kind { shape, steps: None, crash_every: None }
+}
+
+const fn crashing(shape: &'static str, steps: usize, every: u64) -> Kind {
+    Kind { shape, steps: Some(steps), crash_every: Some(every) }
+}
+
+/// One round after the other, then from the start.
+const KINDS: [Kind; 14] = [
+    plain("restarts"),
+    crashing("points", 60, 23),
+    plain("trouble"),
+    plain("mixed"),
+    plain("hot"),
+    crashing("restarts", 100, 97),
+    plain("scatter"),
+    crashing("points", 100, 41),
+    plain("restarts"),
+    Kind { shape: "turnover", steps: Some(700), crash_every: None },
+    crashing("mixed", 150, 97),
+    plain("trouble"),
+    crashing("scatter", 400, 499),
+    crashing("hot", 200, 97),
+];
+
+/// One round of a hunt.
+pub struct Round {
+    /// What is run.
+    pub workload: Workload,
+    crashes: Option<Depth>,
+}
+
+impl Round {
+    /// Round `index` of the hunt that is told by `from`.
+    ///
+    /// # Panics
+    /// Never: the shapes it names exist.
+    #[must_use]
+    pub fn of(from: u64, index: u64) -> Self {
+        let count = KINDS.len() as u64;
+        let kind = KINDS[usize::try_from(index % count).expect("few kinds")];
+        let shape = Shape::named(kind.shape).expect("a shape of its own");
+        let shape = kind.steps.map_or(shape.clone(), |steps| shape.with_steps(steps));
+        // Short enough to be typed.
+        let seed = mix(&[from, index]) >> 32;
+        let crashes = kind.crash_every.map(|every| Depth { every, recovery_one_in: 96, ..Depth::QUICK });
+        Self { workload: shape.draw(seed), crashes }
+    }
+
+    /// Runs it against `system`.
+    ///
+    /// # Errors
+    /// The fault that it finds.
+    pub fn judge(&self, system: &Rc<dyn System>) -> Result<Figures, Box<Failure>> {
+        let workload = &self.workload;
+        if let Some(depth) = self.crashes {
+            return sweep(system, workload, depth);
+        }
+        let result = whole(&mut rig_for(system, workload), workload);
+        result.map_err(|fault| Box::new(Failure::new(fault, system.name(), workload, &[])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hunt_can_be_repeated_and_no_two_are_the_same() {
+        let steps = |from, index| Round::of(from, index).workload.steps;
+        assert_eq!(steps(1, 3), steps(1, 3));
+        assert_ne!(steps(1, 3), steps(2, 3));
+        assert_ne!(steps(1, 3), steps(1, 3 + KINDS.len() as u64));
+    }
+}
