@@ -45,7 +45,8 @@ impl Tree {
         // Without the ceiling git would take the copy for a folder of the repository around it, and skip every file.
         let above = self.root.parent().context("the copy lies in a folder")?;
         let mut git = Command::new("git");
-        git.current_dir(&self.root).env("GIT_CEILING_DIRECTORIES", above).arg("apply").arg(patch);
+        // A line of context suffices: what stands around a fault may change.
+        git.current_dir(&self.root).env("GIT_CEILING_DIRECTORIES", above).args(["apply", "-C1"]).arg(patch);
         let done = git.stdin(Stdio::null()).output().context("git, which applies patches, does not start")?;
         if !done.status.success() {
             bail!("{}", String::from_utf8_lossy(&done.stderr).trim());

@@ -7,7 +7,7 @@
 //! | folder | noun |
 //! |---|---|
 //! | `open`, `opening`, `set`, `state` | start-up and how far it is, the handle, what transitions change |
-//! | `work` | what a transition costs |
+//! | `work`, `phases` | what a transition costs, what a crash may come in the middle of |
 //! | `request/` | what a client asks for: reads, writes, flush, discard; who waits for whom |
 //! | `volume/` | backing devices and flash-only volumes, their durable record, what a flush covers |
 //! | `btree/` | the index: attempts, nodes in memory, loads, writes, splits, the walk at start |
@@ -30,6 +30,7 @@ mod journal;
 mod open;
 mod opening;
 mod options;
+mod phases;
 mod policy;
 mod request;
 mod set;
@@ -49,6 +50,7 @@ pub use btree::unreadable::{Covered, UnreadableNode};
 pub use error::{Doing, Error};
 pub use opening::Opening;
 pub use options::Options;
+pub use phases::{Phase, Phases};
 pub use request::{Reply, Request};
 pub use set::CacheSet;
 pub use stats::Stats;

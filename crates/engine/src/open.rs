@@ -12,6 +12,7 @@ use crate::error::{Doing, Error};
 use crate::gc;
 use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
+use crate::phases::Phase;
 use crate::set::{CacheSet, Duty, Inner, Signals};
 use crate::space::{Buckets, OpenBuckets, Usage, allocator, prios};
 use crate::state::{BTREE_RESERVE, PrioChains, State};
@@ -23,6 +24,7 @@ use crate::writeback;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Disk, DiskId, Env, Note};
@@ -88,6 +90,7 @@ fn assemble(
 ) -> CacheSet {
     let signals = Signals::default();
     let shares = parts.shares;
+    let phases = Arc::clone(&options.phases);
     let state = State {
         geometry: parts.geometry,
         options,
@@ -129,6 +132,7 @@ fn assemble(
         shares,
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
+        phases,
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }
@@ -202,6 +206,7 @@ async fn recover(
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(&set);
     // What latches the set while nobody else uses it is the reason itself.
+    let replaying = set.begin(Phase::Replay);
     replay::apply(&set, pending, oldest).await.map_err(|error| match error {
         Error::Failed(first) => *first,
         error => error,
@@ -209,6 +214,8 @@ async fn recover(
     if old_uuids {
         uuids::store(&set).await?;
     }
+    drop(replaying);
+    let _start = set.begin(Phase::CacheStart);
     let written = record::write_superblock(set.cache(), &next_superblock(&set)).await;
     written.map_err(|error| set.fail(error))?;
     finish(&set).await;
@@ -339,6 +346,7 @@ async fn initialise(
     // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
     prios::store(&set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
+    let _start = set.begin(Phase::CacheFirstStart);
     let written = record::write_new_superblock(set.cache(), &next_superblock(&set)).await;
     written.map_err(|error| set.fail(error))?;
     set.spawn(Duty::Writing, write::run);

@@ -1,6 +1,7 @@
 //! The knobs, under the kernel's names where the kernel has them.
 
 use crate::opening::Opening;
+use crate::phases::Phases;
 use alloc::sync::Arc;
 use core::time::Duration;
 
@@ -32,6 +33,8 @@ pub struct Options {
     pub writeback_percent: u64,
     /// Where an opening counts how far it is. Clones of these options share it: one opening each.
     pub opening: Arc<Opening>,
+    /// Where the set counts what it is in the middle of. Clones of these options share it.
+    pub phases: Arc<Phases>,
 }
 
 impl Default for Options {
@@ -49,6 +52,7 @@ impl Default for Options {
             writeback_running: true,
             writeback_percent: 10,
             opening: Arc::default(),
+            phases: Arc::default(),
         }
     }
 }

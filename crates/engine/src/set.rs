@@ -27,9 +27,11 @@ use crate::btree::cache::Pin;
 use crate::btree::{Attempt, Need, load, split, write};
 use crate::error::Error;
 use crate::journal::writer;
+use crate::phases::{Inside, Phase, Phases};
 use crate::state::State;
 use alloc::boxed::Box;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Disk, Env};
@@ -81,6 +83,8 @@ pub(crate) struct Inner {
     pub(crate) structure: Semaphore,
     /// One write of the priorities or the uuid table at a time.
     pub(crate) metadata: Semaphore,
+    /// What the set is in the middle of.
+    pub(crate) phases: Arc<Phases>,
     /// Background tasks running, by what they do.
     pub(crate) running: [Cell<usize>; 3],
 }
@@ -147,6 +151,11 @@ impl CacheSet {
 
     pub(crate) fn signals(&self) -> &Signals {
         &self.inner.signals
+    }
+
+    /// The set is in the middle of `phase` until what is returned is dropped.
+    pub(crate) fn begin(&self, phase: Phase) -> Inside {
+        self.inner.phases.begin(phase)
     }
 
     /// Refuses when the set has failed.

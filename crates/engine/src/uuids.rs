@@ -3,6 +3,7 @@
 
 use crate::error::{Doing, Error};
 use crate::journal::writer;
+use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
 use alloc::vec::Vec;
@@ -104,6 +105,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let entry = writer::claim_entry(set).await?;
     let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes()));
     let sector = set.with(|s| s.buckets.sector(bucket));
+    let _phase = set.begin(Phase::UuidTable);
     let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Uuids, source }))?;
     let former = set.with(|s| core::mem::replace(&mut s.uuid_key, key));

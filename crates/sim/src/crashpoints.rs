@@ -8,14 +8,17 @@ use crate::digest::mix;
 use crate::disk::{Device, Survivors};
 use crate::driver::Crash;
 use crate::failure::{Cut, Failure, Fault};
+use crate::figures::Figures;
 use crate::note::NoteState;
 use crate::oracle::Oracle;
-use crate::rig::{Figures, Rig, Snapshot};
+use crate::rig::{Rig, Snapshot};
 use crate::run::{play, rig_for, verified_life};
 use crate::system::System;
 use crate::workload::{Shape, Workload};
+use bcached_engine::Phases;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// How thorough a sweep is.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +115,12 @@ impl Judge {
         self.figures.set(figures);
     }
 
+    fn count_cuts(&self, phases: &Phases, cuts: u64) {
+        let mut figures = self.figures.get();
+        figures.cut(phases, cuts);
+        self.figures.set(figures);
+    }
+
     /// Whether the recovery after `cuts` is crashed in turn.
     fn looks_inside(&self, cuts: &[Cut]) -> bool {
         if !self.only.is_empty() {
@@ -130,11 +139,13 @@ impl Judge {
     fn observe(self: &Rc<Self>, rig: &Rig, before: Vec<Cut>) {
         let judge = Rc::clone(self);
         let (note, oracle) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle));
+        let phases = Arc::clone(&rig.phases);
         let observer = move |point, devices: &[Device], _: &_| {
             let cuts = judge.cuts_at(point, &before);
             if cuts.is_empty() {
                 return false;
             }
+            judge.count_cuts(&phases, cuts.len() as u64);
             let snapshot = snapshot(devices, &note, &oracle);
             let failed = cuts.into_iter().any(|cut| {
                 let chain: Vec<Cut> = before.iter().copied().chain([cut]).collect();
@@ -206,14 +217,15 @@ fn run(
         figures: Cell::default(),
         failure: RefCell::default(),
     });
-    let mut rig = rig_for(system, workload);
+    let in_workload = |fault| Box::new(Failure::new(fault, system.name(), workload, &[]));
+    let mut rig = rig_for(system, workload).map_err(in_workload)?;
     judge.observe(&rig, Vec::new());
     let result = play(&mut rig, workload);
     rig.world.borrow_mut().stop_observing();
     if let Some(failure) = judge.failure.borrow_mut().take() {
         return Err(Box::new(failure));
     }
-    result.map_err(|fault| Box::new(Failure::new(fault, system.name(), workload, &[])))?;
+    result.map_err(in_workload)?;
     let mut figures = judge.figures.get();
     figures.add(&rig.figures());
     Ok(figures)

@@ -7,8 +7,8 @@
 use crate::crashpoints::{Depth, sweep};
 use crate::digest::mix;
 use crate::failure::Failure;
-use crate::rig::Figures;
-use crate::run::{rig_for, whole};
+use crate::figures::Figures;
+use crate::run::whole_of;
 use crate::system::System;
 use crate::workload::{Shape, Workload};
 use std::rc::Rc;
@@ -21,32 +21,43 @@ struct Kind {
     steps: Option<usize>,
     /// Crash at one point in so many; `None`: no crashes but the workload's own.
     crash_every: Option<u64>,
+    /// Some of the recoveries are crashed in turn.
+    inside: bool,
 }
 
 const fn plain(shape: &'static str) -> Kind {
-    Kind { shape, steps: None, crash_every: None }
+    Kind { shape, steps: None, crash_every: None, inside: false }
 }
 
 const fn crashing(shape: &'static str, steps: usize, every: u64) -> Kind {
-    Kind { shape, steps: Some(steps), crash_every: Some(every) }
+    Kind { shape, steps: Some(steps), crash_every: Some(every), inside: true }
+}
+
+/// For sets whose recovery is long.
+const fn crashing_once(shape: &'static str, steps: usize, every: u64) -> Kind {
+    Kind { inside: false, ..crashing(shape, steps, every) }
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 18] = [
     plain("restarts"),
     crashing("points", 60, 23),
     plain("trouble"),
     plain("mixed"),
     plain("hot"),
     crashing("restarts", 100, 97),
+    plain("scarce"),
     plain("scatter"),
     crashing("points", 100, 41),
     plain("restarts"),
-    Kind { shape: "turnover", steps: Some(700), crash_every: None },
+    Kind { shape: "turnover", steps: Some(700), crash_every: None, inside: false },
     crashing("mixed", 150, 97),
+    crashing_once("scarce", 600, 1499),
+    plain("forest"),
     plain("trouble"),
     crashing("scatter", 400, 499),
     crashing("hot", 200, 97),
+    crashing_once("forest", 400, 499),
 ];
 
 /// One round of a hunt.
@@ -69,7 +80,11 @@ impl Round {
         let shape = kind.steps.map_or(shape.clone(), |steps| shape.with_steps(steps));
         // Short enough to be typed.
         let seed = mix(&[from, index]) >> 32;
-        let crashes = kind.crash_every.map(|every| Depth { every, recovery_one_in: 96, ..Depth::QUICK });
+        let crashes = kind.crash_every.map(|every| Depth {
+            every,
+            recovery_one_in: if kind.inside { 96 } else { 0 },
+            ..Depth::QUICK
+        });
         Self { workload: shape.draw(seed), crashes }
     }
 
@@ -82,7 +97,7 @@ impl Round {
         if let Some(depth) = self.crashes {
             return sweep(system, workload, depth);
         }
-        let result = whole(&mut rig_for(system, workload), workload);
+        let result = whole_of(system, workload);
         result.map_err(|fault| Box::new(Failure::new(fault, system.name(), workload, &[])))
     }
 }

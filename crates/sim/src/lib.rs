@@ -9,8 +9,10 @@
 //! - [`system`]: what is under test, the smallest such thing, and faulty forms of it;
 //! - [`workload`]: what clients do, drawn from a seed;
 //! - [`rig`]: a system, its devices and its clients over several processes;
+//! - [`growth`]: deep trees to start from;
 //! - [`run`], [`crashpoints`]: a whole workload; the same with a crash at every operation;
 //! - [`hunt`]: fresh seeds for as long as there is time;
+//! - [`figures`]: what was done and reached;
 //! - [`scenario`]: a stage for named disasters;
 //! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there.
 #![forbid(unsafe_code)]
@@ -20,6 +22,8 @@ pub mod digest;
 pub mod disk;
 pub mod driver;
 pub mod failure;
+pub mod figures;
+pub mod growth;
 pub mod hunt;
 pub mod minimise;
 pub mod note;

@@ -3,13 +3,14 @@
 //! Exit status: 0 when nothing was found, 1 when a fault was, 2 when the command line is wrong.
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, replay, sweep};
 use bcached_sim::digest::mix;
 use bcached_sim::failure::{Cut, Failure};
+use bcached_sim::figures::Figures;
 use bcached_sim::hunt::Round;
 use bcached_sim::minimise::{fault_of, minimise};
-use bcached_sim::rig::Figures;
-use bcached_sim::run::{rig_for, whole};
+use bcached_sim::run::{rig_for, whole, whole_of};
 use bcached_sim::system::{System, system_named, system_names};
 use bcached_sim::workload::{Shape, Workload, parse_places};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -196,12 +197,13 @@ fn run(args: &RunArgs) -> Result<bool> {
         for (place, step) in workload.steps.iter().enumerate() {
             writeln!(out, "{place} {step}")?;
         }
-        let mut rig = rig_for(&system, &workload);
-        rig.world.borrow_mut().trace.record();
         // What goes wrong is reported below.
-        let _outcome = whole(&mut rig, &workload);
-        for line in rig.world.borrow().trace.lines() {
-            writeln!(out, "{line}")?;
+        if let Ok(mut rig) = rig_for(&system, &workload) {
+            rig.world.borrow_mut().trace.record();
+            let _outcome = whole(&mut rig, &workload);
+            for line in rig.world.borrow().trace.lines() {
+                writeln!(out, "{line}")?;
+            }
         }
     }
     let found = if cuts.is_empty() {
@@ -241,7 +243,7 @@ fn sweep_seed(args: &SweepArgs, seed: u64) -> Result<Result<Figures, Failure>> {
     let workload = args.what.draw(seed)?;
     let depth = match args.depth {
         Thoroughness::Whole => {
-            let result = whole(&mut rig_for(&system, &workload), &workload);
+            let result = whole_of(&system, &workload);
             return Ok(result.map_err(|fault| Failure::new(fault, system.name(), &workload, &[])));
         }
         Thoroughness::Quick => Depth::QUICK,
@@ -341,13 +343,16 @@ fn fresh_number() -> u64 {
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn print_figures(figures: &Figures, seconds: f64) {
     let rate = |count: u64| count as f64 / seconds.max(0.001);
-    let Figures { requests, operations, lives, crashes, crashes_in_recovery, virtual_ns, longest_ns } =
-        *figures;
+    let Figures { requests, operations, lives, crashes, crashes_in_recovery, .. } = *figures;
     println!("requests            {requests:>12} {:>10.0}/s", rate(requests));
     println!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
     println!("processes           {lives:>12} {:>10.0}/s", rate(lives));
     println!("crashes             {crashes:>12} {:>10.0}/s", rate(crashes));
     println!("  inside recoveries {crashes_in_recovery:>12}");
-    println!("virtual seconds     {:>12.1}", virtual_ns as f64 / 1e9);
-    println!("longest transition  {:>12.1} us", longest_ns as f64 / 1e3);
+    println!("virtual seconds     {:>12.1}", figures.virtual_ns as f64 / 1e9);
+    println!("longest transition  {:>12.1} us", figures.longest_ns as f64 / 1e3);
+    println!("{:<34} {:>10} {:>10}", "in the middle of", "times", "crashes");
+    for ((phase, begun), cuts) in Phase::ALL.iter().zip(figures.begun).zip(figures.cuts) {
+        println!("{:<34} {begun:>10} {cuts:>10}", phase.name());
+    }
 }

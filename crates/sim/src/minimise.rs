@@ -3,7 +3,7 @@
 
 use crate::crashpoints::{Depth, sweep};
 use crate::failure::Failure;
-use crate::run::{rig_for, whole};
+use crate::run::whole_of;
 use crate::system::System;
 use crate::workload::Workload;
 use std::rc::Rc;
@@ -55,6 +55,5 @@ pub fn minimise(system: &Rc<dyn System>, workload: &Workload, failure: Failure, 
 /// The failure of `workload` without crashes of our own.
 #[must_use]
 pub fn fault_of(system: &Rc<dyn System>, workload: &Workload) -> Option<Failure> {
-    let mut rig = rig_for(system, workload);
-    whole(&mut rig, workload).err().map(|fault| Failure::new(fault, system.name(), workload, &[]))
+    whole_of(system, workload).err().map(|fault| Failure::new(fault, system.name(), workload, &[]))
 }

@@ -99,6 +99,10 @@ pub struct Oracle {
     dropped: BTreeSet<u32>,
     /// Where each write went, by number.
     writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
+    /// The first operation that matters wherever it went; see [`Oracle::thin_out`].
+    dense_from: u64,
+    /// `writes` of before.
+    thin_writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
     /// Events so far.
     clock: u64,
     next: u64,
@@ -109,7 +113,8 @@ impl Oracle {
     #[must_use]
     pub fn new(firsts: Vec<Value>) -> Self {
         let (chunks, open, dropped) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { firsts, chunks, open, dropped, writes: Rc::default(), clock: 0, next: 1 }
+        let (writes, thin_writes) = (Rc::default(), Rc::default());
+        Self { firsts, chunks, open, dropped, writes, dense_from: 0, thin_writes, clock: 0, next: 1 }
     }
 
     /// A client asks for a write of its stamp.
@@ -238,13 +243,16 @@ impl Oracle {
     }
 
     /// All ranges that any client has written, zeroed, discarded or read anything unusual from, in order; neighbours
-    /// joined.
+    /// joined. Of what was done before [`Oracle::thin_out`] a sample.
     #[must_use]
     pub fn touched(&self) -> Vec<(u32, Range<u64>)> {
         let mut ranges: Vec<(u32, Range<u64>)> = Vec::new();
         for ((volume, chunk), sectors) in &self.chunks {
-            for (index, _) in sectors.iter().enumerate().filter(|(_, sector)| sector.is_some()) {
+            for (index, sector) in sectors.iter().enumerate() {
                 let at = chunk * CHUNK + index as u64;
+                if !sector.as_ref().is_some_and(|sector| index == 0 || sector.newest() >= self.dense_from) {
+                    continue;
+                }
                 match ranges.last_mut() {
                     Some((last, range)) if last == volume && range.end == at => range.end += 1,
                     _ => ranges.push((*volume, at..at + 1)),
@@ -252,6 +260,13 @@ impl Oracle {
             }
         }
         ranges
+    }
+
+    /// Of sectors that only operations so far have touched, [`Oracle::touched`] tells just the first of each chunk of 64
+    /// from now on. Every read is judged as before.
+    pub fn thin_out(&mut self) {
+        self.dense_from = self.next;
+        self.thin_writes = std::mem::take(&mut self.writes);
     }
 
     /// Operations asked for so far.
@@ -330,7 +345,8 @@ impl Oracle {
             Value::Zero => Some(0),
             Value::Written(0) => (self.firsts[volume as usize] == value).then_some(0),
             Value::Written(number) => {
-                let (written, sectors) = self.writes.get(&number)?;
+                let (written, sectors) =
+                    self.writes.get(&number).or_else(|| self.thin_writes.get(&number))?;
                 (*written == volume && sectors.contains(&sector)).then_some(number)
             }
         }

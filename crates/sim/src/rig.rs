@@ -10,10 +10,12 @@ use crate::digest::mix;
 use crate::disk::{Device, Survivors};
 use crate::driver::{CHARGE_NS_MAX, Crash, Halt, SimDriver, World};
 use crate::failure::Fault;
+use crate::figures::Figures;
 use crate::note::{MemoryNote, NoteState};
 use crate::oracle::Oracle;
 use crate::stamp::Value;
 use crate::system::{Geometry, System};
+use bcached_engine::Phases;
 use bcached_env::rng::Rng;
 use bcached_env::{Executor, Order};
 use client::Client;
@@ -21,43 +23,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Unanswered requests that a report names.
 const WAITING_SHOWN: usize = 4;
-
-/// What was done, in numbers.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Figures {
-    /// Requests of clients, reads of verifications included.
-    pub requests: u64,
-    /// Device operations.
-    pub operations: u64,
-    /// Processes started.
-    pub lives: u64,
-    /// Crashes tried.
-    pub crashes: u64,
-    /// Of these, inside the recovery from another crash.
-    pub crashes_in_recovery: u64,
-    /// Virtual nanoseconds.
-    pub virtual_ns: u64,
-    /// The longest that a task ran between two waits, in nanoseconds of charged work.
-    pub longest_ns: u64,
-}
-
-impl Figures {
-    /// Adds `other`'s.
-    pub const fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.operations += other.operations;
-        self.lives += other.lives;
-        self.crashes += other.crashes;
-        self.crashes_in_recovery += other.crashes_in_recovery;
-        self.virtual_ns += other.virtual_ns;
-        if other.longest_ns > self.longest_ns {
-            self.longest_ns = other.longest_ns;
-        }
-    }
-}
 
 /// Everything at one moment, to go on from more than once.
 #[derive(Clone)]
@@ -110,6 +79,8 @@ pub struct Rig {
     pub depth: usize,
     /// Devices fail: requests and stops may be refused.
     pub troubled: bool,
+    /// What the system is in the middle of, if it tells.
+    pub phases: Arc<Phases>,
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
@@ -153,6 +124,7 @@ impl Rig {
             oracle,
             depth,
             troubled: false,
+            phases: Arc::default(),
             seed,
             lives: 0,
             requests: Rc::default(),
@@ -209,6 +181,7 @@ impl Rig {
             oracle: Rc::clone(&self.oracle),
             depth: self.depth,
             troubled: self.troubled,
+            phases: Arc::clone(&self.phases),
             requests: Rc::clone(&self.requests),
             fault: Rc::default(),
             waiting: Rc::default(),
@@ -275,6 +248,7 @@ impl Rig {
         let (operations, virtual_ns) = (world.operations(), world.now());
         let (lives, requests) = (self.lives, self.requests.get());
         let longest_ns = world.charge_max();
-        Figures { requests, operations, lives, virtual_ns, longest_ns, ..Figures::default() }
+        let begun = Figures::begun(&self.phases);
+        Figures { requests, operations, lives, virtual_ns, longest_ns, begun, ..Figures::default() }
     }
 }

@@ -4,8 +4,10 @@ use crate::digest::mix;
 use crate::disk::Survivors;
 use crate::driver::Crash;
 use crate::failure::Fault;
+use crate::figures::Figures;
+use crate::growth;
+use crate::rig::Rig;
 use crate::rig::client::Client;
-use crate::rig::{Figures, Rig};
 use crate::system::System;
 use crate::workload::{Restart, Step, Workload};
 use std::cell::Cell;
@@ -13,12 +15,29 @@ use std::future::pending;
 use std::rc::Rc;
 
 /// The rig on which `workload` runs.
-#[must_use]
-pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Rig {
+///
+/// # Errors
+/// A fault while the set grows that it starts from.
+pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Fault> {
     let seed = mix(&[workload.seed, 100]);
-    let mut rig = Rig::new(Rc::clone(system), workload.geometry.clone(), workload.depth, seed);
+    let (system, geometry) = (Rc::clone(system), workload.geometry.clone());
+    let mut rig = match workload.grown {
+        Some(brink) => {
+            let grown = growth::grown(&system, brink)?;
+            Rig::resume(system, geometry, workload.depth, seed, grown)
+        }
+        None => Rig::new(system, geometry, workload.depth, seed),
+    };
     rig.troubled = workload.troubled;
-    rig
+    Ok(rig)
+}
+
+/// As [`whole`], on a rig of its own.
+///
+/// # Errors
+/// The first fault.
+pub fn whole_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Figures, Fault> {
+    whole(&mut rig_for(system, workload)?, workload)
 }
 
 /// Runs all of `workload` on `rig`, then verifies, stops, checks, cuts the power, and verifies once more.

@@ -8,11 +8,13 @@ pub mod mutant;
 pub mod passthrough;
 
 use crate::disk::{Background, Device, Model};
+use bcached_engine::Phases;
 use bcached_env::{Buffer, Env, Note, Payload};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// An answer to come.
 pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -155,12 +157,13 @@ pub trait System {
     /// New devices, as a tool would have made them.
     fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device>;
 
-    /// Opens what is on the devices of `env`.
+    /// Opens what is on the devices of `env`, and tells from then on what it is in the middle of.
     fn open(
         &self,
         env: Env,
         geometry: &Geometry,
         note: Box<dyn Note>,
+        phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>>;
 
     /// Checks the structure on devices that nobody uses; one sentence for each fault found.

@@ -6,6 +6,7 @@
 mod generate;
 
 use crate::disk::Rule;
+use crate::growth::Brink;
 use crate::system::{Geometry, Mode};
 use std::fmt;
 use std::ops::Range;
@@ -94,6 +95,8 @@ pub struct Workload {
     pub seed: u64,
     /// What it runs on.
     pub geometry: Geometry,
+    /// What stands on the devices before the first step; `None`: a new set.
+    pub grown: Option<Brink>,
     /// Requests in flight together.
     pub depth: usize,
     /// The steps, in order of asking.

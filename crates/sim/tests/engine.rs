@@ -1,8 +1,11 @@
 //! The engine in the simulator: CI's share. Longer sweeps are for `sim sweep`; a failing seed prints its command.
 
+use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::failure::Failure;
+use bcached_sim::figures::Figures;
 use bcached_sim::minimise::fault_of;
-use bcached_sim::run::{rig_for, whole};
+use bcached_sim::run::{rig_for, whole, whole_of};
 use bcached_sim::system::System;
 use bcached_sim::system::engine::Engine;
 use bcached_sim::workload::Shape;
@@ -12,16 +15,25 @@ fn engine() -> Rc<dyn System> {
     Rc::new(Engine)
 }
 
-/// Every shape of workload, with the restarts and crashes that it has of its own.
+/// Every shape of workload, with the restarts and crashes that it has of its own. Together they come through all that a
+/// crash could come in the middle of.
 #[test]
 fn every_workload_passes() {
+    let mut figures = Figures::default();
     for shape in Shape::all() {
+        // Data is moved when buckets have run out, which takes a while.
+        let steps = if shape.name == "scarce" { 1200 } else { 250 };
         for seed in 0..6 {
-            let workload = shape.clone().with_steps(250).draw(seed);
-            if let Some(failure) = fault_of(&engine(), &workload) {
-                panic!("{failure}");
+            let workload = shape.clone().with_steps(steps).draw(seed);
+            match whole_of(&engine(), &workload) {
+                Ok(done) => figures.add(&done),
+                Err(fault) => panic!("{}", Failure::new(fault, "engine", &workload, &[])),
             }
         }
+    }
+    for (phase, begun) in Phase::ALL.into_iter().zip(figures.begun) {
+        // A volume leaves its cache only if that dies at the right moment: scenarios see to it.
+        assert!(begun > 0 || phase == Phase::BackingStale, "no workload comes to: {}", phase.name());
     }
 }
 
@@ -60,7 +72,7 @@ fn every_crash_point_passes() {
 fn the_same_seed_is_the_same_run() {
     let trace = |name: &str| {
         let workload = Shape::named(name).expect("a shape").with_steps(200).draw(11);
-        let mut rig = rig_for(&engine(), &workload);
+        let mut rig = rig_for(&engine(), &workload).expect("it grows");
         rig.world.borrow_mut().trace.record();
         whole(&mut rig, &workload).expect("no fault");
         let world = rig.world.borrow();

@@ -11,7 +11,7 @@ use std::rc::Rc;
 fn trace(name: &str, seed: u64) -> (Vec<String>, u64, u64) {
     let system: Rc<dyn System> = Rc::new(Passthrough);
     let workload = Shape::named(name).expect("a shape").with_steps(150).draw(seed);
-    let mut rig = rig_for(&system, &workload);
+    let mut rig = rig_for(&system, &workload).expect("it grows");
     rig.world.borrow_mut().trace.record();
     whole(&mut rig, &workload).expect("no fault");
     let world = rig.world.borrow();

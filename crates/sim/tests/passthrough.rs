@@ -1,7 +1,7 @@
 //! The simulator does not cry wolf: a system without a cache and without a fault passes everything.
 
 use bcached_sim::crashpoints::{Depth, sweep};
-use bcached_sim::run::{rig_for, whole};
+use bcached_sim::run::whole_of;
 use bcached_sim::system::System;
 use bcached_sim::system::passthrough::Passthrough;
 use bcached_sim::workload::Shape;
@@ -13,7 +13,7 @@ fn a_faultless_system_passes_every_workload() {
     for shape in Shape::all() {
         for seed in 0..10 {
             let workload = shape.draw(seed);
-            if let Err(fault) = whole(&mut rig_for(&system, &workload), &workload) {
+            if let Err(fault) = whole_of(&system, &workload) {
                 panic!("{} {seed}: {fault}", shape.name);
             }
         }

@@ -17,6 +17,7 @@ use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
 use crate::btree::cache::{Pin, Reserved};
 use crate::btree::{Child, load, write};
 use crate::error::Error;
+use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
 use crate::state::State;
@@ -183,6 +184,7 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
     set.with(|s| buckets.drain(..).for_each(|bucket| s.buckets.put_back(bucket)));
     drop(memory);
     let mut fresh = fresh?;
+    let _phases = set.with(|s| phases(s, &fresh)).map(|phase| phase.map(|phase| set.begin(phase)));
     write::flush_cache(set).await?;
     let mut writes = Vec::new();
     for (node, _) in &mut fresh.nodes {
@@ -201,6 +203,17 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
     set.signals().journal_progress.notify_all();
     set.signals().allocator_work.notify_all();
     Ok(())
+}
+
+/// What this rewrite is: of which kind, and whether in a replay.
+fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
+    let kind = match (fresh.nodes.len() - fresh.children, fresh.children, fresh.nodes[0].0.level()) {
+        (0, 1, _) => Phase::Rewrite,
+        (0, _, 0) => Phase::LeafSplit,
+        (0, ..) => Phase::InteriorSplit,
+        _ => Phase::RootSplit,
+    };
+    [Some(kind), s.journal.is_replaying().then_some(Phase::ReplaySplit)]
 }
 
 /// Makes the new nodes from the live keys of the old one, which nobody else changes: a leaf is gated, and there is one

@@ -5,6 +5,7 @@
 use crate::btree::pointer_to_read;
 use crate::error::Error;
 use crate::journal::writer;
+use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Buckets, Class, Space, Usage};
 use crate::state::State;
@@ -153,6 +154,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
         return Ok(0);
     }
     let payload = buffer.freeze();
+    let _phase = set.begin(Phase::Move);
     for pointer in space.pointers.as_slice() {
         if set.write_data(*pointer, payload.clone()).await.is_err() {
             return Ok(0);

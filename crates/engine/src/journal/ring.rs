@@ -35,6 +35,10 @@ pub struct Closed {
     pub sector: u64,
     /// The keys, in the order they were inserted.
     pub keys: Vec<Key>,
+    /// The ring begins anew with it.
+    pub wraps: bool,
+    /// It lets a journal bucket go.
+    pub frees: bool,
 }
 
 /// The journal's state. Sectors are of the cache device.
@@ -286,6 +290,7 @@ impl Journal {
     pub fn close(&mut self) -> Option<Closed> {
         assert!(!self.in_flight, "one entry in flight at a time");
         let sectors = self.entry_sectors(self.words);
+        let (before, frees) = (self.current, self.would_free());
         if self.used_sectors + sectors > self.bucket_sectors {
             // Even an entry without keys leaves the gap: a kernel that opens the set after a crash resumes there. One
             // that frees a bucket may go into it: once it is durable there is a gap again, and until then it is not
@@ -302,6 +307,8 @@ impl Journal {
             last_sequence: self.oldest_pin().unwrap_or(self.next).min(self.next),
             sector: self.buckets[self.current] + self.used_sectors,
             keys: core::mem::take(&mut self.keys),
+            wraps: self.current < before,
+            frees,
         };
         self.words = 0;
         self.newest[self.current] = self.next;

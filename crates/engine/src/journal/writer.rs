@@ -4,6 +4,7 @@
 use crate::btree::write;
 use crate::error::{Doing, Error};
 use crate::journal::ring::Closed;
+use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
 use bcached_env::Time;
@@ -51,6 +52,8 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
         set.signals().journal_progress.wait().await;
         return Ok(());
     };
+    let _wrap = closed.wraps.then(|| set.begin(Phase::JournalWrap));
+    let _reclaim = closed.frees.then(|| set.begin(Phase::JournalReclaim));
     // What the keys name is durable before they are.
     write::flush_cache(set).await?;
     write::write_durably(set, Doing::Journal, closed.sector, &bytes).await?;

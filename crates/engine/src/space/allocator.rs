@@ -3,7 +3,9 @@
 
 use crate::error::Error;
 use crate::journal::writer;
+use crate::phases::Phase;
 use crate::set::CacheSet;
+use crate::space::buckets::Invalidated;
 use crate::space::{Usage, prios};
 use crate::state::State;
 use alloc::vec::Vec;
@@ -23,7 +25,8 @@ pub async fn run(set: CacheSet) {
             set.signals().allocator_work.wait().await;
             continue;
         }
-        invalidate(&set, |s| s.free_batch().max(s.replay_batch())).await;
+        let passed_used = invalidate(&set, |s| s.free_batch().max(s.replay_batch())).await.passed_used;
+        let _phase = passed_used.then(|| set.begin(Phase::EvictionBesideRead));
         if set.with(|s| !s.buckets.pending().is_empty()) {
             if prios::store(&set).await.is_err() {
                 return;
@@ -34,7 +37,7 @@ pub async fn run(set: CacheSet) {
         if writer::commit(&set).await.is_err() {
             return;
         }
-        if invalidate(&set, |_| 1).await == 0 {
+        if invalidate(&set, |_| 1).await.count == 0 {
             // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
             // it is not, so this rest is not cut short.
             set.signals().space.notify_all();
@@ -46,7 +49,7 @@ pub async fn run(set: CacheSet) {
 }
 
 /// Looks for buckets to invalidate, as many as `wanted` says, until some are found or all have been looked at.
-async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> usize {
+async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalidated {
     loop {
         set.env().breathe().await;
         let searched = set.with(|s| {
@@ -56,7 +59,7 @@ async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> usize {
             searched
         });
         if searched.count > 0 || searched.is_complete {
-            return searched.count;
+            return searched;
         }
     }
 }

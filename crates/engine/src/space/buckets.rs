@@ -88,6 +88,8 @@ pub struct Invalidated {
     pub looked_at: usize,
     /// There is nothing left to look at.
     pub is_complete: bool,
+    /// A bucket whose turn it was stays, because somebody uses it.
+    pub passed_used: bool,
 }
 
 impl Buckets {
@@ -382,9 +384,11 @@ impl Buckets {
     /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
     /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
     pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
+        let mut passed_used = false;
         let mut passes_old = self.next_victim.is_some() && self.passes_old;
         let mut eligible = |slot: &u32| {
             let bucket = &self.table[*slot as usize];
+            passed_used |= bucket.pins > 0;
             let is_free = bucket.pins == 0 && bucket.release <= durable;
             let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
             passes_old |= is_free && is_old;
@@ -415,7 +419,7 @@ impl Buckets {
             bucket.touched = self.clock;
             self.pending.push(id);
         }
-        Invalidated { count: chosen.len(), looked_at, is_complete: self.next_victim.is_none() }
+        Invalidated { count: chosen.len(), looked_at, is_complete: self.next_victim.is_none(), passed_used }
     }
 
     /// True when no bucket can be invalidated before a pass of GC has come to its end.

@@ -3,6 +3,7 @@
 
 use crate::error::{Doing, Error};
 use crate::journal::writer;
+use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
@@ -16,6 +17,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
     let pending = set.with(|s| s.buckets.pending().len());
+    let chain = set.begin(Phase::PriorityChain);
     let sets = set.with(|s| s.prios.spare.len());
     for index in (0..sets).rev() {
         let (sector, bytes) = set.with(|s| build(s, index));
@@ -28,6 +30,8 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
         let spare = core::mem::take(&mut s.prios.spare);
         core::mem::replace(&mut s.prios.current, spare)
     });
+    drop(chain);
+    let _entry = set.begin(Phase::PriorityEntry);
     // Its pre-flush makes the chain durable before the entry that names it.
     entry.commit().await?;
     set.with(|s| {

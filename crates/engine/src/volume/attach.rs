@@ -1,6 +1,7 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
+use crate::phases::Phase;
 use crate::request::Target;
 use crate::request::ranges::Ranges;
 use crate::request::write::Survey;
@@ -54,6 +55,7 @@ impl CacheSet {
             superblock.set_cache_mode(mode);
         }
         if superblock != before {
+            let _phase = self.begin(Phase::BackingAttached);
             record::write_superblock(&disk, &superblock.seal()).await?;
         }
         // Nothing can fail any more. Somebody else may have added it meanwhile.

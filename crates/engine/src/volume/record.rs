@@ -5,6 +5,7 @@
 //! buckets, which is made once: [`write_new_superblock`].
 
 use crate::error::{Doing, Error};
+use crate::phases::Phase;
 use crate::request::flush;
 use crate::set::CacheSet;
 use crate::state::State;
@@ -97,12 +98,13 @@ pub async fn update(
         let to_write = in_doubt || changed != current;
         let entry = s.volumes.get_mut(volume)?;
         entry.dirty_marked = !to_write && current.state() == BackingState::Dirty;
-        Some((changed, to_write))
+        Some((current, changed, to_write))
     });
-    let (changed, to_write) = changed.ok_or(Error::NoVolume)?;
+    let (before, changed, to_write) = changed.ok_or(Error::NoVolume)?;
     if !to_write {
         return Ok(());
     }
+    let _phase = set.begin(phase_of(&before, &changed));
     let written = write_while_served(set, volume, &disk, &changed.seal()).await;
     set.with(|s| {
         let Some(entry) = s.volumes.get_mut(volume) else { return };
@@ -115,6 +117,17 @@ pub async fn update(
         }
     });
     written
+}
+
+/// What the change from `before` to `after` is.
+fn phase_of(before: &BackingSuperblock, after: &BackingSuperblock) -> Phase {
+    match after.state() {
+        _ if before.state() == after.state() => Phase::BackingRecord,
+        BackingState::Dirty => Phase::BackingDirty,
+        BackingState::Clean => Phase::BackingClean,
+        BackingState::Stale => Phase::BackingStale,
+        BackingState::None => Phase::BackingRecord,
+    }
 }
 
 /// Makes the backing device's state `state`, durably; nothing is written if it is that already.

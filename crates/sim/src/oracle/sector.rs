@@ -120,6 +120,11 @@ impl Sector {
         Self { versions: vec![Version::first(first)] }
     }
 
+    /// The number of the newest operation that still matters.
+    pub(super) fn newest(&self) -> u64 {
+        self.versions.iter().map(|version| version.number).max().unwrap_or(0)
+    }
+
     /// An operation begins.
     pub(super) fn begin(&mut self, version: Version) {
         self.versions.push(version);

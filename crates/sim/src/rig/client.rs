@@ -7,12 +7,14 @@ use crate::oracle::Oracle;
 use crate::stamp::{self, SECTOR, Value};
 use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
 use crate::workload::Step;
+use bcached_engine::Phases;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Env, Note};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long clients wait for the next answer of any kind, in virtual nanoseconds: thousands of times what the slowest
@@ -35,6 +37,7 @@ pub struct Birth {
     pub(super) oracle: Rc<RefCell<Oracle>>,
     pub(super) depth: usize,
     pub(super) troubled: bool,
+    pub(super) phases: Arc<Phases>,
     pub(super) requests: Rc<Cell<u64>>,
     /// The first fault noticed in this life.
     pub(super) fault: Rc<RefCell<Option<Fault>>>,
@@ -49,7 +52,7 @@ impl Birth {
     /// If it does not open, or without all its volumes.
     pub async fn open(self) -> Result<Client, Fault> {
         self.world.borrow_mut().progress(PATIENCE_NS);
-        let opening = self.system.open(self.env.clone(), &self.geometry, self.note);
+        let opening = self.system.open(self.env.clone(), &self.geometry, self.note, self.phases);
         self.waiting.borrow_mut().insert(0, "open".to_owned());
         let running = opening.await.map_err(Fault::Open)?;
         self.waiting.borrow_mut().clear();

@@ -6,7 +6,7 @@
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{CacheSet, Options, VolumeId};
+use bcached_engine::{CacheSet, Options, Phases, VolumeId};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -16,6 +16,7 @@ use bcached_format::{
 };
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where the data of a backing device starts: what the usual tools choose.
@@ -158,8 +159,9 @@ impl System for Engine {
         env: Env,
         geometry: &Geometry,
         note: Box<dyn Note>,
+        phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
-        let options = options(geometry);
+        let options = Options { phases, ..options(geometry) };
         let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
         let unit_sectors = geometry.block_sectors;
         Box::pin(async move {

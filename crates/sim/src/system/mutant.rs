@@ -5,10 +5,12 @@ use super::passthrough::{disk_of, make, serve, shapes};
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use crate::stamp::SECTOR;
+use bcached_engine::Phases;
 use bcached_env::{Buffer, Disk, Env, Note, Payload};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What is wrong.
@@ -113,6 +115,7 @@ impl System for Mutant {
         env: Env,
         geometry: &Geometry,
         _note: Box<dyn Note>,
+        _phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let fault = self.fault;
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");

@@ -3,8 +3,10 @@
 
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
+use bcached_engine::Phases;
 use bcached_env::{Buffer, Disk, DiskId, Env, IoErrorKind, Note};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Volume `v` is device `1 + v`.
 pub struct Passthrough;
@@ -75,6 +77,7 @@ impl System for Passthrough {
         env: Env,
         geometry: &Geometry,
         _note: Box<dyn Note>,
+        _phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
         Box::pin(async move { Ok(Rc::new(Open { env, volumes }) as Rc<dyn Running>) })

@@ -3,6 +3,7 @@
 use super::{Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
+use crate::growth::{self, Brink};
 use crate::system::{Geometry, Mode};
 use bcached_env::rng::Rng;
 use std::ops::Range;
@@ -37,8 +38,21 @@ pub struct Shape {
     longest: u64,
     /// One write in so many carries FUA.
     fua_one_in: u64,
-    /// Buckets are 8 or 16 KiB, so that trees get deep, rather than 64 KiB.
-    small_buckets: bool,
+    /// How many buckets, of which sizes in sectors.
+    buckets: Buckets,
+}
+
+/// The cache device of a shape.
+#[derive(Clone, Copy, Debug)]
+enum Buckets {
+    /// 600 to 1,000 of 64 KiB.
+    Usual,
+    /// As many of 8 or 16 KiB, so that trees get deep.
+    Small,
+    /// Fewer than the volume fills, of 4 or 8 KiB.
+    Scarce,
+    /// A set that has grown.
+    Grown,
 }
 
 const MIXED: Weights = Weights {
@@ -54,7 +68,7 @@ const MIXED: Weights = Weights {
     trouble: 0,
 };
 
-const SHAPES: [Shape; 7] = [
+const SHAPES: [Shape; 9] = [
     // A bit of everything, two volumes, restarts in between.
     Shape {
         name: "mixed",
@@ -65,7 +79,7 @@ const SHAPES: [Shape; 7] = [
         span: 4096,
         longest: 128,
         fua_one_in: 8,
-        small_buckets: false,
+        buckets: Buckets::Usual,
     },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
     Shape {
@@ -77,7 +91,7 @@ const SHAPES: [Shape; 7] = [
         span: 1024,
         longest: 64,
         fua_one_in: 6,
-        small_buckets: true,
+        buckets: Buckets::Small,
     },
     // A few blocks that everybody wants.
     Shape {
@@ -89,7 +103,7 @@ const SHAPES: [Shape; 7] = [
         span: 96,
         longest: 24,
         fua_one_in: 5,
-        small_buckets: false,
+        buckets: Buckets::Usual,
     },
     // More data than the cache holds, over and over: buckets are reused, trees split.
     Shape {
@@ -101,7 +115,7 @@ const SHAPES: [Shape; 7] = [
         span: 32 * 1024,
         longest: 512,
         fua_one_in: 32,
-        small_buckets: true,
+        buckets: Buckets::Small,
     },
     // Small scattered writes: many keys, deep trees, a busy journal.
     Shape {
@@ -113,7 +127,7 @@ const SHAPES: [Shape; 7] = [
         span: 16 * 1024,
         longest: 9,
         fua_one_in: 16,
-        small_buckets: true,
+        buckets: Buckets::Small,
     },
     // Ends of processes, of all kinds, close to each other.
     Shape {
@@ -125,7 +139,7 @@ const SHAPES: [Shape; 7] = [
         span: 2048,
         longest: 128,
         fua_one_in: 8,
-        small_buckets: true,
+        buckets: Buckets::Small,
     },
     // Devices that fail, drop what they should flush, and are late; and ends of processes.
     Shape {
@@ -137,7 +151,31 @@ const SHAPES: [Shape; 7] = [
         span: 2048,
         longest: 128,
         fua_one_in: 8,
-        small_buckets: true,
+        buckets: Buckets::Small,
+    },
+    // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets.
+    Shape {
+        name: "scarce",
+        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, ..MIXED },
+        steps: 1200,
+        depth: 12,
+        volumes: 1,
+        span: 10 * 1024,
+        longest: 160,
+        fua_one_in: 16,
+        buckets: Buckets::Scarce,
+    },
+    // A tree of two or three levels, a node of which is about to split.
+    Shape {
+        name: "forest",
+        weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..MIXED },
+        steps: 400,
+        depth: 12,
+        volumes: 1,
+        span: growth::SPAN,
+        longest: 16,
+        fua_one_in: 16,
+        buckets: Buckets::Grown,
     },
 ];
 
@@ -166,6 +204,8 @@ impl Shape {
     pub fn draw(&self, seed: u64) -> Workload {
         let mut rng = Rng::new(mix(&[seed, self.steps as u64]));
         let geometry = self.geometry(&mut rng);
+        let grown = matches!(self.buckets, Buckets::Grown)
+            .then(|| if rng.one_in(2) { Brink::ThirdLevel } else { Brink::InteriorSplit });
         let unit = u64::from(geometry.block_sectors);
         let mut painter = Painter { shape: self, rng, unit, recent: Vec::new() };
         let steps = (0..self.steps).map(|_| painter.step()).collect();
@@ -173,6 +213,7 @@ impl Shape {
             name: self.name.to_owned(),
             seed,
             geometry,
+            grown,
             depth: self.depth,
             steps,
             troubled: self.weights.trouble > 0,
@@ -193,17 +234,19 @@ impl Shape {
 
     fn geometry(&self, rng: &mut Rng) -> Geometry {
         let block_sectors = if rng.one_in(2) { 1 } else { 8 };
-        let bucket_sectors = match (self.small_buckets, rng.one_in(2)) {
-            (true, true) => 16,
-            (true, false) => 32,
-            (false, _) => 128,
+        let either = |rng: &mut Rng, one: u32, other: u32| if rng.one_in(2) { one } else { other };
+        let bucket_sectors = match self.buckets {
+            Buckets::Grown => return growth::geometry(rng.next()),
+            Buckets::Usual => either(rng, 128, 128),
+            Buckets::Small => either(rng, 16, 32),
+            Buckets::Scarce => either(rng, 16, 16),
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
         Geometry {
             block_sectors,
             set_block_sectors: if rng.one_in(2) { 8 } else { block_sectors },
             bucket_sectors,
-            buckets: 600 + rng.below(400),
+            buckets: if matches!(self.buckets, Buckets::Scarce) { 512 } else { 600 } + rng.below(400),
             volumes: vec![self.span; self.volumes],
             torn_sectors,
             backing_volatile: !rng.one_in(4),

@@ -1,7 +1,7 @@
 //! The engine with every knob in reach: options as a story wants them, backing devices under any name or missing,
 //! flash-only volumes, and a look at the status. Where a story needs none of that it takes the simulator's own system.
 
-use bcached_engine::{CacheSet, Options, Status, VolumeId};
+use bcached_engine::{CacheSet, Options, Phases, Status, VolumeId};
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::CacheMode;
 use bcached_sim::disk::Device;
@@ -9,6 +9,7 @@ use bcached_sim::system::engine::Engine;
 use bcached_sim::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Where a volume is found at the next start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -70,8 +71,10 @@ impl System for Bench {
         env: Env,
         geometry: &Geometry,
         note: Box<dyn Note>,
+        phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
-        let (options, places) = (self.options.clone(), self.places.borrow().clone());
+        let options = Options { phases, ..self.options.clone() };
+        let places = self.places.borrow().clone();
         let (open, geometry) = (Rc::clone(&self.open), geometry.clone());
         Box::pin(async move {
             *open.borrow_mut() = None;

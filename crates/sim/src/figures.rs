@@ -1,0 +1,62 @@
+//! What was done, in numbers.
+
+use bcached_engine::{Phase, Phases};
+
+const PHASES: usize = Phase::ALL.len();
+
+/// Counts of runs and crashes. They can be added up.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Figures {
+    /// Requests of clients, reads of verifications included.
+    pub requests: u64,
+    /// Device operations.
+    pub operations: u64,
+    /// Processes started.
+    pub lives: u64,
+    /// Crashes tried.
+    pub crashes: u64,
+    /// Of these, inside the recovery from another crash.
+    pub crashes_in_recovery: u64,
+    /// Virtual nanoseconds.
+    pub virtual_ns: u64,
+    /// The longest that a task ran between two waits, in nanoseconds of charged work.
+    pub longest_ns: u64,
+    /// How often each phase began, in the order of [`Phase::ALL`].
+    pub begun: [u64; PHASES],
+    /// Crashes tried in the middle of each.
+    pub cuts: [u64; PHASES],
+}
+
+impl Figures {
+    /// Adds `other`'s.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.operations += other.operations;
+        self.lives += other.lives;
+        self.crashes += other.crashes;
+        self.crashes_in_recovery += other.crashes_in_recovery;
+        self.virtual_ns += other.virtual_ns;
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+        add_each(&mut self.begun, &other.begun);
+        add_each(&mut self.cuts, &other.cuts);
+    }
+
+    /// How often each phase of `phases` began.
+    #[must_use]
+    pub fn begun(phases: &Phases) -> [u64; PHASES] {
+        Phase::ALL.map(|phase| phases.begun(phase))
+    }
+
+    /// So many crashes have been tried in the middle of what `phases` say.
+    pub fn cut(&mut self, phases: &Phases, crashes: u64) {
+        for (count, phase) in self.cuts.iter_mut().zip(Phase::ALL) {
+            *count += if phases.is_inside(phase) { crashes } else { 0 };
+        }
+    }
+}
+
+fn add_each(sums: &mut [u64; PHASES], counts: &[u64; PHASES]) {
+    for (sum, count) in sums.iter_mut().zip(counts) {
+        *sum += count;
+    }
+}

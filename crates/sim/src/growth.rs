@@ -1,0 +1,117 @@
+//! Sets that have grown: trees of several levels, one node of which is about to split, as places to start from. To get
+//! there takes tens of thousands of writes, and every crash would be far away from what it is meant to hit; so a set grows
+//! once, without crashes, and many runs start from its image.
+
+use crate::disk::{Device, Survivors};
+use crate::driver::Crash;
+use crate::failure::Fault;
+use crate::rig::{Rig, Snapshot};
+use crate::system::{Geometry, System};
+use crate::workload::Step;
+use bcached_engine::Phase;
+use bcached_env::rng::Rng;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How far a set has grown: until it would have gone through something soon.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Brink {
+    /// A root above the leaves becomes two, and the tree gets its third level.
+    ThirdLevel,
+    /// A node above the leaves that is not the root becomes two.
+    InteriorSplit,
+}
+
+/// Requests in flight together while it grows.
+const DEPTH: usize = 16;
+/// Writes between two images: a split of a node above leaves is some leaf splits away, and each of these some writes.
+const BATCH: usize = 24;
+/// Sectors of the volume a set grows over: every other one is written.
+pub const SPAN: u64 = 56 * 1024;
+
+/// Sizes of a set that grows: the smallest nodes that there are. Of `tuning` only what does not show on the devices counts.
+#[must_use]
+pub fn geometry(tuning: u64) -> Geometry {
+    /// Bits of the tuning that show on the devices: how they flush, and the volume's first mode, which is write-back.
+    const OF_DEVICES: u64 = 0xff_ff << 40;
+    const WRITEBACK: u64 = 2 << 40;
+    Geometry {
+        block_sectors: 1,
+        set_block_sectors: 1,
+        bucket_sectors: 8,
+        buckets: 5000,
+        volumes: vec![SPAN],
+        torn_sectors: 1,
+        backing_volatile: true,
+        cache_volatile: true,
+        note_records: 1024,
+        tuning: tuning & !OF_DEVICES | WRITEBACK,
+    }
+}
+
+thread_local! {
+    static GROWN: RefCell<BTreeMap<(String, Brink), Snapshot>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// A set that has grown to `brink`, its process killed.
+///
+/// # Errors
+/// A fault on the way.
+pub fn grown(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
+    let name = (system.name().to_owned(), brink);
+    if let Some(snapshot) = GROWN.with_borrow(|grown| grown.get(&name).cloned()) {
+        return Ok(snapshot);
+    }
+    let mut snapshot = grow(system, brink)?;
+    snapshot.crash(Crash::ProcessDeath, Survivors::Everything);
+    snapshot.oracle.thin_out();
+    GROWN.with_borrow_mut(|grown| grown.insert(name, snapshot.clone()));
+    Ok(snapshot)
+}
+
+fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
+    let mut rig = Rig::new(Rc::clone(system), geometry(0), DEPTH, 1);
+    let (note, oracle, phases) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle), Arc::clone(&rig.phases));
+    let places = places();
+    let lived = rig.live(move |client| async move {
+        // The last two: one is of before it happened.
+        let mut images: VecDeque<Snapshot> = VecDeque::new();
+        for batch in places.chunks(BATCH) {
+            for sector in batch {
+                client.go(Step::Write { volume: 0, sectors: *sector..sector + 1, fua: false }).await;
+            }
+            client.settle().await;
+            // An entry of the journal names the root that there is by now.
+            client.ask(Step::Flush { volume: 0 }).await;
+            let (note, oracle) = (note.borrow().clone(), oracle.borrow().clone());
+            let devices: Vec<Device> = client.world().borrow().devices.clone();
+            images.push_back(Snapshot { devices, note, oracle });
+            if images.len() > 2 {
+                images.pop_front();
+            }
+            let is_over = match brink {
+                // The first one makes the root a node above leaves.
+                Brink::ThirdLevel => phases.begun(Phase::RootSplit) > 1,
+                Brink::InteriorSplit => phases.begun(Phase::InteriorSplit) > 0,
+            };
+            if is_over {
+                break;
+            }
+        }
+        Ok(images.pop_front().expect("there are places"))
+    })?;
+    Ok(lived.expect("nobody ends this world"))
+}
+
+/// Every other sector, in disorder.
+fn places() -> Vec<u64> {
+    let mut places: Vec<u64> = (0..SPAN / 2).map(|place| 2 * place).collect();
+    let mut rng = Rng::new(1);
+    for last in (1..places.len()).rev() {
+        let pick = rng.below(last as u64 + 1);
+        places.swap(last, usize::try_from(pick).expect("an index"));
+    }
+    places
+}
