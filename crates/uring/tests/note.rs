@@ -3,6 +3,7 @@
 use bcached_env::{Note as _, NoteRecord};
 use bcached_uring::note::NOTE_BYTES;
 use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// The session of a new note.
@@ -189,4 +190,25 @@ fn damage_is_noticed_and_never_a_panic() {
     }
     std::fs::write(&path, vec![0xFF; 20_000]).unwrap();
     assert!(matches!(open(&path).found(), NoteFound::Damaged { usable: 0, .. }));
+}
+
+/// Counters from which nobody could count on: the note, empty by them, took its first record as number 2^64 - 1, and then
+/// had no room for ever, or the process stopped.
+#[test]
+fn counters_that_cannot_be_counted_on_from_are_damage() {
+    const COUNTERS: [u64; 2] = [16 * 8, 24 * 8];
+    for count in [u64::MAX, u64::MAX - 1, u64::MAX / 2 + 1] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("note");
+        drop(open(&path));
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        for place in COUNTERS {
+            file.write_all_at(&count.to_ne_bytes(), place).unwrap();
+        }
+        let mut note = open(&path);
+        assert!(matches!(note.found(), NoteFound::Damaged { usable: 0, .. }), "{count}: {}", note.found());
+        (0..64).for_each(|index| note.append(record(index)));
+        note.forget_through(u64::MAX);
+        assert_eq!(note.room(), 64);
+    }
 }

@@ -54,6 +54,8 @@ const RECORD_BYTES: u64 = RECORD_WORDS as u64 * WORD;
 
 /// The usual size of a note in bytes: 65,472 records, some journal entries' worth of the smallest keys.
 pub const NOTE_BYTES: u64 = 4 << 20;
+/// More records than any note has seen: from a larger counter, which has no check, one could soon not count on.
+const APPENDED_MAX: u64 = u64::MAX / 2;
 /// The largest note that is made or opened: all of it is mapped and held in memory.
 pub const NOTE_BYTES_MAX: u64 = 1 << 30;
 
@@ -238,8 +240,9 @@ impl MappedNote {
         let words = self.mapping.words();
         let appended = words[APPENDED].load(Ordering::Acquire);
         let forgotten = words[FORGOTTEN].load(Ordering::Relaxed);
-        if appended.checked_sub(forgotten).is_none_or(|alive| alive > self.capacity) {
-            self.found = NoteFound::Damaged { what: "its counters contradict each other", usable: 0 };
+        let is_possible = appended.checked_sub(forgotten).is_some_and(|alive| alive <= self.capacity);
+        if !is_possible || appended > APPENDED_MAX {
+            self.found = NoteFound::Damaged { what: "its counters are impossible", usable: 0 };
             self.publish(0, 0);
             return;
         }
