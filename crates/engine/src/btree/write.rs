@@ -203,18 +203,17 @@ pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<
     write_durably(set, Doing::Node, sector, &write.bytes).await
 }
 
-/// Writes metadata that is durable when this returns. A failure latches: on a device without FUA it was a write and a flush,
-/// and perhaps that flush failed.
+/// Writes metadata that is durable when this returns; on a device without FUA by the one flush that may run. A failure latches.
 pub async fn write_durably(set: &CacheSet, doing: Doing, sector: u64, bytes: &[u8]) -> Result<(), Error> {
     set.check_alive()?;
-    let written = set.cache().write_fua(sector, Buffer::copied_from(bytes).freeze()).await;
-    written.map_err(|source| {
-        let info = set.cache().info();
-        if info.volatile_cache && !info.fua {
-            set.with(|s| s.lose_unflushed(source));
-        }
-        set.fail(Error::Io { doing, source })
-    })
+    let payload = Buffer::copied_from(bytes).freeze();
+    let has_fua = set.cache().info().fua;
+    let written = match has_fua {
+        true => set.cache().write_fua(sector, payload).await,
+        false => set.cache().write(sector, payload).await,
+    };
+    written.map_err(|source| set.fail(Error::Io { doing, source }))?;
+    if has_fua { Ok(()) } else { flush_cache(set).await }
 }
 
 /// Makes everything written to the cache device so far durable. A failure latches: what it covered may be gone and

@@ -9,15 +9,16 @@ use crate::journal::writer;
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
-use crate::volume::epoch::{Epoch, Stamp, Turn};
+use crate::volume::epoch::{Answers, Epoch, Stamp, Turn};
 
-/// A client's flush, which began when its volume's clients knew of the failures that `told` says.
-pub async fn flush(set: &CacheSet, target: &Target, told: Option<u64>) -> Result<(), Error> {
+/// A client's flush, which `answers` for what was acknowledged before it was asked for.
+pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) -> Result<(), Error> {
     if target.inode.is_some() {
         writer::commit(set).await?;
     }
     let flushed = flush_backing(set, target).await;
-    let lost = told.is_some_and(|told| epoch(set, target.id, |epoch| epoch.tell(told)) == Some(true));
+    let lost =
+        answers.is_some_and(|answers| epoch(set, target.id, |epoch| epoch.report(answers)) == Some(true));
     flushed?;
     // A flush that was not ours failed: what it covered may be gone, though ours claims success.
     if lost { Err(Error::LostWrites) } else { Ok(()) }
@@ -56,8 +57,8 @@ pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), 
 pub async fn last_flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let flushed = flush_backing(set, target).await;
     let lost = epoch(set, target.id, |epoch| {
-        let told = epoch.told();
-        epoch.tell(told)
+        let answers = epoch.answers();
+        epoch.report(answers)
     });
     flushed?;
     if lost == Some(true) { Err(Error::LostWrites) } else { Ok(()) }

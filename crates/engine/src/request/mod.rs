@@ -124,7 +124,12 @@ impl CacheSet {
             Ok(target) => target,
             Err(error) => return refuse(request, error),
         };
+        let changes = matches!(request, Request::Write { .. } | Request::WriteZeroes { .. });
+        let asked = flush::epoch(self, volume, |epoch| epoch.asks()).filter(|_| changes);
         let reply = self.dispatch(&target, request).await;
+        if let (Ok(()), Some(asked)) = (&reply.result, asked) {
+            flush::epoch(self, volume, |epoch| epoch.acknowledge(asked));
+        }
         self.with(|s| {
             if let Some(volume) = s.volumes.get_mut(volume) {
                 volume.requests -= 1;
@@ -156,8 +161,9 @@ impl CacheSet {
             },
             Request::Flush => {
                 // Once, also if it is tried again without the cache.
-                let told = flush::epoch(self, target.id, |epoch| epoch.told());
-                plain(or_uncached(self, target, async |target| flush::flush(self, target, told).await).await)
+                let answers = flush::epoch(self, target.id, |epoch| epoch.answers());
+                let flush = async |target: &Target| flush::flush(self, target, answers).await;
+                plain(or_uncached(self, target, flush).await)
             }
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),

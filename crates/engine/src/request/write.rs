@@ -310,7 +310,8 @@ async fn wait_for_space(set: &CacheSet) -> Result<bool, Error> {
 }
 
 /// A part that the cache cannot take goes to the backing device: holes over what is clean, the write, a flush, then holes
-/// over what is dirty, so that at every moment either the old dirty data or the new data is what a crash leaves. `payload` is that of the whole range.
+/// over what is dirty, so that at every moment either the old dirty data or the new data is what a crash leaves. `payload`
+/// is that of the whole range.
 async fn write_out(
     set: &CacheSet,
     target: &Target,
@@ -328,6 +329,8 @@ async fn write_out(
         invalidate(set, target, part, survey).await?;
         return write_backing(set, target, part, piece, fua).await.map(drop);
     }
+    // What is being written back would turn clean behind the holes.
+    wait_for_cleaning(set, target, part).await?;
     invalidate_clean(set, target, part).await?;
     let stamp = write_backing(set, target, part, piece, false).await?;
     // Old dirty data gives way to what is proven, and to nothing less.
@@ -386,28 +389,20 @@ pub(crate) async fn write_backing(
     fua: bool,
 ) -> Result<Stamp, Error> {
     let (disk, begun) = begin_backing_write(set, target, range).await?;
-    let written =
-        if fua { disk.write_fua(range.start, payload).await } else { disk.write(range.start, payload).await };
+    // Asked for FUA, a device that has none would flush beside the one flush that may run, and its failure could be told
+    // to one of the two only.
+    let at_once = fua && disk.info().fua;
+    let written = match at_once {
+        true => disk.write_fua(range.start, payload).await,
+        false => disk.write(range.start, payload).await,
+    };
     let stamp = end_backing_write(set, target, begun);
-    // Without FUA of its own the device was asked for a write and a flush.
-    let flushed = fua && !disk.info().fua;
-    if flushed && written.is_err() {
-        lose_unflushed(set, target);
-    }
     written.map_err(Error::io(Doing::Backing))?;
     let stamp = stamp?;
-    if flushed && flush::epoch(set, target.id, |epoch| epoch.is_lost(stamp)) == Some(true) {
-        return Err(Error::LostWrites);
+    if fua && !at_once {
+        flush::prove(set, target, stamp).await?;
     }
-    flush::epoch(set, target.id, |epoch| epoch.acknowledge(stamp));
     Ok(stamp)
-}
-
-/// A write and the flush after it have failed, perhaps the flush: then it has dropped what others wrote.
-fn lose_unflushed(set: &CacheSet, target: &Target) {
-    flush::epoch(set, target.id, Epoch::flush_fails);
-    set.with(|s| parked::drop_parked(s, target.id));
-    set.signals().flushed.notify_all();
 }
 
 /// Waits until nothing older is on its way to the range of the backing device. The range is locked, so that nothing new
@@ -431,7 +426,7 @@ pub(crate) async fn begin_backing_write(
 ) -> Result<(bcached_env::Disk, Begun), Error> {
     let disk = target.backing.clone().ok_or(Error::NoSpace)?;
     wait_for_cleaning(set, target, range).await?;
-    let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
+    let begun = flush::epoch(set, target.id, Epoch::client_write_begins).ok_or(Error::NoVolume)?;
     Ok((disk, begun))
 }
 

@@ -60,7 +60,7 @@ impl Flushes {
         Turn::Run
     }
 
-    /// A flush has failed, one with a number or that of a write with FUA.
+    /// The flush that is running has failed.
     pub fn fails(&mut self, error: IoError) {
         self.failure.get_or_insert(error);
     }

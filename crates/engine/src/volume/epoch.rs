@@ -6,8 +6,10 @@
 //! a stamp is worth something in its own era only. So a later success can never overrule a failure, nothing has to be
 //! remembered of past eras, and whoever asks too late gets the safe answer: what he wrote counts as lost.
 //!
-//! Clients learn of a failure by their flushes: each one that is under way when it happens, and if there is none, those
-//! that are asked before the first of them has said so.
+//! Clients learn of a failure by their flushes. A flush answers for the writes that were acknowledged before it was asked
+//! for, so acknowledgements are numbered. A failure puts all in doubt that were given before it; one that is given later, for
+//! a request that began before it, is in doubt from the start. A flush says so if it answers for one in doubt of which none
+//! had said so when it was asked for.
 
 /// Flushes and writes of one backing device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,8 +22,14 @@ pub struct Epoch {
     running: bool,
     /// Flushes that have failed.
     era: u64,
-    /// Failures that a client's flush has reported.
-    told: u64,
+    /// Acknowledgements of what clients wrote to the device; a former process is taken to have given one.
+    acknowledged: u64,
+    /// The newest of them that a failure has put in doubt.
+    doubtful: u64,
+    /// The newest in doubt of which a flush has said so.
+    reported: u64,
+    /// Writes of clients that have begun.
+    client_writes: u64,
     /// Writes that have begun and not ended.
     open: u64,
     /// The newest flush that had begun when the newest write ended.
@@ -33,6 +41,22 @@ pub struct Epoch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Begun {
     era: u64,
+}
+
+/// A request of a client has begun that may write to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    era: u64,
+    client_writes: u64,
+}
+
+/// What a client's flush answers for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answers {
+    /// Acknowledgements up to this one,
+    upto: u64,
+    /// but those in doubt up to this one have been reported.
+    reported: u64,
 }
 
 /// When data was written, or read, relative to flushes.
@@ -71,7 +95,18 @@ impl Epoch {
     /// of a client goes through.
     #[must_use]
     pub fn new(volatile: bool) -> Self {
-        Self { volatile, last_write: volatile.then_some(0), ..Self::default() }
+        Self {
+            volatile,
+            last_write: volatile.then_some(0),
+            acknowledged: u64::from(volatile),
+            ..Self::default()
+        }
+    }
+
+    /// A write of what a client has sent begins.
+    pub const fn client_write_begins(&mut self) -> Begun {
+        self.client_writes += 1;
+        self.write_begins()
     }
 
     /// A write begins.
@@ -151,38 +186,40 @@ impl Epoch {
             self.good = self.begun;
         } else {
             self.era += 1;
+            self.doubtful = self.acknowledged;
         }
     }
 
-    /// A flush has failed that has no number: that of a write with FUA.
-    pub const fn flush_fails(&mut self) {
-        if self.volatile {
-            self.era += 1;
-        }
-    }
-
-    /// A client is told that its write, with this stamp, has ended. If a flush failed meanwhile the write may be gone: the
-    /// next flush must not say that it is durable, whoever has reported that failure already.
-    pub const fn acknowledge(&mut self, stamp: Stamp) {
-        if self.is_lost(stamp) && self.told == self.era {
-            self.told = self.era - 1;
-        }
-    }
-
-    /// Failures that clients know of, for [`Epoch::tell`]. Asked when a client's flush begins.
+    /// A request of a client begins, for [`Epoch::acknowledge`].
     #[must_use]
-    pub const fn told(&self) -> u64 {
-        self.told
+    pub const fn asks(&self) -> Asked {
+        Asked { era: self.era, client_writes: self.client_writes }
     }
 
-    /// At the end of a client's flush, when `told` is what was known at its begin: true if a flush has failed that it
-    /// must report, and then that is known from now on.
-    pub fn tell(&mut self, told: u64) -> bool {
-        if self.era == told {
-            return false;
+    /// The client is told that its request has been carried out. If no client has written to the device since it was asked,
+    /// the request did not, and no flush of the device is about it.
+    pub const fn acknowledge(&mut self, asked: Asked) {
+        if !self.volatile || self.client_writes == asked.client_writes {
+            return;
         }
-        self.told = self.era;
-        true
+        self.acknowledged += 1;
+        if self.era != asked.era {
+            self.doubtful = self.acknowledged;
+        }
+    }
+
+    /// What a client's flush that is asked for now answers for.
+    #[must_use]
+    pub const fn answers(&self) -> Answers {
+        Answers { upto: self.acknowledged, reported: self.reported }
+    }
+
+    /// At the end of a client's flush: true if it must say that something it answers for may be gone; then that has been
+    /// said to whoever asks from now on.
+    pub fn report(&mut self, answers: Answers) -> bool {
+        let doubtful = self.doubtful.min(answers.upto);
+        self.reported = self.reported.max(doubtful);
+        doubtful > answers.reported
     }
 }
 
@@ -259,47 +296,66 @@ mod tests {
         assert_eq!((epoch.turn(first), epoch.turn(second)), (Turn::Lost, Turn::Lost));
     }
 
+    /// A request that writes to the device, from asking to its answer.
+    fn asked_and_written(epoch: &mut Epoch) {
+        let asked = epoch.asks();
+        let write = epoch.client_write_begins();
+        epoch.write_ends(write);
+        epoch.acknowledge(asked);
+    }
+
+    fn fail(epoch: &mut Epoch) {
+        begin(epoch);
+        epoch.flush_ends(false);
+    }
+
     #[test]
     fn a_failure_is_told_by_all_flushes_under_way_or_else_by_the_next() {
         let mut epoch = Epoch::new(true);
-        let (first, second) = (epoch.told(), epoch.told());
-        begin(&mut epoch);
-        epoch.flush_ends(false);
-        assert!(epoch.tell(first) && epoch.tell(second));
-        let third = epoch.told();
-        assert!(!epoch.tell(third));
-        begin(&mut epoch);
-        epoch.flush_ends(false);
-        let (fourth, fifth) = (epoch.told(), epoch.told());
-        assert!(epoch.tell(fourth) && epoch.tell(fifth));
+        asked_and_written(&mut epoch);
+        let (first, second) = (epoch.answers(), epoch.answers());
+        fail(&mut epoch);
+        assert!(epoch.report(first) && epoch.report(second));
+        asked_and_written(&mut epoch);
+        fail(&mut epoch);
+        let (third, fourth) = (epoch.answers(), epoch.answers());
+        assert!(epoch.report(third) && epoch.report(fourth));
+        let fifth = epoch.answers();
+        assert!(!epoch.report(fifth), "it has been said");
+        fail(&mut epoch);
+        assert!(!epoch.report(fifth), "nothing was written since");
     }
 
     #[test]
     fn a_write_that_was_under_way_when_a_flush_failed_is_not_said_to_be_durable() {
         let mut epoch = Epoch::new(true);
-        let (write, told) = (epoch.write_begins(), epoch.told());
-        begin(&mut epoch);
-        epoch.flush_ends(false);
-        assert!(epoch.tell(told), "the flush that failed says so");
-        let stamp = epoch.write_ends(write);
-        epoch.acknowledge(stamp);
-        let told = epoch.told();
-        begin(&mut epoch);
-        epoch.flush_ends(true);
-        assert!(epoch.tell(told), "the write may be gone, and nobody has said so");
-        let told = epoch.told();
-        assert!(!epoch.tell(told), "it has been said");
+        asked_and_written(&mut epoch);
+        let (before, asked) = (epoch.answers(), epoch.asks());
+        let write = epoch.client_write_begins();
+        fail(&mut epoch);
+        assert!(epoch.report(before), "the flush that failed says so");
+        epoch.write_ends(write);
+        // Another that began before the acknowledgement does not answer for it.
+        let early = epoch.answers();
+        epoch.acknowledge(asked);
+        assert!(!epoch.report(early));
+        let next = epoch.answers();
+        assert!(epoch.report(next), "the write may be gone, and nobody has said so");
+        let last = epoch.answers();
+        assert!(!epoch.report(last), "it has been said");
     }
 
     #[test]
-    fn a_flush_without_a_number_that_fails_counts_like_any_other() {
+    fn a_request_that_wrote_to_the_cache_only_is_not_in_doubt() {
         let mut epoch = Epoch::new(true);
-        let (before, told) = (written(&mut epoch), epoch.told());
-        let wanted = epoch.wants_flush().expect("there is something to flush");
-        assert_eq!(epoch.turn(wanted), Turn::Run);
-        epoch.flush_fails();
-        epoch.flush_ends(true);
-        assert!(epoch.is_lost(before) && epoch.turn(wanted) == Turn::Lost && epoch.tell(told));
+        let former = epoch.answers();
+        fail(&mut epoch);
+        assert!(epoch.report(former), "a former process may have acknowledged something");
+        let asked = epoch.asks();
+        fail(&mut epoch);
+        epoch.acknowledge(asked);
+        let next = epoch.answers();
+        assert!(!epoch.report(next));
     }
 
     #[test]

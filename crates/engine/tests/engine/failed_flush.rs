@@ -2,7 +2,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Error, Options, Request};
+use bcached_engine::{CacheSet, Options, Request};
 use bcached_env::{Buffer, Note, NoteRecord, Op};
 use bcached_format::CacheMode;
 use std::cell::{Cell, RefCell};
@@ -134,65 +134,6 @@ fn nothing_enters_the_note_after_the_set_has_failed() {
         assert_eq!(note.late.get(), 0, "seed {seed}: keys in a note that was void");
     }
     assert!(failures > 0, "no flush failed");
-}
-
-/// A backing device without FUA is asked for a write and a flush instead. The flush failed, and the error went to the one
-/// write only: what others had written was gone, and their next flush said that it was durable.
-#[test]
-fn a_durable_write_that_fails_counts_as_a_failed_flush_where_it_is_one() {
-    for fua in [false, true] {
-        let mut rig = Rig::new(SIZES, 1);
-        rig.world.borrow_mut().fua = fua;
-        let world = Rc::clone(&rig.world);
-        let flushed = run(&mut rig, move |env| async move {
-            let (set, volume) = open(env, options()).await.expect("sound");
-            set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
-            ask(&set, volume, Request::Flush).await;
-            ask(&set, volume, write(0, 8, 1)).await;
-            world.borrow_mut().fate = Some(Box::new(|disk, op| {
-                (disk == BACKING && matches!(op, Op::Write { fua: true, .. })).then_some(Mishap::Fails)
-            }));
-            let payload = Buffer::zeroed(4096).freeze();
-            let durable = set.serve(volume, Request::Write { sector: 64, payload, fua: true }).await;
-            assert!(durable.result.is_err(), "the device said so");
-            set.serve(volume, Request::Flush).await.result
-        });
-        assert_eq!(flushed, if fua { Ok(()) } else { Err(Error::LostWrites) }, "fua: {fua}");
-    }
-}
-
-/// A write to the backing device was under way when a flush there failed: it may have been dropped with the rest. The
-/// failure was told to the flush that met it; the write ended well, and the next flush said that it was durable.
-#[test]
-fn a_write_that_ends_after_a_failed_flush_is_not_called_durable_by_the_next_one() {
-    let mut rig = Rig::new(SIZES, 1);
-    let world = Rc::clone(&rig.world);
-    let (told, next) = run(&mut rig, move |env| async move {
-        let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
-        let holds = Rc::new(Cell::new(true));
-        let (held, fails) = (Rc::clone(&holds), Cell::new(true));
-        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
-            Op::Write { sector: 1016, .. } if disk == BACKING && held.get() => Some(Mishap::Waits),
-            Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
-            _ => None,
-        }));
-        let (writer, ended) = (set.clone(), Rc::new(Cell::new(false)));
-        let has_ended = Rc::clone(&ended);
-        env.spawn(async move {
-            ask(&writer, volume, write(1000, 8, 1)).await;
-            has_ended.set(true);
-        });
-        env.sleep(Duration::from_millis(1)).await;
-        let told = set.serve(volume, Request::Flush).await.result;
-        holds.set(false);
-        while !ended.get() {
-            env.sleep(Duration::from_micros(10)).await;
-        }
-        (told, set.serve(volume, Request::Flush).await.result)
-    });
-    assert!(told.is_err());
-    assert_eq!(next, Err(Error::LostWrites));
 }
 
 /// A part of a block is written, and on its way to the backing device with the rest of its block. The cache dies and the

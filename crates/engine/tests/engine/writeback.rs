@@ -4,7 +4,7 @@
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{Options, Request};
-use bcached_env::{Buffer, Op};
+use bcached_env::{Buffer, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode};
 use std::cell::Cell;
@@ -233,4 +233,67 @@ fn counters_count_what_they_say() {
         ask(&set, volume, write(1600, 16, 1)).await;
         assert_eq!(set.status().stats.bypassed_bytes, 16 * 512);
     });
+}
+
+/// Data was being written back when its range was written again and the cache refused the new data, which so had to go to
+/// the backing device. The old data turned clean meanwhile: after a crash it was read until its bucket was reused, and then
+/// the sector changed its value without a write.
+#[test]
+fn what_turns_clean_during_a_write_past_the_cache_does_not_hide_it() {
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    let is_of = |payload: &Payload, byte| payload.as_slice().iter().all(|found| *found == byte);
+    let mut rig = Rig::new(Sizes { bucket: 16, ..SIZES }, 1);
+    let world = Rc::clone(&rig.world);
+    let eager = Options { writeback_running: true, writeback_delay: Duration::from_millis(5), ..options() };
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), eager).await.expect("sound");
+        let (holds, copying, landed) =
+            (Rc::new(Cell::new(true)), Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (held, is_copying, has_landed) = (Rc::clone(&holds), Rc::clone(&copying), Rc::clone(&landed));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { sector: 16, payload, .. } if disk == BACKING && is_of(payload, OLD) => {
+                is_copying.set(true);
+                held.get().then_some(Mishap::Waits)
+            }
+            Op::Write { sector: 16, payload, .. } if disk == BACKING && is_of(payload, NEW) => {
+                has_landed.set(true);
+                None
+            }
+            Op::Write { payload, .. } if disk == CACHE && is_of(payload, NEW) => Some(Mishap::Fails),
+            // The process dies before the flush that would let it make the old key void.
+            Op::Flush if disk == BACKING && has_landed.get() => Some(Mishap::Waits),
+            _ => None,
+        }));
+        ask(&set, volume, write(0, 8, OLD)).await;
+        while !copying.get() {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        let writer = set.clone();
+        env.spawn(async move {
+            let reply = writer.serve(volume, write(0, 8, NEW)).await;
+            panic!("not before its flush: {:?}", reply.result);
+        });
+        env.sleep(Duration::from_millis(10)).await;
+        holds.set(false);
+        while !landed.get() {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        env.sleep(Duration::from_secs(1)).await;
+    });
+    rig.world.borrow_mut().fate = None;
+    let (at_start, later) = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let at_start = bytes(&set, volume, 0, 1).await;
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        // Every bucket is reused.
+        for n in 0..1500 {
+            ask(&set, volume, write(1000 + 16 * n, 16, 9)).await;
+            if n % 50 == 0 {
+                ask(&set, volume, Request::Flush).await;
+            }
+        }
+        (at_start, bytes(&set, volume, 0, 1).await)
+    });
+    assert_eq!(at_start, later);
 }

@@ -1,0 +1,161 @@
+//! What a client's flush answers for, when a flush of the backing device has failed: whatever was acknowledged before it was
+//! asked for, by whoever and in however many pieces it was written.
+
+use crate::memory::Mishap;
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
+use bcached_engine::{CacheSet, Error, Options, Request, VolumeId};
+use bcached_env::{Buffer, DiskId, Env, Op};
+use bcached_format::CacheMode;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
+
+fn options() -> Options {
+    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+}
+
+/// Where the volume's data starts on its backing device, in sectors.
+const DATA: u64 = 16;
+
+/// Asks, and says in the end how it was answered.
+fn start(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> Rc<Cell<Option<bool>>> {
+    let (set, answer) = (set.clone(), Rc::new(Cell::new(None)));
+    let told = Rc::clone(&answer);
+    env.spawn(async move {
+        told.set(Some(set.serve(volume, request).await.result.is_ok()));
+    });
+    answer
+}
+
+async fn answered(env: &Env, answer: &Cell<Option<bool>>) -> bool {
+    loop {
+        if let Some(is_ok) = answer.get() {
+            return is_ok;
+        }
+        env.sleep(Duration::from_micros(10)).await;
+    }
+}
+
+fn durable(sector: u64) -> Request {
+    Request::Write { sector, payload: Buffer::zeroed(4096).freeze(), fua: true }
+}
+
+/// A mode, a request, and which operation of it takes long.
+type Slow = (CacheMode, fn() -> Request, fn(DiskId, &Op) -> bool);
+
+/// A request was under way when a flush failed that has dropped a part of it, or may have. The failure was told to the flush
+/// that met it; then the request was acknowledged, and the next flush said that it was durable.
+#[test]
+fn what_ends_after_a_failed_flush_is_not_called_durable_by_the_next_one() {
+    const ONES: u8 = 1;
+    let to_cache = |disk, op: &Op| {
+        matches!(op, Op::Write { payload, .. }
+            if disk == CACHE && payload.as_slice().iter().all(|byte| *byte == ONES))
+    };
+    let slow: [Slow; 3] = [
+        (
+            CacheMode::Writearound,
+            || write(1000, 8, ONES),
+            |disk, op| disk == BACKING && matches!(op, Op::Write { sector: 1016, .. }),
+        ),
+        (
+            CacheMode::Writearound,
+            || Request::WriteZeroes { sector: 1000, sectors: 8, fua: false },
+            |disk, op| disk == BACKING && matches!(op, Op::Zero { sector: 1016, .. }),
+        ),
+        // The other half is on the backing device already, where the flush drops it.
+        (CacheMode::Writethrough, || write(1000, 8, ONES), to_cache),
+    ];
+    for (mode, request, is_slow) in slow {
+        let mut rig = Rig::new(SIZES, 1);
+        let world = Rc::clone(&rig.world);
+        let (told, next, last) = run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("sound");
+            set.set_cache_mode(volume, mode).await.expect("set");
+            let holds = Rc::new(Cell::new(true));
+            let (held, fails) = (Rc::clone(&holds), Cell::new(true));
+            world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+                op if held.get() && is_slow(disk, op) => Some(Mishap::Waits),
+                Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
+                _ => None,
+            }));
+            let changing = start(&env, &set, volume, request());
+            env.sleep(Duration::from_millis(1)).await;
+            let told = set.serve(volume, Request::Flush).await.result;
+            holds.set(false);
+            assert!(answered(&env, &changing).await, "the device carried it out");
+            let next = set.serve(volume, Request::Flush).await.result;
+            (told, next, set.serve(volume, Request::Flush).await.result)
+        });
+        assert!(told.is_err(), "{mode:?}");
+        assert_eq!((next, last), (Err(Error::LostWrites), Ok(())), "{mode:?}");
+    }
+}
+
+/// A flush that was asked for before a write was acknowledged ended after it, with the error that the write's own flush should
+/// have had: it does not answer for the write, and must not take that away.
+#[test]
+fn an_earlier_flush_does_not_take_the_error_of_a_later_one() {
+    let mut rig = Rig::new(SIZES, 1);
+    rig.world.borrow_mut().fua = false;
+    let world = Rc::clone(&rig.world);
+    let next = run(&mut rig, move |env| async move {
+        let patient = Options { journal_delay: Duration::from_secs(60), ..options() };
+        let (set, volume) = open(env.clone(), patient).await.expect("sound");
+        ask(&set, volume, Request::Flush).await;
+        ask(&set, volume, write(5000, 8, 3)).await;
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        let (slow_write, slow_journal) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(true)));
+        let (write_waits, journal_waits) = (Rc::clone(&slow_write), Rc::clone(&slow_journal));
+        let fails = Cell::new(true);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { sector: 1016, .. } if disk == BACKING && write_waits.get() => Some(Mishap::Waits),
+            // The early flush waits for the key of the dirty data.
+            _ if disk == CACHE && journal_waits.get() => Some(Mishap::Waits),
+            Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
+            _ => None,
+        }));
+        let early = start(&env, &set, volume, Request::Flush);
+        let changing = start(&env, &set, volume, write(1000, 8, 1));
+        env.sleep(Duration::from_millis(1)).await;
+        let another = start(&env, &set, volume, durable(64));
+        assert!(!answered(&env, &another).await, "its flush failed");
+        slow_write.set(false);
+        assert!(answered(&env, &changing).await);
+        slow_journal.set(false);
+        answered(&env, &early).await;
+        set.serve(volume, Request::Flush).await.result
+    });
+    assert_eq!(next, Err(Error::LostWrites));
+}
+
+/// A device without FUA makes a write durable by a flush. That one ran beside the flush of another client; the kernel told
+/// the failure of both to one of them only.
+#[test]
+fn where_there_is_no_fua_a_durable_write_shares_the_one_flush_that_may_run() {
+    for fua in [false, true] {
+        let mut rig = Rig::new(SIZES, 1);
+        rig.world.borrow_mut().fua = fua;
+        let world = Rc::clone(&rig.world);
+        let flushed = run(&mut rig, move |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+            ask(&set, volume, Request::Flush).await;
+            ask(&set, volume, write(0, 8, 1)).await;
+            let fails = Cell::new(true);
+            world.borrow_mut().fate = Some(Box::new(move |_, op| match op {
+                Op::Write { sector, fua: true, .. } => {
+                    assert!(fua, "the device has none");
+                    (*sector == 64 + DATA).then_some(Mishap::Fails)
+                }
+                Op::Flush => (!fua && fails.replace(false)).then_some(Mishap::Fails),
+                _ => None,
+            }));
+            assert!(set.serve(volume, durable(64)).await.result.is_err(), "the device said so");
+            set.serve(volume, Request::Flush).await.result
+        });
+        assert_eq!(flushed, if fua { Ok(()) } else { Err(Error::LostWrites) }, "fua: {fua}");
+    }
+}
