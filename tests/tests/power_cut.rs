@@ -2,14 +2,14 @@
 //!
 //! What the kernel loses is printed, not asserted: `docs/reliability.md` has the figures. `BCACHED_CUTS` sets the number of places at which each
 //! run is cut (each in six ways), `BCACHED_CUT_SEED` the dice, `BCACHED_CUT_REQUESTS` the length of a run; `BCACHED_CUT_WRITER` (`kernel` or `bcached`) and
-//! `BCACHED_CUT_MODE` choose one of the runs.
+//! `BCACHED_CUT_MODE` choose one of the runs. `BCACHED_CUT_AFTER_WRITE_BACK=1` cuts once, when the run is over and everything has been written back.
 
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::recording::client::Plan;
 use bcached_tests::recording::cut::{BACKING, CACHE, Disks, Survivors};
 use bcached_tests::recording::judge::Promises;
 use bcached_tests::recording::reader::Reading;
-use bcached_tests::recording::trial::{Readers, Trial, cut_anywhere};
+use bcached_tests::recording::trial::{Readers, Trial, cut, positions};
 use bcached_tests::recording::writer::{Run, WriteBack, Writer, record};
 use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::side::Ours;
@@ -98,21 +98,28 @@ fn cut_runs(writer: Writer, modes: &[CacheMode], readers: &[Writer]) -> Outcome<
     let who = Readers { uml: &uml, ours: &ours };
     let seed = number_from("BCACHED_CUT_SEED").unwrap_or(1);
     let requests = number_from("BCACHED_CUT_REQUESTS").unwrap_or(300);
-    let places = number_from("BCACHED_CUTS");
+    let wanted = number_from("BCACHED_CUTS");
+    let at_the_end = number_from("BCACHED_CUT_AFTER_WRITE_BACK").is_some();
+    let write_back = if at_the_end { WriteBack::Afterwards } else { WriteBack::AtOnce };
     let mut clean = true;
     for mode in modes {
         // Without a number of cuts this is a test, and one cut of one run is enough.
         if !chosen("BCACHED_CUT_WRITER", writer.name()) || !chosen("BCACHED_CUT_MODE", mode.name()) {
             continue;
         }
-        let run = record(&uml, writer, geometry(*mode), WriteBack::AtOnce, &plan(seed, requests))?;
+        let run = record(&uml, writer, geometry(*mode), write_back, &plan(seed, requests))?;
         let title = format!("{} in mode {}, seed {seed}, {requests} requests", writer.name(), mode.name());
         let mut random = Random::new(seed);
-        for tally in cut_anywhere(&run, who, readers, places.unwrap_or(1), &mut random, &title)? {
+        let places = if at_the_end {
+            vec![run.recording.operations.len()]
+        } else {
+            positions(&run, wanted.unwrap_or(1), &mut random)?
+        };
+        for tally in cut(&run, who, readers, &places, &mut random, &title)? {
             println!("{tally}");
             clean &= tally.is_clean();
         }
-        if places.is_none() {
+        if wanted.is_none() {
             break;
         }
     }

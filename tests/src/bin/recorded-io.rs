@@ -1,7 +1,6 @@
 //! `recorded-io VOLUME WITNESS SEED REQUESTS SECTORS BLOCK_SECTORS`: the clients of a recorded run, in a guest.
 //!
-//! VOLUME is a block device or `nbd:SOCKET:EXPORT`. Prints `requests finished` at the end. Anything wrong is one sentence on stderr and exit
-//! status 1.
+//! VOLUME is a block device or `nbd:SOCKET:EXPORT`. Anything wrong is one sentence on stderr and exit status 1.
 
 use std::env;
 use std::error::Error;
@@ -12,10 +11,7 @@ use bcached_tests::recording::client::{Plan, run};
 
 fn main() -> ExitCode {
     match work() {
-        Ok(()) => {
-            println!("requests finished");
-            ExitCode::SUCCESS
-        }
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
             eprintln!("recorded-io: {error}{cause}");

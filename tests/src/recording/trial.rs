@@ -150,22 +150,22 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Cuts a run at so many `places`, in each way of surviving, and lets each of `readers` open what is left.
+/// Cuts a run at these `positions`, which are in order, in each way of surviving, and lets each of `readers` open what is left.
 ///
 /// # Errors
 /// Something on the host, or a story that is none.
-pub fn cut_anywhere(
+pub fn cut(
     run: &Run,
     who: Readers<'_>,
     readers: &[Writer],
-    places: u64,
+    positions: &[usize],
     random: &mut Random,
     title: &str,
 ) -> Outcome<Vec<Tally>> {
     let (mut disks, mut promises) = (Disks::new(&run.recording, &run.before), Promises::new(&run.story));
     let name = |reader: &Writer| Tally::new(format!("{title}, opened by {}", reader.name()));
     let mut tallies: Vec<Tally> = readers.iter().map(name).collect();
-    for position in positions(run, places, random)? {
+    for position in positions.iter().copied() {
         disks.advance(position);
         promises.advance(position)?;
         let permitted = promises.after_power_cut();
@@ -181,7 +181,10 @@ pub fn cut_anywhere(
 }
 
 /// Places of cuts while clients are at work, in order: every second one soon after a flush was answered, when most was just promised.
-fn positions(run: &Run, places: u64, random: &mut Random) -> Outcome<Vec<usize>> {
+///
+/// # Errors
+/// None that a machine of 64 bits can have.
+pub fn positions(run: &Run, places: u64, random: &mut Random) -> Outcome<Vec<usize>> {
     let (first, end) = (run.story.first().map_or(0, |(place, _)| *place), run.recording.operations.len());
     let flushes = answered_flushes(run);
     let mut positions = Vec::new();

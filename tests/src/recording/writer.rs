@@ -15,8 +15,10 @@ use crate::uml::{Uml, built_program};
 
 /// A run that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(600);
-/// What the clients' program says at its end.
-const FINISHED: &str = "requests finished";
+/// What the job says when the run is over: from then on the guest may die.
+const FINISHED: &str = "run finished";
+/// A kernel writes a btree node this many seconds after the first change to it, if nothing presses; and a few more.
+const NODE_DELAY: u64 = 40;
 /// The witness is the image after the set's.
 const WITNESS: usize = BACKING + 1;
 
@@ -40,13 +42,16 @@ impl Writer {
     }
 }
 
-/// Dirty data during the run, where the kernel serves.
+/// What becomes of dirty data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteBack {
-    /// Is written back as fast as possible.
+    /// It is written back as fast as possible, by our daemon at its own rate.
     AtOnce,
-    /// Stays in the cache.
+    /// It stays in the cache. For the kernel only.
     Never,
+    /// The kernel writes it back when the clients have finished, our daemon from the beginning. The run is over when nothing is dirty any more
+    /// and the btree nodes that say so have been written.
+    Afterwards,
 }
 
 /// What was recorded.
@@ -91,7 +96,7 @@ pub fn record(
     let path = set.directory().join("recording");
     let script = match writer {
         Writer::Kernel => kernel_script(uml, write_back, plan)?,
-        Writer::Ours => our_script(uml, &set, plan)?,
+        Writer::Ours => our_script(uml, &set, write_back, plan)?,
     };
     uml.recorded(&path)?.run(&job(&script, Some(FINISHED)))?;
     let recording = Recording::read(&path)?;
@@ -103,36 +108,54 @@ fn clients(uml: &Uml, volume: &str, plan: &Plan) -> Result<String, GuestError> {
     let Plan { seed, requests, sectors, block_sectors } = plan;
     let (program, witness) = (built_program("recorded-io")?, uml.device(WITNESS));
     let arguments = format!("{volume} {witness} {seed} {requests} {sectors} {block_sectors}");
-    Ok(format!("{} {arguments}\nsleep 100000\n", program.display()))
+    Ok(format!("{} {arguments}\n", program.display()))
+}
+
+/// The end of every job: the run is over, the guest waits for its death.
+fn finish() -> String {
+    format!("echo {FINISHED}\nsleep 100000\n")
 }
 
 fn kernel_script(uml: &Uml, write_back: WriteBack, plan: &Plan) -> Result<String, GuestError> {
-    let tuning = match write_back {
-        WriteBack::AtOnce => {
-            "echo 0 > /sys/block/bcache0/bcache/writeback_percent\n\
-            echo 0 > /sys/block/bcache0/bcache/writeback_delay\n"
+    let fast = "echo 0 > /sys/block/bcache0/bcache/writeback_percent\n\
+        echo 0 > /sys/block/bcache0/bcache/writeback_delay\n";
+    let (before, after) = match write_back {
+        WriteBack::AtOnce => (fast, String::new()),
+        WriteBack::Never => ("keep_dirty 0\n", String::new()),
+        WriteBack::Afterwards => {
+            let start = "echo 1 > /sys/block/bcache0/bcache/writeback_running\n";
+            let wait = "wait_for 200 grep -q ^clean /sys/block/bcache0/bcache/state\n";
+            ("keep_dirty 0\n", format!("{fast}{start}{wait}sleep {NODE_DELAY}\n"))
         }
-        WriteBack::Never => "keep_dirty 0\n",
     };
     Ok(format!(
-        "register {} {}\nwait_for 200 test -b /dev/bcache0\nno_bypass 0\n{tuning}{}",
+        "register {} {}\nwait_for 200 test -b /dev/bcache0\nno_bypass 0\n{before}{}{after}{}",
         uml.device(0),
         uml.device(BACKING),
         clients(uml, "/dev/bcache0", plan)?,
+        finish(),
     ))
 }
 
-fn our_script(uml: &Uml, set: &CacheSet, plan: &Plan) -> Result<String, GuestError> {
+fn our_script(uml: &Uml, set: &CacheSet, write_back: WriteBack, plan: &Plan) -> Result<String, GuestError> {
     let program = built_program("bcached")?;
+    let program = program.display();
     let uuid = backing_uuid(&set.backings[0]).map_err(GuestError::host("read a UUID"))?;
+    let after = match write_back {
+        WriteBack::AtOnce | WriteBack::Never => String::new(),
+        WriteBack::Afterwards => format!(
+            "nothing_dirty() {{ {program} status --control /run/bcached/control | grep -q '[^0-9.]0 B dirty'; }}\n\
+            wait_for 400 nothing_dirty\nsleep {NODE_DELAY}\n"
+        ),
+    };
     Ok(format!(
-        "mkdir /run/bcached\nip link set lo up || true\n\
-        BCACHED_NOTES=/run/bcached {} serve --cache {} --backing {} --control /run/bcached/control \
+        "mkdir /run/bcached\n\
+        BCACHED_NOTES=/run/bcached {program} serve --cache {} --backing {} --control /run/bcached/control \
         --export nbd:/run/bcached/nbd > /run/bcached/said &\n\
-        wait_for 200 grep -q ready /run/bcached/said\n{}",
-        program.display(),
+        wait_for 200 grep -q ready /run/bcached/said\n{}{after}{}",
         uml.device(0),
         uml.device(BACKING),
         clients(uml, &format!("nbd:/run/bcached/nbd:{uuid}"), plan)?,
+        finish(),
     ))
 }
