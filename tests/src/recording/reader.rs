@@ -8,13 +8,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::writer::Writer;
-use crate::guest::{GuestError, Job, Machine as _, Report};
+use crate::guest::{GuestError, Job, Machine as _};
 use crate::set::CacheSet;
 use crate::side::{Daemon, LegError, Ours};
 use crate::uml::Uml;
 
 /// Starts and readings that take longer have hung.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(400);
 /// What the job says when it has read the set whose number follows.
 const READ: &str = "read set ";
 
@@ -35,7 +35,7 @@ pub enum Reading {
 /// Opens sets of the same geometry with the kernel or with our daemon. The daemon cannot detach: the kernel does that after it.
 ///
 /// # Errors
-/// Something on the host, or a kernel that did not live to the end of the job; a set that is not opened is a [`Reading`].
+/// Something on the host; a set that is not opened, also because the kernel died or hung of one before it, is a [`Reading`].
 pub fn read(reader: Writer, uml: &Uml, ours: &Ours, sets: &[CacheSet]) -> Result<Vec<Reading>, LegError> {
     let mut by_us = Vec::new();
     if reader == Writer::Ours {
@@ -83,22 +83,29 @@ fn read_by_kernel(uml: &Uml, sets: &[CacheSet]) -> Result<Vec<Reading>, GuestErr
     let own = sets.iter().flat_map(CacheSet::images);
     let images: Vec<&Path> = own.chain([content.as_path()]).collect();
     let script = script(uml, sets.len(), volume_bytes >> 20);
-    let report = uml.run(&Job { images: &images, script: &script, crash_at: None, limit: LIMIT })?;
+    let said = match uml.run(&Job { images: &images, script: &script, crash_at: None, limit: LIMIT }) {
+        Ok(report) => report.to_string(),
+        Err(error @ (GuestError::Job { .. } | GuestError::Ended { .. } | GuestError::Limit { .. })) => {
+            error.to_string()
+        }
+        Err(error) => return Err(error),
+    };
     let contents = fs::read(&content).map_err(GuestError::host("read the contents"))?;
     let halves = usize::try_from(volume_bytes).expect("a volume fits in memory");
     let readings = contents.chunks_exact(2 * halves).enumerate().map(|(number, content)| {
         let (with_cache, alone) = content.split_at(halves);
-        if was_read(&report, number) {
+        if was_read(&said, number) {
             Reading::Volume { with_cache: with_cache.to_vec(), alone: alone.to_vec() }
         } else {
-            Reading::Refused(format!("set {number} of {}: {report}", sets.len()))
+            Reading::Refused(format!("set {number} of {}: {said}", sets.len()))
         }
     });
     Ok(readings.collect())
 }
 
-fn was_read(report: &Report, number: usize) -> bool {
-    report.output.iter().any(|line| line.strip_prefix(READ) == Some(&number.to_string()))
+/// Whether the job said so, in what came over the console.
+fn was_read(said: &str, number: usize) -> bool {
+    said.lines().any(|line| line.strip_prefix(READ) == Some(&number.to_string()))
 }
 
 /// A job that reads so many sets, with two images each, into the image behind them.
@@ -120,4 +127,15 @@ fn script(uml: &Uml, sets: usize, mebibytes: u64) -> String {
         );
     }
     script
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_set_that_the_job_has_read_counts() {
+        let said = "the job:\nread set 1\nread set 12\nkernel> read set 3\n";
+        assert_eq!([1, 2, 3, 12].map(|number| was_read(said, number)), [true, false, false, true]);
+    }
 }
