@@ -22,7 +22,7 @@ fn every_workload_passes() {
     let mut figures = Figures::default();
     for shape in Shape::all() {
         // Data is moved when buckets have run out, which takes a while.
-        let steps = if shape.name == "scarce" { 1200 } else { 250 };
+        let steps = if shape.name == "scarce" { 2000 } else { 250 };
         for seed in 0..6 {
             let workload = shape.clone().with_steps(steps).draw(seed);
             match whole_of(&engine(), &workload) {
