@@ -14,7 +14,7 @@ use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
 use crate::phases::Phase;
 use crate::set::{CacheSet, Duty, Inner, Signals};
-use crate::space::{Buckets, OpenBuckets, Usage, allocator, prios};
+use crate::space::{Buckets, OpenBuckets, Starvation, Usage, allocator, prios};
 use crate::state::{BTREE_RESERVE, PrioChains, State};
 use crate::stats::Stats;
 use crate::uuids::{self, UuidTable};
@@ -113,7 +113,7 @@ fn assemble(
         node_pressure: false,
         untold: false,
         failed: None,
-        gc_failure: None,
+        starvation: Starvation::default(),
         note_held: true,
         background: 0,
         fill_bytes: 0,

@@ -11,7 +11,7 @@
 //! | attempts at a gated leaf, rewrites, the last writes | `node_progress` | a leaf is not being written or replaced | leaf writer, a rewrite's end |
 //! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
-//! | rewrites, uuid table, writes | `space` | free buckets | allocator, after every try |
+//! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | who wants the cache device flushed | `cache_flushed` | the flush that is running has ended | who runs it |
@@ -19,8 +19,9 @@
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
 //! A failure rings everything. What a wait needs must not need what the waiter holds: writing leaves and entries needs
-//! neither buckets nor permits; the allocator needs both and the permit for metadata, so nobody waits for a bucket with
-//! that permit in hand; rewrites need all of these, and gate a leaf only when they have their buckets and memory.
+//! neither buckets nor permits; the allocator needs both and the permit for metadata, and where buckets are kept by the
+//! age of the pointers to them it needs GC, which rewrites nodes. So nobody waits for a bucket with a permit or a node in
+//! hand; rewrites need all of these, and gate a leaf only when they have their buckets and memory.
 
 use crate::btree::budget::{Shares, attempt_tickets};
 use crate::btree::cache::Pin;

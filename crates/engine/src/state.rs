@@ -7,7 +7,7 @@ use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::options::Options;
-use crate::space::{Buckets, Class, OpenBuckets, Space};
+use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
 use crate::volume::Volumes;
@@ -109,8 +109,8 @@ pub struct State {
     /// The open journal entry has its first key, or a leaf its first unwritten one, and their writers have not been
     /// told: from now on the key ages.
     pub untold: bool,
-    /// Why the last pass of GC did not come to its end.
-    pub gc_failure: Option<Error>,
+    /// Whether buckets will become free.
+    pub starvation: Starvation,
     /// The first failed write of metadata. Nothing is written after it.
     pub failed: Option<Error>,
     /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.
@@ -155,10 +155,10 @@ impl State {
         }
     }
 
-    /// Why no bucket will become free, if so: GC must come to its end first, and cannot.
+    /// Why no bucket will become free, if so: GC must come to its end first, and cannot. For who can do without one.
     #[must_use]
     pub fn starved(&self) -> Option<Error> {
-        self.gc_failure.clone().filter(|_| self.buckets.wait_for_gc())
+        self.starvation.refusal()
     }
 
     /// A flush of the cache device has failed: what it covered may be gone.

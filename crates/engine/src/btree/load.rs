@@ -27,7 +27,7 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
     };
     match read(set, child).await {
         Ok(node) => Ok(set.with(|s| {
-            s.unreadable.was_read(pointer);
+            s.unreadable.forget(pointer);
             s.nodes.loaded(node, pointer, reserved)
         })),
         Err(error) => {

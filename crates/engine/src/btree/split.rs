@@ -1,17 +1,17 @@
 //! Rewrites a full node: compacts it, or splits it in two, up to and including a new root.
 //!
-//! Order (format 6.5, 14): buckets and memory first, so that nothing is held while waiting for them; the old node is
-//! gated for writers while readers go on; the new nodes are durable before the parent set that names them, the parent
-//! set before the old bucket is let go. Until then the old node's journal entries stay needed: a crash in between finds
-//! the old node and replays them. The new nodes open for writers only after that, so a key never depends on a node that
-//! a crash would make unreachable.
+//! Order (format 6.5, 14): buckets and memory first; then the old node is gated for writers while readers go on; the new
+//! nodes are durable before the parent set that names them, the parent set before the old bucket is let go. Until then
+//! the old node's journal entries stay needed: a crash in between finds the old node and replays them. The new nodes open
+//! for writers only after that, so a key never depends on a node that a crash would make unreachable.
 //!
 //! A new root waits for nothing: every journal entry names the root of its time, and nothing that a crash before the
 //! next entry needs goes before it. Old journal entries are let go by an entry, and the old root's bucket, like every
 //! bucket, is handed out again only when an entry names priorities with its new generation. So a replay that makes many
 //! roots, at a time when the journal has little room, takes no entry for them.
 //!
-//! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion.
+//! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion. Nobody
+//! waits for buckets with anything in hand: GC may have to come first.
 
 use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
 use crate::btree::cache::{Pin, Reserved};
@@ -32,31 +32,54 @@ const PARENT_WORDS: usize = 9;
 
 /// Makes room for `words` more in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
-    let _structure = set.inner.structure.acquire(1).await;
     loop {
-        let _ticket = take_ticket(set).await;
-        let path = load_path(set, at, 0).await?;
-        let Some(depth) = set.with(|s| node_to_rewrite(s, &path, words)) else { return Ok(()) };
-        rewrite(set, &path, depth).await?;
-        if depth + 1 == path.len() {
-            return Ok(());
+        match step(set, at, |s, path| node_to_rewrite(s, path, words)).await? {
+            Step::Done => return Ok(()),
+            Step::Parent => {}
+            Step::NoBuckets => allocator::metadata_comes(set, REWRITE_NODES).await?,
         }
     }
 }
 
-/// Rewrites the leaf for `at` although it has room: GC drops what is dead in it.
-pub async fn compact(set: &CacheSet, at: Position) -> Result<(), Error> {
-    let _structure = set.inner.structure.acquire(1).await;
+/// Rewrites the leaf for `at` although it has room: GC drops what is dead in it. False: GC must come to its end first, or
+/// there are no buckets for it.
+pub async fn compact(set: &CacheSet, at: Position) -> Result<bool, Error> {
     loop {
-        let _ticket = take_ticket(set).await;
-        let path = load_path(set, at, 0).await?;
-        let leaf = path.len() - 1;
-        let depth = set.with(|s| topmost_full(s, &path, leaf));
-        rewrite(set, &path, depth).await?;
-        if depth == leaf {
-            return Ok(());
+        match step(set, at, |s, path| Some(topmost_full(s, path, path.len() - 1))).await? {
+            Step::Done => return Ok(true),
+            Step::Parent => {}
+            Step::NoBuckets if allocator::metadata_comes_to_gc(set, REWRITE_NODES).await? => {}
+            Step::NoBuckets => return Ok(false),
         }
     }
+}
+
+/// What a step towards the rewrite of a leaf came to.
+enum Step {
+    /// The leaf has been rewritten, or need not be.
+    Done,
+    /// A node above it has.
+    Parent,
+    /// There are no buckets for it now. Nothing has changed.
+    NoBuckets,
+}
+
+/// Rewrites the node that `choose` says of those on the way to the leaf for `at`. All that is held for it is let go of
+/// before anybody waits for buckets: GC, which may have to come first, needs it too.
+async fn step(
+    set: &CacheSet,
+    at: Position,
+    choose: impl FnOnce(&State, &[Pin]) -> Option<usize>,
+) -> Result<Step, Error> {
+    let _structure = set.inner.structure.acquire(1).await;
+    let _ticket = take_ticket(set).await;
+    let path = load_path(set, at, 0).await?;
+    let Some(depth) = set.with(|s| choose(s, &path)) else { return Ok(Step::Done) };
+    Ok(match rewrite(set, &path, depth).await? {
+        false => Step::NoBuckets,
+        true if depth + 1 == path.len() => Step::Done,
+        true => Step::Parent,
+    })
 }
 
 /// An interior node, as GC sees it.
@@ -65,6 +88,8 @@ pub struct Interior {
     pub end: Position,
     /// What it says of buckets and their generations.
     pub named: Vec<Pointer>,
+    /// It should have been rewritten: GC must come to its end first, or there are no buckets for it.
+    pub lacks_buckets: bool,
 }
 
 /// Rewrites the node at `level` for `at` if a pointer that it holds on the device, dead or alive, is `too_stale`. What it
@@ -74,24 +99,28 @@ pub async fn tidy(
     (at, level): (Position, u8),
     too_stale: impl Fn(&Buckets, Pointer) -> bool,
 ) -> Result<Option<Interior>, Error> {
-    let _structure = set.inner.structure.acquire(1).await;
+    let mut lacks_buckets = false;
     loop {
-        if set.with(|s| s.root.level < level) {
-            return Ok(None);
-        }
-        let _ticket = take_ticket(set).await;
-        let path = load_path(set, at, level).await?;
-        let lowest = path.len() - 1;
-        let (own, named) = read_named(set, &path[lowest]).await?;
-        let depth = set.with(|s| {
-            s.work.visit(named.len());
-            let is_due = named.iter().any(|pointer| too_stale(&s.buckets, *pointer));
-            is_due.then(|| topmost_full(s, &path, lowest))
-        });
-        match depth {
-            None => return Ok(Some(Interior { end: own.position(), named })),
-            Some(depth) => rewrite(set, &path, depth).await?,
-        }
+        let rewritten = {
+            let _structure = set.inner.structure.acquire(1).await;
+            if set.with(|s| s.root.level < level) {
+                return Ok(None);
+            }
+            let _ticket = take_ticket(set).await;
+            let path = load_path(set, at, level).await?;
+            let lowest = path.len() - 1;
+            let (own, named) = read_named(set, &path[lowest]).await?;
+            let depth = set.with(|s| {
+                s.work.visit(named.len());
+                let is_due = !lacks_buckets && named.iter().any(|pointer| too_stale(&s.buckets, *pointer));
+                is_due.then(|| topmost_full(s, &path, lowest))
+            });
+            let Some(depth) = depth else {
+                return Ok(Some(Interior { end: own.position(), named, lacks_buckets }));
+            };
+            rewrite(set, &path, depth).await?
+        };
+        lacks_buckets = !rewritten && !allocator::metadata_comes_to_gc(set, REWRITE_NODES).await?;
     }
 }
 
@@ -103,8 +132,13 @@ async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Er
         let node = s.nodes.get(pin.slot()).node();
         (*node.own(), node.level(), s.geometry)
     });
-    let node = load::read_from((set.env(), set.cache()), Child { key: own, level }, &geometry).await?;
-    Ok((own, node.named().collect()))
+    let child = Child { key: own, level };
+    let read = load::read_from((set.env(), set.cache()), child, &geometry).await;
+    set.with(|s| match &read {
+        Ok(_) => s.unreadable.forget(child.pointer()),
+        Err(error) => s.meets_unreadable(child, error),
+    });
+    Ok((own, read?.named().collect()))
 }
 
 /// Tickets for a path and what is made of a node of it. The tree gets no taller meanwhile: one rewrite at a time.
@@ -164,7 +198,8 @@ struct Fresh {
     children: usize,
 }
 
-async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error> {
+/// False: there are no buckets for it now, and nothing has changed.
+async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Error> {
     let slot = path[depth].slot();
     let parent = depth.checked_sub(1).map(|above| path[above].slot());
     let mut memory = Vec::new();
@@ -174,7 +209,7 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
     let parent_growth =
         set.with(|s| parent.map_or(0, |parent| s.nodes.get(parent).node().replace_growth_bytes_max(1, 2)));
     let parent_memory = load::set_aside(set, parent_growth).await?;
-    let mut buckets = allocator::take_metadata(set, REWRITE_NODES).await?;
+    let Some(mut buckets) = allocator::try_take_metadata(set, REWRITE_NODES) else { return Ok(false) };
     set.with(|s| s.nodes.get_mut(slot).gated = true);
     while set.with(|s| s.nodes.get(slot).writing) {
         set.check_alive()?;
@@ -202,7 +237,7 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<(), Error
     set.signals().node_progress.notify_all();
     set.signals().journal_progress.notify_all();
     set.signals().allocator_work.notify_all();
-    Ok(())
+    Ok(true)
 }
 
 /// What this rewrite is: of which kind, and whether in a replay.
@@ -344,6 +379,7 @@ fn retire(s: &mut State, old: usize, new: &[usize]) {
     let child = Child { key: *cached.node().own(), level: cached.node().level() };
     let pointer = child.pointer();
     s.nodes.remove(old);
+    s.unreadable.forget(pointer);
     let bucket = s.buckets.of(pointer).expect("a node lies in a bucket");
     s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
 }

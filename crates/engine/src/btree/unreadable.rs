@@ -54,8 +54,8 @@ struct Kept {
 }
 
 impl Unreadable {
-    /// It has been read.
-    pub fn was_read(&mut self, pointer: Pointer) {
+    /// It has been read, or is no longer in the tree.
+    pub fn forget(&mut self, pointer: Pointer) {
         self.kept.retain(|kept| kept.child.pointer() != pointer);
     }
 }
@@ -64,7 +64,7 @@ impl State {
     /// A node could not be read.
     pub fn meets_unreadable(&mut self, child: Child, error: &Error) {
         self.stats.node_read_failures += 1;
-        self.unreadable.was_read(child.pointer());
+        self.unreadable.forget(child.pointer());
         if self.unreadable.kept.len() < KEPT_MAX {
             let low = self.low_of(child);
             self.unreadable.kept.push(Kept { child, low, error: error.clone() });

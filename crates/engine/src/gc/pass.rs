@@ -11,12 +11,13 @@ use crate::gc::{STALE_REWRITE, Visited};
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
+use crate::state::State;
 use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::{Gen, Pointer, Position};
 use core::time::Duration;
 
-/// How often to ask whether a pass is due.
+/// How often to ask whether a pass is due, and how soon to try again after a failure while somebody waits for it.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long to leave the tree alone after a node that could not be read.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
@@ -25,48 +26,74 @@ const NODES_A_TURN: u32 = 8;
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    while !set.with(|s| s.stopping || s.failed.is_some()) {
-        let is_due = set.with(|s| !s.journal.is_replaying() && s.buckets.take_gc_wanted());
-        let failure = if is_due { pass(&set).await.err() } else { None };
-        let mut pause = PAUSE;
-        set.with(|s| {
-            if is_due {
-                s.gc_failure.clone_from(&failure);
-            }
-            if failure.is_some() {
-                // The pass remains due. Should buckets run out for want of it, nobody waits for them: `State::starved`.
-                s.buckets.want_gc();
-                pause = PAUSE_AFTER_FAILURE;
-            }
-        });
-        let until = set.env().now() + pause;
-        while set.env().now() < until && !set.with(|s| s.stopping || s.failed.is_some()) {
-            set.env().wait_until(&set.signals().gc_work, until).await;
-            if failure.is_none() {
-                break;
-            }
+    while !ends(&set) {
+        let mut has_failed = false;
+        if set.with(is_due) {
+            set.with(|s| s.starvation.pass_begins());
+            let failure = pass(&set).await.err();
+            has_failed = failure.is_some();
+            set.with(|s| {
+                s.starvation.pass_ends(failure);
+                if has_failed {
+                    // It is as due as before.
+                    s.buckets.want_gc();
+                }
+            });
+        }
+        rest(&set, has_failed).await;
+    }
+}
+
+fn ends(set: &CacheSet) -> bool {
+    set.with(|s| s.stopping || s.failed.is_some())
+}
+
+fn is_due(s: &mut State) -> bool {
+    !s.journal.is_replaying() && (s.buckets.take_gc_wanted() || s.starvation.wants_pass())
+}
+
+/// Until it is time to ask again. After a failure that is long, but not for those who wait for buckets.
+async fn rest(set: &CacheSet, has_failed: bool) {
+    let began = set.env().now();
+    loop {
+        let is_pressing = !has_failed || set.with(|s| s.starvation.wants_pass());
+        let until = began + if is_pressing { PAUSE } else { PAUSE_AFTER_FAILURE };
+        if set.env().now() >= until || ends(set) {
+            return;
+        }
+        set.env().wait_until(&set.signals().gc_work, until).await;
+        if !has_failed {
+            return;
         }
     }
 }
 
 /// One pass.
+struct Pass {
+    oldest: Oldest,
+    /// A node could not be rewritten: there are no buckets, and will be none before the pass has come to its end. What is
+    /// left of it only looks.
+    lacks_buckets: bool,
+}
+
+/// One pass. An error, too, if it has seen everything but could not rewrite all that it should have.
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     // A bucket that nothing names is as young as it was when the pass began.
-    let mut oldest = Oldest::begin(set).await;
+    let mut pass = Pass { oldest: Oldest::begin(set).await, lacks_buckets: false };
     let journalled = set.with(|s| s.journal.open_sequence());
-    if !visit_leaves(set, &mut oldest).await? || !visit_interior(set, &mut oldest).await? {
+    if !visit_leaves(set, &mut pass).await? || !visit_interior(set, &mut pass).await? {
         return Ok(());
     }
     // Journal entries of before the pass may hold pointers that no node has any more.
     writer::let_go_through(set, journalled).await?;
-    oldest.end(set).await;
+    pass.oldest.end(set).await;
     set.with(|s| s.stats.gc_passes += 1);
     set.signals().allocator_work.notify_all();
-    Ok(())
+    if pass.lacks_buckets { Err(Error::NoSpace) } else { Ok(()) }
 }
 
 /// False if the set stops meanwhile.
-async fn visit_leaves(set: &CacheSet, oldest: &mut Oldest) -> Result<bool, Error> {
+async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
     let mut at = Position::ZERO;
     for number in 1.. {
         if set.with(|s| s.stopping) {
@@ -74,12 +101,12 @@ async fn visit_leaves(set: &CacheSet, oldest: &mut Oldest) -> Result<bool, Error
         }
         let mut seen: Vec<Pointer> = Vec::new();
         let Visited { mut end, wants_rewrite } = visit(set, at, &mut seen).await?;
-        if wants_rewrite {
-            split::compact(set, at).await?;
+        if wants_rewrite && !pass.lacks_buckets {
+            pass.lacks_buckets = !split::compact(set, at).await?;
             seen.clear();
             end = visit(set, at, &mut seen).await?.end;
         }
-        oldest.see(set, &seen);
+        pass.oldest.see(set, &seen);
         if end == Position::MAX {
             break;
         }
@@ -100,7 +127,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
 }
 
 /// False if the set stops meanwhile.
-async fn visit_interior(set: &CacheSet, oldest: &mut Oldest) -> Result<bool, Error> {
+async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
     let too_stale = |buckets: &Buckets, pointer: Pointer| {
         buckets
             .of(pointer)
@@ -112,10 +139,13 @@ async fn visit_interior(set: &CacheSet, oldest: &mut Oldest) -> Result<bool, Err
             if set.with(|s| s.stopping) {
                 return Ok(false);
             }
-            let Some(Interior { end, named }) = split::tidy(set, (at, level), too_stale).await? else {
+            let is_due = |buckets: &Buckets, pointer| !pass.lacks_buckets && too_stale(buckets, pointer);
+            let Some(Interior { end, named, lacks_buckets }) = split::tidy(set, (at, level), is_due).await?
+            else {
                 return Ok(true);
             };
-            oldest.see(set, &named);
+            pass.lacks_buckets |= lacks_buckets;
+            pass.oldest.see(set, &named);
             at = end;
             set.env().yield_now().await;
         }

@@ -6,6 +6,7 @@ use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::buckets::Invalidated;
+use crate::space::starvation::Asked;
 use crate::space::{Usage, prios};
 use crate::state::State;
 use alloc::vec::Vec;
@@ -28,6 +29,7 @@ pub async fn run(set: CacheSet) {
         let passed_used = invalidate(&set, |s| s.free_batch().max(s.replay_batch())).await.passed_used;
         let _phase = passed_used.then(|| set.begin(Phase::EvictionBesideRead));
         if set.with(|s| !s.buckets.pending().is_empty()) {
+            set.with(|s| s.starvation.search_ends(false));
             if prios::store(&set).await.is_err() {
                 return;
             }
@@ -37,7 +39,10 @@ pub async fn run(set: CacheSet) {
         if writer::commit(&set).await.is_err() {
             return;
         }
-        if invalidate(&set, |_| 1).await.count == 0 {
+        set.with(|s| s.starvation.search_begins());
+        let searched = invalidate(&set, |_| 1).await;
+        set.with(|s| s.starvation.search_ends(searched.kept_by_age));
+        if searched.count == 0 {
             // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
             // it is not, so this rest is not cut short.
             set.signals().space.notify_all();
@@ -68,18 +73,64 @@ async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalid
 pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>, Error> {
     loop {
         set.check_alive()?;
-        let taken = set.with(|s| {
-            (s.buckets.free_count() >= count)
-                .then(|| (0..count).filter_map(|_| s.buckets.take(Usage::Meta, 0)).collect())
-        });
-        set.signals().allocator_work.notify_all();
-        match taken {
-            Some(buckets) => return Ok(buckets),
-            None if set.with(|s| s.journal.is_exhausted()) => return Err(set.fail(Error::JournalFull)),
-            None => match set.with(|s| s.starved()) {
-                Some(error) => return Err(set.fail(error)),
-                None => set.signals().space.wait().await,
-            },
+        if let Some(buckets) = try_take_metadata(set, count) {
+            return Ok(buckets);
         }
+        metadata_comes(set, count).await?;
+    }
+}
+
+/// Takes `count` free buckets for metadata if there are so many.
+pub fn try_take_metadata(set: &CacheSet, count: usize) -> Option<Vec<BucketId>> {
+    let taken = set.with(|s| {
+        (s.buckets.free_count() >= count)
+            .then(|| (0..count).filter_map(|_| s.buckets.take(Usage::Meta, 0)).collect())
+    });
+    set.signals().allocator_work.notify_all();
+    taken
+}
+
+/// Waits until `count` buckets are free. If it is in vain the set has failed: its tree can grow no more. GC may need to
+/// rewrite nodes first, so nobody waits here who holds anything that it needs.
+pub async fn metadata_comes(set: &CacheSet, count: usize) -> Result<(), Error> {
+    let in_vain = |s: &State, asked| {
+        // No pass comes while a set is opened or stopped.
+        let is_last = (s.note_held || s.stopping) && s.starvation.needs_pass(asked);
+        let last = || s.starvation.failure().unwrap_or(Error::NoSpace);
+        s.starvation.verdict(asked).or_else(|| is_last.then(last))
+    };
+    let asked = set.with(|s| s.starvation.ask());
+    buckets_come(set, count, asked, in_vain).await.map_err(|error| set.fail(error))
+}
+
+/// The same for GC itself. False: only the end of the pass that asks can free any, or the set is being stopped.
+pub async fn metadata_comes_to_gc(set: &CacheSet, count: usize) -> Result<bool, Error> {
+    let in_vain = |s: &State, asked| (s.stopping || s.starvation.needs_pass(asked)).then_some(Error::NoSpace);
+    let asked = set.with(|s| s.starvation.now());
+    match buckets_come(set, count, asked, in_vain).await {
+        Err(Error::NoSpace) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+async fn buckets_come(
+    set: &CacheSet,
+    count: usize,
+    asked: Asked,
+    in_vain: impl Fn(&State, Asked) -> Option<Error>,
+) -> Result<(), Error> {
+    loop {
+        set.check_alive()?;
+        if set.with(|s| s.buckets.free_count() >= count) {
+            return Ok(());
+        }
+        if set.with(|s| s.journal.is_exhausted()) {
+            return Err(set.fail(Error::JournalFull));
+        }
+        if let Some(error) = set.with(|s| in_vain(s, asked)) {
+            return Err(error);
+        }
+        set.signals().allocator_work.notify_all();
+        set.signals().space.wait().await;
     }
 }

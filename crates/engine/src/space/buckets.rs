@@ -73,9 +73,7 @@ pub struct Buckets {
     /// Where a search for buckets to invalidate goes on.
     next_victim: Option<u32>,
     flushes: Flushes,
-    /// The last whole search found nothing to invalidate, and some of what it passed only for the age of the pointers to it.
-    kept_by_age: bool,
-    /// That of the search that is going on.
+    /// The search that is going on has passed some only for the age of the pointers to them.
     passes_old: bool,
 }
 
@@ -90,6 +88,9 @@ pub struct Invalidated {
     pub is_complete: bool,
     /// A bucket whose turn it was stays, because somebody uses it.
     pub passed_used: bool,
+    /// The whole search found nothing, and some of what it passed only for the age of the pointers to it: no bucket can be
+    /// invalidated before a pass of GC has come to its end.
+    pub kept_by_age: bool,
 }
 
 impl Buckets {
@@ -130,7 +131,6 @@ impl Buckets {
             gc_wanted: false,
             next_victim: None,
             flushes: Flushes::default(),
-            kept_by_age: false,
             passes_old: false,
         }
     }
@@ -407,7 +407,6 @@ impl Buckets {
         self.next_victim = if chosen.is_empty() && looked_at == BUCKETS_MAX { victims.next() } else { None };
         drop(victims);
         self.passes_old = passes_old;
-        self.kept_by_age = chosen.is_empty() && passes_old && self.next_victim.is_none();
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
             self.set_usage(id, Usage::Pending);
@@ -419,13 +418,9 @@ impl Buckets {
             bucket.touched = self.clock;
             self.pending.push(id);
         }
-        Invalidated { count: chosen.len(), looked_at, is_complete: self.next_victim.is_none(), passed_used }
-    }
-
-    /// True when no bucket can be invalidated before a pass of GC has come to its end.
-    #[must_use]
-    pub const fn wait_for_gc(&self) -> bool {
-        self.kept_by_age
+        let is_complete = self.next_victim.is_none();
+        let kept_by_age = chosen.is_empty() && passes_old && is_complete;
+        Invalidated { count: chosen.len(), looked_at, is_complete, passed_used, kept_by_age }
     }
 
     /// Whether a pass of GC is due: a bucket was invalidated so often that the tree may soon hold pointers too old

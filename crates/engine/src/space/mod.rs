@@ -18,7 +18,9 @@ pub mod buckets;
 pub mod flushes;
 pub mod open_buckets;
 pub mod prios;
+pub mod starvation;
 
 pub use buckets::{Bucket, Buckets, Usage};
 pub use flushes::Flushes;
 pub use open_buckets::{Class, OpenBuckets, Space};
+pub use starvation::Starvation;

@@ -2,7 +2,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, in_flight, open};
-use bcached_engine::{CacheSet, Options, Request, VolumeId};
+use bcached_engine::{CacheSet, Doing, Error, Options, Request, Status, VolumeId};
 use bcached_env::{Buffer, Op};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -134,4 +134,76 @@ fn a_leaf_that_can_never_be_read_makes_nobody_wait_for_ever() {
         }
         assert_eq!(answered.get(), WRITES, "the next one waits for ever");
     });
+}
+
+/// A small file is rewritten until no bucket may be used again before GC has seen all of the tree, while trims cut much
+/// other dirty data into ever more keys, for which the tree needs buckets. Reads of nodes fail `failures` times. How the
+/// set ended, and how many requests were refused.
+fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
+    const COLD: std::ops::Range<u64> = 20_000..71_200;
+    const REWRITES: u64 = 15_000;
+    let sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+    let mut rig = Rig::new(sizes, 1);
+    let world = Rc::clone(&rig.world);
+    crate::rig::run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+        for number in 0..6000 {
+            write(&set, volume, 2 * number, 1, 7).await;
+        }
+        for sector in COLD.step_by(128) {
+            write(&set, volume, sector, BUCKET, 7).await;
+        }
+        assert!(set.status().tree_depth > 0, "there are interior nodes");
+        let left = Cell::new(failures);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let is_node = matches!(op, Op::Read { buffer, .. } if buffer.len() as u64 == BUCKET * 512);
+            let fails = disk == CACHE && is_node && left.get() > 0;
+            left.set(left.get() - u64::from(fails));
+            fails.then_some(Mishap::Fails)
+        }));
+        let refused = Rc::new(Cell::new(0));
+        let (trimmer, count, clock) = (set.clone(), Rc::clone(&refused), env.clone());
+        env.spawn(async move {
+            for sector in COLD.step_by(2) {
+                clock.sleep(Duration::from_micros(50)).await;
+                let trimmed = trimmer.serve(volume, Request::Discard { sector, sectors: 1 }).await;
+                count.set(count.get() + u64::from(trimmed.result.is_err()));
+            }
+        });
+        let (writer, count) = (set.clone(), Rc::clone(&refused));
+        in_flight(&env, REWRITES, 4, move |number| {
+            let (set, refused) = (writer.clone(), Rc::clone(&count));
+            async move {
+                let payload = Buffer::copied_from(&[9; 128 * 512]).freeze();
+                let sector = 80_000 + number % 16 * BUCKET;
+                let written = set.serve(volume, Request::Write { sector, payload, fua: false }).await;
+                refused.set(refused.get() + u64::from(written.result.is_err()));
+            }
+        })
+        .await;
+        (set.status(), refused.get())
+    })
+}
+
+/// A pass of GC met one error of the device and rested, although nobody could have a bucket before it had come to its
+/// end: after a third of a second the set stopped for good, with the node readable all the time.
+#[test]
+fn one_passing_error_of_one_node_does_not_stop_the_set() {
+    let (status, refused) = wants_buckets_while_reads_of_nodes_fail(1);
+    assert_eq!((status.failed, refused), (None, 0));
+    assert!(status.stats.gc_passes > 0, "GC came to its end");
+    assert_eq!(
+        (status.stats.node_read_failures, status.unreadable),
+        (1, Vec::new()),
+        "it was met, and was passing"
+    );
+}
+
+/// Nor does anybody wait for ever when the error does not pass: the set stops with it, and names the node.
+#[test]
+fn an_error_of_a_node_that_does_not_pass_stops_a_set_that_needs_buckets() {
+    let (status, refused) = wants_buckets_while_reads_of_nodes_fail(u64::MAX);
+    assert!(matches!(status.failed, Some(Error::Io { doing: Doing::Node, .. })), "{:?}", status.failed);
+    assert!(refused > 0);
+    assert_eq!(status.unreadable.len(), 1, "{:?}", status.unreadable);
 }

@@ -1,0 +1,220 @@
+//! Want of buckets that only GC can end: every one that could be invalidated is kept by the age of the pointers to it.
+//!
+//! A pass may meet an error that has passed when the next one comes. So nobody gives up for what one pass met, or one
+//! that began earlier: who cannot do without a bucket waits until two passes in a row have failed, of which the second
+//! began after it asked, *and* a search for buckets that began after it asked has found nothing. Nor does anybody wait
+//! for ever: such a pass is due at once ([`wants_pass`]).
+//!
+//! [`wants_pass`]: Starvation::wants_pass
+
+use crate::error::Error;
+
+/// What searches for buckets and passes of GC have come to.
+#[derive(Default, Debug)]
+pub struct Starvation {
+    /// Searches that have begun.
+    searches: u64,
+    /// Passes that have begun.
+    passes: u64,
+    /// The newest search, and the passes that had begun at the first of those in a row, that came to nothing but for GC.
+    starved: Option<Starved>,
+    /// The newest pass that has ended, if it failed, and how many have in a row.
+    failed: Option<Failed>,
+    /// How many passes had begun when somebody asked last.
+    asked: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Starved {
+    search: u64,
+    passes: u64,
+}
+
+#[derive(Debug)]
+struct Failed {
+    pass: u64,
+    times: u64,
+    error: Error,
+}
+
+/// So many passes in a row must fail before anybody gives up.
+const TIMES_MIN: u64 = 2;
+
+/// When somebody began to wait for buckets: how many searches and passes had begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    searches: u64,
+    passes: u64,
+}
+
+impl Starvation {
+    /// A search for buckets begins that shows whether there are any: what was let go of is durable.
+    pub const fn search_begins(&mut self) {
+        self.searches += 1;
+    }
+
+    /// The search has ended. `kept_by_age`: it found nothing, and would have if the pointers were younger.
+    pub fn search_ends(&mut self, kept_by_age: bool) {
+        let passes = self.starved.map_or(self.passes, |starved| starved.passes);
+        self.starved = kept_by_age.then_some(Starved { search: self.searches, passes });
+    }
+
+    /// A pass of GC begins.
+    pub const fn pass_begins(&mut self) {
+        self.passes += 1;
+    }
+
+    /// The pass that began last has ended, and why before its time.
+    pub fn pass_ends(&mut self, failure: Option<Error>) {
+        let times = 1 + self.failed.as_ref().map_or(0, |failed| failed.times);
+        self.failed = failure.map(|error| Failed { pass: self.passes, times, error });
+    }
+
+    /// Whether a pass must begin at once, for those who wait.
+    #[must_use]
+    pub fn wants_pass(&self) -> bool {
+        let was_once = self.failed.as_ref().is_some_and(|failed| failed.times < TIMES_MIN);
+        self.starved.is_some_and(|starved| was_once || self.passes <= starved.passes.max(self.asked))
+    }
+
+    /// Somebody begins to wait, also for a pass.
+    pub const fn ask(&mut self) -> Asked {
+        self.asked = self.passes;
+        self.now()
+    }
+
+    /// Somebody begins to wait who has no use for a pass: the pass.
+    #[must_use]
+    pub const fn now(&self) -> Asked {
+        Asked { searches: self.searches, passes: self.passes }
+    }
+
+    /// Whether a search that began after `asked` has shown that only a pass can help.
+    #[must_use]
+    pub fn needs_pass(&self, asked: Asked) -> bool {
+        self.starved.is_some_and(|starved| starved.search > asked.searches)
+    }
+
+    /// Why who has waited since `asked` waits in vain, if so.
+    #[must_use]
+    pub fn verdict(&self, asked: Asked) -> Option<Error> {
+        self.failed_after(asked.passes).filter(|_| self.needs_pass(asked))
+    }
+
+    /// The same for those who can do without a bucket, and begin to wait while others do.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Error> {
+        self.failed_after(self.starved?.passes)
+    }
+
+    /// Why the last pass did not come to its end, if so.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.as_ref().map(|failed| failed.error.clone())
+    }
+
+    fn failed_after(&self, passes: u64) -> Option<Error> {
+        let is_final = |failed: &&Failed| failed.times >= TIMES_MIN && failed.pass > passes;
+        self.failed.as_ref().filter(is_final).map(|failed| failed.error.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Starvation {
+        fn search(&mut self, kept_by_age: bool) {
+            self.search_begins();
+            self.search_ends(kept_by_age);
+        }
+
+        fn pass(&mut self, failure: Option<Error>) {
+            self.pass_begins();
+            self.pass_ends(failure);
+        }
+    }
+
+    const ERROR: Error = Error::NoVolume;
+
+    #[test]
+    fn what_one_pass_met_says_nothing() {
+        let mut starvation = Starvation::default();
+        starvation.search(true);
+        let asked = starvation.ask();
+        starvation.search(true);
+        starvation.pass(Some(ERROR));
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (None, None));
+        assert!(starvation.wants_pass(), "the next one is due");
+        starvation.pass(Some(ERROR));
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (Some(ERROR), Some(ERROR)));
+    }
+
+    #[test]
+    fn what_a_pass_met_that_began_before_says_nothing() {
+        let mut starvation = Starvation::default();
+        starvation.pass(Some(ERROR));
+        starvation.pass_begins();
+        starvation.search(true);
+        let asked = starvation.ask();
+        starvation.search(true);
+        starvation.pass_ends(Some(ERROR));
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (None, None));
+        assert!(starvation.wants_pass());
+        starvation.pass_begins();
+        assert!(!starvation.wants_pass());
+        assert_eq!(
+            (starvation.refusal(), starvation.verdict(asked)),
+            (None, None),
+            "not while it is under way"
+        );
+        starvation.pass_ends(Some(ERROR));
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (Some(ERROR), Some(ERROR)));
+        assert!(!starvation.wants_pass(), "it rests");
+    }
+
+    #[test]
+    fn who_asks_later_has_a_pass_of_its_own() {
+        let mut starvation = Starvation::default();
+        starvation.search(true);
+        starvation.pass(Some(ERROR));
+        starvation.pass(Some(ERROR));
+        let asked = starvation.ask();
+        starvation.search(true);
+        assert!(starvation.wants_pass());
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (Some(ERROR), None));
+        starvation.pass(Some(ERROR));
+        assert_eq!(starvation.verdict(asked), Some(ERROR));
+    }
+
+    #[test]
+    fn what_a_search_found_that_began_before_says_nothing() {
+        let mut starvation = Starvation::default();
+        starvation.search_begins();
+        let asked = starvation.ask();
+        starvation.search_ends(true);
+        starvation.pass(Some(ERROR));
+        starvation.pass(Some(ERROR));
+        assert_eq!(starvation.verdict(asked), None);
+        starvation.search(true);
+        assert_eq!(starvation.verdict(asked), Some(ERROR));
+    }
+
+    #[test]
+    fn it_ends_when_a_search_finds_something_or_a_pass_comes_to_its_end() {
+        let mut starvation = Starvation::default();
+        starvation.search(true);
+        let asked = starvation.ask();
+        starvation.search(true);
+        starvation.pass(Some(ERROR));
+        starvation.pass(Some(ERROR));
+        starvation.search(false);
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (None, None));
+        assert!(!starvation.wants_pass());
+        starvation.search(true);
+        starvation.pass(Some(ERROR));
+        starvation.pass(None);
+        starvation.pass(Some(ERROR));
+        assert_eq!((starvation.refusal(), starvation.verdict(asked)), (None, None));
+    }
+}
