@@ -382,5 +382,6 @@ async fn finish(set: &CacheSet) {
     set.spawn(Duty::Changing, writeback::pass::run);
     set.spawn(Duty::Changing, gc::pass::run);
     set.spawn(Duty::Changing, gc::moving::run);
+    set.spawn(Duty::Changing, gc::orphans::run);
     set.spawn(Duty::Changing, crate::request::parked::run);
 }

@@ -36,6 +36,11 @@ impl DirtyCounts {
         self.by_inode.get(&inode).copied().unwrap_or(0)
     }
 
+    /// The volumes that have some.
+    pub fn inodes(&self) -> impl Iterator<Item = Inode> {
+        self.by_inode.iter().filter(|(_, sectors)| **sectors > 0).map(|(inode, _)| *inode)
+    }
+
     /// Dirty sectors of all volumes.
     #[must_use]
     pub fn total(&self) -> u64 {

@@ -42,6 +42,12 @@ impl UuidTable {
         self.numbered().filter(|(_, slot)| slot.is_used())
     }
 
+    /// The volume is no more, and its number is never given to another.
+    #[must_use]
+    pub fn is_invalidated(&self, inode: Inode) -> bool {
+        self.slots.get(inode.0 as usize).is_some_and(UuidSlot::is_invalidated)
+    }
+
     /// The first slot that was never used. Slots are never reused (format 11).
     #[must_use]
     pub fn free_slot(&self) -> Option<Inode> {

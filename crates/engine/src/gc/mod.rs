@@ -1,9 +1,11 @@
 //! Keeping the tree and the buckets tidy. Nobody waits for either to find out what is free: counts are exact all the
 //! time (decision 7).
 //!
-//! `pass` drops stale keys before generations wrap; `moving` gathers the live data of sparse buckets.
+//! `pass` drops stale keys before generations wrap; `moving` gathers the live data of sparse buckets; `orphans` makes void
+//! what is left of volumes that are no more.
 
 pub mod moving;
+pub mod orphans;
 pub mod pass;
 
 use crate::btree::Attempt;

@@ -27,7 +27,7 @@ use bcached_env::{Buffer, Payload};
 use bcached_format::{BackingState, CacheMode, Key};
 
 /// Longest hole put in the tree at once (the kernel's limit).
-const HOLE_SECTORS_MAX: u64 = 32768;
+pub(crate) const HOLE_SECTORS_MAX: u64 = 32768;
 
 /// What the tree says of a range.
 #[derive(Clone, Copy, Debug, Default)]

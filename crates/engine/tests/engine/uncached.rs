@@ -1,8 +1,8 @@
 //! A volume whose data is all on its backing device goes on when its cache does not (decision 10), whatever is asked of
 //! it first; and what the cache held of it never comes back.
 
-use crate::memory::Mishap;
-use crate::rig::{CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
+use crate::memory::{Mishap, NoNote};
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, VolumeId};
 use bcached_env::{Buffer, Op};
 use bcached_format::{BackingState, CacheMode};
@@ -197,5 +197,49 @@ fn a_node_that_cannot_be_read_is_named_until_it_can_be() {
         world.borrow_mut().fate = None;
         assert_eq!(read(sector).await.result, Ok(()));
         assert_eq!(set.status().unreadable.len(), all.len() - 1, "the fault was a passing one");
+    });
+}
+
+/// Write-back had turned everything clean, but the cache device took no more writes, so the journal never heard of it, and
+/// the volume went on without the cache. At the next start it has a new number; under the old one all of it was dirty
+/// again, and kept its buckets for ever.
+#[test]
+fn what_is_dirty_of_a_volume_that_is_no_more_gives_its_buckets_back() {
+    const SECTORS: usize = 1600;
+    let writes_back = || {
+        let writeback_delay = Duration::from_millis(5);
+        Options { writeback_running: true, writeback_delay, ..options() }
+    };
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), writes_back()).await.expect("sound");
+        ask(&set, volume, write(0, SECTORS, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        let mut is_copied = false;
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            is_copied |= disk == BACKING && matches!(op, Op::Flush);
+            let fails = is_copied && disk == CACHE && matches!(op, Op::Write { .. });
+            fails.then_some(Mishap::Fails)
+        }));
+        env.sleep(Duration::from_secs(2)).await;
+        ask(&set, volume, write(50_000, 8, 2)).await;
+        assert_eq!(set.volumes()[0].state, Some(BackingState::Stale));
+    });
+    rig.world.borrow_mut().fate = None;
+    run(&mut rig, move |env| async move {
+        let set = CacheSet::open(env.clone(), CACHE, Box::new(NoNote), writes_back()).await.expect("sound");
+        assert_eq!(set.status().dirty_sectors, SECTORS as u64);
+        let volume = set.add_backing(BACKING, None).await.expect("sound");
+        ask(&set, volume, write(60_000, 8, 3)).await;
+        env.sleep(Duration::from_secs(60)).await;
+        assert_eq!(set.status().dirty_sectors, set.volumes()[0].dirty_sectors);
+    });
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        assert_eq!(set.status().dirty_sectors, set.volumes()[0].dirty_sectors, "it was durable");
+        for (sector, byte) in [(0, 1), (SECTORS as u64 - 1, 1), (50_000, 2), (60_000, 3)] {
+            assert_eq!(bytes(&set, volume, sector, 1).await, [byte], "sector {sector}");
+        }
     });
 }
