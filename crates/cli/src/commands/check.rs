@@ -69,8 +69,10 @@ struct Opened {
 }
 
 enum Role {
-    /// A cache, or something with a damaged superblock.
+    /// A cache.
     Cache,
+    /// Something with a damaged superblock: what it is called, or else a cache.
+    Unfit,
     /// A backing device, and the set that it belongs to, if any.
     Backing(Option<Uuid>),
 }
@@ -80,7 +82,7 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
     let (mut caches, mut backings) = (Vec::new(), Vec::new());
     for path in &flags.devices {
         let opened = open(path)?;
-        if matches!(opened.role, Role::Cache) { caches.push(opened) } else { backings.push(opened) }
+        if matches!(opened.role, Role::Backing(_)) { backings.push(opened) } else { caches.push(opened) }
     }
     for path in &flags.backing {
         let opened = open(path)?;
@@ -88,7 +90,9 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
             return Err(Failure::new(Kind::NotBcache, format!("{} is no backing device", path.display()))
                 .option("--backing"));
         }
-        backings.push(opened);
+        // Only a set's check looks at backing devices.
+        let is_judged = !caches.is_empty() || !matches!(opened.role, Role::Unfit);
+        if is_judged { backings.push(opened) } else { caches.push(opened) }
     }
     let cache_images: Vec<_> = caches.iter().map(|opened| (opened, Image::of(&opened.device))).collect();
     let images: Vec<_> = backings.iter().map(|opened| Image::of(&opened.device)).collect();
@@ -97,7 +101,8 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
         cache_images.iter().map(|(opened, image)| check_set(&opened.name, image, &references)).collect();
     let foreign_backing_devices = foreign(&sets, &backings);
     let sound = sets.iter().all(CheckedSet::is_sound) && foreign_backing_devices.is_empty();
-    let backing_devices = backings.iter().map(|opened| opened.name.clone()).collect();
+    let fit = backings.iter().filter(|opened| matches!(opened.role, Role::Backing(_)));
+    let backing_devices = fit.map(|opened| opened.name.clone()).collect();
     let report = Report::of(&Checked { sound, sets, backing_devices, foreign_backing_devices })?;
     let failure = cache_images.iter().map(|(_, image)| image).chain(&images).find_map(Image::failure);
     Ok(match failure {
@@ -133,7 +138,8 @@ fn open(path: &Path) -> Result<Opened, Failure> {
         Found::Sound(Superblock::Backing(backing)) => {
             Role::Backing((backing.state() != BackingState::None).then(|| backing.set_uuid()))
         }
-        Found::Sound(Superblock::Cache(_)) | Found::Unfit(_) => Role::Cache,
+        Found::Sound(Superblock::Cache(_)) => Role::Cache,
+        Found::Unfit(_) => Role::Unfit,
     };
     Ok(Opened { name: path.display().to_string(), device, role })
 }

@@ -156,7 +156,7 @@ impl Supervisor {
         self.check_strict()?;
         self.name_exports();
         self.start_nbd()?;
-        let outcome = self.advance().and_then(|()| self.serve_events());
+        let outcome = self.look_at_volumes().and_then(|()| self.advance()).and_then(|()| self.serve_events());
         let stopped = self.stop();
         outcome.and(stopped)
     }
