@@ -10,7 +10,7 @@ demo: # An "SSD" and an "HDD" file, a real file system, a crash survived.
 setup: # Only install what the two above need.
 	@tests/setup
 
-fuzz: # Each parser and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
+fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
 	@fuzz/run
 
 sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).

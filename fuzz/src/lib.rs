@@ -1,3 +1,4 @@
-//! Fuzz targets. `targets` holds their bodies, which a test of the main workspace replays over the corpora as well.
+//! Fuzz targets. `targets` and `note` hold their bodies, which tests of the main workspace replay over the corpora as well.
 
+pub mod note;
 pub mod targets;
