@@ -2,8 +2,9 @@
 //!
 //! Order of a batch: read from the cache, write to the backing device, **flush it**, then turn the keys that are
 //! still the same clean, in the journal like any write (decision 7). A key turns clean only if its own copy is proven
-//! durable: one that a failed flush may have dropped, whosever flush it was, stays dirty and is written again. *Clean* goes into the backing superblock only when nothing is dirty, no
-//! write is in progress, and the keys that say so are durable.
+//! durable: one that a failed flush may have dropped, whosever flush it was, stays dirty and is written again. *Clean*
+//! goes into the backing superblock only when nothing is dirty, no write is in progress, and the keys that say so are
+//! durable.
 
 use crate::btree::{Attempt, Need, pointer_to_read};
 use crate::error::{Doing, Error};

@@ -11,7 +11,9 @@
 //!   is asked, which costs a system call without waiting, one for all that a turn of the ring brings;
 //! - on a file system that may wait for its answer (network, FUSE) it is asked by a thread, before such a write, after
 //!   each flush, and when a transfer fails: a read between the cut and the next flush may bring zeroes there;
-//! - block devices never grow by a write and end reads at their end: they are asked after an error.
+//! - block devices hide nothing: none grows by a write, a read behind the end ends early and a write there fails. They
+//!   are asked by a thread, after a read that ended early and after whatever else it did that failed; what the ring's own
+//!   operations meet keeps the kernel's error, which is as final and only says less.
 //!
 //! Not noticed: a file that somebody else cut and made long again between two looks, or cut in the moment between a
 //! look and the write to its very end.
