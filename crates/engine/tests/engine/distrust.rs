@@ -7,7 +7,7 @@ use crate::memory::NoNote;
 use crate::stopped::{CACHE_SECTORS, DATA_OFFSET, key, stopped};
 use bcached_engine::Error;
 use bcached_env::{Note, NoteRecord};
-use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, Uuid, UuidSlot};
+use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, PrioSet, Uuid, UuidSlot, prio};
 
 /// What the other tests are worth: a sensible entry is replayed.
 #[test]
@@ -27,6 +27,28 @@ fn a_number_that_cannot_be_counted_on_from_is_refused() {
     stopped.append(&[data]);
     let error = stopped.refused(Box::new(NoNote));
     assert!(matches!(error, Error::Inconsistent(_)), "{error}");
+}
+
+/// The same for the priorities: the next chain that is stored counts on from there.
+#[test]
+fn a_number_of_the_priorities_that_cannot_be_counted_on_from_is_refused() {
+    for (number, is_possible) in [(u64::MAX / 2, true), (u64::MAX / 2 + 1, false), (u64::MAX, false)] {
+        let mut stopped = stopped();
+        let sector = stopped.header.prio_bucket * 128;
+        let magic = stopped.geometry.magic;
+        let mut bytes = vec![0; stopped.geometry.meta_bytes()];
+        stopped.rig.world.borrow().look(0, sector, &mut bytes);
+        let stored = PrioSet::parse(&bytes, magic).expect("as the set stored it");
+        let mut forged = vec![0; bytes.len()];
+        prio::seal(&mut forged, magic, number, stored.next_bucket, stored.entries());
+        stopped.rig.world.borrow_mut().place(0, sector, &forged);
+        if is_possible {
+            assert_eq!(stopped.reopened(Box::new(NoNote)), Ok(256));
+        } else {
+            let error = stopped.refused(Box::new(NoNote));
+            assert!(matches!(error, Error::Inconsistent(_)), "{number}: {error}");
+        }
+    }
 }
 
 /// Keys that cannot be in a leaf. A pointer to another device was once taken for one to the only device, and one across
