@@ -124,6 +124,8 @@ impl CacheSet {
             let data_offset = superblock.data_offset();
             // Off the block grid nothing can be cached: the grid is that of the backing device's sectors.
             let on_grid = data_offset.is_multiple_of(block);
+            // A former process may have died between the write of what was read and its flush.
+            let in_doubt = info.volatile_cache;
             let cacheable_end = if on_grid { info.sectors - info.sectors % block } else { 0 };
             let volume = Volume {
                 inode: Some(inode),
@@ -140,11 +142,11 @@ impl CacheSet {
                 leaving: 0,
                 writeback_trouble: None,
                 marking_trouble: None,
-                dirty_marked: superblock.state() == BackingState::Dirty,
+                dirty_marked: superblock.state() == BackingState::Dirty && !in_doubt,
                 backing: Some(Backing {
                     disk,
                     superblock,
-                    in_doubt: false,
+                    in_doubt,
                     epoch: Epoch::new(info.volatile_cache),
                     record_lock: Semaphore::new(1),
                 }),

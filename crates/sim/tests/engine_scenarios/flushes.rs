@@ -1,10 +1,10 @@
 //! What a flush covers, and what is left when it fails or is left out.
 
 use crate::bench::quiet;
-use crate::image::on_disk;
-use crate::stage::{BACK, FLUSH, THROUGH, bench, failure, geometry, keep, pause, stage, write};
+use crate::image::{backing, on_disk};
+use crate::stage::{BACK, FLUSH, THROUGH, bench, failure, geometry, keep, pause, stage, write, write_fua};
 use bcached_engine::Options;
-use bcached_format::SUPERBLOCK_SECTOR;
+use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
 use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use bcached_sim::driver::{Crash, OpView};
 use bcached_sim::scenario::Stage;
@@ -29,6 +29,25 @@ fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     assert_eq!(on_disk(&mut stage, 0..64), [Value::Written(1); 64], "what is clean is on the disk");
     assert_eq!(bench.status().dirty_sectors, 0);
     stage.rig().inspect().unwrap();
+}
+
+/// The daemon dies when it has written *dirty* to the disk, whose cache is volatile, and has not flushed it. The next one reads
+/// *dirty* there, a database commits, and then the power goes. The disk would say *clean*, and one takes the cache of a clean
+/// disk away.
+#[test]
+fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable() {
+    let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+    let says_dirty = |op: &OpView| op.disk.0 == 1 && op.sectors.start == SUPERBLOCK_SECTOR && op.completed;
+    stage.crash_at(vec![write(0..8)], says_dirty, Crash::ProcessDeath, Survivors::Everything).unwrap();
+    stage.start().unwrap();
+    assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty, "in the disk's cache");
+    stage.ask(write_fua(8..16)).unwrap();
+    stage.crash(Crash::PowerCut, Survivors::Nothing);
+    assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty);
+    stage.rig().inspect().unwrap();
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
 }
 
 /// A disk's flush fails and drops what it covered; a database tries again and is told that all is well. What it wrote in
