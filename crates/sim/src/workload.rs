@@ -211,6 +211,17 @@ mod tests {
         assert_eq!(twice.steps, [workload.steps[2].clone(), workload.steps[6].clone()]);
     }
 
+    #[test]
+    fn every_seed_can_be_run() {
+        for shape in Shape::all() {
+            for seed in 0..2000 {
+                let Geometry { buckets, bucket_sectors, block_sectors, .. } =
+                    shape.clone().with_steps(0).draw(seed).geometry;
+                assert!(buckets > 512 && bucket_sectors >= 2 * block_sectors, "{} {seed}", shape.name);
+            }
+        }
+    }
+
     /// Half the promises of a random workload: enough writes, and enough of them over live data.
     #[test]
     fn every_shape_has_its_share_of_writes_and_overlaps() {

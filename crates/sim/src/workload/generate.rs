@@ -246,7 +246,11 @@ impl Shape {
             block_sectors,
             set_block_sectors: if rng.one_in(2) { 8 } else { block_sectors },
             bucket_sectors,
-            buckets: if matches!(self.buckets, Buckets::Scarce) { 512 } else { 600 } + rng.below(400),
+            buckets: match self.buckets {
+                // Fewer are no set with a journal.
+                Buckets::Scarce => (512 + rng.below(400)).max(516),
+                _ => 600 + rng.below(400),
+            },
             volumes: vec![self.span; self.volumes],
             torn_sectors,
             backing_volatile: !rng.one_in(4),
