@@ -159,6 +159,11 @@ impl CacheSet {
         self.inner.phases.begin(phase)
     }
 
+    /// True when background tasks that change things end ([`Duty::Changing`]).
+    pub(crate) fn is_ending(&self) -> bool {
+        self.with(|s| s.stopping || s.failed.is_some())
+    }
+
     /// Refuses when the set has failed.
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
         match self.with(|s| s.failed.clone()) {

@@ -166,11 +166,13 @@ impl State {
         self.starvation.refusal()
     }
 
-    /// A flush of the cache device has failed: what it covered may be gone.
-    pub fn lose_unflushed(&mut self, error: IoError) {
-        self.buckets.flushes().fails(error);
-        // The data of keys that only the note holds may be gone too: whoever starts next must not bring them back.
-        self.note.forget_through(u64::MAX);
+    /// The flush of the cache device that was running has ended. After a failure what it covered may be gone.
+    pub fn cache_flush_ends(&mut self, result: Result<(), IoError>) {
+        self.buckets.flushes().ends(result);
+        if result.is_err() {
+            // The data of keys that only the note holds may be gone too: whoever starts next must not bring them back.
+            self.note.forget_through(u64::MAX);
+        }
     }
 
     /// Fewer free buckets than these make the allocator work: the reserves, and what is used while a batch becomes

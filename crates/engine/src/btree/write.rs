@@ -230,12 +230,7 @@ pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
             Turn::Wait => set.signals().cache_flushed.wait().await,
             Turn::Run => {
                 let flushed = set.cache().flush().await;
-                set.with(|s| {
-                    if let Err(source) = flushed {
-                        s.lose_unflushed(source);
-                    }
-                    s.buckets.flushes().ends();
-                });
+                set.with(|s| s.cache_flush_ends(flushed));
                 set.signals().cache_flushed.notify_all();
             }
         }

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    while !set.with(|s| s.stopping || s.failed.is_some()) {
+    while !set.is_ending() {
         let victims = choose(&set).await;
         let gained = if victims.is_empty() { 0 } else { empty(&set, &victims).await.unwrap_or(0) };
         if gained == 0 {

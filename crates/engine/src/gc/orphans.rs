@@ -10,11 +10,12 @@
 
 use crate::btree::Record;
 use crate::error::Error;
-use crate::request::write::HOLE_SECTORS_MAX;
+use crate::request::Range;
+use crate::request::write::holes;
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_format::{Inode, Key, Position};
+use bcached_format::{Inode, Position};
 use core::time::Duration;
 
 /// How often to look for such volumes, which is cheap, and to try again after an error.
@@ -22,20 +23,16 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    while !ends(&set) {
+    while !set.is_ending() {
         for inode in set.with(|s| orphans(s)) {
             // What cannot be reached is named (a node that cannot be read) or ends everything (a failed write).
             let _ = make_void(&set, inode).await;
         }
         let until = set.env().now() + PAUSE;
-        while set.env().now() < until && !ends(&set) {
+        while set.env().now() < until && !set.is_ending() {
             set.env().wait_until(&set.signals().gc_work, until).await;
         }
     }
-}
-
-fn ends(set: &CacheSet) -> bool {
-    set.with(|s| s.stopping || s.failed.is_some())
 }
 
 /// The volumes that are no more and have dirty data.
@@ -47,32 +44,27 @@ async fn make_void(set: &CacheSet, inode: Inode) -> Result<(), Error> {
     let end = Position::MAX.offset;
     let mut at = 0;
     while at < end && set.with(|s| s.dirty.of(inode) > 0 && !s.stopping) {
-        let mut found: Option<(u64, u64)> = None;
+        let mut found: Option<Range> = None;
         let upto = set
             .attempt(|s| {
                 found = None;
                 s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
                     let is_live = key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
                     if key.dirty && is_live {
-                        found = Some((found.map_or(key.start(), |(start, _)| start), key.end));
+                        let start = found.map_or(key.start(), |before| before.start);
+                        found = Some(Range { start, end: key.end });
                     }
                 })
             })
             .await?;
         // Whatever lies between them is as void.
-        if let Some((start, end)) = found {
-            punch(set, inode, start, end).await?;
+        for hole in found.into_iter().flat_map(|range| holes(inode, range)) {
+            if set.is_ending() {
+                break;
+            }
+            set.put_key(&hole, Record::Journal).await?;
         }
         at = upto;
-    }
-    Ok(())
-}
-
-async fn punch(set: &CacheSet, inode: Inode, mut start: u64, end: u64) -> Result<(), Error> {
-    while start < end && !ends(set) {
-        let upto = end.min(start + HOLE_SECTORS_MAX);
-        set.put_key(&Key::hole(inode, start, upto), Record::Journal).await?;
-        start = upto;
     }
     Ok(())
 }

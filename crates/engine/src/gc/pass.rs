@@ -26,7 +26,7 @@ const NODES_A_TURN: u32 = 8;
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    while !ends(&set) {
+    while !set.is_ending() {
         let mut has_failed = false;
         if set.with(is_due) {
             set.with(|s| s.starvation.pass_begins());
@@ -44,10 +44,6 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-fn ends(set: &CacheSet) -> bool {
-    set.with(|s| s.stopping || s.failed.is_some())
-}
-
 fn is_due(s: &mut State) -> bool {
     !s.journal.is_replaying() && (s.buckets.take_gc_wanted() || s.starvation.wants_pass())
 }
@@ -58,7 +54,7 @@ async fn rest(set: &CacheSet, has_failed: bool) {
     loop {
         let is_pressing = !has_failed || set.with(|s| s.starvation.wants_pass());
         let until = began + if is_pressing { PAUSE } else { PAUSE_AFTER_FAILURE };
-        if set.env().now() >= until || ends(set) {
+        if set.env().now() >= until || set.is_ending() {
             return;
         }
         set.env().wait_until(&set.signals().gc_work, until).await;

@@ -22,7 +22,8 @@ pub mod write;
 
 use crate::error::Error;
 use crate::set::CacheSet;
-use crate::volume::VolumeId;
+use crate::volume::epoch::Asked;
+use crate::volume::{Volume, VolumeId};
 use bcached_env::{Buffer, Disk, Payload};
 use bcached_format::{CacheMode, Inode};
 use uncached::or_uncached;
@@ -103,6 +104,20 @@ impl Range {
 }
 
 impl Target {
+    /// What a flow must know of `volume` as it is now.
+    pub fn of(id: VolumeId, volume: &Volume, block_sectors: u64) -> Self {
+        Self {
+            id,
+            inode: volume.inode,
+            backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
+            data_offset: volume.data_offset,
+            sectors: volume.sectors,
+            cacheable_end: volume.cacheable_end,
+            mode: volume.mode,
+            block_sectors,
+        }
+    }
+
     /// The blocks that `range` touches, wherever they lie.
     pub const fn whole_blocks(&self, range: Range) -> Range {
         let start = range.start - range.start % self.block_sectors;
@@ -111,8 +126,8 @@ impl Target {
 
     /// The blocks that `range` touches, as far as they lie in the cacheable part; `None` if none does.
     pub fn blocks_around(&self, range: Range) -> Option<Range> {
-        let start = range.start - range.start % self.block_sectors;
-        let end = range.end.next_multiple_of(self.block_sectors).min(self.cacheable_end);
+        let Range { start, end } = self.whole_blocks(range);
+        let end = end.min(self.cacheable_end);
         (self.inode.is_some() && start < end && start >= self.data_offset).then_some(Range { start, end })
     }
 }
@@ -120,19 +135,18 @@ impl Target {
 impl CacheSet {
     /// Carries out one request. Any number may be in flight; overlapping writes take effect in the order of the calls.
     pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
-        let target = match self.begin_request(volume) {
-            Ok(target) => target,
+        let (target, asked) = match self.begin_request(volume) {
+            Ok(begun) => begun,
             Err(error) => return refuse(request, error),
         };
-        let changes = matches!(request, Request::Write { .. } | Request::WriteZeroes { .. });
-        let asked = flush::epoch(self, volume, |epoch| epoch.asks()).filter(|_| changes);
+        let writes = matches!(request, Request::Write { .. } | Request::WriteZeroes { .. });
         let reply = self.dispatch(&target, request).await;
-        if let (Ok(()), Some(asked)) = (&reply.result, asked) {
-            flush::epoch(self, volume, |epoch| epoch.acknowledge(asked));
-        }
         self.with(|s| {
-            if let Some(volume) = s.volumes.get_mut(volume) {
-                volume.requests -= 1;
+            let Some(volume) = s.volumes.get_mut(volume) else { return };
+            volume.requests -= 1;
+            let backing = volume.backing.as_mut().filter(|_| writes && reply.result.is_ok());
+            if let Some((backing, asked)) = backing.zip(asked) {
+                backing.epoch.acknowledge(asked);
             }
         });
         self.signals().ranges.notify_all();
@@ -184,7 +198,8 @@ impl CacheSet {
         }
     }
 
-    fn begin_request(&self, id: VolumeId) -> Result<Target, Error> {
+    /// Counts a request; what it must know, and when it was asked for by the backing device's flushes.
+    fn begin_request(&self, id: VolumeId) -> Result<(Target, Option<Asked>), Error> {
         let block_sectors = self.with(|s| s.geometry.block_sectors);
         self.with(|s| {
             if s.stopping {
@@ -192,16 +207,8 @@ impl CacheSet {
             }
             let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
             volume.requests += 1;
-            Ok(Target {
-                id,
-                inode: volume.inode,
-                backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
-                data_offset: volume.data_offset,
-                sectors: volume.sectors,
-                cacheable_end: volume.cacheable_end,
-                mode: volume.mode,
-                block_sectors,
-            })
+            let target = Target::of(id, volume, block_sectors);
+            Ok((target, volume.backing.as_ref().map(|backing| backing.epoch.asks())))
         })
     }
 }

@@ -19,10 +19,10 @@ pub async fn run(set: CacheSet) {
     loop {
         let until = set.env().now() + set.with(|s| s.options.parked_delay);
         set.env().sleep(REST).await;
-        while set.env().now() < until && !set.with(|s| s.stopping || s.failed.is_some() || has_many(s)) {
+        while set.env().now() < until && !set.is_ending() && !set.with(|s| has_many(s)) {
             set.env().wait_until(&set.signals().parked_work, until).await;
         }
-        if set.with(|s| s.stopping || s.failed.is_some()) {
+        if set.is_ending() {
             return;
         }
         let waiting: Vec<VolumeId> = set.with(|s| {

@@ -24,10 +24,10 @@ use crate::volume::epoch::{Begun, Epoch, Stamp};
 use crate::volume::{Volume, record};
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload};
-use bcached_format::{BackingState, CacheMode, Key};
+use bcached_format::{BackingState, CacheMode, Inode, Key};
 
 /// Longest hole put in the tree at once (the kernel's limit).
-pub(crate) const HOLE_SECTORS_MAX: u64 = 32768;
+const HOLE_SECTORS_MAX: u64 = 32768;
 
 /// What the tree says of a range.
 #[derive(Clone, Copy, Debug, Default)]
@@ -243,10 +243,8 @@ async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Resu
 /// Puts holes over a range: journalled, not waited for.
 pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
-    let mut at = range.start;
-    while at < range.end {
-        let end = range.end.min(at + HOLE_SECTORS_MAX);
-        let punched = set.put_key(&Key::hole(inode, at, end), Record::Journal).await;
+    for hole in holes(inode, range) {
+        let punched = set.put_key(&hole, Record::Journal).await;
         // Whatever came of it: some of its leaves may have their hole.
         set.with(|s| {
             let sequence = s.journal.appended();
@@ -255,9 +253,18 @@ pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Resu
             }
         });
         punched?;
-        at = end;
     }
     Ok(())
+}
+
+/// The keys that make a range of a volume void.
+pub(crate) fn holes(inode: Inode, range: Range) -> impl Iterator<Item = Key> {
+    let mut at = range.start;
+    core::iter::from_fn(move || {
+        let start = at;
+        at = range.end.min(start + HOLE_SECTORS_MAX);
+        (start < range.end).then(|| Key::hole(inode, start, at))
+    })
 }
 
 /// Into the cache, dirty. Where the cache cannot take it the data goes to the backing device, flushed, before what is
@@ -456,7 +463,7 @@ impl State {
     /// Adds what one leaf says of `[start, end)` to a survey; returns where the leaf ends.
     pub(crate) fn survey_leaf(
         &mut self,
-        inode: bcached_format::Inode,
+        inode: Inode,
         start: u64,
         end: u64,
         survey: &mut Survey,

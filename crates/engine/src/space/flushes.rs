@@ -60,17 +60,13 @@ impl Flushes {
         Turn::Run
     }
 
-    /// The flush that is running has failed.
-    pub fn fails(&mut self, error: IoError) {
-        self.failure.get_or_insert(error);
-    }
-
-    /// The flush that was running has ended, with [`Flushes::fails`] before if it failed.
-    pub const fn ends(&mut self) {
+    /// The flush that was running has ended. After a failure none runs any more.
+    pub fn ends(&mut self, result: Result<(), IoError>) {
         assert!(self.running, "a flush that ends has begun");
         self.running = false;
-        if self.failure.is_none() {
-            self.succeeded = self.begun;
+        match result {
+            Ok(()) => self.succeeded = self.begun,
+            Err(error) => self.failure = Some(error),
         }
     }
 
@@ -98,10 +94,10 @@ mod tests {
         assert_eq!(flushes.turn(first), Turn::Run);
         let (second, third) = (flushes.wanted(), flushes.wanted());
         assert_eq!((flushes.turn(second), flushes.turn(third)), (Turn::Wait, Turn::Wait));
-        flushes.ends();
+        flushes.ends(Ok(()));
         assert_eq!((flushes.turn(first), flushes.turn(second)), (Turn::Done, Turn::Run));
         assert_eq!(flushes.turn(third), Turn::Wait);
-        flushes.ends();
+        flushes.ends(Ok(()));
         assert_eq!(flushes.turn(third), Turn::Done);
     }
 
@@ -111,8 +107,7 @@ mod tests {
         let wanted = flushes.wanted();
         assert_eq!(flushes.turn(wanted), Turn::Run);
         let written = flushes.begun();
-        flushes.fails(failure());
-        flushes.ends();
+        flushes.ends(Err(failure()));
         assert_eq!(flushes.turn(wanted), Turn::Failed(failure()));
         assert!(flushes.may_have_dropped(written) && !flushes.may_have_dropped(0));
     }

@@ -124,9 +124,9 @@ impl CacheSet {
             let data_offset = superblock.data_offset();
             // Off the block grid nothing can be cached: the grid is that of the backing device's sectors.
             let on_grid = data_offset.is_multiple_of(block);
+            let cacheable_end = if on_grid { info.sectors - info.sectors % block } else { 0 };
             // A former process may have died between the write of what was read and its flush.
             let in_doubt = info.volatile_cache;
-            let cacheable_end = if on_grid { info.sectors - info.sectors % block } else { 0 };
             let volume = Volume {
                 inode: Some(inode),
                 uuid: superblock.uuid(),
@@ -171,16 +171,7 @@ impl CacheSet {
     pub(crate) fn target(&self, id: VolumeId) -> Option<Target> {
         self.with(|s| {
             let volume = s.volumes.get(id)?;
-            Some(Target {
-                id,
-                inode: volume.inode,
-                backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
-                data_offset: volume.data_offset,
-                sectors: volume.sectors,
-                cacheable_end: volume.cacheable_end,
-                mode: volume.mode,
-                block_sectors: s.geometry.block_sectors,
-            })
+            Some(Target::of(id, volume, s.geometry.block_sectors))
         })
     }
 }

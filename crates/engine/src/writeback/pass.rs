@@ -38,7 +38,7 @@ struct Work {
 /// The task.
 pub async fn run(set: CacheSet) {
     loop {
-        if set.with(|s| s.stopping || s.failed.is_some()) {
+        if set.is_ending() {
             return;
         }
         let mut cleaned = 0;

@@ -82,6 +82,13 @@ fn dead_children_stay_dead_however_often_their_buckets_are_reused() {
     executor.block_on(script).expect("nobody waits for ever");
 }
 
+/// Small extents, none beside another: keys for several leaves.
+async fn scatter(set: &CacheSet, volume: VolumeId) {
+    for number in 0..6000 {
+        write(set, volume, 2 * number, 1, 7).await;
+    }
+}
+
 /// A leaf cannot be read any more. GC never came to its end, so after 96 uses of each bucket none could be used again; and
 /// every write waited for one, for ever, though its volume has a backing device.
 #[test]
@@ -92,9 +99,7 @@ fn a_leaf_that_can_never_be_read_makes_nobody_wait_for_ever() {
     let world = Rc::clone(&rig.world);
     crate::rig::run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("a new set");
-        for number in 0..6000 {
-            write(&set, volume, 2 * number, 1, 7).await;
-        }
+        scatter(&set, volume).await;
         for number in 0..420 {
             write(&set, volume, 20_000 + number * BUCKET, BUCKET, 7).await;
         }
@@ -147,9 +152,7 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
     let world = Rc::clone(&rig.world);
     crate::rig::run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("a new set");
-        for number in 0..6000 {
-            write(&set, volume, 2 * number, 1, 7).await;
-        }
+        scatter(&set, volume).await;
         for sector in COLD.step_by(128) {
             write(&set, volume, sector, BUCKET, 7).await;
         }
