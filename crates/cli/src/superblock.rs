@@ -5,8 +5,8 @@ use crate::device::{self, Device};
 use crate::failure::{Failure, Kind};
 use bcached_format::superblock::STRUCTURE;
 use bcached_format::{
-    BackingState, CacheMode, DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
-    Superblock, SuperblockError, units::bytes_of,
+    BackingState, DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    SuperblockError, units::bytes_of,
 };
 
 /// What stands where a superblock would be.
@@ -86,17 +86,6 @@ impl<'a> Fields<'a> {
         let bytes = self.bytes(name);
         assert!(bytes.len() <= 8, "{name} is no number");
         bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
-    }
-}
-
-/// The kernel's word for a cache mode.
-#[must_use]
-pub const fn cache_mode_name(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::Writethrough => "writethrough",
-        CacheMode::Writeback => "writeback",
-        CacheMode::Writearound => "writearound",
-        CacheMode::None => "none",
     }
 }
 

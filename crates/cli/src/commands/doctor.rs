@@ -6,7 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
 use crate::sizes::human;
-use crate::superblock::{self, Found, cache_mode_name, state_name};
+use crate::superblock::{self, Found, state_name};
 use bcached_daemon::notes;
 use bcached_format::Superblock;
 use bcached_format::units::bytes_of;
@@ -217,7 +217,7 @@ fn describe(superblock: &Superblock) -> String {
         Superblock::Backing(backing) => format!(
             "backing device {}, {}, {}, of set {}",
             backing.uuid(),
-            cache_mode_name(backing.cache_mode()),
+            backing.cache_mode().name(),
             state_name(backing.state()),
             backing.set_uuid()
         ),

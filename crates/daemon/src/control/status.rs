@@ -3,7 +3,6 @@
 
 use crate::sizes::human;
 use bcached_engine::Opening;
-use bcached_format::CacheMode;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
 
@@ -213,16 +212,6 @@ pub struct Client {
     pub volume: Option<String>,
     /// It has written.
     pub writing: bool,
-}
-
-/// The configuration's word for a cache mode.
-pub(crate) const fn mode_name(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::Writethrough => "writethrough",
-        CacheMode::Writeback => "writeback",
-        CacheMode::Writearound => "writearound",
-        CacheMode::None => "none",
-    }
 }
 
 impl Status {

@@ -4,7 +4,6 @@ use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health};
 use crate::control::status::{
     Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved, Volume, VolumeFacts,
-    mode_name,
 };
 use crate::engine_thread::Engine;
 use bcached_engine::Status as EngineStatus;
@@ -164,7 +163,7 @@ fn facts(info: &VolumeInfo) -> VolumeFacts {
         label: info.label.to_string(),
         size_bytes: info.sectors * 512,
         block_bytes: info.block_sectors * 512,
-        cache_mode: mode_name(info.mode).to_owned(),
+        cache_mode: info.mode.name().to_owned(),
         backing_state: info.state.map(|state| {
             match state {
                 BackingState::None => "no cache",

@@ -1,7 +1,6 @@
 //! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
 
 use crate::config::{self, Config};
-use crate::control::status::mode_name;
 use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
@@ -488,7 +487,7 @@ impl Table {
                     Ok(()) => tracing::info!(
                         event = "cache-mode-set",
                         "{name}: its cache mode is {} now",
-                        mode_name(mode)
+                        mode.name()
                     ),
                     Err(error) => tracing::error!(event = "cache-mode-failed", "{name}: {error}"),
                 };

@@ -24,6 +24,17 @@ pub enum CacheMode {
 }
 
 impl CacheMode {
+    /// The kernel's word for it, which is also that of our configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Writethrough => "writethrough",
+            Self::Writeback => "writeback",
+            Self::Writearound => "writearound",
+            Self::None => "none",
+        }
+    }
+
     fn from_value(value: u8) -> Result<Self, SuperblockError> {
         match value {
             0 => Ok(Self::Writethrough),

@@ -3,7 +3,7 @@
 use super::Target;
 use super::plan::Planned;
 use crate::output::Show;
-use crate::superblock::{cache_mode_name, replacement_name};
+use crate::superblock::replacement_name;
 use bcached_format::units::bytes_of;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -76,7 +76,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
             backing.block_sectors(),
             MadeKind::Backing {
                 data_offset_bytes: bytes_of(backing.data_offset()),
-                cache_mode: cache_mode_name(backing.cache_mode()),
+                cache_mode: backing.cache_mode().name(),
                 label: backing.label().to_string(),
             },
         ),
