@@ -17,6 +17,14 @@ fn set(images: &Images) -> (String, String) {
     (cache, backing)
 }
 
+/// Writes sevens over the first megabyte of the volume, and flushes.
+fn fill(daemon: &Daemon, images: &Images) {
+    let data = images.path("data");
+    std::fs::write(&data, vec![7; 1 << 20]).expect("data");
+    let data = data.to_str().expect("text");
+    assert_eq!(run(tool("nbdcopy").args(["--flush", data, &daemon.uri("tank")])).exit, 0);
+}
+
 /// The engine had begun to write before it turned out that nobody could be served.
 #[test]
 fn a_socket_in_use_is_found_before_a_device_is_written() {
@@ -144,11 +152,8 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     let images = Images::new();
     let (cache, backing) = set(&images);
     let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
-    let data = images.path("data");
-    std::fs::write(&data, vec![7; 1 << 20]).expect("data");
+    fill(&daemon, &images);
     let uri = daemon.uri("tank");
-    let data = data.to_str().expect("text");
-    assert_eq!(run(tool("nbdcopy").args(["--flush", data, &uri])).exit, 0);
     assert_eq!(daemon.status()["volumes"][0]["state"], "served");
 
     // What goes beyond a limit of file size fails like a bad device: the signal that comes with it is caught. The log is
@@ -177,10 +182,7 @@ fn dirty_data_of_a_volume_that_nobody_named_is_told() {
     let images = Images::new();
     let (cache, backing) = set(&images);
     let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
-    let data = images.path("data");
-    std::fs::write(&data, vec![7; 1 << 20]).expect("data");
-    let data = data.to_str().expect("text");
-    assert_eq!(run(tool("nbdcopy").args(["--flush", data, &daemon.uri("tank")])).exit, 0);
+    fill(&daemon, &images);
     daemon.kill();
     let daemon = Daemon::start(&images, &["--cache", &cache]);
     // On a machine that took its time all of it has been written back; what is left now stays.

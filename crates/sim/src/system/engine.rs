@@ -29,7 +29,7 @@ pub struct Engine;
 const FINDINGS_SHOWN: usize = 4;
 
 /// A device that nobody uses, as the checker reads it.
-struct Image<'a>(&'a Device);
+pub struct Image<'a>(pub &'a Device);
 
 impl ReadAt for Image<'_> {
     fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -86,7 +86,9 @@ const fn first_mode(geometry: &Geometry, volume: usize) -> CacheMode {
     }
 }
 
-const fn mode(mode: Mode) -> CacheMode {
+/// A mode in the engine's words.
+#[must_use]
+pub const fn mode(mode: Mode) -> CacheMode {
     match mode {
         Mode::Writethrough => CacheMode::Writethrough,
         Mode::Writeback => CacheMode::Writeback,
@@ -181,28 +183,32 @@ impl System for Engine {
     }
 }
 
+/// Puts a request to the engine in its words, and its answer in ours.
+#[must_use]
+pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
+    let set = set.clone();
+    let request = match request {
+        Request::Read { sector, buffer } => bcached_engine::Request::Read { sector, buffer },
+        Request::Write { sector, payload, fua } => bcached_engine::Request::Write { sector, payload, fua },
+        Request::Flush => bcached_engine::Request::Flush,
+        Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
+        Request::WriteZeroes { sector, sectors, fua } => {
+            bcached_engine::Request::WriteZeroes { sector, sectors, fua }
+        }
+    };
+    Box::pin(async move {
+        let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
+        Reply { result: result.map_err(Refusal::from_error), buffer }
+    })
+}
+
 impl Running for Open {
     fn volumes(&self) -> Vec<VolumeShape> {
         self.shapes.clone()
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        let (set, id) = (self.set.clone(), self.volumes[volume as usize]);
-        let request = match request {
-            Request::Read { sector, buffer } => bcached_engine::Request::Read { sector, buffer },
-            Request::Write { sector, payload, fua } => {
-                bcached_engine::Request::Write { sector, payload, fua }
-            }
-            Request::Flush => bcached_engine::Request::Flush,
-            Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
-            Request::WriteZeroes { sector, sectors, fua } => {
-                bcached_engine::Request::WriteZeroes { sector, sectors, fua }
-            }
-        };
-        Box::pin(async move {
-            let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
-            Reply { result: result.map_err(Refusal::from_error), buffer }
-        })
+        serve(&self.set, self.volumes[volume as usize], request)
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {

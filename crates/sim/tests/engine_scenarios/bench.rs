@@ -3,9 +3,8 @@
 
 use bcached_engine::{CacheSet, Options, Phases, Status, VolumeId};
 use bcached_env::{DiskId, Env, Note};
-use bcached_format::CacheMode;
 use bcached_sim::disk::Device;
-use bcached_sim::system::engine::Engine;
+use bcached_sim::system::engine::{self, Engine};
 use bcached_sim::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -120,32 +119,12 @@ impl Running for Open {
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        let (set, id) = (self.set.clone(), self.id(volume));
-        let request = match request {
-            Request::Read { sector, buffer } => bcached_engine::Request::Read { sector, buffer },
-            Request::Write { sector, payload, fua } => {
-                bcached_engine::Request::Write { sector, payload, fua }
-            }
-            Request::Flush => bcached_engine::Request::Flush,
-            Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
-            Request::WriteZeroes { sector, sectors, fua } => {
-                bcached_engine::Request::WriteZeroes { sector, sectors, fua }
-            }
-        };
-        Box::pin(async move {
-            let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
-            Reply { result: result.map_err(Refusal::from_error), buffer }
-        })
+        engine::serve(&self.set, self.id(volume), request)
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
         let (set, id) = (self.set.clone(), self.id(volume));
-        let mode = match wanted {
-            Mode::Writethrough => CacheMode::Writethrough,
-            Mode::Writeback => CacheMode::Writeback,
-            Mode::Writearound => CacheMode::Writearound,
-            Mode::None => CacheMode::None,
-        };
+        let mode = engine::mode(wanted);
         Box::pin(async move { set.set_cache_mode(id, mode).await.map_err(Refusal::from_error) })
     }
 

@@ -1,43 +1,21 @@
 //! What stands on devices that nobody uses: looked at with the offline checker, and damaged by hand.
 
-use bcached_check::{NodeRecord, ReadAt, Record, dump};
+use bcached_check::{NodeRecord, Record, dump};
 use bcached_format::prio::{self, BucketPrio, PrioSet};
 use bcached_format::uuid::{self, UuidSlot};
 use bcached_format::{
-    BackingSuperblock, DeviceFacts, Gen, Geometry, RawSuperblock, SECTOR_BYTES, SUPERBLOCK_BYTES,
-    SUPERBLOCK_SECTOR, Superblock,
+    BackingSuperblock, DeviceFacts, Gen, Geometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    Superblock,
 };
-use bcached_sim::disk::Device;
 use bcached_sim::scenario::Stage;
 use bcached_sim::stamp::{self, Value};
-use std::io;
+use bcached_sim::system::engine::Image;
 use std::ops::Range;
-
-/// A device as the checker reads it.
-struct Image(Device);
-
-impl ReadAt for Image {
-    fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let sectors = (buffer.len() as u64).div_ceil(SECTOR_BYTES);
-        if sector.checked_add(sectors).is_none_or(|end| end > self.0.model.sectors) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut whole =
-            vec![0; usize::try_from(sectors * SECTOR_BYTES).expect("just less than a sector more")];
-        self.0.read(sector, &mut whole).map_err(|kind| io::Error::other(format!("{kind:?}")))?;
-        buffer.copy_from_slice(&whole[..buffer.len()]);
-        Ok(())
-    }
-
-    fn sectors(&self) -> u64 {
-        self.0.model.sectors
-    }
-}
 
 /// Everything that the metadata of the cache says.
 pub fn records(stage: &mut Stage) -> Vec<Record> {
     let mut records = Vec::new();
-    dump(&Image(stage.device(0).clone()), &mut |record| records.push(record));
+    dump(&Image(&stage.device(0)), &mut |record| records.push(record));
     records
 }
 
