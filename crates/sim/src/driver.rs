@@ -326,17 +326,26 @@ impl World {
         }
     }
 
+    fn fail_write(&mut self, disk: usize, number: u64, landed: Landed) {
+        if self.devices[disk].fail(number, landed) {
+            self.tell_drop(disk);
+        }
+    }
+
+    /// A flush has failed and dropped what it covered.
+    fn tell_drop(&mut self, disk: usize) {
+        if let Some(tell) = &mut self.on_drop {
+            tell(disk);
+        }
+    }
+
     fn end(&mut self, disk: usize, token: Token, ending: Ending) -> Completion {
         let device = &mut self.devices[disk];
         let (result, buffer) = match ending {
             Ending::Read(result, buffer) => (result, Some(buffer)),
             Ending::Refused(kind, buffer) => (Err(kind), buffer),
             Ending::Write { number, failed: Some(landed) } => {
-                if device.fail(number, landed)
-                    && let Some(tell) = &mut self.on_drop
-                {
-                    tell(disk);
-                }
+                self.fail_write(disk, number, landed);
                 (Err(IoErrorKind::Io), None)
             }
             Ending::Write { number, failed: None } => {
@@ -345,9 +354,7 @@ impl World {
             }
             Ending::Flush { flush, failed: true } => {
                 device.fail_flush(&flush);
-                if let Some(tell) = &mut self.on_drop {
-                    tell(disk);
-                }
+                self.tell_drop(disk);
                 (Err(IoErrorKind::Io), None)
             }
             Ending::Flush { flush, failed: false } => {
@@ -421,11 +428,7 @@ impl World {
         match due {
             Due::Done { disk, token, ending: Ending::Write { number, .. }, view } => {
                 let landed = if self.rng.one_in(2) { Landed::Everything } else { Landed::Nothing };
-                if self.devices[disk].fail(number, landed)
-                    && let Some(tell) = &mut self.on_drop
-                {
-                    tell(disk);
-                }
+                self.fail_write(disk, number, landed);
                 Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
             }
             Due::Done { disk, token, ending: Ending::Flush { .. }, view } => {

@@ -163,11 +163,14 @@ fn main() -> ExitCode {
     }
 }
 
+fn system(name: &str) -> Result<Rc<dyn System>> {
+    let names = || system_names().join(", ");
+    system_named(name).with_context(|| format!("no system {name:?}; there are {}", names()))
+}
+
 impl What {
     fn system(&self) -> Result<Rc<dyn System>> {
-        let names = || system_names().join(", ");
-        system_named(&self.system)
-            .with_context(|| format!("no system {:?}; there are {}", self.system, names()))
+        system(&self.system)
     }
 
     fn draw(&self, seed: u64) -> Result<Workload> {
@@ -299,9 +302,7 @@ fn sweep_seeds(args: &SweepArgs) -> Result<bool> {
 
 /// Ends with the first failure.
 fn hunt(args: &HuntArgs) -> Result<bool> {
-    let names = || system_names().join(", ");
-    let system = system_named(&args.system)
-        .with_context(|| format!("no system {:?}; there are {}", args.system, names()))?;
+    let system = system(&args.system)?;
     let from = args.from.unwrap_or_else(fresh_number);
     println!("hunt {from}");
     let (mut figures, mut rounds) = (Figures::default(), 0);
