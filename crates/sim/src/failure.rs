@@ -4,7 +4,7 @@ use crate::disk::Survivors;
 use crate::driver::{Crash, Halt};
 use crate::oracle::Violation;
 use crate::system::Refusal;
-use crate::workload::{Workload, format_places};
+use crate::workload::{DRAWING, Workload, format_places};
 use std::fmt;
 use std::str::FromStr;
 
@@ -133,8 +133,10 @@ impl Failure {
     #[must_use]
     pub fn command(&self) -> String {
         let (name, seed, drawn, kept) = &self.workload;
-        let mut command =
-            format!("sim run --system {} --workload {name} --length {drawn} --seed {seed}", self.system);
+        let mut command = format!(
+            "sim run --system {} --workload {name} --length {drawn} --seed {seed} --drawing {DRAWING}",
+            self.system
+        );
         if let Some(kept) = kept {
             command += &format!(" --steps {}", format_places(kept));
         }

@@ -12,7 +12,7 @@ use bcached_sim::hunt::Round;
 use bcached_sim::minimise::{fault_of, minimise};
 use bcached_sim::run::{rig_for, whole, whole_of};
 use bcached_sim::system::{System, system_named, system_names};
-use bcached_sim::workload::{Shape, Workload, parse_places};
+use bcached_sim::workload::{DRAWING, Shape, Workload, check_drawing, parse_places};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rustix::time::{ClockId, clock_gettime};
 use std::io::Write as _;
@@ -65,6 +65,9 @@ struct RunArgs {
     /// The seed.
     #[arg(long)]
     seed: u64,
+    /// The drawing that the seed is of, as it was printed; another one than this simulator's is refused.
+    #[arg(long)]
+    drawing: Option<u32>,
     /// Only these of the steps, as 0-3,7.
     #[arg(long)]
     steps: Option<String>,
@@ -120,6 +123,9 @@ struct HuntArgs {
     /// The number that the hunt's seeds follow from, instead of a fresh one.
     #[arg(long)]
     from: Option<u64>,
+    /// The drawing that it was printed with.
+    #[arg(long, requires = "from")]
+    drawing: Option<u32>,
     /// Report a failure as it is found, without looking for a shorter way.
     #[arg(long)]
     as_found: bool,
@@ -182,6 +188,7 @@ impl What {
 }
 
 fn run(args: &RunArgs) -> Result<bool> {
+    args.drawing.map_or(Ok(()), check_drawing)?;
     let system = args.what.system()?;
     let mut workload = args.what.draw(args.seed)?;
     if let Some(text) = &args.steps {
@@ -302,9 +309,10 @@ fn sweep_seeds(args: &SweepArgs) -> Result<bool> {
 
 /// Ends with the first failure.
 fn hunt(args: &HuntArgs) -> Result<bool> {
+    args.drawing.map_or(Ok(()), check_drawing)?;
     let system = system(&args.system)?;
     let from = args.from.unwrap_or_else(fresh_number);
-    println!("hunt {from}");
+    println!("hunt {from}, drawing {DRAWING}");
     let (mut figures, mut rounds) = (Figures::default(), 0);
     let mut found = None;
     let limit = Duration::from_secs(args.seconds);

@@ -3,6 +3,7 @@
 //! The steps do not depend on answers; how they interleave does not stand here either: up to `depth` requests are in
 //! flight together, and the simulated world decides who comes when.
 
+mod drawing;
 mod generate;
 
 use crate::disk::Rule;
@@ -11,6 +12,7 @@ use crate::system::{Geometry, Mode};
 use std::fmt;
 use std::ops::Range;
 
+pub use drawing::{DRAWING, OtherDrawing, check_drawing};
 pub use generate::Shape;
 
 /// One thing that clients do.

@@ -5,7 +5,7 @@ use bcached_sim::failure::Failure;
 use bcached_sim::minimise::{fault_of, minimise};
 use bcached_sim::system::System;
 use bcached_sim::system::mutant::{ALL, Fault, Mutant};
-use bcached_sim::workload::Shape;
+use bcached_sim::workload::{DRAWING, Shape};
 use std::rc::Rc;
 
 /// The failure that the random workloads find first, and after how many of them.
@@ -47,10 +47,8 @@ fn a_failure_is_shortened() {
     // One zeroing and at most one read: even without, the last verification reads.
     assert!(minimal.workload.steps.len() <= 3, "{:?}", minimal.workload.steps);
     let command = minimal.failure.command();
-    assert!(
-        command.starts_with(
-            "sim run --system mutant-ZeroesHalf --workload mixed --length 300 --seed 1 --steps "
-        ),
-        "{command}"
+    let wanted = format!(
+        "sim run --system mutant-ZeroesHalf --workload mixed --length 300 --seed 1 --drawing {DRAWING} --steps "
     );
+    assert!(command.starts_with(&wanted), "{command}");
 }

@@ -1,0 +1,72 @@
+//! Which drawing a seed is of. A seed means a workload only together with the code that draws: other weights, another
+//! shape, another order of asking for random numbers, and the same seed is another workload. So the drawing has a number,
+//! which every printed command carries, and a seed of another drawing is refused instead of running something else.
+
+/// What every drawing so far has drawn, as the test below sums it up; the last one is what this code draws.
+///
+/// Whoever changes what is drawn appends the new sum that the test prints, and takes no old one away.
+const DRAWINGS: &[u64] = &[0xc6d5_857a_e4fc_14b4];
+
+/// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw) and the rounds of a hunt make of a seed.
+#[expect(clippy::cast_possible_truncation, reason = "one entry for each change of the drawing")]
+pub const DRAWING: u32 = DRAWINGS.len() as u32;
+
+/// A seed means something else here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the seed is of drawing {given} and this simulator draws by {DRAWING}, which makes another workload of it: build the \
+     commit that printed the seed, or run the script that the workload was saved in (sim run --script FILE)"
+)]
+pub struct OtherDrawing {
+    /// The drawing that the seed is of.
+    pub given: u32,
+}
+
+/// That a seed of drawing `given` can be drawn here.
+///
+/// # Errors
+/// If it would be another workload.
+pub const fn check_drawing(given: u32) -> Result<(), OtherDrawing> {
+    if given == DRAWING { Ok(()) } else { Err(OtherDrawing { given }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::Digest;
+    use crate::hunt::Round;
+    use crate::workload::{Shape, Workload};
+
+    /// Some seeds of all shapes, what follows a recovery, and two rounds of each kind of some hunt.
+    fn drawn() -> Vec<Workload> {
+        let shapes = Shape::all().iter().flat_map(|shape| (0..4).map(|seed| shape.draw(seed)));
+        shapes.chain((0..36).map(|index| Round::of(1, index).workload)).collect()
+    }
+
+    fn take_in(digest: &mut Digest, workload: &Workload) {
+        let Workload { name, seed, geometry, grown, depth, troubled, .. } = workload;
+        digest.bytes(format!("{name} {seed} {geometry:?} {grown:?} {depth} {troubled}").as_bytes());
+        for step in workload.steps.iter().chain(&Shape::aftermath(workload, *seed, 8)) {
+            digest.bytes(step.to_string().as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_changed_drawing_has_a_new_number() {
+        let mut digest = Digest::new();
+        for workload in drawn() {
+            take_in(&mut digest, &workload);
+        }
+        let (now, known) = (digest.value(), DRAWINGS[DRAWINGS.len() - 1]);
+        assert!(now == known, "the drawing changed: raise DRAWING by appending {now:#018x} to DRAWINGS");
+    }
+
+    #[test]
+    fn a_seed_of_another_drawing_is_refused() {
+        assert_eq!(check_drawing(DRAWING), Ok(()));
+        for given in [0, DRAWING - 1, DRAWING + 1] {
+            let refusal = check_drawing(given).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("of drawing {given} ")), "{refusal}");
+        }
+    }
+}
