@@ -14,7 +14,7 @@ use crate::oracle::Oracle;
 use crate::rig::{Rig, Snapshot};
 use crate::run::{play, rig_for, verified_life};
 use crate::system::System;
-use crate::workload::{Shape, Workload};
+use crate::workload::{Shape, Step, Workload};
 use bcached_engine::Phases;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -35,7 +35,8 @@ pub struct Depth {
 
 impl Depth {
     /// Every point with nothing, everything and eight subsets; one recovery in 32 is crashed at each of its points.
-    pub const FULL: Self = Self { every: 1, subsets: 8, recovery_one_in: 32, aftermath: 8 };
+    /// Afterwards as much is done as in a quick look: a replay does not know which of the two has found its crash.
+    pub const FULL: Self = Self { subsets: 8, recovery_one_in: 32, ..Self::QUICK };
 
     /// For a quick look: every point, two subsets, one recovery in 64.
     pub const QUICK: Self = Self { every: 1, subsets: 2, recovery_one_in: 64, aftermath: 4 };
@@ -78,8 +79,7 @@ impl Judge {
         let cut = cuts.last().expect("there is a cut to try");
         let mut after = snapshot.clone();
         after.crash(cut.crash, cut.survivors);
-        let words: Vec<u64> = cuts.iter().map(|cut| cut.point).collect();
-        let seed = mix(&[self.workload.seed, mix(&words), 5]);
+        let seed = seed_after(&self.workload, cuts);
         let geometry = self.workload.geometry.clone();
         let mut rig = Rig::resume(Rc::clone(&self.system), geometry, self.workload.depth, seed, after);
         if self.looks_inside(cuts) {
@@ -168,6 +168,18 @@ impl Judge {
             [first, ..] => Depth::cuts_in_recovery(mix(&[seed, first.point]), point),
         }
     }
+}
+
+/// The seed of the world after `cuts`.
+fn seed_after(workload: &Workload, cuts: &[Cut]) -> u64 {
+    let points: Vec<u64> = cuts.iter().map(|cut| cut.point).collect();
+    mix(&[workload.seed, mix(&points), 5])
+}
+
+/// What a replay of `cuts` does after the last of them.
+#[must_use]
+pub fn aftermath(workload: &Workload, cuts: &[Cut]) -> Vec<Step> {
+    Shape::aftermath(workload, mix(&[seed_after(workload, cuts), 6]), Depth::QUICK.aftermath)
 }
 
 const fn subset_number(survivors: Survivors) -> u64 {

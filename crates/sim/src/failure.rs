@@ -4,7 +4,7 @@ use crate::disk::Survivors;
 use crate::driver::{Crash, Halt};
 use crate::oracle::Violation;
 use crate::system::Refusal;
-use crate::workload::{DRAWING, Workload, format_places};
+use crate::workload::Workload;
 use std::fmt;
 use std::str::FromStr;
 
@@ -113,9 +113,9 @@ pub struct Failure {
     pub fault: Fault,
     /// The system.
     pub system: String,
-    /// The workload's name, seed and remaining steps.
-    pub workload: (String, u64, usize, Option<Vec<usize>>),
-    /// The crashes: none, one in the workload, and one in the recovery from it.
+    /// The arguments that give the workload again.
+    pub workload: String,
+    /// The crashes: none, one in the workload, one in the recovery from it, and so on.
     pub cuts: Vec<Cut>,
 }
 
@@ -123,24 +123,15 @@ impl Failure {
     /// A fault of `system` in `workload`.
     #[must_use]
     pub fn new(fault: Fault, system: &str, workload: &Workload, cuts: &[Cut]) -> Self {
-        let name = workload.name.clone();
-        let drawn = workload.drawn;
-        let workload = (name, workload.seed, drawn, workload.kept.clone());
-        Self { fault, system: system.to_owned(), workload, cuts: cuts.to_vec() }
+        Self { fault, system: system.to_owned(), workload: workload.arguments(), cuts: cuts.to_vec() }
     }
 
     /// The command that shows it again.
     #[must_use]
     pub fn command(&self) -> String {
-        let (name, seed, drawn, kept) = &self.workload;
-        let mut command = format!(
-            "sim run --system {} --workload {name} --length {drawn} --seed {seed} --drawing {DRAWING}",
-            self.system
-        );
-        if let Some(kept) = kept {
-            command += &format!(" --steps {}", format_places(kept));
-        }
-        for (cut, option) in self.cuts.iter().zip(["--cut", "--then"]) {
+        let mut command = format!("sim run --system {} {}", self.system, self.workload);
+        let options = std::iter::once("--cut").chain(std::iter::repeat("--then"));
+        for (cut, option) in self.cuts.iter().zip(options) {
             command += &format!(" {option} {cut}");
         }
         command

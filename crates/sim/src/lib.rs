@@ -14,7 +14,8 @@
 //! - [`hunt`]: fresh seeds for as long as there is time;
 //! - [`figures`]: what was done and reached;
 //! - [`scenario`]: a stage for named disasters;
-//! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there.
+//! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there;
+//! - [`script`]: a workload as a text file.
 #![forbid(unsafe_code)]
 
 pub mod crashpoints;
@@ -31,6 +32,7 @@ pub mod oracle;
 pub mod rig;
 pub mod run;
 pub mod scenario;
+pub mod script;
 pub mod stamp;
 pub mod system;
 pub mod workload;

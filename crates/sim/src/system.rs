@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Sizes of the devices and of what is made on them. In sectors of 512 bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Logical block of all devices, and the unit of requests: 1 or 8.
     pub block_sectors: u32,

@@ -88,12 +88,29 @@ pub enum Restart {
     Power(u64),
 }
 
-/// A run's script.
-#[derive(Clone, Debug)]
+/// Where a workload's steps come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// From its shape and seed.
+    Drawn {
+        /// How many steps were drawn.
+        steps: usize,
+    },
+    /// From a script.
+    Script {
+        /// The file's name.
+        file: String,
+        /// What is done after each recovery from a crash.
+        after: Vec<Step>,
+    },
+}
+
+/// What is run.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Workload {
     /// Its shape's name.
     pub name: String,
-    /// The seed it was drawn from.
+    /// The seed it was drawn from; the world that it runs in follows from it as well.
     pub seed: u64,
     /// What it runs on.
     pub geometry: Geometry,
@@ -105,13 +122,29 @@ pub struct Workload {
     pub steps: Vec<Step>,
     /// Devices fail: requests may be refused, but what was promised holds all the same.
     pub troubled: bool,
-    /// How many steps were drawn.
-    pub drawn: usize,
-    /// Which of the originally drawn steps these are; `None` for all.
+    /// Where the steps come from.
+    pub origin: Origin,
+    /// Which of the steps of their origin these are; `None` for all.
     pub kept: Option<Vec<usize>>,
 }
 
 impl Workload {
+    /// The arguments of `sim run` that give this workload again.
+    #[must_use]
+    pub fn arguments(&self) -> String {
+        let mut arguments = match &self.origin {
+            Origin::Drawn { steps } => {
+                let Self { name, seed, .. } = self;
+                format!("--workload {name} --length {steps} --seed {seed} --drawing {DRAWING}")
+            }
+            Origin::Script { file, .. } => format!("--script {file}"),
+        };
+        if let Some(kept) = &self.kept {
+            arguments += &format!(" --steps {}", format_places(kept));
+        }
+        arguments
+    }
+
     /// The same workload with only the steps at these places (of the steps it has now).
     #[must_use]
     pub fn keep(&self, places: &[usize]) -> Self {
@@ -156,8 +189,12 @@ pub fn parse_places(text: &str) -> Result<Vec<usize>, String> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number < 1_000_000);
         match (number(first), number(last)) {
-            (Some(first), Some(last)) if first <= last => places.extend(first..=last),
-            _ => return Err(format!("steps are given as 0-3,7, not {text:?}")),
+            (Some(first), Some(last))
+                if first <= last && places.last().is_none_or(|before| *before < first) =>
+            {
+                places.extend(first..=last);
+            }
+            _ => return Err(format!("steps are given in their order, as 0-3,7, not {text:?}")),
         }
     }
     Ok(places)
@@ -202,6 +239,8 @@ mod tests {
         assert!(parse_places("").is_err());
         assert!(parse_places("3-1").is_err());
         assert!(parse_places("x").is_err());
+        assert!(parse_places("3,3").is_err());
+        assert!(parse_places("7,1").is_err());
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! The engine in the simulator: CI's share. Longer sweeps are for `sim sweep`; a failing seed prints its command.
 
 use bcached_engine::Phase;
-use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::crashpoints::{Depth, replay, sweep};
 use bcached_sim::failure::Failure;
 use bcached_sim::figures::Figures;
 use bcached_sim::minimise::fault_of;
 use bcached_sim::run::{rig_for, whole, whole_of};
+use bcached_sim::script::Script;
 use bcached_sim::system::System;
 use bcached_sim::system::engine::Engine;
 use bcached_sim::workload::Shape;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 fn engine() -> Rc<dyn System> {
@@ -37,19 +40,28 @@ fn every_workload_passes() {
     }
 }
 
-/// Runs that failed once, and why.
+/// Workloads that failed once. Each script says why; a hunt's find becomes one with `sim run .. --save`.
 #[test]
 fn what_failed_once_passes() {
-    // Nodes of two blocks: a replay that wrote its leaves key by key used up the journal with new roots, and hung. A stop
-    // that ended the journal's writer before the allocator, which waited for it. What a failed flush of the cache device had
-    // dropped was read, brought back by the note, or journalled behind another flush. A write around the cache over clean
-    // and dirty data left the old clean copies valid. Where a device without FUA failed a write that was to be durable, what
-    // its flush had dropped passed for durable. A write that the cache had refused went to the backing device before the
-    // dirty keys of its range were durable, with an old clean copy beneath them.
-    let troubles = [15, 40, 56, 131, 186, 230].map(|seed| ("trouble", seed));
-    for (name, seed) in [("scatter", 522), ("turnover", 15)].into_iter().chain(troubles) {
-        let workload = Shape::named(name).expect("a shape").draw(seed);
-        if let Some(failure) = fault_of(&engine(), &workload) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    files.sort();
+    assert!(files.len() >= 8, "scripts are missing: {files:?}");
+    for file in files {
+        let name = file.display();
+        let text = fs::read_to_string(&file).expect("text");
+        assert!(text.lines().nth(1).is_some_and(|line| line.starts_with("# ")), "{name} does not say why");
+        let Script { workload, cuts } = Script::load(&file).unwrap_or_else(|error| panic!("{error}"));
+        let found = if cuts.is_empty() {
+            fault_of(&engine(), &workload)
+        } else {
+            let figures = replay(&engine(), &workload, &cuts, Depth::QUICK).map_err(|failure| *failure);
+            figures
+                .map(|figures| assert_eq!(figures.crashes, cuts.len() as u64, "{name}: a point is gone"))
+                .err()
+        };
+        if let Some(failure) = found {
             panic!("{failure}");
         }
     }

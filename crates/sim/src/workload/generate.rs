@@ -1,6 +1,6 @@
 //! Drawing workloads: named shapes, each a set of weights and sizes that brings out one kind of trouble.
 
-use super::{Restart, Step, Workload};
+use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
@@ -217,14 +217,17 @@ impl Shape {
             depth: self.depth,
             steps,
             troubled: self.weights.trouble > 0,
-            drawn: self.steps,
+            origin: Origin::Drawn { steps: self.steps },
             kept: None,
         }
     }
 
-    /// A few more steps for after a recovery.
+    /// A few more steps for after a recovery: what the script says, or so many of the workload's shape.
     #[must_use]
     pub fn aftermath(workload: &Workload, seed: u64, steps: usize) -> Vec<Step> {
+        if let Origin::Script { after, .. } = &workload.origin {
+            return after.clone();
+        }
         let shape = Self::named(&workload.name).unwrap_or_else(|| SHAPES[0].clone());
         let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
         let unit = u64::from(workload.geometry.block_sectors);

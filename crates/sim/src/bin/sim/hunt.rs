@@ -1,0 +1,74 @@
+//! `sim hunt`: fresh seeds of all workloads, until the time is over or something is found.
+
+use crate::figures::print_figures;
+use crate::shorten::shorten;
+use crate::what::system;
+use anyhow::Result;
+use bcached_sim::digest::mix;
+use bcached_sim::figures::Figures;
+use bcached_sim::hunt::Round;
+use bcached_sim::workload::{DRAWING, check_drawing};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// Options of `sim hunt`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The system under test.
+    #[arg(long, default_value = "engine")]
+    system: String,
+    /// Begin no round after so many seconds of the processor.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The number that the hunt's seeds follow from, instead of a fresh one.
+    #[arg(long)]
+    from: Option<u64>,
+    /// The drawing that it was printed with.
+    #[arg(long, requires = "from")]
+    drawing: Option<u32>,
+    /// Report a failure as it is found, without looking for a shorter way.
+    #[arg(long)]
+    as_found: bool,
+}
+
+/// Hunts; true if nothing was found. Ends with the first failure.
+pub fn hunt(args: &Args) -> Result<bool> {
+    args.drawing.map_or(Ok(()), check_drawing)?;
+    let system = system(&args.system)?;
+    let from = args.from.unwrap_or_else(fresh_number);
+    println!("hunt {from}, drawing {DRAWING}");
+    let (mut figures, mut rounds) = (Figures::default(), 0);
+    let mut found = None;
+    let limit = Duration::from_secs(args.seconds);
+    while found.is_none() && (rounds == 0 || processor_time() < limit) {
+        let round = Round::of(from, rounds);
+        rounds += 1;
+        match round.judge(&system) {
+            Ok(done) => figures.add(&done),
+            Err(failure) => found = Some((round, *failure)),
+        }
+    }
+    let spent = processor_time().as_secs_f64();
+    print_figures(&figures, spent);
+    let Some((round, failure)) = found else {
+        println!("{rounds} rounds, nothing found");
+        return Ok(true);
+    };
+    println!("found in round {rounds} after {spent:.1} s: {failure}");
+    if !args.as_found {
+        shorten(&system, &round.workload, failure);
+    }
+    Ok(false)
+}
+
+/// How long this process has had a processor: what a busy machine does not change.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// What no earlier hunt has begun with, most likely.
+fn fresh_number() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    mix(&[since.as_secs(), u64::from(since.subsec_nanos()), u64::from(std::process::id())]) >> 32
+}

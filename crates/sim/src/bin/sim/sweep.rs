@@ -1,0 +1,122 @@
+//! `sim sweep`: many seeds of one workload, with crashes at their points.
+
+use crate::figures::print_figures;
+use crate::shorten;
+use crate::what::What;
+use anyhow::Result;
+use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::failure::Failure;
+use bcached_sim::figures::Figures;
+use bcached_sim::minimise::minimise;
+use bcached_sim::run::whole_of;
+use clap::ValueEnum;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Options of `sim sweep`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    what: What,
+    /// First and one past the last seed, as 0..100.
+    #[arg(long, value_parser = parse_seeds)]
+    seeds: Range<u64>,
+    /// How thorough.
+    #[arg(long, value_enum, default_value = "quick")]
+    depth: Thoroughness,
+    /// Crash at one point in so many.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
+    /// Crash inside the recovery of one crash in so many (0: of none), instead of what the depth says.
+    #[arg(long)]
+    recovery_one_in: Option<u64>,
+    /// Report failures as they are found, without looking for a shorter way.
+    #[arg(long)]
+    as_found: bool,
+    /// Threads.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+    /// Go on after a failure.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Thoroughness {
+    /// No crashes but those of the workload.
+    Whole,
+    /// Two seeded subsets at each point.
+    Quick,
+    /// Eight.
+    Full,
+}
+
+fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
+    let wrong = || format!("seeds are given as 0..100, not {text:?}");
+    let (first, end) = text.split_once("..").ok_or_else(wrong)?;
+    let seeds = first.parse().map_err(|_| wrong())?..end.parse().map_err(|_| wrong())?;
+    if seeds.is_empty() { Err(format!("no seed lies in {text}")) } else { Ok(seeds) }
+}
+
+/// One seed: the whole workload, then the crash points.
+fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
+    let system = args.what.system()?;
+    let workload = args.what.draw(seed)?;
+    let depth = match args.depth {
+        Thoroughness::Whole => {
+            let result = whole_of(&system, &workload);
+            return Ok(result.map_err(|fault| Failure::new(fault, system.name(), &workload, &[])));
+        }
+        Thoroughness::Quick => Depth::QUICK,
+        Thoroughness::Full => Depth::FULL,
+    };
+    let recovery_one_in = args.recovery_one_in.unwrap_or(depth.recovery_one_in);
+    let depth = Depth { every: args.every, recovery_one_in, ..depth };
+    Ok(match sweep(&system, &workload, depth) {
+        Ok(figures) => Ok(figures),
+        Err(failure) if args.as_found => Err(*failure),
+        Err(failure) => {
+            println!("{failure}");
+            let minimal = minimise(&system, &workload, *failure, shorten::TRIES / 10);
+            Err(minimal.failure)
+        }
+    })
+}
+
+/// Runs them; true if nothing was found.
+pub fn sweep_seeds(args: &Args) -> Result<bool> {
+    args.what.system()?;
+    args.what.shape()?;
+    let next = AtomicU64::new(args.seeds.start);
+    let (total, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0));
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.clamp(1, 64) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    let stop = !args.keep_going && failures.load(Ordering::Relaxed) > 0;
+                    if seed >= args.seeds.end || stop {
+                        return;
+                    }
+                    match sweep_seed(args, seed) {
+                        Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
+                        Ok(Err(failure)) => {
+                            failures.fetch_add(1, Ordering::Relaxed);
+                            println!("seed {seed}: {failure}");
+                        }
+                        // The arguments were tried before the first seed.
+                        Err(error) => println!("seed {seed}: {error:#}"),
+                    }
+                }
+            });
+        }
+    });
+    let figures = *total.lock().expect("no thread panics with it");
+    print_figures(&figures, began.elapsed().as_secs_f64());
+    let failures = failures.load(Ordering::Relaxed);
+    println!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
+    Ok(failures == 0)
+}

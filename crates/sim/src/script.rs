@@ -1,0 +1,172 @@
+//! Scripts: workloads as text files, for what a seed cannot do: outlive the drawing that made a workload of it, and be
+//! edited by hand.
+//!
+//! A script holds all that a run depends on besides the system: sizes, seed of the world, steps, what is done after a crash,
+//! and the crashes. It reads from top to bottom, one thing a line; lines that begin with `#` and empty ones say nothing:
+//!
+//! ```text
+//! sim script 1
+//! # why it is kept
+//! workload points
+//! seed 7
+//! depth 6
+//! troubled no
+//! start new
+//! block-sectors 1
+//! set-block-sectors 8
+//! bucket-sectors 16
+//! buckets 812
+//! volume-sectors 1024
+//! torn-sectors 1
+//! backing-volatile yes
+//! cache-volatile no
+//! note-records 256
+//! tuning 1311768467463790320
+//! steps
+//! write 0 8..16 fua
+//! flush 0
+//! after
+//! read 0 0..8
+//! cuts
+//! 17:power:nothing
+//! end
+//! ```
+//!
+//! Files come from anywhere: whatever a script says is within [`limits`] before a device is made of it, and what is
+//! written here can be read here.
+
+pub mod limits;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use crate::crashpoints::aftermath;
+use crate::failure::Cut;
+use crate::growth::Brink;
+use crate::workload::{Origin, Workload};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+
+pub use parse::{Damage, ScriptError};
+
+/// The version of the format. A reader knows this one only.
+pub const VERSION: u32 = 1;
+
+/// A workload with all that follows a crash of it, independent of any drawing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Script {
+    /// The workload; its origin is the script.
+    pub workload: Workload,
+    /// The crashes: none, one in the workload, one in the recovery from it, and so on.
+    pub cuts: Vec<Cut>,
+}
+
+/// Why a file gives no script.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file itself.
+    #[error("cannot {what} {file}: {source}")]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// Its name.
+        file: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// What stands in it, or would.
+    #[error("{file}: {source}")]
+    Script {
+        /// Its name.
+        file: String,
+        /// What is wrong.
+        source: ScriptError,
+    },
+}
+
+impl Script {
+    /// `workload` as it stands, ended by `cuts`.
+    #[must_use]
+    pub fn of(workload: &Workload, cuts: &[Cut]) -> Self {
+        let after = if cuts.is_empty() { Vec::new() } else { aftermath(workload, cuts) };
+        let origin = Origin::Script { file: String::new(), after };
+        Self { workload: Workload { origin, kept: None, ..workload.clone() }, cuts: cuts.to_vec() }
+    }
+
+    /// Reads a script. `file` is what a report calls it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, and in which line.
+    pub fn parse(text: &str, file: &str) -> Result<Self, ScriptError> {
+        parse::script(text, file)
+    }
+
+    /// Reads the script in `path`, at most [`limits::BYTES_MAX`] of it.
+    ///
+    /// # Errors
+    /// If there is none, or what is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, FileError> {
+        let file = path.display().to_string();
+        let wrong = |source| FileError::File { what: "read", file: file.clone(), source };
+        let mut bytes = Vec::new();
+        let opened = File::open(path).map_err(wrong)?;
+        opened.take(limits::BYTES_MAX + 1).read_to_end(&mut bytes).map_err(wrong)?;
+        let text = parse::text_of(&bytes).and_then(|text| Self::parse(text, &file));
+        text.map_err(|source| FileError::Script { file: file.clone(), source })
+    }
+
+    /// Writes the script to `path`, where nothing may be yet.
+    ///
+    /// # Errors
+    /// If the file cannot be made, or the script is beyond what can be read again.
+    pub fn save(&self, path: &Path) -> Result<(), FileError> {
+        let (text, file) = (self.to_string(), path.display().to_string());
+        let readable = parse::text_of(text.as_bytes()).and_then(|text| Self::parse(text, &file));
+        readable.map_err(|source| FileError::Script { file: file.clone(), source })?;
+        let written = File::create_new(path).and_then(|mut new| new.write_all(text.as_bytes()));
+        written.map_err(|source| FileError::File { what: "write", file, source })
+    }
+}
+
+/// How the word after `start` names what stands on the devices.
+const fn start_word(grown: Option<Brink>) -> &'static str {
+    match grown {
+        None => "new",
+        Some(Brink::ThirdLevel) => "third-level",
+        Some(Brink::InteriorSplit) => "interior-split",
+    }
+}
+
+impl fmt::Display for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Workload { name, seed, geometry, grown, depth, steps, troubled, origin, .. } = &self.workload;
+        let yes = |it: bool| if it { "yes" } else { "no" };
+        let volumes: Vec<String> = geometry.volumes.iter().map(u64::to_string).collect();
+        writeln!(f, "sim script {VERSION}")?;
+        writeln!(f, "workload {name}\nseed {seed}\ndepth {depth}\ntroubled {}", yes(*troubled))?;
+        writeln!(f, "start {}", start_word(*grown))?;
+        writeln!(f, "block-sectors {}", geometry.block_sectors)?;
+        writeln!(f, "set-block-sectors {}", geometry.set_block_sectors)?;
+        writeln!(f, "bucket-sectors {}\nbuckets {}", geometry.bucket_sectors, geometry.buckets)?;
+        writeln!(f, "volume-sectors {}", volumes.join(" "))?;
+        writeln!(f, "torn-sectors {}", geometry.torn_sectors)?;
+        writeln!(f, "backing-volatile {}", yes(geometry.backing_volatile))?;
+        writeln!(f, "cache-volatile {}", yes(geometry.cache_volatile))?;
+        writeln!(f, "note-records {}\ntuning {}", geometry.note_records, geometry.tuning)?;
+        writeln!(f, "steps")?;
+        steps.iter().try_for_each(|step| writeln!(f, "{step}"))?;
+        if let Origin::Script { after, .. } = origin
+            && !after.is_empty()
+        {
+            writeln!(f, "after")?;
+            after.iter().try_for_each(|step| writeln!(f, "{step}"))?;
+        }
+        if !self.cuts.is_empty() {
+            writeln!(f, "cuts")?;
+            self.cuts.iter().try_for_each(|cut| writeln!(f, "{cut}"))?;
+        }
+        writeln!(f, "end")
+    }
+}

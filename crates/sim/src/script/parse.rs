@@ -1,0 +1,476 @@
+//! Reading a script: line by line, each thing where it must stand, nothing believed before it is within its limits.
+//!
+//! A line that means a step is written in one way only: what has been read is written again and must be the line. So the
+//! words of [`Step`] stand in one place, its `Display`, and a script cannot mean two things.
+
+use super::limits::{
+    BUCKET_SECTORS, BUCKETS, BYTES_MAX, CUTS_MAX, DEPTH, NOTE_RECORDS, PAUSE_MS_MAX, REQUEST_SECTORS_MAX,
+    SECTORS_MAX, STEPS_MAX, VOLUME_SECTORS, VOLUMES_MAX,
+};
+use super::{Script, VERSION, start_word};
+use crate::disk::{Fault, Landed, OpKind, Rule};
+use crate::failure::Cut;
+use crate::growth::{self, Brink};
+use crate::system::{Geometry, Mode};
+use crate::workload::{Origin, Restart, Step, Workload};
+use std::fmt::Debug;
+use std::ops::{Range, RangeInclusive};
+use std::str::FromStr;
+
+/// Characters of a damaged line that a report shows.
+const SHOWN: usize = 60;
+
+/// What is wrong with a script, and where.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("line {line}: {damage}")]
+pub struct ScriptError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What.
+    pub damage: Damage,
+}
+
+/// What can be wrong with a line.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Damage {
+    /// Bytes that are no UTF-8.
+    #[error("this is no text")]
+    NoText,
+    /// The file, the steps or the crashes are too many.
+    #[error("a script has at most {0}")]
+    TooMuch(String),
+    /// It begins with something else.
+    #[error("a script begins with \"sim script {VERSION}\", not with {0:?}")]
+    NoScript(String),
+    /// Another version of the format.
+    #[error("the script is of version {0:?} and this simulator reads version {VERSION} only")]
+    Version(String),
+    /// Lines are missing.
+    #[error("the script ends here, before its line \"end\": it is not whole")]
+    Ended,
+    /// Something after the end.
+    #[error("nothing comes after \"end\", but here is {0:?}")]
+    Behind(String),
+    /// A line of the head is another one.
+    #[error("here must stand \"{wanted} ..\", not {found:?}")]
+    Field {
+        /// The word that it begins with.
+        wanted: &'static str,
+        /// The line.
+        found: String,
+    },
+    /// A value that cannot be, or cannot be run.
+    #[error("{key} must be {wanted}, not {found:?}")]
+    Value {
+        /// Of what.
+        key: &'static str,
+        /// What it may be.
+        wanted: String,
+        /// What it is.
+        found: String,
+    },
+    /// A set that has grown has sizes of its own.
+    #[error("a set that starts so has the sizes of one that has grown, and these are others")]
+    NotGrown,
+    /// No step is written so.
+    #[error("no step is written like {0:?}")]
+    Step(String),
+    /// Devices fail in a workload that says they do not.
+    #[error("a device is in trouble, although the script says \"troubled no\"")]
+    Trouble,
+    /// A volume or a device that does not exist.
+    #[error("there is no {what} {found}: there are {count}")]
+    Absent {
+        /// Volume or device.
+        what: &'static str,
+        /// Its number.
+        found: u64,
+        /// How many there are, counted from 0.
+        count: u64,
+    },
+    /// A request outside its volume, or off its blocks.
+    #[error("sectors {found:?} are no request for {sectors} sectors in blocks of {block}: {why}")]
+    Request {
+        /// The sectors.
+        found: Range<u64>,
+        /// The volume's size.
+        sectors: u64,
+        /// The volume's block.
+        block: u64,
+        /// What forbids it.
+        why: &'static str,
+    },
+    /// No crash is written so.
+    #[error("{0}")]
+    Cut(String),
+}
+
+/// The text of a file that has been read up to one byte more than a script may have.
+pub(super) fn text_of(bytes: &[u8]) -> Result<&str, ScriptError> {
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(ScriptError { line: 1, damage: Damage::TooMuch(format!("{BYTES_MAX} bytes")) });
+    }
+    str::from_utf8(bytes).map_err(|error| {
+        let good = &bytes[..error.valid_up_to()];
+        let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+        ScriptError { line, damage: Damage::NoText }
+    })
+}
+
+/// Reads a whole script.
+pub(super) fn script(text: &str, file: &str) -> Result<Script, ScriptError> {
+    let mut reader = Reader { lines: text.lines(), line: 0, steps: 0, sectors: 0 };
+    let read = reader.script(file);
+    read.map_err(|damage| ScriptError { line: reader.line, damage })
+}
+
+struct Reader<'a> {
+    lines: std::str::Lines<'a>,
+    /// Lines read.
+    line: usize,
+    /// Steps read.
+    steps: usize,
+    /// Sectors of all requests read.
+    sectors: u64,
+}
+
+impl<'a> Reader<'a> {
+    /// The next line that says something.
+    fn next(&mut self) -> Result<&'a str, Damage> {
+        loop {
+            self.line += 1;
+            let line = self.lines.next().ok_or(Damage::Ended)?;
+            if !line.is_empty() && !line.starts_with('#') {
+                return Ok(line);
+            }
+        }
+    }
+
+    fn script(&mut self, file: &str) -> Result<Script, Damage> {
+        let first = self.next().map_err(|_| Damage::NoScript(String::new()))?;
+        let version = first.strip_prefix("sim script ").ok_or_else(|| Damage::NoScript(shown(first)))?;
+        if version != VERSION.to_string() {
+            return Err(Damage::Version(shown(version)));
+        }
+        let mut workload = self.head(file)?;
+        self.field_without_value("steps")?;
+        let (steps, mut word) = self.steps(&workload)?;
+        workload.steps = steps;
+        if word == "after" {
+            let (after, next) = self.steps(&workload)?;
+            word = next;
+            workload.origin = Origin::Script { file: file.to_owned(), after };
+        }
+        let mut cuts = Vec::new();
+        if word == "cuts" {
+            cuts = self.cuts()?;
+        } else if word != "end" {
+            return Err(Damage::Step(shown(word)));
+        }
+        self.line += 1;
+        match self.lines.find(|line| !line.is_empty()) {
+            None => Ok(Script { workload, cuts }),
+            Some(line) => Err(Damage::Behind(shown(line))),
+        }
+    }
+
+    /// Everything before the steps.
+    fn head(&mut self, file: &str) -> Result<Workload, Damage> {
+        let name = self.field("workload")?;
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if name.len() > SHOWN || !name.bytes().all(is_word) {
+            return Err(value("workload", "a word", name));
+        }
+        let seed = self.number("seed", 0..=u64::MAX)?;
+        let depth = self.number("depth", DEPTH)?;
+        let troubled = self.is("troubled")?;
+        let grown = self.choice("start", &[None, Some(Brink::ThirdLevel), Some(Brink::InteriorSplit)])?;
+        let geometry = self.geometry()?;
+        if grown.is_some() && geometry != growth::geometry(geometry.tuning) {
+            return Err(Damage::NotGrown);
+        }
+        let origin = Origin::Script { file: file.to_owned(), after: Vec::new() };
+        let (name, steps, kept) = (name.to_owned(), Vec::new(), None);
+        Ok(Workload { name, seed, geometry, grown, depth, steps, troubled, origin, kept })
+    }
+
+    /// Sizes that a set can be made with.
+    fn geometry(&mut self) -> Result<Geometry, Damage> {
+        let block_sectors = self.one_of("block-sectors", &[1, 8])?;
+        let set_block_sectors = self.one_of("set-block-sectors", &[1, 2, 4, 8])?;
+        if set_block_sectors < block_sectors {
+            return Err(value("set-block-sectors", "at least block-sectors", set_block_sectors));
+        }
+        let bucket_sectors = self.number("bucket-sectors", BUCKET_SECTORS)?;
+        if !bucket_sectors.is_power_of_two() || bucket_sectors < 2 * set_block_sectors {
+            return Err(value("bucket-sectors", "a power of two, and two blocks or more", bucket_sectors));
+        }
+        let buckets = self.number("buckets", BUCKETS)?;
+        let volumes = self.volumes(block_sectors)?;
+        let torn_sectors = self.one_of("torn-sectors", &[1, 8])?;
+        if torn_sectors < block_sectors {
+            return Err(value("torn-sectors", "at least block-sectors", torn_sectors));
+        }
+        Ok(Geometry {
+            block_sectors,
+            set_block_sectors,
+            bucket_sectors,
+            buckets,
+            volumes,
+            torn_sectors: u64::from(torn_sectors),
+            backing_volatile: self.is("backing-volatile")?,
+            cache_volatile: self.is("cache-volatile")?,
+            note_records: self.number("note-records", NOTE_RECORDS)?,
+            tuning: self.number("tuning", 0..=u64::MAX)?,
+        })
+    }
+
+    fn volumes(&mut self, block_sectors: u32) -> Result<Vec<u64>, Damage> {
+        const KEY: &str = "volume-sectors";
+        let words = self.field(KEY)?;
+        let block = u64::from(block_sectors);
+        let volumes: Vec<u64> = words
+            .split(' ')
+            .take(VOLUMES_MAX + 1)
+            .map(|word| {
+                number(KEY, word, VOLUME_SECTORS).and_then(|sectors: u64| {
+                    let whole = sectors.is_multiple_of(block);
+                    whole.then_some(sectors).ok_or_else(|| value(KEY, "whole blocks", sectors))
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        if volumes.len() > VOLUMES_MAX {
+            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
+        }
+        Ok(volumes)
+    }
+
+    /// The value of the line that begins with `key`.
+    fn field(&mut self, key: &'static str) -> Result<&'a str, Damage> {
+        let line = self.next()?;
+        let rest = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' '));
+        rest.ok_or_else(|| Damage::Field { wanted: key, found: shown(line) })
+    }
+
+    fn field_without_value(&mut self, key: &'static str) -> Result<(), Damage> {
+        let line = self.next()?;
+        if line == key { Ok(()) } else { Err(Damage::Field { wanted: key, found: shown(line) }) }
+    }
+
+    fn number<T>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Result<T, Damage>
+    where
+        T: FromStr + PartialOrd + Debug,
+    {
+        number(key, self.field(key)?, range)
+    }
+
+    fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {
+        let word = self.field(key)?;
+        let found = number(key, word, 0..=u32::MAX)?;
+        let is_one = choices.contains(&found);
+        is_one.then_some(found).ok_or_else(|| value(key, &format!("one of {choices:?}"), word))
+    }
+
+    fn is(&mut self, key: &'static str) -> Result<bool, Damage> {
+        match self.field(key)? {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            other => Err(value(key, "yes or no", other)),
+        }
+    }
+
+    fn choice(&mut self, key: &'static str, all: &[Option<Brink>]) -> Result<Option<Brink>, Damage> {
+        let word = self.field(key)?;
+        let found = all.iter().find(|grown| start_word(**grown) == word);
+        let words: Vec<&str> = all.iter().map(|grown| start_word(*grown)).collect();
+        found.copied().ok_or_else(|| value(key, &words.join(" or "), word))
+    }
+
+    /// Steps up to the next word that is none, and that word.
+    fn steps(&mut self, workload: &Workload) -> Result<(Vec<Step>, &'a str), Damage> {
+        let mut steps = Vec::new();
+        loop {
+            let line = self.next()?;
+            if matches!(line, "after" | "cuts" | "end") {
+                return Ok((steps, line));
+            }
+            let step = step(line, workload)?;
+            self.steps += 1;
+            self.sectors += sectors_of(&step);
+            if self.steps > STEPS_MAX {
+                return Err(Damage::TooMuch(format!("{STEPS_MAX} steps")));
+            }
+            if self.sectors > SECTORS_MAX {
+                return Err(Damage::TooMuch(format!("{SECTORS_MAX} sectors in all its requests")));
+            }
+            steps.push(step);
+        }
+    }
+
+    fn cuts(&mut self) -> Result<Vec<Cut>, Damage> {
+        let mut cuts: Vec<Cut> = Vec::new();
+        loop {
+            let line = self.next()?;
+            if line == "end" {
+                return Ok(cuts);
+            }
+            let cut: Cut = line.parse().map_err(Damage::Cut)?;
+            if cuts.len() == CUTS_MAX {
+                return Err(Damage::TooMuch(format!("{CUTS_MAX} crashes")));
+            }
+            if cut.to_string() != line {
+                return Err(Damage::Cut(format!("a cut is POINT:CRASH:SUBSET, not {:?}", shown(line))));
+            }
+            cuts.push(cut);
+        }
+    }
+}
+
+/// Reads a step of `workload`, whose steps are not all there yet.
+fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
+    let wrong = || Damage::Step(shown(line));
+    let words: Vec<&str> = line.split(' ').take(12).collect();
+    let fua = words.last() == Some(&"fua");
+    let (volume_of, place_of) = (|word| volume(word, workload), |one, two| place(one, two, workload));
+    let step = match &words[..words.len() - usize::from(fua)] {
+        ["write", volume, sectors] => {
+            let (volume, sectors) = place_of(volume, sectors)?;
+            Step::Write { volume, sectors, fua }
+        }
+        ["zero", volume, sectors] => {
+            let (volume, sectors) = place_of(volume, sectors)?;
+            Step::Zero { volume, sectors, fua }
+        }
+        ["read", volume, sectors] => {
+            let (volume, sectors) = place_of(volume, sectors)?;
+            Step::Read { volume, sectors }
+        }
+        ["discard", volume, sectors] => {
+            let (volume, sectors) = place_of(volume, sectors)?;
+            Step::Discard { volume, sectors }
+        }
+        ["flush", volume] => Step::Flush { volume: volume_of(volume)? },
+        ["mode", volume, mode] => {
+            let modes = [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None];
+            Step::Mode { volume: volume_of(volume)?, mode: named(mode, &modes).ok_or_else(wrong)? }
+        }
+        ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
+        ["settle"] => Step::Settle,
+        ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),
+        ["trouble", rest @ ..] => trouble(rest, workload, wrong)?,
+        _ => return Err(wrong()),
+    };
+    if step.to_string() == line { Ok(step) } else { Err(wrong()) }
+}
+
+fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> Result<Step, Damage> {
+    let [device, on, sectors, "after", skip, count, "times:", fault] = words else { return Err(wrong()) };
+    if !workload.troubled {
+        return Err(Damage::Trouble);
+    }
+    let (found, count_of) =
+        (number("device", device, 0..=u64::MAX)?, workload.geometry.volumes.len() as u64 + 1);
+    let device = usize::try_from(found).ok().filter(|_| found < count_of);
+    let device = device.ok_or(Damage::Absent { what: "device", found, count: count_of })?;
+    let on = [OpKind::Read, OpKind::Write, OpKind::Flush, OpKind::Discard].iter().find(|kind| says(on, kind));
+    let skip = number("after", skip.strip_suffix(',').ok_or_else(&wrong)?, 0..=u32::MAX)?;
+    let rule = Rule {
+        on: *on.ok_or_else(&wrong)?,
+        sectors: range(sectors)?,
+        skip,
+        count: number("times", count, 0..=u32::MAX)?,
+        fault: fault_of(fault).ok_or_else(&wrong)??,
+    };
+    Ok(Step::Trouble { device, rule })
+}
+
+fn fault_of(word: &str) -> Option<Result<Fault, Damage>> {
+    if let Some(late) = word.strip_prefix("Late(").and_then(|rest| rest.strip_suffix(')')) {
+        return Some(number("late nanoseconds", late, 0..=PAUSE_MS_MAX * 1_000_000).map(Fault::Late));
+    }
+    let fail = [Landed::Nothing, Landed::Part, Landed::Everything].map(Fault::Fail);
+    fail.into_iter().chain([Fault::Never, Fault::Unreachable]).find(|fault| says(word, fault)).map(Ok)
+}
+
+fn restart_of(word: &str) -> Option<Restart> {
+    if word == "Stop" {
+        return Some(Restart::Stop);
+    }
+    let (how, seed) = word.strip_suffix(')')?.split_once('(')?;
+    let seed = seed.parse().ok()?;
+    match how {
+        "Death" => Some(Restart::Death(seed)),
+        "Power" => Some(Restart::Power(seed)),
+        _ => None,
+    }
+}
+
+/// Whether `word` names `value` as a step does.
+fn says(word: &str, value: &impl Debug) -> bool {
+    format!("{value:?}") == word
+}
+
+fn named<T: Debug + Copy>(word: &str, all: &[T]) -> Option<T> {
+    all.iter().find(|value| says(word, value)).copied()
+}
+
+fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
+    let (found, count) = (number("volume", word, 0..=u32::MAX)?, workload.geometry.volumes.len() as u64);
+    if u64::from(found) < count {
+        Ok(found)
+    } else {
+        Err(Damage::Absent { what: "volume", found: u64::from(found), count })
+    }
+}
+
+/// A volume and what is asked of it.
+fn place(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, Range<u64>), Damage> {
+    let (volume, found) = (volume(volume_word, workload)?, range(sectors)?);
+    let (sectors, block) =
+        (workload.geometry.volumes[volume as usize], u64::from(workload.geometry.block_sectors));
+    let off = !found.start.is_multiple_of(block) || !found.end.is_multiple_of(block);
+    let why = match () {
+        () if found.is_empty() => "there are none",
+        () if found.end > sectors => "they go beyond its end",
+        () if off => "they are not whole blocks",
+        () if found.end - found.start > REQUEST_SECTORS_MAX => "they are too many for one request",
+        () => return Ok((volume, found)),
+    };
+    Err(Damage::Request { found, sectors, block, why })
+}
+
+fn range(word: &str) -> Result<Range<u64>, Damage> {
+    let (start, end) = word.split_once("..").ok_or_else(|| value("a range", "FIRST..END", word))?;
+    Ok(number("a first sector", start, 0..=u64::MAX)?..number("an end", end, 0..=u64::MAX)?)
+}
+
+/// Sectors that a step may keep in memory.
+fn sectors_of(step: &Step) -> u64 {
+    match step {
+        Step::Write { sectors, .. }
+        | Step::Zero { sectors, .. }
+        | Step::Read { sectors, .. }
+        | Step::Discard { sectors, .. } => sectors.end - sectors.start,
+        _ => 0,
+    }
+}
+
+/// A number as it is written here: in digits, without zeroes before it.
+fn number<T>(key: &'static str, word: &str, range: RangeInclusive<T>) -> Result<T, Damage>
+where
+    T: FromStr + PartialOrd + Debug,
+{
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit()) && (word == "0" || !word.starts_with('0'));
+    let found = digits.then(|| word.parse().ok()).flatten().filter(|number| range.contains(number));
+    let (least, most) = range.into_inner();
+    found.ok_or_else(|| value(key, &format!("a number from {least:?} to {most:?}"), word))
+}
+
+fn value(key: &'static str, wanted: &str, found: impl ToString) -> Damage {
+    Damage::Value { key, wanted: wanted.to_owned(), found: shown(&found.to_string()) }
+}
+
+/// As much of a line as a report shows.
+fn shown(line: &str) -> String {
+    line.chars().take(SHOWN).collect()
+}

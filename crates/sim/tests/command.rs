@@ -1,0 +1,167 @@
+//! `sim` as a process: what it prints, saves and refuses. A refusal is one sentence and exit status 2.
+
+use bcached_sim::workload::DRAWING;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+struct Ran {
+    exit: i32,
+    out: String,
+    err: String,
+}
+
+fn sim(words: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
+    let done = command.args(words).stdin(Stdio::null()).output().expect("it starts");
+    Ran {
+        exit: done.status.code().expect("it ends by itself"),
+        out: String::from_utf8(done.stdout).expect("text"),
+        err: String::from_utf8(done.stderr).expect("text"),
+    }
+}
+
+/// Refused in one line of these words, with nothing run.
+fn assert_refused(words: &[&str], wanted: &str) {
+    let Ran { exit, out, err } = sim(words);
+    assert_eq!((exit, out.as_str()), (2, ""), "{words:?}: {err}");
+    let first = err.lines().next().unwrap_or_default();
+    assert!(first.contains(wanted), "{words:?}: {err}");
+    // What is told of options in general may follow a wrong one.
+    assert!(err.lines().count() == 1 || err.starts_with("error: "), "{words:?}: {err}");
+}
+
+const RUN: [&str; 5] = ["run", "--system", "passthrough", "--workload", "points"];
+
+/// The arguments of a short run.
+fn run(more: &[&'static str]) -> Vec<&'static str> {
+    RUN.into_iter().chain(["--seed", "1"]).chain(more.iter().copied()).collect()
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_in_one_sentence() {
+    assert_refused(
+        &["run", "--seed", "1", "--workload", "point"],
+        "no workload \"point\"; the nearest are points",
+    );
+    assert_refused(&["run", "--seed", "1", "--system", "motor"], "no system \"motor\"; the nearest are");
+    assert_refused(&["hunt", "--system", "motor"], "no system \"motor\"; the nearest are");
+    assert_refused(&["sweep", "--seeds", "0..1", "--workload", "x"], "no workload \"x\"; the nearest are");
+    assert_refused(&["sweep", "--seeds", "5..5"], "no seed lies in 5..5");
+    assert_refused(&["sweep", "--seeds", "5..4"], "no seed lies in 5..4");
+    assert_refused(&["sweep", "--seeds", "5"], "seeds are given as 0..100, not \"5\"");
+    assert_refused(&["sweep", "--seeds", "0..1", "--every", "0"], "0 is not in 1..");
+    assert_refused(&run(&["--length", "0"]), "0 is not in 1..=100000");
+    assert_refused(&run(&["--length", "99999999999999"]), "is not in 1..=100000");
+    assert_refused(&run(&["--steps", "1-0"]), "steps are given in their order, as 0-3,7, not \"1-0\"");
+    assert_refused(&run(&["--steps", "60"]), "the workload has only 60 steps");
+    assert_refused(&run(&["--cut", "17"]), "a cut is POINT:CRASH:SUBSET, not \"17\"");
+    assert_refused(&run(&["--cut", "17:sleep:nothing"]), "a crash is power or death, not \"sleep\"");
+    assert_refused(&run(&["--then", "17:power:nothing"]), "required arguments were not provided");
+    let nine: Vec<&str> =
+        [run(&["--cut", "1:power:nothing"]), ["--then", "1:power:nothing"].repeat(8)].concat();
+    assert_refused(&nine, "at most 8 crashes follow each other, not 9");
+}
+
+#[test]
+fn a_point_that_never_comes_is_no_success() {
+    let Ran { exit, err, .. } = sim(&run(&["--cut", "9999999:power:nothing"]));
+    assert_eq!(exit, 2, "{err}");
+    let points: u64 = err
+        .strip_prefix("sim: there is no point 9999999 to crash at: the run has only ")
+        .and_then(|rest| rest.trim_end().parse().ok())
+        .unwrap_or_else(|| panic!("{err}"));
+    let text = |point: u64| format!("{point}:power:nothing");
+    let at = |point: u64| sim(&[&run(&["--cut"])[..], &[&text(point)]].concat());
+    assert_eq!((at(points).exit, at(points).out.as_str()), (0, "nothing found\n"));
+    assert_eq!(at(points + 1).exit, 2);
+    assert_refused(
+        &run(&["--cut", "3:power:nothing", "--then", "8888888:death:nothing"]),
+        "there is no point 8888888 to crash at: the recovery from 3:power:nothing ends before it",
+    );
+}
+
+#[test]
+fn a_seed_of_another_drawing_is_refused() {
+    let other = (DRAWING + 1).to_string();
+    let words = format!("the seed is of drawing {other} and this simulator draws by {DRAWING}");
+    assert_refused(&["run", "--seed", "1", "--drawing", &other], &words);
+    assert_refused(&["hunt", "--from", "1", "--drawing", &other], &words);
+    let ran = sim(&["hunt", "--system", "passthrough", "--seconds", "0", "--from", "1"]);
+    assert!(ran.out.starts_with(&format!("hunt 1, drawing {DRAWING}\n")), "{}", ran.out);
+    assert_eq!(ran.exit, 0);
+}
+
+/// The command in a report of a failure.
+fn again(out: &str) -> Vec<&str> {
+    let line = out.lines().find_map(|line| line.trim().strip_prefix("again: sim ")).expect("a command");
+    line.split(' ').collect()
+}
+
+#[test]
+fn a_failure_is_shown_again_by_its_command_and_by_its_script() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("found.sim");
+    let file = file.to_str().expect("a name");
+    let found = sim(&[
+        "sweep",
+        "--system",
+        "mutant-FlushSkipped",
+        "--workload",
+        "points",
+        "--seeds",
+        "3..4",
+        "--as-found",
+    ]);
+    assert_eq!(found.exit, 1, "{}", found.err);
+    let words = again(&found.out);
+    assert!(words.contains(&"--cut"), "{words:?}");
+    let told = sim(&words);
+    assert_eq!(told.exit, 1);
+    let saved = sim(&[&words[..], &["--save", file]].concat());
+    assert_eq!((saved.exit, saved.err.as_str()), (1, ""));
+    let script = sim(&["run", "--system", "mutant-FlushSkipped", "--script", file]);
+    assert_eq!(script.exit, 1, "{}", script.err);
+    assert_eq!(script.out.lines().next(), told.out.lines().next(), "the same fault");
+    assert_eq!(sim(&again(&script.out)).out, script.out, "and by the script's own command");
+    assert_refused(&[&words[..], &["--save", file]].concat(), "exists already");
+}
+
+#[test]
+fn a_shortened_failure_is_saved_as_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("short.sim");
+    let file = file.to_str().expect("a name");
+    let system = ["--system", "mutant-ZeroesHalf"];
+    let found =
+        sim(&[&["run", "--workload", "mixed", "--seed", "1", "--minimise", "--save", file], &system[..]]
+            .concat());
+    assert_eq!(found.exit, 1, "{}", found.err);
+    let text = std::fs::read_to_string(file).expect("it is there");
+    let (_, steps) = text.split_once("steps\n").expect("steps");
+    assert!(steps.lines().count() <= 4 && steps.contains("zero "), "{text}");
+    assert_eq!(sim(&[&["run", "--script", file], &system[..]].concat()).exit, 1);
+}
+
+#[test]
+fn a_script_that_is_damaged_or_missing_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a name").to_owned()
+    };
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+    let sound = std::fs::read_to_string(scripts.join("trouble-15.sim")).expect("a script");
+    let refused = |text: &[u8], words: &str| {
+        let file = write("it.sim", text);
+        assert_refused(&["run", "--script", &file], &format!("sim: {file}: {words}"));
+    };
+    refused(b"", "line 1: a script begins with \"sim script 1\"");
+    refused(&[0xff; 80], "line 1: this is no text");
+    refused(&vec![b'#'; 2 << 20], "line 1: a script has at most 1048576 bytes");
+    refused(&sound.as_bytes()[..sound.len() / 2], "line ");
+    refused(sound.replace("script 1", "script 9").as_bytes(), "line 1: the script is of version \"9\"");
+    assert_refused(&["run", "--script", "/nowhere.sim"], "sim: cannot read /nowhere.sim: No such file");
+    assert_refused(&["run"], "required arguments were not provided");
+    assert_refused(&["run", "--script", "x", "--seed", "1"], "cannot be used with");
+}
