@@ -13,7 +13,7 @@
 //! - [`run`], [`crashpoints`]: a whole workload; the same with a crash at every operation;
 //! - [`hunt`]: fresh seeds for as long as there is time;
 //! - [`figures`]: what was done and reached;
-//! - [`scenario`]: a stage for named disasters;
+//! - [`scenario`], [`scenarios`]: a stage for named disasters, and these;
 //! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there;
 //! - [`script`]: a workload as a text file.
 #![forbid(unsafe_code)]
@@ -32,6 +32,7 @@ pub mod oracle;
 pub mod rig;
 pub mod run;
 pub mod scenario;
+pub mod scenarios;
 pub mod script;
 pub mod stamp;
 pub mod system;

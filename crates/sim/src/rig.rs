@@ -4,7 +4,7 @@
 //! or when the world halts; then [`Rig::crash`] leaves the devices as the crash would, and the next life can begin.
 
 pub mod client;
-mod panic;
+pub(crate) mod panic;
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};

@@ -91,6 +91,23 @@ fn a_seed_of_another_drawing_is_refused() {
     assert_eq!(ran.exit, 0);
 }
 
+#[test]
+fn scenarios_are_listed_told_and_played() {
+    let listed = sim(&["scenario"]);
+    let names: Vec<&str> = listed.out.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert!(names.len() >= 50 && listed.exit == 0, "{}", listed.out);
+    let told = "    A file system writes its journal block with FUA and counts on it from the moment of the answer\n";
+    assert!(listed.out.contains(told), "{}", listed.out);
+    let name = "a_fua_write_is_there_from_its_answer_on";
+    let played = sim(&["scenario", name]);
+    assert!(played.out.ends_with(&format!("\npass {name}\n1 played, 0 failed\n")), "{}", played.out);
+    assert_eq!(played.exit, 0);
+    let two = sim(&["scenario", name, name]);
+    assert_eq!(two.out, format!("pass {name}\npass {name}\n2 played, 0 failed\n"));
+    let words = format!("no scenario \"fua_write_is_there\"; the nearest are {name}, ");
+    assert_refused(&["scenario", name, "fua_write_is_there"], &words);
+}
+
 /// The command in a report of a failure.
 fn again(out: &str) -> Vec<&str> {
     let line = out.lines().find_map(|line| line.trim().strip_prefix("again: sim ")).expect("a command");

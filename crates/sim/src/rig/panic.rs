@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// Runs `work`; a panic inside comes back as its message and place.
-pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let others = take_hook();

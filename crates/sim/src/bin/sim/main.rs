@@ -6,6 +6,7 @@ mod figures;
 mod hunt;
 mod names;
 mod run;
+mod scenario;
 mod shorten;
 mod sweep;
 mod what;
@@ -30,6 +31,8 @@ enum Command {
     Sweep(sweep::Args),
     /// Run fresh seeds of all workloads for some time, some of them with crashes at a few of their points.
     Hunt(hunt::Args),
+    /// Play named disasters, or list them with the beginnings of their stories.
+    Scenario(scenario::Args),
     /// Name the systems and workloads, and the drawing.
     List,
 }
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Sweep(args) => sweep::sweep_seeds(&args),
         Command::Hunt(args) => hunt::hunt(&args),
+        Command::Scenario(args) => scenario::scenario(&args),
         Command::List => {
             println!("systems: {}", system_names().join(" "));
             println!(

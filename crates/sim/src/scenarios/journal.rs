@@ -1,22 +1,31 @@
 //! What a crash leaves of the journal and of the note.
 
-use crate::bench::quiet;
-use crate::image::{nodes, records, sizes};
-use crate::stage::{BACK, DATA_START, FLUSH, bench, keep, pause, power_cut, small, stage, unstarted, write};
+use super::bench::quiet;
+use super::image::{nodes, records, sizes};
+use super::stage::{BACK, DATA_START, FLUSH, bench, keep, pause, power_cut, small, stage, unstarted, write};
+use crate::disk::{OpKind, Survivors};
+use crate::driver::{Crash, OpView};
+use crate::scenario::Stage;
+use crate::stamp::Value;
+use crate::system::Geometry;
+use crate::workload::Step;
 use bcached_check::{NodeRecord, Record};
-use bcached_sim::disk::{OpKind, Survivors};
-use bcached_sim::driver::{Crash, OpView};
-use bcached_sim::scenario::Stage;
-use bcached_sim::stamp::Value;
-use bcached_sim::system::Geometry;
-use bcached_sim::workload::Step;
 use std::ops::Range;
+
+super::scenarios! {
+    include_str!("journal.rs"),
+    a_full_journal_is_replayed_though_leaves_split,
+    a_torn_newest_entry_is_no_entry,
+    a_damaged_newest_entry_after_a_clean_stop_loses_nothing,
+    a_brand_new_set_starts_wherever_its_first_start_was_cut,
+    a_note_that_comes_back_after_others_ran_the_set_is_void,
+    acknowledged_writes_are_durable_after_the_journal_delay,
+}
 
 /// The keys of a few old files wait in memory for their leaf to be worth writing, while new files come by the hundred:
 /// the journal runs full, and the power goes just as that leaf is written at last for the sake of its room. What is replayed comes on top of leaves
 /// that hold most of it: they split, with no more room in the journal than there was. (Kernels hung here, at every start
 /// from then on.)
-#[test]
 fn a_full_journal_is_replayed_though_leaves_split() {
     let (mut stage, _) = bench(packed(), quiet());
     stage.together((0..1200).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
@@ -46,7 +55,6 @@ fn a_full_journal_is_replayed_though_leaves_split() {
 
 /// The power goes while an entry of the journal is being written, and half of it is there. What stood in it was not
 /// acknowledged; everything before it was.
-#[test]
 fn a_torn_newest_entry_is_no_entry() {
     for seed in 0..8 {
         let (mut stage, _) = bench(packed(), quiet());
@@ -64,7 +72,6 @@ fn a_torn_newest_entry_is_no_entry() {
 
 /// A bit of the newest entry has changed in a drawer. The set was stopped in order, so the entry before it says the same;
 /// nothing that it names may have been given to others yet.
-#[test]
 fn a_damaged_newest_entry_after_a_clean_stop_loses_nothing() {
     let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
     for round in 0..4 {
@@ -84,7 +91,6 @@ fn a_damaged_newest_entry_after_a_clean_stop_loses_nothing() {
 
 /// A test bench starts a thousand new sets and pulls the plug during the first start of each. Whatever was written of
 /// one, it is started the next time.
-#[test]
 fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
     for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1), Survivors::Seeded(2)] {
         let ended = (1..).find(|point| {
@@ -128,7 +134,6 @@ fn journal(stage: &mut Stage) -> Range<u64> {
 /// that note: a kernel, or a daemon with its note elsewhere. He writes. Then the daemon returns and finds its note: it
 /// is of a history that others have gone on with, and must not put its old data over theirs. (Seen with a kernel in
 /// between: two hundred sectors went back by a day.)
-#[test]
 fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();
@@ -151,7 +156,6 @@ fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
 
 /// Nobody asks for durability, and the power goes a while later: the keys have been in the journal since the time was
 /// over that the set waits for more of them, as with a kernel.
-#[test]
 fn acknowledged_writes_are_durable_after_the_journal_delay() {
     let mut stage = stage();
     stage.ask(write(0..8)).unwrap();

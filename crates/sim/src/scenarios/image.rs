@@ -1,5 +1,8 @@
 //! What stands on devices that nobody uses: looked at with the offline checker, and damaged by hand.
 
+use crate::scenario::Stage;
+use crate::stamp::{self, Value};
+use crate::system::engine::Image;
 use bcached_check::{NodeRecord, Record, dump};
 use bcached_format::prio::{self, BucketPrio, PrioSet};
 use bcached_format::uuid::{self, UuidSlot};
@@ -7,9 +10,6 @@ use bcached_format::{
     BackingSuperblock, DeviceFacts, Gen, Geometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
     Superblock,
 };
-use bcached_sim::scenario::Stage;
-use bcached_sim::stamp::{self, Value};
-use bcached_sim::system::engine::Image;
 use std::ops::Range;
 
 /// Everything that the metadata of the cache says.

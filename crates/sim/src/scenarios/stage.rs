@@ -1,13 +1,13 @@
 //! Short words for what every story says: a set of such a size, a write there, a device that fails now.
 
-use crate::bench::Bench;
+use super::bench::Bench;
+use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use crate::driver::Crash;
+use crate::failure::Fault;
+use crate::scenario::Stage;
+use crate::system::{Geometry, engine::Engine};
+use crate::workload::Step;
 use bcached_engine::Options;
-use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
-use bcached_sim::driver::Crash;
-use bcached_sim::failure::Fault;
-use bcached_sim::scenario::Stage;
-use bcached_sim::system::{Geometry, engine::Engine};
-use bcached_sim::workload::Step;
 use std::ops::Range;
 use std::rc::Rc;
 

@@ -1,11 +1,11 @@
 //! The engine with every knob in reach: options as a story wants them, backing devices under any name or missing,
 //! flash-only volumes, and a look at the status. Where a story needs none of that it takes the simulator's own system.
 
+use crate::disk::Device;
+use crate::system::engine::{self, Engine};
+use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use bcached_engine::{CacheSet, Options, Phases, Status, VolumeId};
 use bcached_env::{DiskId, Env, Note};
-use bcached_sim::disk::Device;
-use bcached_sim::system::engine::{self, Engine};
-use bcached_sim::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;

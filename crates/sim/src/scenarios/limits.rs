@@ -1,27 +1,37 @@
 //! Sizes at the edge, and what does not fit.
 
-use crate::bench::{Place, quiet};
-use crate::image::change_table;
-use crate::stage::{
+use super::bench::{Place, quiet};
+use super::image::change_table;
+use super::stage::{
     AROUND, BACK, FLUSH, THROUGH, bench, geometry, keep, power_cut, read, small, stage, unstarted, warm,
     write, write_fua,
 };
+use crate::disk::{OpKind, Survivors};
+use crate::driver::{Crash, OpView};
+use crate::failure::Fault;
+use crate::oracle::Oracle;
+use crate::scenario::Stage;
+use crate::stamp::Value;
+use crate::system::{Geometry, engine::Engine};
+use crate::workload::Step;
 use bcached_format::{
     DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
 };
-use bcached_sim::disk::{OpKind, Survivors};
-use bcached_sim::driver::{Crash, OpView};
-use bcached_sim::failure::Fault;
-use bcached_sim::oracle::Oracle;
-use bcached_sim::scenario::Stage;
-use bcached_sim::stamp::Value;
-use bcached_sim::system::{Geometry, engine::Engine};
-use bcached_sim::workload::Step;
 use std::rc::Rc;
+
+super::scenarios! {
+    include_str!("limits.rs"),
+    a_volume_for_which_the_table_has_no_slot_is_refused,
+    a_discard_across_dirty_and_clean_data_leaves_one_content,
+    what_is_longer_than_a_key_can_say_is_many_keys,
+    a_device_that_ends_within_a_block_is_whole_to_its_last_sector,
+    a_request_larger_than_a_bucket_is_in_many_and_lost_in_none,
+    a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing,
+    sizes_without_room_to_append_are_refused,
+}
 
 /// Over the years a cache has had as many volumes as its table has slots; slots are never used again. A new disk is
 /// refused in words, and who is there goes on.
-#[test]
 fn a_volume_for_which_the_table_has_no_slot_is_refused() {
     let (mut stage, bench) = unstarted(small(vec![4096, 4096], BACK), quiet(), 1);
     bench.put(1, Place::Missing);
@@ -49,7 +59,6 @@ fn a_volume_for_which_the_table_has_no_slot_is_refused() {
 /// A database drops a table: one discard goes over what is dirty, what is clean and what is not cached, and the power
 /// goes when the disk has carried it out. What is read then may be old or nothing, but never the one from the cache
 /// and later the other from the disk.
-#[test]
 fn a_discard_across_dirty_and_clean_data_leaves_one_content() {
     for (survivors, crash) in [
         (Survivors::Nothing, Crash::PowerCut),
@@ -75,7 +84,6 @@ fn a_discard_across_dirty_and_clean_data_leaves_one_content() {
 
 /// A key says how long it is in sixteen bits. A request over more than that, and holes that touch each other, are many
 /// keys.
-#[test]
 fn what_is_longer_than_a_key_can_say_is_many_keys() {
     const LONG: u64 = 3 * 65536;
     let (mut stage, bench) = bench(geometry(vec![LONG + 4096], BACK), quiet());
@@ -94,7 +102,6 @@ fn what_is_longer_than_a_key_can_say_is_many_keys() {
 
 /// A partition ends in the middle of a cache block. Its last sectors are written and read like all others, and no key
 /// lies off the grid.
-#[test]
 fn a_device_that_ends_within_a_block_is_whole_to_its_last_sector() {
     for (mode, odd) in [(BACK, 3), (THROUGH, 7), (AROUND, 1)] {
         let geometry = Geometry { block_sectors: 1, torn_sectors: 1, ..geometry(vec![4096 + odd], mode) };
@@ -113,7 +120,6 @@ fn a_device_that_ends_within_a_block_is_whole_to_its_last_sector() {
 }
 
 /// A request of many buckets: acknowledged it is there whole, and a power cut in the middle leaves each block old or new.
-#[test]
 fn a_request_larger_than_a_bucket_is_in_many_and_lost_in_none() {
     for mode in [BACK, THROUGH] {
         let (mut stage, _) = bench(small(vec![4096], mode), quiet());
@@ -135,7 +141,6 @@ fn a_request_larger_than_a_bucket_is_in_many_and_lost_in_none() {
 
 /// Volumes in the cache alone were promised more room than there is. When it is used up a write is refused in words, and
 /// what is there stays; what is given up makes room.
-#[test]
 fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing() {
     let geometry = Geometry { buckets: 520, ..small(vec![65536], BACK) };
     let (mut stage, bench) = unstarted(geometry, quiet(), 1);
@@ -165,7 +170,6 @@ fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing(
 
 /// Sizes that a superblock may have and that leave no room to append: a bucket of one block (each set of a node needs
 /// its own), and a journal without room for the entries that free it. They are refused, not waited for.
-#[test]
 fn sizes_without_room_to_append_are_refused() {
     let refused = |stage: &mut Stage| match stage.start() {
         Err(Fault::Open(refusal)) => refusal.to_string().contains("a bucket must hold two blocks"),

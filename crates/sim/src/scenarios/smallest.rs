@@ -1,15 +1,23 @@
 //! Scenarios on the smallest system: they show how a story is told, and that its end depends on its crash.
 
+use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use crate::driver::{Crash, OpView};
+use crate::failure::Fault;
+use crate::scenario::Stage;
+use crate::stamp::Value;
+use crate::system::{Geometry, passthrough::Passthrough};
+use crate::workload::Step;
 use bcached_env::DiskId;
-use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
-use bcached_sim::driver::{Crash, OpView};
-use bcached_sim::failure::Fault;
-use bcached_sim::scenario::Stage;
-use bcached_sim::stamp::Value;
-use bcached_sim::system::{Geometry, passthrough::Passthrough};
-use bcached_sim::workload::Step;
 use std::ops::Range;
 use std::rc::Rc;
+
+super::scenarios! {
+    include_str!("smallest.rs"),
+    a_fua_write_is_there_from_its_answer_on,
+    a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so,
+    a_success_after_a_hidden_failure_is_a_lie_that_is_noticed,
+    a_dead_process_leaves_a_torn_write_behind,
+}
 
 fn stage() -> Stage {
     let geometry = Geometry {
@@ -38,7 +46,6 @@ const BACKING: DiskId = DiskId(1);
 
 /// A file system writes its journal block with FUA and counts on it from the moment of the answer. The power goes just
 /// before the answer: old or new. Just after it: new, whatever else is lost.
-#[test]
 fn a_fua_write_is_there_from_its_answer_on() {
     for (completed, survivors, wanted) in [
         (false, Survivors::Nothing, Value::Written(0)),
@@ -56,7 +63,6 @@ fn a_fua_write_is_there_from_its_answer_on() {
 /// A drive's flush fails once, and what it covered is gone from the drive's cache. The next flush succeeds: there is
 /// nothing left to fail. Who takes that success for the data's has lost it (users met this with several file systems and
 /// databases in 2018).
-#[test]
 fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so() {
     let mut stage = stage();
     stage.ask(write(0..8, false)).unwrap();
@@ -70,7 +76,6 @@ fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so(
 
 /// The same story with a system that keeps the failure to itself: the oracle must not let it pass. The system is played
 /// by a flush of our own that takes the blow for the client's.
-#[test]
 fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
     let mut stage = stage();
     stage.ask(write(0..8, false)).unwrap();
@@ -86,7 +91,6 @@ fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
 }
 
 /// The process dies with a write on its way: what was acknowledged is there, what was not is old or new in pieces.
-#[test]
 fn a_dead_process_leaves_a_torn_write_behind() {
     let mut stage = stage();
     stage.ask(write(0..64, false)).unwrap();

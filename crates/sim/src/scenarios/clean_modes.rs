@@ -1,23 +1,35 @@
 //! In the clean modes all data is on the backing device: the cache may lose nothing, hide nothing and change nothing.
 
-use crate::bench::quiet;
-use crate::stage::{
+use super::bench::quiet;
+use super::stage::{
     AROUND, DATA_START, FLUSH, THROUGH, bench, failure, geometry, keep, pause, power_cut, read, trouble,
     unstarted, warm, write, write_fua,
 };
-use bcached_sim::disk::{Fault as DiskFault, OpKind, Survivors};
-use bcached_sim::driver::Crash;
-use bcached_sim::scenario::Stage;
-use bcached_sim::stamp::Value;
-use bcached_sim::system::Mode;
-use bcached_sim::workload::Step;
+use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::driver::Crash;
+use crate::scenario::Stage;
+use crate::stamp::Value;
+use crate::system::Mode;
+use crate::workload::Step;
+
+super::scenarios! {
+    include_str!("clean_modes.rs"),
+    a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy,
+    a_read_miss_during_a_bypass_write_leaves_no_old_copy,
+    overlapping_write_throughs_leave_cache_and_disk_the_same,
+    an_old_clean_copy_does_not_come_back_over_newer_data,
+    a_crash_in_a_bypass_write_leaves_no_copy_that_differs_from_the_disk,
+    a_failed_write_to_the_cache_is_not_indexed,
+    a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache,
+    a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_back,
+    a_cache_that_cannot_be_read_in_a_clean_mode_is_not_noticed,
+}
 
 const MILLISECOND: u64 = 1_000_000;
 
 /// A script writes past the cache while another reads the same block: the reader has fetched the old block and puts it
 /// into the cache after the write. From then on everybody reads the old one, until it is evicted (a user showed it with
 /// two shell scripts, in less than a second).
-#[test]
 fn a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     let late = DiskFault::Late(100 * MILLISECOND);
@@ -28,7 +40,6 @@ fn a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy() {
 }
 
 /// The other order: the write past the cache is on its way, and a reader comes who still finds the old block on the disk.
-#[test]
 fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
     let mut met = 0;
     for seed in 0..12 {
@@ -51,7 +62,6 @@ fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
 
 /// Two programs write overlapping ranges of one file at once. The disk keeps one order and the cache another: what is
 /// read depends on what the cache still holds, for ever.
-#[test]
 fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
     for seed in 0..8 {
         let (mut stage, _) = unstarted(geometry(vec![16384], THROUGH), quiet(), seed);
@@ -66,7 +76,6 @@ fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
 
 /// A volume in write-around mode; the cache holds an old clean copy of a block that is written now, durably. The power
 /// goes. What the tree said before must not come back with it.
-#[test]
 fn an_old_clean_copy_does_not_come_back_over_newer_data() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
@@ -78,21 +87,18 @@ fn an_old_clean_copy_does_not_come_back_over_newer_data() {
 
 /// The same while nobody asked for durability: the write has just reached the disk. Either content is right then, but
 /// not the one in the cache and the other on the disk: the block would change when it is evicted.
-#[test]
 fn a_crash_in_a_bypass_write_leaves_no_copy_that_differs_from_the_disk() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
-    let arrived =
-        |op: &bcached_sim::driver::OpView| op.disk.0 == 1 && op.kind == OpKind::Write && op.completed;
+    let arrived = |op: &crate::driver::OpView| op.disk.0 == 1 && op.kind == OpKind::Write && op.completed;
     stage.crash_at(vec![write(0..64)], arrived, Crash::PowerCut, Survivors::Everything).unwrap();
     stage.rig().inspect().unwrap();
 }
 
 /// An SSD refuses to write a block of data, once. Indexed all the same, its place would be read: whatever stood there
 /// before. In write-back mode the data goes to the disk instead, in write-through mode it is there anyway.
-#[test]
 fn a_failed_write_to_the_cache_is_not_indexed() {
-    for mode in [THROUGH, crate::stage::BACK] {
+    for mode in [THROUGH, super::stage::BACK] {
         let (mut stage, bench) = bench(geometry(vec![16384], mode), quiet());
         keep(&mut stage, 640..704);
         failure(&mut stage, 0, OpKind::Write, 1);
@@ -108,7 +114,6 @@ fn a_failed_write_to_the_cache_is_not_indexed() {
 
 /// A disk refuses a write in write-through mode and the client is told. The cache has taken it: read from there the
 /// block is new, and old again as soon as it is evicted.
-#[test]
 fn a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache() {
     let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
     stage.ask(FLUSH).unwrap();
@@ -133,7 +138,6 @@ fn each_clean_mode(mut tell: impl FnMut(&mut Stage, Mode)) {
 
 /// The SSD dies under a mounted root file system that has nothing in it but copies. Nobody is told an error; and when
 /// the SSD comes back after the next start its copies are of before.
-#[test]
 fn a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_back() {
     each_clean_mode(|stage, mode| {
         stage.device(0).gone = true;
@@ -151,10 +155,9 @@ fn a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_bac
 
 /// The SSD cannot read back what it was given. The disk has it all: an application must not see an error (it did, with
 /// kernels).
-#[test]
 fn a_cache_that_cannot_be_read_in_a_clean_mode_is_not_noticed() {
     each_clean_mode(|stage, mode| {
-        for sector in crate::image::cached_at(stage) {
+        for sector in super::image::cached_at(stage) {
             stage.device(0).make_unreadable(sector..sector + 1);
         }
         stage.together(vec![read(0..64), read(64..128), write(8..16)]).unwrap();

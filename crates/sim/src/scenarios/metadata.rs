@@ -1,21 +1,32 @@
 //! Damaged nodes, priorities and superblocks.
 
-use crate::bench::{Bench, quiet};
-use crate::image::{backing, node_for, nodes, records};
-use crate::stage::{
+use super::bench::{Bench, quiet};
+use super::image::{backing, node_for, nodes, records};
+use super::stage::{
     AROUND, BACK, DATA_START, FLUSH, THROUGH, assert_refused, bench, keep, pause, read, small, trouble,
     unstarted, write, write_fua,
 };
+use crate::disk::{Fault as DiskFault, Landed, OpKind, Survivors};
+use crate::driver::{Crash, OpView};
+use crate::scenario::Stage;
+use crate::system::{Geometry, Mode};
+use crate::workload::Step;
 use bcached_check::Record;
 use bcached_engine::Options;
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
-use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Survivors};
-use bcached_sim::driver::{Crash, OpView};
-use bcached_sim::scenario::Stage;
-use bcached_sim::system::{Geometry, Mode};
-use bcached_sim::workload::Step;
 use std::rc::Rc;
 use std::time::Duration;
+
+super::scenarios! {
+    include_str!("metadata.rs"),
+    a_leaf_found_damaged_while_it_is_served_is_no_hole,
+    a_leaf_found_damaged_in_a_clean_mode_is_not_noticed,
+    a_root_found_damaged_at_the_next_start_is_refused,
+    a_set_behind_a_torn_one_is_not_overlooked,
+    a_torn_append_to_a_leaf_is_no_set,
+    a_set_that_lost_its_priorities_is_refused,
+    no_power_cut_tears_a_superblock,
+}
 
 /// A small tree of two levels in a small cache: many keys that cannot be joined.
 fn forest(mode: u64) -> (Stage, Rc<Bench>) {
@@ -38,7 +49,6 @@ fn forest(mode: u64) -> (Stage, Rc<Bench>) {
 
 /// A bit changes in a leaf while the set is served, and the set has dirty data there. What lies in that leaf cannot be
 /// read; it is no hole, and the disk's old blocks are not shown for it. All else is there.
-#[test]
 fn a_leaf_found_damaged_while_it_is_served_is_no_hole() {
     let (mut stage, _) = forest(BACK);
     let leaf = node_for(&mut stage, 0, DATA_START + 3 * 600);
@@ -53,7 +63,6 @@ fn a_leaf_found_damaged_while_it_is_served_is_no_hole() {
 }
 
 /// The same in a clean mode, where the disk has everything: nobody is told, and what the leaf said never comes back.
-#[test]
 fn a_leaf_found_damaged_in_a_clean_mode_is_not_noticed() {
     let (mut stage, _) = forest(THROUGH);
     let leaf = node_for(&mut stage, 0, DATA_START + 3 * 600);
@@ -65,7 +74,6 @@ fn a_leaf_found_damaged_in_a_clean_mode_is_not_noticed() {
 
 /// A bit changes in the root, an interior node, which is in memory: the set goes on. At the next start it is refused, and nothing is
 /// written: whoever can still save it finds it as it was.
-#[test]
 fn a_root_found_damaged_at_the_next_start_is_refused() {
     let (mut stage, _) = forest(BACK);
     let root = nodes(&mut stage)[0].sector;
@@ -79,7 +87,6 @@ fn a_root_found_damaged_at_the_next_start_is_refused() {
 /// A node's third set was torn by a device that promised more than it kept, and the fourth stands behind it with the same
 /// number: the end of the log is not where it seems to be. Taken for the end, the next set would be written there, and
 /// some old keys would be back and others not.
-#[test]
 fn a_set_behind_a_torn_one_is_not_overlooked() {
     let (mut stage, _) = forest(BACK);
     stage.stop().unwrap();
@@ -92,7 +99,6 @@ fn a_set_behind_a_torn_one_is_not_overlooked() {
 
 /// The power fails while a set is appended to a leaf, and the first half of what the device was given is there. It is no
 /// set then, the leaf can be read, and the keys are in the journal.
-#[test]
 fn a_torn_append_to_a_leaf_is_no_set() {
     let (mut stage, _) = forest(BACK);
     for leaf in nodes(&mut stage).into_iter().filter(|node| node.level == 0) {
@@ -112,7 +118,6 @@ fn a_torn_append_to_a_leaf_is_no_set() {
 
 /// The buckets with the generations cannot be read any more. Without them nobody knows which pointers are of now; a guess
 /// would show one file's blocks in another. (A kernel went on with zeroes and said so in its log.)
-#[test]
 fn a_set_that_lost_its_priorities_is_refused() {
     let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
     keep(&mut stage, 0..64);
@@ -145,7 +150,6 @@ const CHANGES: [(usize, &str); 6] = [
 
 /// There is one copy of each superblock, and the power goes while it is written: of a cache at its first start, of a
 /// disk at each change of its state. A torn one would be a device that nobody knows any more.
-#[test]
 fn no_power_cut_tears_a_superblock() {
     for (device, change) in CHANGES {
         for (completed, survivors) in [

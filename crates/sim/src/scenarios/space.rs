@@ -1,20 +1,26 @@
 //! Buckets, their generations, and who reuses them when.
 
-use crate::bench::quiet;
-use crate::image::{cached_at, change_generations};
-use crate::stage::{BACK, FLUSH, THROUGH, bench, keep, pause, read, small, unstarted, write, write_to};
+use super::bench::quiet;
+use super::image::{cached_at, change_generations};
+use super::stage::{BACK, FLUSH, THROUGH, bench, keep, pause, read, small, unstarted, write, write_to};
+use crate::disk::{Fault as DiskFault, OpKind, Rule};
+use crate::scenario::Stage;
+use crate::system::{Geometry, Mode, engine::Engine};
+use crate::workload::Step;
 use bcached_format::Gen;
-use bcached_sim::disk::{Fault as DiskFault, OpKind, Rule};
-use bcached_sim::scenario::Stage;
-use bcached_sim::system::{Geometry, Mode, engine::Engine};
-use bcached_sim::workload::Step;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+
+super::scenarios! {
+    include_str!("space.rs"),
+    a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight,
+    a_pointer_from_before_the_generations_went_round_is_not_believed,
+    a_stop_waits_for_the_allocator_before_it_ends_the_journal,
+}
 
 /// A backup reads a large file from the cache, slowly, while others fill the cache anew. Its bucket is given to somebody
 /// else in the middle, and the backup holds a part of another's file. (Kernels notice and read again, or return an error,
 /// or did not notice, by version.)
-#[test]
 fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
     for seed in 0..4 {
         let geometry = Geometry { buckets: 520, ..small(vec![16384], THROUGH) };
@@ -41,7 +47,6 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
 
 /// A generation has eight bits, and a cache that is used for years goes round. Keys from long ago, which nobody has asked
 /// for since, must not pass for those of now: their buckets are another's.
-#[test]
 fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
     let sizes = small(vec![4096, 32768], THROUGH);
     let geometry =
@@ -69,7 +74,6 @@ fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
 
 /// A set is stopped while the allocator stores generations, on a device that takes its time for them: the journal, which
 /// the allocator needs for that, must go on until it has ended (found as a stop that never ended).
-#[test]
 fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
     const LATE: u64 = 1_000_000_000;
     let mut met = 0;

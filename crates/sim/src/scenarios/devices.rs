@@ -1,23 +1,34 @@
 //! Devices that die, come back, are renamed, cut short or outdated.
 
-use crate::bench::{Place, quiet};
-use crate::image::{backing, change_backing};
-use crate::stage::{
+use super::bench::{Place, quiet};
+use super::image::{backing, change_backing};
+use super::stage::{
     AROUND, BACK, BACK_LAST, FLUSH, bench, geometry, keep, read, small, stage, stage_of, warm, write,
     write_to,
 };
+use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use crate::driver::Crash;
+use crate::failure::Fault;
+use crate::scenario::Stage;
+use crate::system::{Geometry, engine::Engine};
+use crate::workload::{Shape, Step};
 use bcached_format::{BackingState, Uuid};
-use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
-use bcached_sim::driver::Crash;
-use bcached_sim::failure::Fault;
-use bcached_sim::scenario::Stage;
-use bcached_sim::system::{Geometry, engine::Engine};
-use bcached_sim::workload::{Shape, Step};
 use std::rc::Rc;
+
+super::scenarios! {
+    include_str!("devices.rs"),
+    a_cache_that_dies_while_dirty_and_returns_has_lost_nothing,
+    a_clean_cache_that_comes_back_outdated_is_not_believed,
+    a_backing_device_of_another_cache_is_refused,
+    a_backing_device_that_returns_under_another_name_is_the_same_volume,
+    a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns,
+    a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on,
+    no_failure_of_a_device_leaves_anybody_waiting,
+    a_backing_device_that_ends_before_its_dirty_data_is_refused,
+}
 
 /// A controller resets, the SSD with the dirty data is gone, and comes back after the next boot. A kernel would have
 /// detached the disk meanwhile and served it with last week's content. Here the volume refuses, and forgets nothing.
-#[test]
 fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..64);
@@ -37,7 +48,6 @@ fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
 
 /// The SSD was away for repair, and a machine served the disk by itself meanwhile, as one may with a clean one. The SSD
 /// returns with its copies of before: they are of a past that the disk has left.
-#[test]
 fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
@@ -55,7 +65,6 @@ fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
 }
 
 /// The volume was given to another cache, and runs there; then somebody starts the old cache with it.
-#[test]
 fn a_backing_device_of_another_cache_is_refused() {
     for (state, words) in [
         (BackingState::Clean, "is attached to cache set"),
@@ -80,7 +89,6 @@ fn a_backing_device_of_another_cache_is_refused() {
 
 /// A disk is plugged into another port, and the names of two disks are exchanged. What is dirty of the one belongs to it
 /// and not to its name.
-#[test]
 fn a_backing_device_that_returns_under_another_name_is_the_same_volume() {
     let (mut stage, bench) = bench(geometry(vec![4096, 4096], BACK), quiet());
     for volume in [0, 1] {
@@ -98,7 +106,6 @@ fn a_backing_device_that_returns_under_another_name_is_the_same_volume() {
 
 /// One of two disks is not found at boot, and the cache holds dirty data of it. The other volume goes on, and fills the
 /// cache many times over; what belongs to the missing disk stays, however little room there is.
-#[test]
 fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
     let (mut stage, bench) = bench(small(vec![16384, 4096], BACK), quiet());
     stage.together((0..32).map(|place| write_to(1, place * 64..place * 64 + 16)).collect()).unwrap();
@@ -106,7 +113,7 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
     stage.stop().unwrap();
     bench.put(1, Place::Missing);
     stage.start().unwrap();
-    stage.ask(Step::Mode { volume: 0, mode: bcached_sim::system::Mode::Writethrough }).unwrap();
+    stage.ask(Step::Mode { volume: 0, mode: crate::system::Mode::Writethrough }).unwrap();
     for start in (0..16384).step_by(128) {
         stage.ask(write(start..start + 128)).unwrap();
     }
@@ -120,7 +127,6 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
 
 /// The SSD is worn out: it refuses every write and can still be read. The volume that has dirty data there goes on
 /// reading, and its writes fail with an error. The volume that has none goes on as if it had no cache.
-#[test]
 fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
     let mut stage = stage_of(vec![4096, 4096], BACK_LAST);
     for volume in [0, 1] {
@@ -147,7 +153,6 @@ fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
 
 /// A device fails in the middle of everything, for good or only for once, and nobody may wait for ever: every request is
 /// answered, whatever the answer, and the set stops.
-#[test]
 fn no_failure_of_a_device_leaves_anybody_waiting() {
     let small = small(vec![4096], BACK);
     let kinds = [OpKind::Read, OpKind::Write, OpKind::Flush];
@@ -173,7 +178,6 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
 
 /// An image file was cut short by a copy that ran out of space, and its cache holds dirty data for the part that is gone.
 /// Served, that data could never be written back and would be lost without a word.
-#[test]
 fn a_backing_device_that_ends_before_its_dirty_data_is_refused() {
     let mut stage = stage();
     stage.ask(write(16000..16064)).unwrap();

@@ -1,23 +1,32 @@
 //! What a flush covers, and what is left when it fails or is left out.
 
-use crate::bench::quiet;
-use crate::image::{backing, on_disk};
-use crate::stage::{BACK, FLUSH, THROUGH, bench, failure, geometry, keep, pause, stage, write, write_fua};
+use super::bench::quiet;
+use super::image::{backing, on_disk};
+use super::stage::{BACK, FLUSH, THROUGH, bench, failure, geometry, keep, pause, stage, write, write_fua};
+use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use crate::driver::{Crash, OpView};
+use crate::scenario::Stage;
+use crate::stamp::Value;
+use crate::system::{Geometry, engine::Engine};
+use crate::workload::Step;
 use bcached_engine::Options;
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
-use bcached_sim::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
-use bcached_sim::driver::{Crash, OpView};
-use bcached_sim::scenario::Stage;
-use bcached_sim::stamp::Value;
-use bcached_sim::system::{Geometry, engine::Engine};
-use bcached_sim::workload::Step;
 use std::rc::Rc;
 use std::time::Duration;
+
+super::scenarios! {
+    include_str!("flushes.rs"),
+    write_back_calls_nothing_clean_before_the_backing_device_is_flushed,
+    a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable,
+    a_good_flush_after_a_failed_one_brings_nothing_back,
+    many_clean_copies_before_the_first_flush_do_not_stop_the_world,
+    a_flush_that_fails_in_the_middle_of_write_back_loses_nothing,
+    what_a_failed_flush_of_the_cache_took_is_not_read,
+}
 
 /// A mail server's fsynced mails are written back to the disk at night, whose cache is volatile; the set calls them
 /// clean, and the power goes before the disk has been flushed. Reads still come from the cache, until its buckets are
 /// reused: then old blocks appear. (With kernels to this day.)
-#[test]
 fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     let eager = Options { writeback_delay: Duration::from_millis(1), ..Options::default() };
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager);
@@ -34,7 +43,6 @@ fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
 /// The daemon dies when it has written *dirty* to the disk, whose cache is volatile, and has not flushed it. The next one reads
 /// *dirty* there, a database commits, and then the power goes. The disk would say *clean*, and one takes the cache of a clean
 /// disk away.
-#[test]
 fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     let says_dirty = |op: &OpView| op.disk.0 == 1 && op.sectors.start == SUPERBLOCK_SECTOR && op.completed;
@@ -52,7 +60,6 @@ fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable
 
 /// A disk's flush fails and drops what it covered; a database tries again and is told that all is well. What it wrote in
 /// write-through mode is in the cache still: shown from there it would be believed, and gone with its bucket.
-#[test]
 fn a_good_flush_after_a_failed_one_brings_nothing_back() {
     let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
     stage.ask(FLUSH).unwrap();
@@ -68,7 +75,6 @@ fn a_good_flush_after_a_failed_one_brings_nothing_back() {
 /// A home server streams films right after its start, before anybody has flushed the disk: what is read may be in the
 /// disk's volatile cache only, so clean copies wait for a flush. When more of them waited than may, the task that should
 /// have flushed turned in circles and the volume stood still.
-#[test]
 fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
     let mut stage = stage();
     let read = |start| Step::Read { volume: 0, sectors: start..start + 8 };
@@ -82,7 +88,6 @@ fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
 /// Write-back copies a batch to a slow disk; one copy has arrived and the other has not. A client flushes, the disk's
 /// flush fails, and the copy that had arrived is gone. Then the flush of the batch itself succeeds, as the flush after a
 /// failed one does: both keys turned clean, and data that had been durable for long was nowhere.
-#[test]
 fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
     const SECOND: u64 = 1_000_000_000;
     let mut met = 0;
@@ -114,7 +119,6 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
 
 /// A worn SSD fails a flush and forgets what it covered: where acknowledged data stood there is now what stood there before,
 /// perhaps another volume's. Nobody may be shown that, neither now nor by the note at the next start.
-#[test]
 fn what_a_failed_flush_of_the_cache_took_is_not_read() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();

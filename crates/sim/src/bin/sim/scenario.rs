@@ -1,0 +1,59 @@
+//! `sim scenario`: named disasters, told and played.
+
+use crate::names::unknown;
+use anyhow::{Context as _, Result};
+use bcached_sim::scenarios::{Scenario, all};
+
+/// Options of `sim scenario`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The scenarios to play; none: list them all.
+    names: Vec<String>,
+    /// Play every one.
+    #[arg(long, conflicts_with = "names")]
+    all: bool,
+}
+
+/// Lists or plays; true if every one ended as it should.
+pub fn scenario(args: &Args) -> Result<bool> {
+    if args.all {
+        return Ok(play(&all().collect::<Vec<_>>()));
+    }
+    if args.names.is_empty() {
+        for scenario in all() {
+            println!("{}\n    {}", scenario.name, first_sentence(&scenario.story()));
+        }
+        return Ok(true);
+    }
+    let named = |name: &String| {
+        let found = all().find(|scenario| scenario.name == name);
+        found.with_context(|| unknown("scenario", name, all().map(|scenario| scenario.name)))
+    };
+    let scenarios = args.names.iter().map(named).collect::<Result<Vec<_>>>()?;
+    if let [scenario] = scenarios[..] {
+        println!("{}\n", scenario.story());
+    }
+    Ok(play(&scenarios))
+}
+
+/// Plays each, whatever becomes of the others.
+fn play(scenarios: &[Scenario]) -> bool {
+    let mut failed = 0;
+    for scenario in scenarios {
+        match scenario.play() {
+            Ok(()) => println!("pass {}", scenario.name),
+            Err(how) => {
+                failed += 1;
+                println!("FAIL {}: {how}", scenario.name);
+            }
+        }
+    }
+    println!("{} played, {failed} failed", scenarios.len());
+    failed == 0
+}
+
+/// Up to the first full stop, colon or semicolon that ends a thought.
+fn first_sentence(story: &str) -> &str {
+    let end = [". ", ": ", "; "].iter().filter_map(|mark| story.find(mark)).min();
+    end.map_or(story, |end| &story[..end])
+}

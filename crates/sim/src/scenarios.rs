@@ -1,0 +1,128 @@
+//! Named disasters: the story first, then exactly that, then one check.
+//!
+//! | file | stories of |
+//! |---|---|
+//! | `flushes` | flushes that fail, that are left out, and what they covered |
+//! | `clean_modes` | write-through, write-around, none: the cache may lose, hide or change nothing |
+//! | `devices` | devices that die, come back, are renamed, cut short or outdated |
+//! | `journal` | what a crash leaves of the journal, and the note |
+//! | `metadata` | damaged nodes, priorities, superblocks |
+//! | `space` | buckets, generations, and who reuses them when |
+//! | `limits` | sizes at the edge, and what does not fit |
+//! | `smallest` | a system without a cache: how a story is told, and that its end depends on its crash |
+//!
+//! What is refused is refused in words, and leaves the devices as they were. A scenario that cannot fail is worth nothing:
+//! each was seen to fail with the line broken that it guards.
+//!
+//! A scenario is a function that panics when the story ends badly; the comment above it is the story, for readers of the
+//! code and of `sim scenario` alike. Each file lists its scenarios once: that puts them into [`all`] and makes a test of
+//! each. One that is not listed is dead code, and does not build.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a scenario fails as a test does")]
+
+mod bench;
+mod image;
+mod stage;
+
+mod clean_modes;
+mod devices;
+mod flushes;
+mod journal;
+mod limits;
+mod metadata;
+mod smallest;
+mod space;
+
+use crate::rig::panic::caught;
+
+/// A named disaster.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The file that it is told in.
+    source: &'static str,
+    play: fn(),
+}
+
+impl Scenario {
+    /// What happened, to whom, and what must come of it: the comment above the function.
+    #[must_use]
+    pub fn story(&self) -> String {
+        let head = format!("fn {}() {{", self.name);
+        let before = self.source.lines().take_while(|line| *line != head);
+        let mut story: Vec<&str> = Vec::new();
+        for line in before {
+            match line.strip_prefix("/// ") {
+                Some(words) => story.push(words),
+                None => story.clear(),
+            }
+        }
+        story.join(" ")
+    }
+
+    /// Plays it.
+    ///
+    /// # Errors
+    /// How it ended instead.
+    pub fn play(&self) -> Result<(), String> {
+        caught(self.play)
+    }
+}
+
+/// Every scenario, by file.
+pub fn all() -> impl Iterator<Item = Scenario> {
+    let files = [
+        flushes::SCENARIOS,
+        clean_modes::SCENARIOS,
+        devices::SCENARIOS,
+        journal::SCENARIOS,
+        metadata::SCENARIOS,
+        space::SCENARIOS,
+        limits::SCENARIOS,
+        smallest::SCENARIOS,
+    ];
+    files.into_iter().flatten().copied()
+}
+
+/// Lists the scenarios of a file: its source, then their names.
+macro_rules! scenarios {
+    ($source:expr, $($name:ident),+ $(,)?) => {
+        pub(super) const SCENARIOS: &[super::Scenario] =
+            &[$(super::Scenario { name: stringify!($name), source: $source, play: $name }),+];
+
+        #[cfg(test)]
+        mod tests {
+            $(
+                #[test]
+                fn $name() {
+                    super::$name();
+                }
+            )+
+        }
+    };
+}
+use scenarios;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_scenario_has_a_story_and_a_name_of_its_own() {
+        let mut names = BTreeSet::new();
+        for scenario in all() {
+            let (name, story) = (scenario.name, scenario.story());
+            assert!(names.insert(name), "{name} twice");
+            assert!(story.len() > 80 && story.ends_with(['.', ')']), "{name}: {story:?}");
+        }
+    }
+
+    #[test]
+    fn a_scenario_that_ends_badly_says_how() {
+        let scenario = Scenario { name: "bad", source: "", play: || panic!("lost {}", 7) };
+        let said = scenario.play().unwrap_err();
+        assert!(said.starts_with("lost 7 ("), "{said}");
+        assert_eq!(scenario.story(), "");
+    }
+}
