@@ -147,6 +147,16 @@ impl fmt::Display for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::Shape;
+
+    #[test]
+    fn a_command_names_every_crash_in_its_order() {
+        let cut = |point| Cut { point, crash: Crash::PowerCut, survivors: Survivors::Seeded(point) };
+        let workload = Shape::named("hot").unwrap().draw(9);
+        let failure = Failure::new(Fault::Long(1), "engine", &workload, &[cut(7), cut(3), cut(5)]);
+        let command = failure.command();
+        assert!(command.ends_with(" --cut 7:power:7 --then 3:power:3 --then 5:power:5"), "{command}");
+    }
 
     #[test]
     fn cuts_read_back_as_written() {

@@ -81,6 +81,18 @@ fn a_point_that_never_comes_is_no_success() {
 }
 
 #[test]
+fn recoveries_of_recoveries_are_crashed() {
+    let crashes = "--cut 40:power:nothing --then 2:power:nothing --then 2:death:nothing";
+    let words: Vec<&str> = "run --workload points --seed 1".split(' ').chain(crashes.split(' ')).collect();
+    let Ran { exit, out, err } = sim(&[&words[..], &["--then", "2:power:everything"]].concat());
+    assert_eq!((exit, out.as_str()), (0, "nothing found\n"), "{err}");
+    assert_refused(
+        &[&words[..], &["--then", "99999:power:everything"]].concat(),
+        "there is no point 99999 to crash at: the recovery from 2:death:nothing ends before it",
+    );
+}
+
+#[test]
 fn a_seed_of_another_drawing_is_refused() {
     let other = (DRAWING + 1).to_string();
     let words = format!("the seed is of drawing {other} and this simulator draws by {DRAWING}");

@@ -24,6 +24,8 @@ pub const NOTE_RECORDS: RangeInclusive<usize> = 1..=1 << 16;
 /// One request.
 pub const REQUEST_SECTORS_MAX: u64 = 4096;
 /// All requests together: data that no flush has made durable stays in memory as often as it was written.
-pub const SECTORS_MAX: u64 = 1 << 21;
+pub const SECTORS_MAX: u64 = 1 << 19;
 /// One pause: the clients' patience with the world ends later.
 pub const PAUSE_MS_MAX: u64 = 10_000;
+/// All pauses together: background work goes on in each.
+pub const PAUSES_MS_MAX: u64 = 1_000_000;

@@ -4,8 +4,8 @@
 //! words of [`Step`] stand in one place, its `Display`, and a script cannot mean two things.
 
 use super::limits::{
-    BUCKET_SECTORS, BUCKETS, BYTES_MAX, CUTS_MAX, DEPTH, NOTE_RECORDS, PAUSE_MS_MAX, REQUEST_SECTORS_MAX,
-    SECTORS_MAX, STEPS_MAX, VOLUME_SECTORS, VOLUMES_MAX,
+    BUCKET_SECTORS, BUCKETS, BYTES_MAX, CUTS_MAX, DEPTH, NOTE_RECORDS, PAUSE_MS_MAX, PAUSES_MS_MAX,
+    REQUEST_SECTORS_MAX, SECTORS_MAX, STEPS_MAX, VOLUME_SECTORS, VOLUMES_MAX,
 };
 use super::{Script, VERSION, start_word};
 use crate::disk::{Fault, Landed, OpKind, Rule};
@@ -119,7 +119,7 @@ pub(super) fn text_of(bytes: &[u8]) -> Result<&str, ScriptError> {
 
 /// Reads a whole script.
 pub(super) fn script(text: &str, file: &str) -> Result<Script, ScriptError> {
-    let mut reader = Reader { lines: text.lines(), line: 0, steps: 0, sectors: 0 };
+    let mut reader = Reader { lines: text.lines(), line: 0, steps: 0, sectors: 0, pauses_ms: 0 };
     let read = reader.script(file);
     read.map_err(|damage| ScriptError { line: reader.line, damage })
 }
@@ -132,6 +132,8 @@ struct Reader<'a> {
     steps: usize,
     /// Sectors of all requests read.
     sectors: u64,
+    /// Milliseconds of all pauses read.
+    pauses_ms: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -299,6 +301,12 @@ impl<'a> Reader<'a> {
             self.sectors += sectors_of(&step);
             if self.steps > STEPS_MAX {
                 return Err(Damage::TooMuch(format!("{STEPS_MAX} steps")));
+            }
+            if let Step::Pause(milliseconds) = step {
+                self.pauses_ms += milliseconds;
+            }
+            if self.pauses_ms > PAUSES_MS_MAX {
+                return Err(Damage::TooMuch(format!("{PAUSES_MS_MAX} ms in all its pauses")));
             }
             if self.sectors > SECTORS_MAX {
                 return Err(Damage::TooMuch(format!("{SECTORS_MAX} sectors in all its requests")));

@@ -128,7 +128,8 @@ fn no_script_asks_for_too_much() {
         text.unwrap_err().to_string()
     };
     assert!(refusal(&with("settle", limits::STEPS_MAX + 1)).ends_with("at most 20000 steps"));
-    assert!(refusal(&with("write 0 0..2048", 1025)).ends_with("at most 2097152 sectors in all its requests"));
+    assert!(refusal(&with("write 0 0..2048", 257)).ends_with("at most 524288 sectors in all its requests"));
+    assert!(refusal(&with("pause 10000 ms", 101)).ends_with("at most 1000000 ms in all its pauses"));
     assert!(refusal(&with("# again", 1 << 18)).ends_with("at most 1048576 bytes"));
     let cuts = format!("cuts\n{}", "1:power:nothing\n".repeat(6));
     assert!(refusal(&short().to_string().replace("cuts\n", &cuts)).ends_with("at most 8 crashes"));
