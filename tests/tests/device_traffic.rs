@@ -10,7 +10,7 @@ use bcached_sim::disk::OpKind;
 use bcached_sim::driver::OpView;
 use bcached_sim::scenario::Stage;
 use bcached_sim::system::engine::Engine;
-use bcached_sim::system::{Geometry, Mode};
+use bcached_sim::system::{Geometry, Mode, Tuning};
 use bcached_sim::workload::Step;
 use bcached_tests::failure::{Failure, Outcome};
 
@@ -76,7 +76,7 @@ impl Counted {
             backing_volatile: true,
             cache_volatile: true,
             note_records: 100,
-            tuning: 2 << 40,
+            tuning: Tuning::draw(2 << 40),
         };
         let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
         stage.start().map_err(|fault| Failure::new(format!("{fault:?}")))?;

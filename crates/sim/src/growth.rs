@@ -6,6 +6,7 @@ use crate::disk::{Device, Survivors};
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::rig::{Rig, Snapshot};
+use crate::system::tuning::{DeviceTuning, Tuning};
 use crate::system::{Geometry, System};
 use crate::workload::Step;
 use bcached_engine::Phase;
@@ -31,12 +32,17 @@ const BATCH: usize = 24;
 /// Sectors of the volume a set grows over: every other one is written.
 pub const SPAN: u64 = 56 * 1024;
 
-/// Sizes of a set that grows: the smallest nodes that there are. Of `tuning` only what does not show on the devices counts.
+/// Sizes of a set that grows: the smallest nodes that there are. Of `tuning` what shows on the devices does not count: they
+/// are those on which it grew, in write-back mode.
 #[must_use]
-pub fn geometry(tuning: u64) -> Geometry {
-    /// Bits of the tuning that show on the devices: how they flush, and the volume's first mode, which is write-back.
-    const OF_DEVICES: u64 = 0xff_ff << 40;
-    const WRITEBACK: u64 = 2 << 40;
+pub fn geometry(tuning: Tuning) -> Geometry {
+    const DEVICES: DeviceTuning = DeviceTuning {
+        cache_fua_flushes: false,
+        backing_fua_flushes: false,
+        discard: false,
+        // Write-back.
+        first_mode: 2,
+    };
     Geometry {
         block_sectors: 1,
         set_block_sectors: 1,
@@ -47,7 +53,7 @@ pub fn geometry(tuning: u64) -> Geometry {
         backing_volatile: true,
         cache_volatile: true,
         note_records: 1024,
-        tuning: tuning & !OF_DEVICES | WRITEBACK,
+        tuning: Tuning { devices: DEVICES, ..tuning },
     }
 }
 
@@ -72,7 +78,7 @@ pub fn grown(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
 }
 
 fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
-    let mut rig = Rig::new(Rc::clone(system), geometry(0), DEPTH, 1);
+    let mut rig = Rig::new(Rc::clone(system), geometry(Tuning::draw(2 << 40)), DEPTH, 1);
     let (note, oracle, phases) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle), Arc::clone(&rig.phases));
     let places = places();
     let lived = rig.live(move |client| async move {

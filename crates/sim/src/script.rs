@@ -21,7 +21,19 @@
 //! backing-volatile yes
 //! cache-volatile no
 //! note-records 256
-//! tuning 1311768467463790320
+//! cache-fua-flushes no
+//! backing-fua-flushes no
+//! discard yes
+//! first-mode 2
+//! node-budget-mib 8
+//! journal-delay-ms 100
+//! leaf-delay-ms 500
+//! parked-delay-ms 20
+//! parked-max 1024
+//! writeback-delay-ms 10
+//! writeback-batch-sectors 512
+//! writeback-running yes
+//! writeback-percent 10
 //! steps
 //! write 0 8..16 fua
 //! flush 0
@@ -37,6 +49,7 @@
 
 pub mod limits;
 mod parse;
+mod sizes;
 #[cfg(test)]
 mod tests;
 
@@ -139,22 +152,18 @@ const fn start_word(grown: Option<Brink>) -> &'static str {
     }
 }
 
+/// The word for a truth.
+const fn yes(it: bool) -> &'static str {
+    if it { "yes" } else { "no" }
+}
+
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Workload { name, seed, geometry, grown, depth, steps, troubled, origin, .. } = &self.workload;
-        let yes = |it: bool| if it { "yes" } else { "no" };
-        let volumes: Vec<String> = geometry.volumes.iter().map(u64::to_string).collect();
         writeln!(f, "sim script {VERSION}")?;
         writeln!(f, "workload {name}\nseed {seed}\ndepth {depth}\ntroubled {}", yes(*troubled))?;
         writeln!(f, "start {}", start_word(*grown))?;
-        writeln!(f, "block-sectors {}", geometry.block_sectors)?;
-        writeln!(f, "set-block-sectors {}", geometry.set_block_sectors)?;
-        writeln!(f, "bucket-sectors {}\nbuckets {}", geometry.bucket_sectors, geometry.buckets)?;
-        writeln!(f, "volume-sectors {}", volumes.join(" "))?;
-        writeln!(f, "torn-sectors {}", geometry.torn_sectors)?;
-        writeln!(f, "backing-volatile {}", yes(geometry.backing_volatile))?;
-        writeln!(f, "cache-volatile {}", yes(geometry.cache_volatile))?;
-        writeln!(f, "note-records {}\ntuning {}", geometry.note_records, geometry.tuning)?;
+        sizes::write(f, geometry)?;
         writeln!(f, "steps")?;
         steps.iter().try_for_each(|step| writeln!(f, "{step}"))?;
         if let Origin::Script { after, .. } = origin

@@ -6,6 +6,7 @@
 pub mod engine;
 pub mod mutant;
 pub mod passthrough;
+pub mod tuning;
 
 use crate::disk::{Background, Device, Model};
 use bcached_engine::Phases;
@@ -15,6 +16,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+
+pub use tuning::Tuning;
 
 /// An answer to come.
 pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -40,8 +43,8 @@ pub struct Geometry {
     pub cache_volatile: bool,
     /// Records the note has room for.
     pub note_records: usize,
-    /// Decides everything that a system can be told and that is not a size.
-    pub tuning: u64,
+    /// Everything that system and devices can be told and that is not a size.
+    pub tuning: Tuning,
 }
 
 impl Geometry {
@@ -53,7 +56,7 @@ impl Geometry {
         Device::new(Model {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.cache_volatile,
-            fua_flushes: self.tuning >> 48 & 1 == 1,
+            fua_flushes: self.tuning.devices.cache_fua_flushes,
             ..model
         })
     }
@@ -66,7 +69,7 @@ impl Geometry {
         Device::new(Model {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.backing_volatile,
-            fua_flushes: self.tuning >> 49 & 1 == 1,
+            fua_flushes: self.tuning.devices.backing_fua_flushes,
             ..model
         })
     }

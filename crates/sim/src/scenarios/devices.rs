@@ -10,7 +10,7 @@ use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::scenario::Stage;
-use crate::system::{Geometry, engine::Engine};
+use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::{Shape, Step};
 use bcached_format::{BackingState, Uuid};
 use std::rc::Rc;
@@ -163,8 +163,11 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
     });
     for (device, on, count, skip) in cases {
         let seed = u64::from(skip);
-        let mut stage =
-            Stage::new(Rc::new(Engine), Geometry { tuning: seed << 32 | 2 << 40, ..small.clone() }, seed);
+        let mut stage = Stage::new(
+            Rc::new(Engine),
+            Geometry { tuning: Tuning::draw(seed << 32 | 2 << 40), ..small.clone() },
+            seed,
+        );
         stage.start().unwrap();
         let fault = DiskFault::Fail(Landed::Part);
         stage.device(device).faults.add(Rule { on, sectors: 0..u64::MAX, skip, count, fault });

@@ -7,7 +7,7 @@ use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::scenario::Stage;
 use crate::stamp::Value;
-use crate::system::{Geometry, engine::Engine};
+use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
 use bcached_engine::Options;
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
@@ -92,7 +92,7 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
     const SECOND: u64 = 1_000_000_000;
     let mut met = 0;
     for tuning in 0..8 {
-        let varied = Geometry { tuning: tuning << 32 | 2 << 40, ..geometry(vec![16384], BACK) };
+        let varied = Geometry { tuning: Tuning::draw(tuning << 32 | 2 << 40), ..geometry(vec![16384], BACK) };
         let mut stage = Stage::new(Rc::new(Engine), varied, tuning);
         stage.start().expect("it opens");
         for (sectors, late) in [(16..24, SECOND), (656..664, 2 * SECOND)] {

@@ -5,7 +5,7 @@ use crate::driver::{Crash, OpView};
 use crate::failure::Fault;
 use crate::scenario::Stage;
 use crate::stamp::Value;
-use crate::system::{Geometry, passthrough::Passthrough};
+use crate::system::{Geometry, Tuning, passthrough::Passthrough};
 use crate::workload::Step;
 use bcached_env::DiskId;
 use std::ops::Range;
@@ -30,7 +30,7 @@ fn stage() -> Stage {
         backing_volatile: true,
         cache_volatile: true,
         note_records: 100,
-        tuning: 0,
+        tuning: Tuning::draw(0),
     };
     let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
     stage.start().expect("it opens");

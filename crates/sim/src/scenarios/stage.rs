@@ -5,7 +5,7 @@ use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::scenario::Stage;
-use crate::system::{Geometry, engine::Engine};
+use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
 use bcached_engine::Options;
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
         backing_volatile: true,
         cache_volatile: true,
         note_records: 100,
-        tuning: first_mode << 40,
+        tuning: Tuning::draw(first_mode << 40),
     }
 }
 

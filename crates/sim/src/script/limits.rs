@@ -21,6 +21,14 @@ pub const VOLUME_SECTORS: RangeInclusive<u64> = 8..=1 << 20;
 pub const VOLUMES_MAX: usize = 8;
 /// Records of the note.
 pub const NOTE_RECORDS: RangeInclusive<usize> = 1..=1 << 16;
+/// Memory for nodes, in MiB.
+pub const NODE_BUDGET_MIB: RangeInclusive<u64> = 0..=256;
+/// A delay of the set, in milliseconds.
+pub const DELAY_MS: RangeInclusive<u64> = 1..=60_000;
+/// Pieces that may be parked.
+pub const PARKED: RangeInclusive<u64> = 1..=1 << 16;
+/// Sectors that write-back reads at once.
+pub const BATCH_SECTORS: RangeInclusive<u64> = 8..=8192;
 /// One request.
 pub const REQUEST_SECTORS_MAX: u64 = 4096;
 /// All requests together: data that no flush has made durable stays in memory as often as it was written.

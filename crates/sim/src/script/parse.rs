@@ -4,14 +4,13 @@
 //! words of [`Step`] stand in one place, its `Display`, and a script cannot mean two things.
 
 use super::limits::{
-    BUCKET_SECTORS, BUCKETS, BYTES_MAX, CUTS_MAX, DEPTH, NOTE_RECORDS, PAUSE_MS_MAX, PAUSES_MS_MAX,
-    REQUEST_SECTORS_MAX, SECTORS_MAX, STEPS_MAX, VOLUME_SECTORS, VOLUMES_MAX,
+    BYTES_MAX, CUTS_MAX, DEPTH, PAUSE_MS_MAX, PAUSES_MS_MAX, REQUEST_SECTORS_MAX, SECTORS_MAX, STEPS_MAX,
 };
 use super::{Script, VERSION, start_word};
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::failure::Cut;
 use crate::growth::{self, Brink};
-use crate::system::{Geometry, Mode};
+use crate::system::Mode;
 use crate::workload::{Origin, Restart, Step, Workload};
 use std::fmt::Debug;
 use std::ops::{Range, RangeInclusive};
@@ -124,7 +123,7 @@ pub(super) fn script(text: &str, file: &str) -> Result<Script, ScriptError> {
     read.map_err(|damage| ScriptError { line: reader.line, damage })
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     lines: std::str::Lines<'a>,
     /// Lines read.
     line: usize,
@@ -196,59 +195,8 @@ impl<'a> Reader<'a> {
         Ok(Workload { name, seed, geometry, grown, depth, steps, troubled, origin, kept })
     }
 
-    /// Sizes that a set can be made with.
-    fn geometry(&mut self) -> Result<Geometry, Damage> {
-        let block_sectors = self.one_of("block-sectors", &[1, 8])?;
-        let set_block_sectors = self.one_of("set-block-sectors", &[1, 2, 4, 8])?;
-        if set_block_sectors < block_sectors {
-            return Err(value("set-block-sectors", "at least block-sectors", set_block_sectors));
-        }
-        let bucket_sectors = self.number("bucket-sectors", BUCKET_SECTORS)?;
-        if !bucket_sectors.is_power_of_two() || bucket_sectors < 2 * set_block_sectors {
-            return Err(value("bucket-sectors", "a power of two, and two blocks or more", bucket_sectors));
-        }
-        let buckets = self.number("buckets", BUCKETS)?;
-        let volumes = self.volumes(block_sectors)?;
-        let torn_sectors = self.one_of("torn-sectors", &[1, 8])?;
-        if torn_sectors < block_sectors {
-            return Err(value("torn-sectors", "at least block-sectors", torn_sectors));
-        }
-        Ok(Geometry {
-            block_sectors,
-            set_block_sectors,
-            bucket_sectors,
-            buckets,
-            volumes,
-            torn_sectors: u64::from(torn_sectors),
-            backing_volatile: self.is("backing-volatile")?,
-            cache_volatile: self.is("cache-volatile")?,
-            note_records: self.number("note-records", NOTE_RECORDS)?,
-            tuning: self.number("tuning", 0..=u64::MAX)?,
-        })
-    }
-
-    fn volumes(&mut self, block_sectors: u32) -> Result<Vec<u64>, Damage> {
-        const KEY: &str = "volume-sectors";
-        let words = self.field(KEY)?;
-        let block = u64::from(block_sectors);
-        let volumes: Vec<u64> = words
-            .split(' ')
-            .take(VOLUMES_MAX + 1)
-            .map(|word| {
-                number(KEY, word, VOLUME_SECTORS).and_then(|sectors: u64| {
-                    let whole = sectors.is_multiple_of(block);
-                    whole.then_some(sectors).ok_or_else(|| value(KEY, "whole blocks", sectors))
-                })
-            })
-            .collect::<Result<_, _>>()?;
-        if volumes.len() > VOLUMES_MAX {
-            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
-        }
-        Ok(volumes)
-    }
-
     /// The value of the line that begins with `key`.
-    fn field(&mut self, key: &'static str) -> Result<&'a str, Damage> {
+    pub(super) fn field(&mut self, key: &'static str) -> Result<&'a str, Damage> {
         let line = self.next()?;
         let rest = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' '));
         rest.ok_or_else(|| Damage::Field { wanted: key, found: shown(line) })
@@ -259,21 +207,21 @@ impl<'a> Reader<'a> {
         if line == key { Ok(()) } else { Err(Damage::Field { wanted: key, found: shown(line) }) }
     }
 
-    fn number<T>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Result<T, Damage>
+    pub(super) fn number<T>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Result<T, Damage>
     where
         T: FromStr + PartialOrd + Debug,
     {
         number(key, self.field(key)?, range)
     }
 
-    fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {
+    pub(super) fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {
         let word = self.field(key)?;
         let found = number(key, word, 0..=u32::MAX)?;
         let is_one = choices.contains(&found);
         is_one.then_some(found).ok_or_else(|| value(key, &format!("one of {choices:?}"), word))
     }
 
-    fn is(&mut self, key: &'static str) -> Result<bool, Damage> {
+    pub(super) fn is(&mut self, key: &'static str) -> Result<bool, Damage> {
         match self.field(key)? {
             "yes" => Ok(true),
             "no" => Ok(false),
@@ -464,7 +412,7 @@ fn sectors_of(step: &Step) -> u64 {
 }
 
 /// A number as it is written here: in digits, without zeroes before it.
-fn number<T>(key: &'static str, word: &str, range: RangeInclusive<T>) -> Result<T, Damage>
+pub(super) fn number<T>(key: &'static str, word: &str, range: RangeInclusive<T>) -> Result<T, Damage>
 where
     T: FromStr + PartialOrd + Debug,
 {
@@ -474,7 +422,7 @@ where
     found.ok_or_else(|| value(key, &format!("a number from {least:?} to {most:?}"), word))
 }
 
-fn value(key: &'static str, wanted: &str, found: impl ToString) -> Damage {
+pub(super) fn value(key: &'static str, wanted: &str, found: impl ToString) -> Damage {
     Damage::Value { key, wanted: wanted.to_owned(), found: shown(&found.to_string()) }
 }
 

@@ -51,7 +51,7 @@ fn comments_and_empty_lines_say_nothing() {
 }
 
 /// What a line becomes, and what is said then.
-const DAMAGES: [(&str, &str, &str); 30] = [
+const DAMAGES: [(&str, &str, &str); 33] = [
     ("sim script 1", "sim script 2", "line 1: the script is of version \"2\""),
     ("sim script 1", "#!/bin/sh", "line 2: a script begins with \"sim script 1\", not with \"workload"),
     ("seed 5", "seed", "line 3: here must stand \"seed ..\", not \"seed\""),
@@ -73,6 +73,9 @@ const DAMAGES: [(&str, &str, &str); 30] = [
     ("volume-sectors", "volume-sectors 8 8 8 8 8 8 8 8 8", "at most 8 volumes"),
     ("volume-sectors", "volume-sectors ", "volume-sectors must be a number"),
     ("note-records", "note-records 999999999", "note-records must be a number"),
+    ("first-mode", "first-mode 6", "first-mode must be a number from 0 to 5"),
+    ("journal-delay", "journal-delay-ms 0", "journal-delay-ms must be a number from 1"),
+    ("writeback-running", "writeback-running 1", "writeback-running must be yes or no"),
     ("read", "read 7 0..8", "there is no volume 7: there are 2"),
     ("read", "read 0 2048..2056", "they go beyond its end"),
     ("read", "read 0 8..8", "there are none"),

@@ -1,8 +1,8 @@
 //! The engine under test: unchanged, on simulated devices. This file only translates.
 //!
-//! The options are drawn from the geometry's tuning number, so that some runs have little memory for nodes, impatient
-//! journals and eager write-back, and others none of it.
+//! The options are those of the geometry's tuning.
 
+use super::tuning::SetTuning;
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
@@ -58,31 +58,31 @@ struct Open {
 
 /// The options of a run.
 fn options(geometry: &Geometry) -> Options {
-    let mut rng = Rng::new(geometry.tuning);
-    let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
+    let SetTuning {
+        node_budget_mib,
+        journal_delay_ms,
+        leaf_delay_ms,
+        parked_delay_ms,
+        parked_max,
+        writeback_delay_ms,
+        writeback_batch_sectors,
+        writeback_running,
+        writeback_percent,
+    } = geometry.tuning.set;
     // With these buckets a node takes a whole one.
     let least = bcached_engine::node_budget_min(u64::from(geometry.bucket_sectors), 0);
-    let milliseconds = Duration::from_millis;
+    let small = |count: u64| usize::try_from(count).expect("small");
     Options {
-        node_budget_bytes: (usize::try_from(pick([0, 1, 8, 128])).expect("small") << 20).max(least),
-        journal_delay: milliseconds(pick([1, 10, 100, 100])),
-        leaf_delay: milliseconds(pick([5, 50, 500, 30_000])),
-        parked_delay: milliseconds(pick([2, 20, 200, 5000])),
-        writeback_delay: milliseconds(pick([1, 10, 100, 5000])),
-        writeback_batch_sectors: pick([8, 64, 512, 8192]),
-        writeback_running: pick([0, 1, 1, 1]) == 1,
-        writeback_percent: pick([0, 0, 1, 10]),
-        parked_max: usize::try_from(pick([2, 16, 1024, 1024])).expect("small"),
+        node_budget_bytes: (small(node_budget_mib) << 20).max(least),
+        journal_delay: Duration::from_millis(journal_delay_ms),
+        leaf_delay: Duration::from_millis(leaf_delay_ms),
+        parked_delay: Duration::from_millis(parked_delay_ms),
+        parked_max: small(parked_max),
+        writeback_delay: Duration::from_millis(writeback_delay_ms),
+        writeback_batch_sectors,
+        writeback_running,
+        writeback_percent,
         ..Options::default()
-    }
-}
-
-/// A volume's mode when it is made.
-const fn first_mode(geometry: &Geometry, volume: usize) -> CacheMode {
-    match (geometry.tuning >> 40).wrapping_add(volume as u64) % 6 {
-        0 => CacheMode::Writethrough,
-        1 => CacheMode::Writearound,
-        _ => CacheMode::Writeback,
     }
 }
 
@@ -122,7 +122,7 @@ impl System for Engine {
             device_sectors: cache.model.sectors,
             block_sectors,
             bucket_sectors,
-            discard: geometry.tuning.is_multiple_of(3),
+            discard: geometry.tuning.devices.discard,
             replacement: Replacement::Lru,
         });
         cache.place(SUPERBLOCK_SECTOR, &superblock.expect("a geometry that can be run").seal()[..]);
@@ -136,7 +136,7 @@ impl System for Engine {
                 block_sectors,
                 bucket_sectors,
                 data_offset: None,
-                cache_mode: first_mode(geometry, index),
+                cache_mode: mode(geometry.tuning.devices.first_mode(u64::from(volume))),
                 device_sectors: backing.model.sectors,
             });
             backing.place(SUPERBLOCK_SECTOR, &superblock.expect("a geometry that can be run").seal()[..]);

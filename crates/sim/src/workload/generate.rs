@@ -4,7 +4,7 @@ use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
-use crate::system::{Geometry, Mode};
+use crate::system::{Geometry, Mode, Tuning};
 use bcached_env::rng::Rng;
 use std::ops::Range;
 
@@ -239,7 +239,7 @@ impl Shape {
         let block_sectors = if rng.one_in(2) { 1 } else { 8 };
         let either = |rng: &mut Rng, one: u32, other: u32| if rng.one_in(2) { one } else { other };
         let bucket_sectors = match self.buckets {
-            Buckets::Grown => return growth::geometry(rng.next()),
+            Buckets::Grown => return growth::geometry(Tuning::draw(rng.next())),
             Buckets::Usual => either(rng, 128, 128),
             Buckets::Small => either(rng, 16, 32),
             Buckets::Scarce => either(rng, 16, 16),
@@ -259,7 +259,7 @@ impl Shape {
             backing_volatile: !rng.one_in(4),
             cache_volatile: !rng.one_in(4),
             note_records: 64 << rng.below(6),
-            tuning: rng.next(),
+            tuning: Tuning::draw(rng.next()),
         }
     }
 }

@@ -1,0 +1,112 @@
+//! Sizes and tuning in a script: one line each, in one order, written and read here.
+
+use super::limits::{
+    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, NODE_BUDGET_MIB, NOTE_RECORDS, PARKED, VOLUME_SECTORS,
+    VOLUMES_MAX,
+};
+use super::parse::{Damage, Reader, number, value};
+use super::yes;
+use crate::system::Geometry;
+use crate::system::tuning::{DeviceTuning, SetTuning, Tuning};
+use std::fmt;
+
+const VOLUMES: &str = "volume-sectors";
+
+/// Writes the lines of `geometry`.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Result {
+    let volumes: Vec<String> = geometry.volumes.iter().map(u64::to_string).collect();
+    writeln!(f, "block-sectors {}", geometry.block_sectors)?;
+    writeln!(f, "set-block-sectors {}", geometry.set_block_sectors)?;
+    writeln!(f, "bucket-sectors {}", geometry.bucket_sectors)?;
+    writeln!(f, "buckets {}", geometry.buckets)?;
+    writeln!(f, "{VOLUMES} {}", volumes.join(" "))?;
+    writeln!(f, "torn-sectors {}", geometry.torn_sectors)?;
+    writeln!(f, "backing-volatile {}", yes(geometry.backing_volatile))?;
+    writeln!(f, "cache-volatile {}", yes(geometry.cache_volatile))?;
+    writeln!(f, "note-records {}", geometry.note_records)?;
+    let Tuning { devices, set } = &geometry.tuning;
+    writeln!(f, "cache-fua-flushes {}", yes(devices.cache_fua_flushes))?;
+    writeln!(f, "backing-fua-flushes {}", yes(devices.backing_fua_flushes))?;
+    writeln!(f, "discard {}", yes(devices.discard))?;
+    writeln!(f, "first-mode {}", devices.first_mode)?;
+    writeln!(f, "node-budget-mib {}", set.node_budget_mib)?;
+    writeln!(f, "journal-delay-ms {}", set.journal_delay_ms)?;
+    writeln!(f, "leaf-delay-ms {}", set.leaf_delay_ms)?;
+    writeln!(f, "parked-delay-ms {}", set.parked_delay_ms)?;
+    writeln!(f, "parked-max {}", set.parked_max)?;
+    writeln!(f, "writeback-delay-ms {}", set.writeback_delay_ms)?;
+    writeln!(f, "writeback-batch-sectors {}", set.writeback_batch_sectors)?;
+    writeln!(f, "writeback-running {}", yes(set.writeback_running))?;
+    writeln!(f, "writeback-percent {}", set.writeback_percent)
+}
+
+impl Reader<'_> {
+    /// Sizes that a set can be made with.
+    pub(super) fn geometry(&mut self) -> Result<Geometry, Damage> {
+        let block_sectors = self.one_of("block-sectors", &[1, 8])?;
+        let set_block_sectors = self.one_of("set-block-sectors", &[1, 2, 4, 8])?;
+        if set_block_sectors < block_sectors {
+            return Err(value("set-block-sectors", "at least block-sectors", set_block_sectors));
+        }
+        let bucket_sectors = self.number("bucket-sectors", BUCKET_SECTORS)?;
+        if !bucket_sectors.is_power_of_two() || bucket_sectors < 2 * set_block_sectors {
+            return Err(value("bucket-sectors", "a power of two, and two blocks or more", bucket_sectors));
+        }
+        let buckets = self.number("buckets", BUCKETS)?;
+        let volumes = self.volumes(block_sectors)?;
+        let torn_sectors = self.one_of("torn-sectors", &[1, 8])?;
+        if torn_sectors < block_sectors {
+            return Err(value("torn-sectors", "at least block-sectors", torn_sectors));
+        }
+        Ok(Geometry {
+            block_sectors,
+            set_block_sectors,
+            bucket_sectors,
+            buckets,
+            volumes,
+            torn_sectors: u64::from(torn_sectors),
+            backing_volatile: self.is("backing-volatile")?,
+            cache_volatile: self.is("cache-volatile")?,
+            note_records: self.number("note-records", NOTE_RECORDS)?,
+            tuning: Tuning { devices: self.device_tuning()?, set: self.set_tuning()? },
+        })
+    }
+
+    fn volumes(&mut self, block_sectors: u32) -> Result<Vec<u64>, Damage> {
+        let block = u64::from(block_sectors);
+        let size = |word| {
+            let sectors: u64 = number(VOLUMES, word, VOLUME_SECTORS)?;
+            let whole = sectors.is_multiple_of(block).then_some(sectors);
+            whole.ok_or_else(|| value(VOLUMES, "whole blocks", sectors))
+        };
+        let words = self.field(VOLUMES)?.split(' ').take(VOLUMES_MAX + 1);
+        let volumes = words.map(size).collect::<Result<Vec<u64>, _>>()?;
+        if volumes.len() > VOLUMES_MAX {
+            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
+        }
+        Ok(volumes)
+    }
+
+    fn device_tuning(&mut self) -> Result<DeviceTuning, Damage> {
+        Ok(DeviceTuning {
+            cache_fua_flushes: self.is("cache-fua-flushes")?,
+            backing_fua_flushes: self.is("backing-fua-flushes")?,
+            discard: self.is("discard")?,
+            first_mode: self.number("first-mode", 0..=5)?,
+        })
+    }
+
+    fn set_tuning(&mut self) -> Result<SetTuning, Damage> {
+        Ok(SetTuning {
+            node_budget_mib: self.number("node-budget-mib", NODE_BUDGET_MIB)?,
+            journal_delay_ms: self.number("journal-delay-ms", DELAY_MS)?,
+            leaf_delay_ms: self.number("leaf-delay-ms", DELAY_MS)?,
+            parked_delay_ms: self.number("parked-delay-ms", DELAY_MS)?,
+            parked_max: self.number("parked-max", PARKED)?,
+            writeback_delay_ms: self.number("writeback-delay-ms", DELAY_MS)?,
+            writeback_batch_sectors: self.number("writeback-batch-sectors", BATCH_SECTORS)?,
+            writeback_running: self.is("writeback-running")?,
+            writeback_percent: self.number("writeback-percent", 0..=100)?,
+        })
+    }
+}

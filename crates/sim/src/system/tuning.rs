@@ -1,0 +1,100 @@
+//! What a system and its devices can be told and that is not a size: drawn from one number, and spelled out from then on,
+//! so that a script holds the values and not a number whose meaning may change.
+
+use super::Mode;
+use bcached_env::rng::Rng;
+
+/// How devices behave, and what their superblocks say at first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceTuning {
+    /// On the cache device a durable write is a write and a flush.
+    pub cache_fua_flushes: bool,
+    /// On backing devices.
+    pub backing_fua_flushes: bool,
+    /// The cache discards buckets that it has emptied.
+    pub discard: bool,
+    /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
+    pub first_mode: u64,
+}
+
+/// Options of a cache set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetTuning {
+    /// Memory for nodes, in MiB; 0: as little as goes.
+    pub node_budget_mib: u64,
+    /// See `bcached_engine::Options`, here and below. In milliseconds.
+    pub journal_delay_ms: u64,
+    /// In milliseconds.
+    pub leaf_delay_ms: u64,
+    /// In milliseconds.
+    pub parked_delay_ms: u64,
+    /// Pieces.
+    pub parked_max: u64,
+    /// In milliseconds.
+    pub writeback_delay_ms: u64,
+    /// In sectors of 512 bytes.
+    pub writeback_batch_sectors: u64,
+    /// Whether dirty data is written back at all.
+    pub writeback_running: bool,
+    /// In percent.
+    pub writeback_percent: u64,
+}
+
+/// All of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tuning {
+    /// Of the devices.
+    pub devices: DeviceTuning,
+    /// Of the set.
+    pub set: SetTuning,
+}
+
+impl DeviceTuning {
+    /// What bits 40 and up of `number` say: the mode in the lowest of them.
+    #[must_use]
+    pub const fn draw(number: u64) -> Self {
+        Self {
+            cache_fua_flushes: number >> 48 & 1 == 1,
+            backing_fua_flushes: number >> 49 & 1 == 1,
+            discard: number.is_multiple_of(3),
+            first_mode: (number >> 40) % 6,
+        }
+    }
+
+    /// A volume's mode when it is made: write-through, write-around, four times write-back, and so on.
+    #[must_use]
+    pub const fn first_mode(&self, volume: u64) -> Mode {
+        match self.first_mode.wrapping_add(volume) % 6 {
+            0 => Mode::Writethrough,
+            1 => Mode::Writearound,
+            _ => Mode::Writeback,
+        }
+    }
+}
+
+impl SetTuning {
+    /// Some runs have little memory for nodes, impatient journals and eager write-back, and others none of it.
+    fn draw(number: u64) -> Self {
+        let mut rng = Rng::new(number);
+        let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
+        Self {
+            node_budget_mib: pick([0, 1, 8, 128]),
+            journal_delay_ms: pick([1, 10, 100, 100]),
+            leaf_delay_ms: pick([5, 50, 500, 30_000]),
+            parked_delay_ms: pick([2, 20, 200, 5000]),
+            writeback_delay_ms: pick([1, 10, 100, 5000]),
+            writeback_batch_sectors: pick([8, 64, 512, 8192]),
+            writeback_running: pick([0, 1, 1, 1]) == 1,
+            writeback_percent: pick([0, 0, 1, 10]),
+            parked_max: pick([2, 16, 1024, 1024]),
+        }
+    }
+}
+
+impl Tuning {
+    /// What follows from `number`.
+    #[must_use]
+    pub fn draw(number: u64) -> Self {
+        Self { devices: DeviceTuning::draw(number), set: SetTuning::draw(number) }
+    }
+}
