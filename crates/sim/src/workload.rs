@@ -137,7 +137,7 @@ impl Workload {
                 let Self { name, seed, .. } = self;
                 format!("--workload {name} --length {steps} --seed {seed} --drawing {DRAWING}")
             }
-            Origin::Script { file, .. } => format!("--script {file}"),
+            Origin::Script { file, .. } => format!("--script {}", shell_word(file)),
         };
         if let Some(kept) = &self.kept {
             arguments += &format!(" --steps {}", format_places(kept));
@@ -155,6 +155,13 @@ impl Workload {
             ..self.clone()
         }
     }
+}
+
+/// A word as a shell takes it.
+fn shell_word(word: &str) -> String {
+    let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./".contains(character);
+    let plain = !word.is_empty() && word.chars().all(is_plain);
+    if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 /// Writes places as ranges: `0-3,7`, or `none`.
@@ -241,6 +248,12 @@ mod tests {
         assert!(parse_places("x").is_err());
         assert!(parse_places("3,3").is_err());
         assert!(parse_places("7,1").is_err());
+    }
+
+    #[test]
+    fn a_script_is_named_as_a_shell_takes_it() {
+        assert_eq!(shell_word("scripts/trouble-15.sim"), "scripts/trouble-15.sim");
+        assert_eq!(shell_word("what we've found; rm"), r"'what we'\''ve found; rm'");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod what;
 
 use bcached_sim::system::system_names;
 use bcached_sim::workload::{DRAWING, Shape};
+use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -38,7 +39,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && error.kind() != MissingSubcommand => {
+            eprintln!("sim: {}", sentence(&error.to_string()));
+            return ExitCode::from(2);
+        }
+        Err(help) => help.exit(),
+    };
+    let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Sweep(args) => sweep::sweep_seeds(&args),
         Command::Hunt(args) => hunt::hunt(&args),
@@ -61,4 +70,11 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// What is wrong, of a report that goes on with what options there are.
+fn sentence(report: &str) -> String {
+    let first = report.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = first.split_whitespace().collect();
+    words.join(" ").trim_start_matches("error: ").to_owned()
 }
