@@ -63,11 +63,6 @@ use std::ops::Range;
 use store::PAGE_SECTORS;
 use version::Version;
 
-/// Middle latency of a fast device, in nanoseconds: an SSD.
-pub const FAST_NS: u64 = 20_000;
-/// Of a slow one.
-pub const SLOW_NS: u64 = 500_000;
-
 /// What a device is. Sizes in sectors of 512 bytes.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -100,7 +95,7 @@ impl Model {
             volatile_cache: true,
             fua_flushes: false,
             discard: true,
-            latency_ns: FAST_NS,
+            latency_ns: 20_000,
             background: Background::Zero,
         }
     }
@@ -108,7 +103,7 @@ impl Model {
     /// A slow device with a volatile cache that knows no discard.
     #[must_use]
     pub const fn slow(sectors: u64, block_sectors: u32, background: Background) -> Self {
-        Self { discard: false, latency_ns: SLOW_NS, background, ..Self::fast(sectors, block_sectors) }
+        Self { discard: false, latency_ns: 500_000, background, ..Self::fast(sectors, block_sectors) }
     }
 }
 

@@ -2,7 +2,7 @@
 //! there takes tens of thousands of writes, and every crash would be far away from what it is meant to hit; so a set grows
 //! once, without crashes, and many runs start from its image.
 
-use crate::disk::{Device, FAST_NS, SLOW_NS, Survivors};
+use crate::disk::{Device, Survivors};
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::rig::{Rig, Snapshot};
@@ -37,8 +37,6 @@ pub const SPAN: u64 = 56 * 1024;
 #[must_use]
 pub fn geometry(tuning: Tuning) -> Geometry {
     const DEVICES: DeviceTuning = DeviceTuning {
-        cache_latency_ns: FAST_NS,
-        backing_latency_ns: SLOW_NS,
         cache_fua_flushes: false,
         backing_fua_flushes: false,
         discard: false,

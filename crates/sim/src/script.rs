@@ -21,8 +21,6 @@
 //! backing-volatile yes
 //! cache-volatile no
 //! note-records 256
-//! cache-latency-ns 20000
-//! backing-latency-ns 500000
 //! cache-fua-flushes no
 //! backing-fua-flushes no
 //! discard yes

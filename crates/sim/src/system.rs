@@ -57,7 +57,6 @@ impl Geometry {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.cache_volatile,
             fua_flushes: self.tuning.devices.cache_fua_flushes,
-            latency_ns: self.tuning.devices.cache_latency_ns,
             ..model
         })
     }
@@ -71,7 +70,6 @@ impl Geometry {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.backing_volatile,
             fua_flushes: self.tuning.devices.backing_fua_flushes,
-            latency_ns: self.tuning.devices.backing_latency_ns,
             ..model
         })
     }

@@ -21,8 +21,6 @@ pub const VOLUME_SECTORS: RangeInclusive<u64> = 8..=1 << 20;
 pub const VOLUMES_MAX: usize = 8;
 /// Records of the note.
 pub const NOTE_RECORDS: RangeInclusive<usize> = 1..=1 << 16;
-/// Middle latency of a device, in nanoseconds: clients are patient with what takes much longer.
-pub const LATENCY_NS: RangeInclusive<u64> = 100..=100_000_000;
 /// Memory for nodes, in MiB.
 pub const NODE_BUDGET_MIB: RangeInclusive<u64> = 0..=256;
 /// A delay of the set, in milliseconds.

@@ -1,8 +1,8 @@
 //! Sizes and tuning in a script: one line each, in one order, written and read here.
 
 use super::limits::{
-    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, LATENCY_NS, NODE_BUDGET_MIB, NOTE_RECORDS, PARKED,
-    VOLUME_SECTORS, VOLUMES_MAX,
+    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, NODE_BUDGET_MIB, NOTE_RECORDS, PARKED, VOLUME_SECTORS,
+    VOLUMES_MAX,
 };
 use super::parse::{Damage, Reader, number, value};
 use super::yes;
@@ -25,8 +25,6 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "cache-volatile {}", yes(geometry.cache_volatile))?;
     writeln!(f, "note-records {}", geometry.note_records)?;
     let Tuning { devices, set } = &geometry.tuning;
-    writeln!(f, "cache-latency-ns {}", devices.cache_latency_ns)?;
-    writeln!(f, "backing-latency-ns {}", devices.backing_latency_ns)?;
     writeln!(f, "cache-fua-flushes {}", yes(devices.cache_fua_flushes))?;
     writeln!(f, "backing-fua-flushes {}", yes(devices.backing_fua_flushes))?;
     writeln!(f, "discard {}", yes(devices.discard))?;
@@ -91,8 +89,6 @@ impl Reader<'_> {
 
     fn device_tuning(&mut self) -> Result<DeviceTuning, Damage> {
         Ok(DeviceTuning {
-            cache_latency_ns: self.number("cache-latency-ns", LATENCY_NS)?,
-            backing_latency_ns: self.number("backing-latency-ns", LATENCY_NS)?,
             cache_fua_flushes: self.is("cache-fua-flushes")?,
             backing_fua_flushes: self.is("backing-fua-flushes")?,
             discard: self.is("discard")?,

@@ -2,16 +2,11 @@
 //! so that a script holds the values and not a number whose meaning may change.
 
 use super::Mode;
-use crate::disk::{FAST_NS, SLOW_NS};
 use bcached_env::rng::Rng;
 
 /// How devices behave, and what their superblocks say at first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceTuning {
-    /// Middle latency of the cache device, in nanoseconds.
-    pub cache_latency_ns: u64,
-    /// Of the backing devices.
-    pub backing_latency_ns: u64,
     /// On the cache device a durable write is a write and a flush.
     pub cache_fua_flushes: bool,
     /// On backing devices.
@@ -59,8 +54,6 @@ impl DeviceTuning {
     #[must_use]
     pub const fn draw(number: u64) -> Self {
         Self {
-            cache_latency_ns: FAST_NS,
-            backing_latency_ns: SLOW_NS,
             cache_fua_flushes: number >> 48 & 1 == 1,
             backing_fua_flushes: number >> 49 & 1 == 1,
             discard: number.is_multiple_of(3),
