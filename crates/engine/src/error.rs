@@ -74,6 +74,18 @@ pub enum Error {
     /// The volume goes on without its cache from now on; the request that met this is carried out without it.
     #[error("the volume has left its cache")]
     Uncached,
+    /// The volume has no backing device that could be served without the cache.
+    #[error("the volume lives in the cache alone: it cannot be detached or attached")]
+    FlashOnly,
+    /// The volume is served without the cache already.
+    #[error("the volume is not attached")]
+    NotAttached,
+    /// The volume is served through the cache already.
+    #[error("the volume is attached already")]
+    Attached,
+    /// The volume is on its way to or from the cache already.
+    #[error("the volume is being attached or detached already")]
+    OnItsWay,
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,

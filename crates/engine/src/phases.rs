@@ -42,6 +42,8 @@ pub enum Phase {
     BackingClean,
     /// A backing device is being told that the cache's copies are not to be used any more.
     BackingStale,
+    /// A backing device is being told that it has no cache any more.
+    BackingDetached,
     /// The superblock of a backing device is written for another reason, such as a new mode.
     BackingRecord,
     /// The superblock of the cache is written at the first start of a set.
@@ -52,7 +54,7 @@ pub enum Phase {
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
@@ -70,6 +72,7 @@ impl Phase {
         Self::BackingDirty,
         Self::BackingClean,
         Self::BackingStale,
+        Self::BackingDetached,
         Self::BackingRecord,
         Self::CacheFirstStart,
         Self::CacheStart,
@@ -96,6 +99,7 @@ impl Phase {
             Self::BackingDirty => "backing superblock: dirty",
             Self::BackingClean => "backing superblock: clean",
             Self::BackingStale => "backing superblock: stale",
+            Self::BackingDetached => "backing superblock: detached",
             Self::BackingRecord => "backing superblock: other",
             Self::CacheFirstStart => "cache superblock: first start",
             Self::CacheStart => "cache superblock: start",

@@ -13,6 +13,9 @@
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
 //! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
+//! | who wants dirty data in a cache that the volume is about to leave | `ranges` | it has left, or stays | who makes it leave |
+//! | an attach, for the requests of before; a stop, for both | `ranges` | the last has ended | the end of each; a detach's or attach's |
+//! | a detach, beside writes or after trouble | `ranges`, `writeback_work`, with a timer | it is time to try again | the end of a write, a stop |
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | who wants the cache device flushed | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |

@@ -5,6 +5,7 @@
 //! blocks inside the range are touched: a discard is a hint.
 
 use crate::error::{Doing, Error};
+use crate::request::uncached::or_uncached;
 use crate::request::write::{self, Survey};
 use crate::request::{Range, Target, flush};
 use crate::set::CacheSet;
@@ -44,7 +45,8 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
     write::end_backing_write(set, target, begun).map(drop)
 }
 
-/// Writes zeroes over a range.
+/// Writes zeroes over a range, in parts. Each part that the cache cannot take goes past it, and none twice: somebody may
+/// have written over an earlier one meanwhile.
 pub async fn write_zeroes(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
     let block = target.block_sectors;
     let body = Range {
@@ -58,8 +60,16 @@ pub async fn write_zeroes(set: &CacheSet, target: &Target, range: Range, fua: bo
     for edge in edges.into_iter().filter(|edge| edge.start < edge.end) {
         write_zero_payload(set, target, edge, fua).await?;
     }
-    let claim = write::lock(set, target, body).await?;
-    let done = zero_locked(set, target, body, fua).await;
+    or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await
+}
+
+/// Writes zeroes over whole blocks.
+async fn zero_body(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+    if target.inode.is_none() {
+        return write_zero_payload(set, target, range, fua).await;
+    }
+    let claim = write::lock(set, target, range).await?;
+    let done = zero_locked(set, target, range, fua).await;
     write::unlock(set, target, claim);
     done
 }
@@ -112,7 +122,9 @@ async fn write_zero_payload(set: &CacheSet, target: &Target, range: Range, fua: 
     while at < range.end {
         let end = range.end.min(at + ZERO_SECTORS_MAX);
         let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
-        write::write(set, target, Range { start: at, end }, payload, fua).await?;
+        let part = Range { start: at, end };
+        let write = async |target: &Target| write::write(set, target, part, payload.clone(), fua).await;
+        or_uncached(set, target, write).await?;
         at = end;
     }
     Ok(())

@@ -5,10 +5,9 @@ use crate::btree::{Attempt, Need, Piece, Record, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target};
+use crate::request::{Range, Target, write};
 use crate::set::CacheSet;
 use crate::space::{Class, Space};
-use crate::volume::Volume;
 use crate::volume::epoch::Stamp;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, IoError, Payload, join_all};
@@ -127,22 +126,29 @@ impl CacheSet {
         outcomes
     }
 
-    /// Inserts the dirty key of a chunk, unless its volume is leaving the cache: asked in the transition that inserts.
+    /// Inserts the dirty key of a chunk, if its volume is not leaving the cache and *dirty* is durable: asked in the
+    /// transition that inserts. What was said of that before may have been unsaid meanwhile by who wanted the volume to
+    /// leave and could not.
     async fn put_dirty(&self, target: &Target, chunk: &Chunk) -> Result<(), Error> {
         let mut rest = Some(chunk.key(target.inode.expect("only attached volumes are cached"), true));
         while let Some(key) = rest {
-            let upto = self
+            let inserted = self
                 .attempt(|s| {
-                    if !s.volumes.get(target.id).is_some_and(Volume::may_cache) {
-                        return Attempt::Done(Err(Error::Uncached));
+                    let volume = s.volumes.get(target.id).filter(|volume| volume.may_cache(target.inode));
+                    let Some(volume) = volume else { return Attempt::Done(Err(Error::Uncached)) };
+                    if !volume.dirty_marked {
+                        return Attempt::Done(Ok(None));
                     }
                     match s.insert(&key, Record::Journal) {
-                        Attempt::Done(upto) => Attempt::Done(Ok(upto)),
+                        Attempt::Done(upto) => Attempt::Done(Ok(Some(upto))),
                         Attempt::Needs(need) => Attempt::Needs(need),
                     }
                 })
                 .await??;
-            rest = key.cut(upto, key.end);
+            match inserted {
+                Some(upto) => rest = key.cut(upto, key.end),
+                None => write::ensure_dirty(self, target).await?,
+            }
         }
         Ok(())
     }

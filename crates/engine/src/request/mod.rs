@@ -76,12 +76,15 @@ pub struct Reply {
     pub buffer: Option<Buffer>,
 }
 
-/// What a flow must know of its volume; it does not change while requests are in flight, except `mode`, which each
-/// request takes as it is when it begins.
+/// What a flow must know of its volume; it does not change while requests are in flight, except `mode` and `inode`, which
+/// each request takes as they are when it begins. If the volume has left that number meanwhile a flow finds out when it
+/// has locked its range ([`write::lock`]), or inserts.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub id: VolumeId,
     pub inode: Option<Inode>,
+    /// [`Volume::attachment`] when the request began.
+    pub attachment: u64,
     pub backing: Option<Disk>,
     pub data_offset: u64,
     pub sectors: u64,
@@ -109,6 +112,7 @@ impl Target {
         Self {
             id,
             inode: volume.inode,
+            attachment: volume.attachment,
             backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
             data_offset: volume.data_offset,
             sectors: volume.sectors,
@@ -144,6 +148,7 @@ impl CacheSet {
         self.with(|s| {
             let Some(volume) = s.volumes.get_mut(volume) else { return };
             volume.requests -= 1;
+            volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
             let backing = volume.backing.as_mut().filter(|_| writes && reply.result.is_ok());
             if let Some((backing, asked)) = backing.zip(asked) {
                 backing.epoch.acknowledge(asked);
@@ -188,12 +193,7 @@ impl CacheSet {
             },
             Request::WriteZeroes { sector, sectors, fua } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(
-                    or_uncached(self, target, async |target| {
-                        discard::write_zeroes(self, target, range, fua).await
-                    })
-                    .await,
-                ),
+                Ok(range) => plain(discard::write_zeroes(self, target, range, fua).await),
             },
         }
     }

@@ -58,7 +58,7 @@ pub enum Clean {
 
 /// Parks clean data if it must wait for a flush of the backing device, with whose `stamp` it was written or read.
 pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: Stamp) -> Clean {
-    let Some(volume) = s.volumes.get_mut(target.id).filter(|volume| volume.may_cache()) else {
+    let Some(volume) = s.volumes.get_mut(target.id).filter(|volume| volume.may_cache(target.inode)) else {
         return Clean::Void;
     };
     let Some(backing) = &volume.backing else { return Clean::Void };
@@ -76,7 +76,7 @@ pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: Stamp) -> Clea
 pub fn drop_parked(s: &mut State, volume: VolumeId) {
     let Some(volume) = s.volumes.get_mut(volume) else { return };
     let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return };
-    let keeps = volume.may_cache();
+    let keeps = volume.may_cache(volume.inode);
     for (_, piece) in volume.ranges.take_parked(|piece| !keeps || epoch.is_lost(piece.stamp)) {
         s.unpin(&piece.pointers);
     }
@@ -87,6 +87,10 @@ pub async fn settle(set: &CacheSet, target: &Target) {
     let Some(inode) = target.inode else { return };
     let ready: Vec<_> = set.with(|s| {
         let Some(volume) = s.volumes.get_mut(target.id) else { return Vec::new() };
+        if volume.inode != Some(inode) {
+            // What is parked by now has another number.
+            return Vec::new();
+        }
         let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return Vec::new() };
         let ready = volume.ranges.take_parked(|piece| epoch.is_durable(piece.stamp));
         let mut claimed = Vec::new();

@@ -181,6 +181,8 @@ fn plan_leaf(
     let pieces: Vec<Piece> =
         pieces.into_iter().flat_map(|piece| with_parked(&volume.ranges, piece)).collect();
     let may_fill = s.failed.is_none()
+        && volume.inode == target.inode
+        && !volume.is_bypassed()
         && target.mode != CacheMode::None
         && target.backing.is_some()
         && s.in_use_percent() < s.options.cutoff_cache_add;

@@ -2,62 +2,97 @@
 //! cache does.
 //!
 //! It leaves for good: its superblock says, durably, that what the cache holds of it is void, before the first request
-//! goes past it, and the next start gives it a new number. So what the cache still holds, readable or not, can never
+//! goes past it, and when it comes back it gets a new number. So what the cache still holds, readable or not, can never
 //! come back, and that is why a leaf of a working set that cannot be read is dealt with in the same way as a set that
 //! has failed. While a volume is about to leave no dirty key of it can be made: asked in the transition that inserts.
+//! A volume that is detached leaves by the same door.
 
 use crate::error::{Doing, Error};
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
-use crate::volume::record;
-use bcached_format::BackingState;
+use crate::state::State;
+use crate::volume::{VolumeId, record};
+use bcached_format::{BackingState, BackingSuperblock, Inode};
 
 /// Carries out a request that changes something: through the cache or, if that fails and the volume can do without,
-/// without it.
+/// without it. Nothing that `flow` has done before it says [`Error::Uncached`] may be seen by others: it is done again.
 pub async fn or_uncached(
     set: &CacheSet,
     target: &Target,
     flow: impl AsyncFn(&Target) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    match flow(target).await {
-        Err(error) if is_of_cache(&error) => {
-            leave(set, target, error).await?;
-            flow(&Target { inode: None, ..target.clone() }).await
+    let mut target = target.clone();
+    loop {
+        match flow(&target).await {
+            Err(Error::Uncached) => target.inode = where_it_went(set, &target).await,
+            Err(error) if is_of_cache(&error) => {
+                leave(set, &target, error).await?;
+                target.inode = None;
+            }
+            other => return other,
         }
-        other => other,
     }
 }
 
 /// The cache failed, not the backing device and not the request.
 const fn is_of_cache(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Failed(_) | Error::Node { .. } | Error::Io { doing: Doing::Node, .. } | Error::Uncached
-    )
+    matches!(error, Error::Failed(_) | Error::Node { .. } | Error::Io { doing: Doing::Node, .. })
+}
+
+/// Waits until nobody makes the volume leave the cache any more; the number that the request goes on with, if the volume
+/// has stayed after all.
+async fn where_it_went(set: &CacheSet, target: &Target) -> Option<Inode> {
+    while set.with(|s| s.volumes.get(target.id).is_some_and(|volume| volume.leaving > 0)) {
+        set.signals().ranges.wait().await;
+    }
+    target.inode.filter(|_| set.with(|s| s.volumes.get(target.id)?.inode) == target.inode)
 }
 
 /// Makes a volume independent of the cache, because of `error`; refused with that error while it has dirty data there.
 async fn leave(set: &CacheSet, target: &Target, error: Error) -> Result<(), Error> {
     let (Some(inode), Some(_)) = (target.inode, &target.backing) else { return Err(error) };
+    let has_left =
+        depart(set, target.id, inode, |superblock| superblock.set_state(BackingState::Stale)).await?;
+    if has_left { Ok(()) } else { Err(error) }
+}
+
+/// The one way out of the cache: if nothing of the volume is dirty its superblock says what `say` makes of it, durably,
+/// and from then on requests go past the cache. False if something is dirty.
+///
+/// Who comes when it has left already has nothing to say. After an error the volume is where it was.
+pub async fn depart(
+    set: &CacheSet,
+    id: VolumeId,
+    inode: Inode,
+    say: impl FnOnce(&mut BackingSuperblock),
+) -> Result<bool, Error> {
+    let is_there = |s: &State| s.volumes.get(id).is_some_and(|volume| volume.inode == Some(inode));
     let is_clean = set.with(|s| {
         let is_clean = s.dirty.of(inode) == 0;
-        if let Some(volume) = s.volumes.get_mut(target.id) {
+        if let Some(volume) = s.volumes.get_mut(id) {
             volume.leaving += u64::from(is_clean);
         }
         is_clean
     });
     if !is_clean {
-        return Err(error);
+        return Ok(false);
     }
-    let recorded = record::set_state(set, target.id, BackingState::Stale).await;
+    let recorded = record::update(set, id, |s, superblock| {
+        if is_there(s) {
+            say(superblock);
+        }
+    })
+    .await;
     set.with(|s| {
-        if let Some(volume) = s.volumes.get_mut(target.id) {
+        let has_left = recorded.is_ok() && is_there(s);
+        if let Some(volume) = s.volumes.get_mut(id) {
             volume.leaving -= 1;
-            if recorded.is_ok() {
+            if has_left {
                 volume.inode = None;
             }
         }
-        parked::drop_parked(s, target.id);
+        parked::drop_parked(s, id);
     });
-    recorded
+    set.signals().ranges.notify_all();
+    recorded.map(|()| true)
 }

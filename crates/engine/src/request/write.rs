@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | back | dirty data in the range, in every mode; mode writeback while there is room; flash-only volumes | cache, dirty |
 //! | through | mode writethrough, or writeback without room | backing device and cache, clean |
-//! | around | otherwise | backing device |
+//! | around | otherwise; whatever there is while the volume is being detached or attached | backing device |
 //!
 //! Before a write goes to the backing device, whatever the tree says of its range is made void *durably* (decision
 //! 11): otherwise a crash could leave an old clean copy in the cache that hides the newer data, until it is evicted
@@ -133,10 +133,7 @@ pub(crate) async fn write_blocks(
     match set.with(|s| way(s, target, range, survey)) {
         Way::Back => write_back(set, target, range, payload, survey, fua).await?,
         Way::Through => return write_through(set, target, range, payload, survey, fua).await,
-        Way::Around => {
-            invalidate(set, target, range, survey).await?;
-            return write_backing(set, target, range, payload.clone(), fua).await.map(drop);
-        }
+        Way::Around => return write_out(set, target, (range, range), payload, survey, fua).await,
     }
     if fua {
         writer::commit(set).await?;
@@ -146,10 +143,12 @@ pub(crate) async fn write_blocks(
 
 fn way(s: &mut State, target: &Target, range: Range, survey: Survey) -> Way {
     let in_use = s.in_use_percent();
-    if target.backing.is_none() || survey.dirty {
+    let is_bypassed = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
+    if target.backing.is_none() || survey.dirty && !is_bypassed {
         return Way::Back;
     }
     let wanted = match target.mode {
+        _ if is_bypassed => Way::Around,
         CacheMode::Writeback if in_use < s.options.cutoff_writeback => Way::Back,
         CacheMode::Writeback | CacheMode::Writethrough if in_use < s.options.cutoff_cache_add => Way::Through,
         _ => Way::Around,
@@ -160,7 +159,8 @@ fn way(s: &mut State, target: &Target, range: Range, survey: Survey) -> Way {
     wanted
 }
 
-/// Waits until the write may begin: earlier overlapping writes have ended.
+/// Waits until the write may begin: earlier overlapping writes have ended. If the volume has left the number that the
+/// request knows it goes without the cache, lest it take its neighbours' old content from there.
 pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Result<Claim, Error> {
     let queued = set.with(|s| Some(s.volumes.get_mut(target.id)?.ranges.queue_write(range.start, range.end)));
     let claim = queued.ok_or(Error::NoVolume)?;
@@ -168,17 +168,23 @@ pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Resul
         let granted = set.with(|s| {
             let State { volumes, buckets, .. } = s;
             let volume = volumes.get_mut(target.id).expect("a volume stays while it has requests");
-            volume.ranges.try_grant(claim, &mut |cut| {
+            let granted = volume.ranges.try_grant(claim, &mut |cut| {
                 for pointer in cut.pointers.as_slice() {
                     match cut.parts {
                         0 => buckets.unpin(*pointer),
                         parts => (1..parts).for_each(|_| buckets.pin(*pointer)),
                     }
                 }
-            })
+            });
+            granted.then(|| target.inode.is_none() || volume.inode == target.inode)
         });
-        if granted {
-            return Ok(claim);
+        match granted {
+            Some(true) => return Ok(claim),
+            Some(false) => {
+                unlock(set, target, claim);
+                return Err(Error::Uncached);
+            }
+            None => {}
         }
         set.signals().ranges.wait().await;
     }
@@ -443,16 +449,14 @@ pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -
 }
 
 /// *Dirty* on the backing superblock is durable before the first dirty key can be (decision 9).
-async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<(), Error> {
-    if target.backing.is_none()
-        || set.with(|s| s.volumes.get(target.id).is_some_and(|volume| volume.dirty_marked))
-    {
+pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<(), Error> {
+    let (id, inode) = (target.id, target.inode);
+    if target.backing.is_none() || set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.dirty_marked)) {
         return Ok(());
     }
-    let id = target.id;
     record::update(set, id, |s, superblock| {
-        // A volume that leaves the cache says *stale*, and nothing else until the next start.
-        if s.volumes.get(id).is_some_and(Volume::may_cache) {
+        // A volume that leaves the cache says so, and nothing else.
+        if s.volumes.get(id).is_some_and(|volume| volume.may_cache(inode)) {
             superblock.set_state(BackingState::Dirty);
         }
     })

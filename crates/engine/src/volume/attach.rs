@@ -9,7 +9,7 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
 use crate::volume::epoch::Epoch;
-use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
+use crate::volume::{Backing, Course, Volume, VolumeId, VolumeInfo, record};
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId};
@@ -88,7 +88,7 @@ impl CacheSet {
     }
 
     /// The volume's number: the one it had, or a new slot. `fresh`: cached data from before must never be used.
-    async fn take_slot(
+    pub(super) async fn take_slot(
         &self,
         superblock: &BackingSuperblock,
         known: Option<Inode>,
@@ -139,7 +139,11 @@ impl CacheSet {
                 last_hole: 0,
                 writeback_from: data_offset,
                 requests: 0,
+                earlier_requests: 0,
+                attachment: 0,
+                course: Course::Steady,
                 leaving: 0,
+                writeback_lock: Semaphore::new(1),
                 writeback_trouble: None,
                 marking_trouble: None,
                 dirty_marked: superblock.state() == BackingState::Dirty && !in_doubt,
@@ -219,7 +223,11 @@ pub fn add_flash_only(set: &CacheSet) {
                 last_hole: 0,
                 writeback_from: 0,
                 requests: 0,
+                earlier_requests: 0,
+                attachment: 0,
+                course: Course::Steady,
                 leaving: 0,
+                writeback_lock: Semaphore::new(1),
                 writeback_trouble: None,
                 marking_trouble: None,
                 dirty_marked: true,

@@ -1,7 +1,9 @@
 //! Volumes: a backing device with its state in the cache, or a flash-only volume.
 
 pub mod attach;
+pub mod detach;
 pub mod epoch;
+pub mod reattach;
 pub mod record;
 
 use crate::error::Error;
@@ -62,17 +64,42 @@ pub struct Volume {
     pub marking_trouble: Option<Box<Error>>,
     /// Requests in flight.
     pub requests: u64,
+    /// Those of them that began before it was attached under the number that it has now.
+    pub earlier_requests: u64,
+    /// How often its number has changed.
+    pub attachment: u64,
+    /// Whether it is on its way to or from the cache.
+    pub course: Course,
     /// Flows that are about to make this volume independent of the cache: no dirty key may be made meanwhile.
     pub leaving: u64,
+    /// Who holds it writes the volume's dirty data back, and says that there is none.
+    pub writeback_lock: Semaphore,
     /// *Dirty* is durable on the superblock and nobody is about to change that: dirty keys may be made.
     pub dirty_marked: bool,
 }
 
+/// Whether a volume is on its way to or from the cache. While it is, nothing new enters the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Course {
+    /// It stays where it is.
+    Steady,
+    /// Its dirty data is being written back, so that it can be served without the cache.
+    Detaching,
+    /// It gets a number, or has one and requests are in flight that do not know it.
+    Attaching,
+}
+
 impl Volume {
-    /// The volume uses the cache, and is not about to leave it.
+    /// The volume uses the cache under the number `inode`, and is not about to leave it.
     #[must_use]
-    pub const fn may_cache(&self) -> bool {
-        self.inode.is_some() && self.leaving == 0
+    pub fn may_cache(&self, inode: Option<Inode>) -> bool {
+        inode.is_some() && self.inode == inode && self.leaving == 0
+    }
+
+    /// Nothing new enters the cache: what misses is not filled, and writes go past it.
+    #[must_use]
+    pub fn is_bypassed(&self) -> bool {
+        self.course != Course::Steady
     }
 
     /// State on the backing superblock, as it was last durable; a flash-only volume has none.

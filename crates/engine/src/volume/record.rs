@@ -124,13 +124,9 @@ fn phase_of(before: &BackingSuperblock, after: &BackingSuperblock) -> Phase {
     match after.state() {
         _ if before.state() == after.state() => Phase::BackingRecord,
         BackingState::Dirty => Phase::BackingDirty,
-        BackingState::Clean => Phase::BackingClean,
+        BackingState::Clean if before.state() == BackingState::Dirty => Phase::BackingClean,
+        BackingState::Clean => Phase::BackingAttached,
         BackingState::Stale => Phase::BackingStale,
-        BackingState::None => Phase::BackingRecord,
+        BackingState::None => Phase::BackingDetached,
     }
-}
-
-/// Makes the backing device's state `state`, durably; nothing is written if it is that already.
-pub async fn set_state(set: &CacheSet, volume: VolumeId, state: BackingState) -> Result<(), Error> {
-    update(set, volume, |_, superblock| superblock.set_state(state)).await
 }

@@ -52,7 +52,10 @@ pub async fn run(set: CacheSet) {
             if set.with(|s| !s.options.writeback_running) {
                 continue;
             }
-            cleaned += clean_batch(&set, &target).await;
+            // Who detaches the volume does it all.
+            let alone = set.with(|s| s.volumes.get(id)?.writeback_lock.try_acquire(1));
+            let Some(_alone) = alone else { continue };
+            cleaned += clean_batch(&set, &target).await.sectors;
             much |= set.with(|s| is_much(s, &target));
             let marked = mark_clean(&set, id).await;
             set.with(|s| tell_marking(s, id, marked));
@@ -75,17 +78,24 @@ fn is_much(s: &State, target: &Target) -> bool {
     dirty > cache * s.options.writeback_percent / 100 || s.in_use_percent() >= s.options.cutoff_writeback
 }
 
-/// Writes one batch back; returns how many sectors turned clean. What went wrong is shown in the volume's status.
-async fn clean_batch(set: &CacheSet, target: &Target) -> u64 {
+/// What a batch has come to.
+pub struct Batch {
+    /// So many sectors turned clean.
+    pub sectors: u64,
+    /// The first trouble that was met.
+    pub trouble: Option<Error>,
+}
+
+/// Writes one batch back. What went wrong is also shown in the volume's status. For who holds the volume's write-back.
+pub async fn clean_batch(set: &CacheSet, target: &Target) -> Batch {
     let mut round = Round::default();
     let works = choose(set, target, &mut round).await;
-    let cleaned = clean(set, target, &works, &mut round).await;
+    let sectors = clean(set, target, &works, &mut round).await;
     release(set, target, &works);
     set.with(|s| {
-        s.stats.written_back_bytes += cleaned * 512;
-        round.shows(s, target);
-    });
-    cleaned
+        s.stats.written_back_bytes += sectors * 512;
+        Batch { sectors, trouble: round.shows(s, target) }
+    })
 }
 
 /// Copies the keys' data to the backing device and turns those clean that are proven durable there.

@@ -34,14 +34,15 @@ impl Round {
         self.met.get_or_insert((start, end, error));
     }
 
-    /// At the end of the batch: what the volume has to show from now on.
-    pub fn shows(self, s: &mut State, target: &Target) {
+    /// At the end of the batch: what the volume has to show from now on. Returns what was met.
+    pub fn shows(self, s: &mut State, target: &Target) -> Option<Error> {
         let nothing_dirty = target.inode.is_none_or(|inode| s.dirty.of(inode) == 0);
-        let Some(volume) = s.volumes.get_mut(target.id) else { return };
+        let volume = s.volumes.get_mut(target.id)?;
         if let Some((start, end, error)) = self.met {
             let sector = start.saturating_sub(target.data_offset);
-            volume.writeback_trouble = Some(WritebackTrouble { sector, sectors: end - start, error });
-            return;
+            let shown = WritebackTrouble { sector, sectors: end - start, error: error.clone() };
+            volume.writeback_trouble = Some(shown);
+            return Some(error);
         }
         let past = volume.writeback_trouble.as_ref().is_some_and(|trouble| {
             let at = trouble.sector + target.data_offset;
@@ -50,5 +51,6 @@ impl Round {
         if past || nothing_dirty {
             volume.writeback_trouble = None;
         }
+        None
     }
 }

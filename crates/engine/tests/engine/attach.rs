@@ -1,11 +1,11 @@
 //! A backing device is attached whole or not at all.
 
 use crate::memory::{Mishap, NoNote};
-use crate::rig::{Rig, Sizes};
+use crate::rig::{Rig, Sizes, backing_superblock};
 use bcached_engine::{CacheSet, Error, Options};
 use bcached_env::{DiskId, Op};
-use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
-use bcached_format::{BackingState, CacheMode, DeviceFacts, RawSuperblock, Superblock};
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{BackingState, CacheMode};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -43,13 +43,6 @@ fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
         assert_eq!(set.add_backing(DiskId(1), None).await, Err(Error::Duplicate));
     });
     done.expect("somebody waits for ever");
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    rig.world.borrow().look(1, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: SIZES.backing, logical_block_sectors: 1 };
-    let Ok(Superblock::Backing(superblock)) =
-        RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
-    else {
-        unreachable!("no backing superblock")
-    };
+    let superblock = backing_superblock(&rig);
     assert_eq!((superblock.state(), superblock.cache_mode()), (BackingState::Clean, CacheMode::Writearound));
 }

@@ -4,6 +4,7 @@ mod answers;
 mod attach;
 mod budget;
 mod copies;
+mod detach;
 mod distrust;
 mod durable;
 mod failed_flush;

@@ -4,9 +4,10 @@ use crate::memory::{MemoryDriver, NoNote, World};
 use bcached_engine::{CacheSet, Error, Options, Reply, Request, VolumeId};
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, DiskId, Env, Executor, Order};
-use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
+    Replacement, Superblock, Uuid,
 };
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -71,6 +72,20 @@ impl Rig {
         self.world.borrow_mut().forget();
         let order = Order::Seeded(Rng::new(self.seed + self.starts));
         Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), order, self.seed)
+    }
+}
+
+/// First sector of a volume's data on its backing device.
+pub const DATA_OFFSET: u64 = 16;
+
+/// What the backing device says of itself.
+pub fn backing_superblock(rig: &Rig) -> BackingSuperblock {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    rig.world.borrow().look(1, SUPERBLOCK_SECTOR, &mut bytes);
+    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
+        Ok(Superblock::Backing(superblock)) => superblock,
+        other => unreachable!("no backing superblock: {other:?}"),
     }
 }
 

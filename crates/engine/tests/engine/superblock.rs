@@ -1,11 +1,11 @@
 //! Superblocks when writing them fails, or ends in the middle.
 
 use crate::memory::{Mishap, NoNote};
-use crate::rig::{Rig, Sizes, ask, open};
+use crate::rig::{Rig, Sizes, ask, backing_superblock, open};
 use bcached_engine::{CacheSet, Options, Request};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
-use bcached_format::{BackingState, DeviceFacts, RawSuperblock, Superblock};
+use bcached_format::{BackingState, DeviceFacts, RawSuperblock};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,17 +21,6 @@ fn options() -> Options {
         writeback_delay: Duration::from_secs(1),
         leaf_delay: Duration::from_millis(1),
         ..Options::default()
-    }
-}
-
-/// What the backing device says.
-fn state_on_device(rig: &Rig) -> BackingState {
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    rig.world.borrow().look(1, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: SIZES.backing, logical_block_sectors: 1 };
-    match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
-        Ok(Superblock::Backing(superblock)) => superblock.state(),
-        other => unreachable!("no backing superblock: {other:?}"),
     }
 }
 
@@ -81,7 +70,7 @@ fn a_failed_write_of_clean_is_not_taken_for_dirty() {
         set
     });
     let _set = set.expect("somebody waits for ever");
-    assert_eq!(state_on_device(&rig), BackingState::Dirty);
+    assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
 }
 
 /// The cache device's superblock has one copy, longer than a sector once it lists many journal buckets. Whatever part of

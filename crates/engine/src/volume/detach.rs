@@ -1,0 +1,153 @@
+//! Detaching a volume that is served: it goes on being served, at first through the cache and then without it.
+//!
+//! The order (decision 9): while everything dirty is written back nothing new enters the cache, so that this comes to an
+//! end however much is written. When nothing is dirty, and durably so, the superblock says *none*; no dirty key can be made
+//! any more by then, and nothing goes past the cache before that is durable. The table forgets the volume last. Whoever
+//! starts after a crash in between gives the volume a new number, because its superblock says *none*. So a volume is
+//! attached with all that is dirty, or detached with all of it on its backing device, at every moment.
+//!
+//! Its number is never used again. What the cache still holds under it is clean and goes as it would have gone: by
+//! eviction, and by the passes of GC.
+
+use crate::error::Error;
+use crate::journal::writer;
+use crate::request::{Target, uncached};
+use crate::set::CacheSet;
+use crate::state::State;
+use crate::uuids;
+use crate::volume::{Course, VolumeId, record};
+use crate::writeback::pass;
+use bcached_format::{BackingState, BackingSuperblock, Inode, Uuid};
+use core::time::Duration;
+
+/// Batches in a row that meet trouble and get nothing done before a detach is given up.
+const FRUITLESS_MAX: u32 = 5;
+/// Rest before trouble is met again.
+const REST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
+/// How often to look at ranges that were being written.
+const REST_BESIDE_WRITES: Duration = Duration::from_millis(10);
+
+impl CacheSet {
+    /// Takes a volume from the cache: writes everything dirty back, whatever the options of write-back say, and goes on
+    /// serving it without the cache. *None* is durable on its superblock when this returns.
+    ///
+    /// After an error the volume is attached as before, and nothing is lost: if its backing device takes no data, if the
+    /// set is being stopped or fails, or if there is nothing to detach. Like all that the engine does, this is to be
+    /// waited for to its end; it ends by itself.
+    pub async fn detach(&self, id: VolumeId) -> Result<(), Error> {
+        let target = self.with(|s| begin(s, id))?;
+        let detached = match target.inode {
+            Some(inode) => self.take_out(&target, inode).await,
+            None => Err(Error::NotAttached),
+        };
+        self.with(|s| s.end_course(id));
+        self.signals().ranges.notify_all();
+        detached
+    }
+
+    async fn take_out(&self, target: &Target, inode: Inode) -> Result<(), Error> {
+        self.leave_clean(target, inode).await?;
+        // If it left for another reason meanwhile, that is what its superblock says.
+        record::update(self, target.id, |_, superblock| say_none(superblock)).await?;
+        let seconds = self.env().wall_seconds();
+        self.with(|s| {
+            if let Some(volume) = s.volumes.get_mut(target.id) {
+                volume.writeback_trouble = None;
+                volume.marking_trouble = None;
+            }
+            if let Some(slot) = s.uuids.slot_mut(inode).filter(|slot| slot.is_used()) {
+                slot.invalidate(seconds);
+            }
+        });
+        // The superblock has the last word, whatever the table says. If that cannot be stored the set has failed.
+        let _ = uuids::store(self).await;
+        Ok(())
+    }
+
+    /// Writes back until nothing is dirty, and then leaves. Holds the volume's write-back meanwhile.
+    async fn leave_clean(&self, target: &Target, inode: Inode) -> Result<(), Error> {
+        let lock = self.with(|s| s.volumes.get(target.id).map(|volume| volume.writeback_lock.clone()));
+        let _alone = lock.ok_or(Error::NoVolume)?.acquire(1).await;
+        let mut fruitless = 0;
+        loop {
+            self.check_alive()?;
+            if self.with(|s| s.stopping) {
+                return Err(Error::Stopping);
+            }
+            if self.with(|s| s.dirty.of(inode) == 0) {
+                // The keys that say so are durable before the superblock does.
+                writer::commit(self).await?;
+                if uncached::depart(self, target.id, inode, say_none).await? {
+                    return Ok(());
+                }
+                continue;
+            }
+            let batch = pass::clean_batch(self, target).await;
+            match batch.trouble {
+                _ if batch.sectors > 0 => {
+                    fruitless = 0;
+                    self.signals().allocator_work.notify_all();
+                    self.env().yield_now().await;
+                }
+                None => {
+                    let until = self.env().now() + REST_BESIDE_WRITES;
+                    self.env().wait_until(&self.signals().ranges, until).await;
+                }
+                Some(error) => {
+                    fruitless += 1;
+                    if fruitless == FRUITLESS_MAX {
+                        return Err(error);
+                    }
+                    self.rest_after_trouble().await;
+                }
+            }
+        }
+    }
+
+    async fn rest_after_trouble(&self) {
+        let until = self.env().now() + REST_AFTER_TROUBLE;
+        while self.env().now() < until && !self.is_ending() {
+            self.env().wait_until(&self.signals().writeback_work, until).await;
+        }
+    }
+}
+
+fn say_none(superblock: &mut BackingSuperblock) {
+    superblock.set_state(BackingState::None);
+    superblock.set_set_uuid(Uuid::NIL);
+}
+
+/// The course is set if it can be; until its end the set does not stop.
+fn begin(s: &mut State, id: VolumeId) -> Result<Target, Error> {
+    s.begin_course(id, Course::Detaching)?;
+    let volume = s.volumes.get(id).ok_or(Error::NoVolume)?;
+    Ok(Target::of(id, volume, s.geometry.block_sectors))
+}
+
+impl State {
+    /// A volume sets out; refused if it has no backing device, is there already, or is on its way.
+    pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<(), Error> {
+        if self.stopping {
+            return Err(Error::Stopping);
+        }
+        let volume = self.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+        match (course, volume.inode) {
+            _ if volume.backing.is_none() => return Err(Error::FlashOnly),
+            _ if volume.course != Course::Steady => return Err(Error::OnItsWay),
+            (Course::Detaching, None) => return Err(Error::NotAttached),
+            (Course::Attaching, Some(_)) => return Err(Error::Attached),
+            _ => {}
+        }
+        volume.course = course;
+        self.background += 1;
+        Ok(())
+    }
+
+    /// It has arrived, or stays where it was.
+    pub(super) fn end_course(&mut self, id: VolumeId) {
+        self.background -= 1;
+        if let Some(volume) = self.volumes.get_mut(id) {
+            volume.course = Course::Steady;
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! Volumes that are taken from the cache and put back while they are served: no write is lost, no old copy is shown, and
+//! whatever fails meanwhile leaves the volume where it was.
+
+use crate::memory::Mishap;
+use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, backing_superblock, bytes, open, run, write};
+use crate::stopped::stopped;
+use bcached_engine::{CacheSet, Error, Options, Request, VolumeId};
+use bcached_env::{Env, Op, Payload, Time};
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{BackingState, CacheMode, Uuid, UuidSlot};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+
+/// Nothing is written back unasked.
+fn options() -> Options {
+    Options {
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        writeback_running: false,
+        parked_delay: Duration::from_millis(5),
+        ..Options::default()
+    }
+}
+
+fn is_of(payload: &Payload, byte: u8) -> bool {
+    payload.as_slice().iter().all(|found| *found == byte)
+}
+
+/// Something that goes on beside the test, and its result.
+struct Beside<T>(Rc<RefCell<Option<T>>>);
+
+impl<T: 'static> Beside<T> {
+    fn start(env: &Env, work: impl Future<Output = T> + 'static) -> Self {
+        let result = Rc::new(RefCell::new(None));
+        let place = Rc::clone(&result);
+        env.spawn(async move {
+            let done = work.await;
+            *place.borrow_mut() = Some(done);
+        });
+        Self(result)
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    async fn result(self, env: &Env) -> T {
+        let until = Time(env.now().0 + 600_000_000_000);
+        while !self.is_over() {
+            assert!(env.now() < until, "it never ends");
+            env.sleep(Duration::from_micros(50)).await;
+        }
+        self.0.borrow_mut().take().expect("it is over")
+    }
+}
+
+fn detaching(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<(), Error>> {
+    let set = set.clone();
+    Beside::start(env, async move { set.detach(volume).await })
+}
+
+fn asking(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> Beside<Result<(), Error>> {
+    let set = set.clone();
+    Beside::start(env, async move { set.serve(volume, request).await.result })
+}
+
+/// Sectors that a client writes, two at a time, and how often it would write them all.
+const PLACES: usize = 300;
+const ROUNDS: u8 = 100;
+
+const fn place(client: u8, number: usize) -> u64 {
+    client as u64 * 1000 + number as u64 * 3
+}
+
+/// Writes over its own sectors again and again; what it was told last of each.
+fn rewriting(
+    env: &Env,
+    set: &CacheSet,
+    volume: VolumeId,
+    client: u8,
+    goes_on: &Rc<Cell<bool>>,
+) -> Beside<Vec<u8>> {
+    let (set, goes_on) = (set.clone(), Rc::clone(goes_on));
+    Beside::start(env, async move {
+        let mut last = vec![client + 1; PLACES];
+        for round in 0..ROUNDS {
+            for (number, last_byte) in last.iter_mut().enumerate() {
+                if goes_on.get() {
+                    *last_byte = 10 + (round % 20) * 10 + client;
+                    ask(&set, volume, write(place(client, number), 2, *last_byte)).await;
+                }
+            }
+        }
+        last
+    })
+}
+
+/// Clients write without a pause, each over its own sectors again and again, all that while a volume full of dirty data is
+/// detached. That ends though they do not; what each was told last stands on the backing device alone.
+#[test]
+fn a_volume_is_detached_under_load_and_its_backing_device_has_everything() {
+    const CLIENTS: u8 = 4;
+    let mut rig = Rig::new(SIZES, 3);
+    let written = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        for (client, number) in
+            (0..CLIENTS).flat_map(|client| (0..PLACES).map(move |number| (client, number)))
+        {
+            ask(&set, volume, write(place(client, number), 2, client + 1)).await;
+        }
+        assert!(set.status().dirty_sectors >= 2 * PLACES as u64 * u64::from(CLIENTS));
+        let goes_on = Rc::new(Cell::new(true));
+        let clients: Vec<_> =
+            (0..CLIENTS).map(|client| rewriting(&env, &set, volume, client, &goes_on)).collect();
+        set.detach(volume).await.expect("its backing device takes everything");
+        assert!(!clients.iter().any(Beside::is_over), "it has outlasted those who write");
+        let info = set.volumes().remove(0);
+        assert_eq!((info.attached, info.state, info.dirty_sectors), (false, Some(BackingState::None), 0));
+        env.sleep(Duration::from_millis(20)).await;
+        assert_eq!(set.status().dirty_sectors, 0);
+        goes_on.set(false);
+        let mut written = Vec::new();
+        for client in clients {
+            written.push(client.result(&env).await);
+        }
+        assert_eq!(bytes(&set, volume, place(1, 0), 2).await, [written[1][0]; 2]);
+        set.stop().await.expect("it stops");
+        written
+    });
+    let superblock = backing_superblock(&rig);
+    assert_eq!((superblock.state(), superblock.set_uuid()), (BackingState::None, Uuid::NIL));
+    for (client, last) in (0..CLIENTS).zip(written) {
+        for (number, byte) in last.into_iter().enumerate() {
+            let mut found = [0; 1024];
+            rig.world.borrow().look(1, DATA_OFFSET + place(client, number), &mut found);
+            assert_eq!((found[0], found[1023]), (byte, byte), "client {client}, place {number}");
+        }
+    }
+}
+
+/// The cache holds clean copies of everything; the volume is detached, written and put back. Under its former number the
+/// copies would hide what was written; and it must be cached again, in this life and the next.
+#[test]
+fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 64, 1)).await;
+        for round in 2..6 {
+            set.detach(volume).await.expect("sound");
+            assert_eq!(set.detach(volume).await, Err(Error::NotAttached));
+            ask(&set, volume, write(0, 32, round)).await;
+            set.attach(volume).await.expect("sound");
+            assert_eq!(set.attach(volume).await, Err(Error::Attached));
+            let info = set.volumes().remove(0);
+            assert_eq!((info.attached, info.state), (true, Some(BackingState::Clean)));
+            let all = bytes(&set, volume, 0, 64).await;
+            assert_eq!((&all[..32], &all[32..]), (&[round; 32][..], &[1; 32][..]));
+            ask(&set, volume, write(32, 32, 1)).await;
+            assert_eq!(set.status().dirty_sectors, 32, "it is cached");
+            ask(&set, volume, write(0, 32, 100)).await;
+        }
+        ask(&set, volume, Request::Flush).await;
+    });
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        assert_eq!(set.status().dirty_sectors, 64);
+        let all = bytes(&set, volume, 0, 64).await;
+        assert_eq!((&all[..32], &all[32..]), (&[100; 32][..], &[1; 32][..]));
+    });
+}
+
+/// A write waits behind another while the volume is served without its cache, and is on its way when the volume is put
+/// back. It does not know of the cache: what was read there meanwhile and put in the cache would hide it.
+#[test]
+fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 16, OLD)).await;
+        set.detach(volume).await.expect("sound");
+        let holds = Rc::new(Cell::new(true));
+        let is_held = Rc::clone(&holds);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let Op::Write { payload, .. } = op else { return None };
+            (disk == BACKING && is_of(payload, NEW) && is_held.get()).then_some(Mishap::Waits)
+        }));
+        let first = asking(&env, &set, volume, write(0, 8, NEW));
+        env.sleep(Duration::from_millis(1)).await;
+        let second = asking(&env, &set, volume, write(4, 12, NEW));
+        env.sleep(Duration::from_millis(1)).await;
+        let attaching = {
+            let set = set.clone();
+            Beside::start(&env, async move { set.attach(volume).await })
+        };
+        for _ in 0..50 {
+            assert_eq!(bytes(&set, volume, 8, 8).await, [OLD; 8]);
+            env.sleep(Duration::from_millis(1)).await;
+        }
+        assert!(set.volumes()[0].attached && !first.is_over() && !attaching.is_over());
+        holds.set(false);
+        for write in [first, second] {
+            write.result(&env).await.expect("it is let go");
+        }
+        attaching.result(&env).await.expect("nothing is in the way");
+        assert_eq!(bytes(&set, volume, 0, 16).await, [NEW; 16]);
+    });
+}
+
+/// Zeroes are written over a range whose ends are parts of blocks, one after the other. In between the volume is detached
+/// and somebody writes beside the last: that block is made whole from what stands on the backing device, not from the copy
+/// in the cache.
+#[test]
+fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() {
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    let mut rig = Rig::new(Sizes { block: 8, ..SIZES }, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        ask(&set, volume, write(0, 24, OLD)).await;
+        ask(&set, volume, Request::Flush).await;
+        env.sleep(Duration::from_millis(20)).await;
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        let holds = Rc::new(Cell::new(true));
+        let is_held = Rc::clone(&holds);
+        // The first part of a block and its neighbours on their way to the backing device.
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let is_edge = matches!(op, Op::Write { sector: DATA_OFFSET, .. });
+            (disk == BACKING && is_edge && is_held.get()).then_some(Mishap::Waits)
+        }));
+        let zeroes = Request::WriteZeroes { sector: 4, sectors: 16, fua: false };
+        let zeroing = asking(&env, &set, volume, zeroes);
+        env.sleep(Duration::from_millis(1)).await;
+        set.detach(volume).await.expect("nothing is dirty");
+        ask(&set, volume, write(20, 4, NEW)).await;
+        assert!(!zeroing.is_over());
+        holds.set(false);
+        zeroing.result(&env).await.expect("it goes on without the cache");
+        let wanted = [&[OLD; 4][..], &[0; 16], &[NEW; 4]].concat();
+        assert_eq!(bytes(&set, volume, 0, 24).await, wanted);
+    });
+}
+
+/// The backing device refuses a part of the dirty data. The detach is given up with that, and the volume is what it was:
+/// attached and cached, with its dirty data. When the device does well again so does the detach.
+#[test]
+fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
+    const BAD: u8 = 0x77;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 640, 1)).await;
+        ask(&set, volume, write(640, 8, BAD)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let Op::Write { payload, .. } = op else { return None };
+            (disk == BACKING && is_of(payload, BAD)).then_some(Mishap::Fails)
+        }));
+        let began = env.now();
+        let error = set.detach(volume).await.expect_err("the device refuses");
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        assert!(env.now().0 - began.0 < 60_000_000_000, "it is not tried for ever");
+        let info = set.volumes().remove(0);
+        assert_eq!((info.attached, info.state, info.dirty_sectors), (true, Some(BackingState::Dirty), 8));
+        assert!(info.writeback_trouble.is_some(), "it is said where");
+        assert_eq!(bytes(&set, volume, 640, 8).await, [BAD; 8]);
+        ask(&set, volume, write(2000, 8, 3)).await;
+        assert_eq!(set.status().dirty_sectors, 16, "it is cached as before");
+        world.borrow_mut().fate = None;
+        set.detach(volume).await.expect("the device is well");
+        let info = set.volumes().remove(0);
+        assert_eq!((info.attached, info.writeback_trouble), (false, None));
+        for (sector, byte) in [(0, 1), (640, BAD), (2000, 3)] {
+            assert_eq!(bytes(&set, volume, sector, 1).await, [byte]);
+        }
+    });
+}
+
+/// *None* lands on the superblock and is reported as failed. Dirty data that was on its way into the cache at that moment
+/// had asked before whether the superblock said *dirty*; entered without asking again, it would be void at the next start.
+#[test]
+fn dirty_data_beside_a_detach_that_failed_is_not_lost() {
+    const NEW: u8 = 2;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let (holds, lands) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(true)));
+        let (is_held, is_landing) = (Rc::clone(&holds), Rc::clone(&lands));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { payload, .. } if disk == CACHE && is_of(payload, NEW) => {
+                is_held.get().then_some(Mishap::Waits)
+            }
+            Op::Write { sector: SUPERBLOCK_SECTOR, .. } if disk == BACKING => {
+                is_landing.replace(false).then_some(Mishap::Lands)
+            }
+            _ => None,
+        }));
+        let writing = asking(&env, &set, volume, write(640, 8, NEW));
+        env.sleep(Duration::from_millis(1)).await;
+        let error = set.detach(volume).await.expect_err("its superblock cannot be written");
+        assert!(matches!(error, Error::Io { .. }) && !lands.get(), "{error}");
+        assert!(set.volumes()[0].attached && !writing.is_over());
+        holds.set(false);
+        writing.result(&env).await.expect("it goes into the cache");
+        ask(&set, volume, Request::Flush).await;
+        assert_eq!(set.status().dirty_sectors, 8);
+    });
+    assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
+    rig.world.borrow_mut().fate = None;
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        assert_eq!(bytes(&set, volume, 640, 8).await, [NEW; 8]);
+    });
+}
+
+/// Somebody writes into the cache while the superblock is about to say *none*. The write goes past the cache, after that.
+#[test]
+fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_detached_from() {
+    const NEW: u8 = 2;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let (holds_data, holds_none) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(true)));
+        let (data_is_held, none_is_held) = (Rc::clone(&holds_data), Rc::clone(&holds_none));
+        let says_none = Rc::new(Cell::new(false));
+        let is_saying = Rc::clone(&says_none);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { payload, .. } if is_of(payload, NEW) => {
+                assert!(disk == CACHE || !none_is_held.get(), "past the cache before the superblock says so");
+                (disk == CACHE && data_is_held.get()).then_some(Mishap::Waits)
+            }
+            Op::Write { sector: SUPERBLOCK_SECTOR, .. } if disk == BACKING => {
+                is_saying.set(true);
+                none_is_held.get().then_some(Mishap::Waits)
+            }
+            _ => None,
+        }));
+        let writing = asking(&env, &set, volume, write(640, 8, NEW));
+        env.sleep(Duration::from_millis(1)).await;
+        let detaching = detaching(&env, &set, volume);
+        while !says_none.get() {
+            env.sleep(Duration::from_micros(50)).await;
+        }
+        holds_data.set(false);
+        env.sleep(Duration::from_millis(1)).await;
+        assert!(!writing.is_over(), "it waits for what comes of the detach");
+        holds_none.set(false);
+        detaching.result(&env).await.expect("nothing is in the way");
+        writing.result(&env).await.expect("it goes past the cache");
+        assert_eq!(set.status().dirty_sectors, 0);
+        set.stop().await.expect("it stops");
+    });
+    let mut found = [0; 512];
+    rig.world.borrow().look(1, DATA_OFFSET + 640, &mut found);
+    assert_eq!(found, [NEW; 512]);
+}
+
+/// The set is stopped while a detach waits for a better day. The detach ends with that word, and the volume is attached at
+/// the next start, with its dirty data.
+#[test]
+fn a_stop_ends_a_detach_and_the_volume_is_what_it_was() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 64, 1)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+        }));
+        let first = detaching(&env, &set, volume);
+        env.sleep(Duration::from_millis(1500)).await;
+        assert_eq!(set.detach(volume).await, Err(Error::OnItsWay));
+        assert_eq!(set.attach(volume).await, Err(Error::OnItsWay));
+        set.stop().await.expect("it stops");
+        assert_eq!(first.result(&env).await, Err(Error::Stopping));
+        assert_eq!(set.detach(volume).await, Err(Error::Stopping));
+    });
+    assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
+    rig.world.borrow_mut().fate = None;
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        assert_eq!(set.status().dirty_sectors, 64);
+        assert_eq!(bytes(&set, volume, 0, 64).await, [1; 64]);
+    });
+}
+
+/// A set that has failed can tell nobody anything: neither is possible, and the volume stays where it is.
+#[test]
+fn a_set_that_has_failed_detaches_and_attaches_nothing() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+        }));
+        assert!(set.serve(volume, Request::Flush).await.result.is_err());
+        assert!(matches!(set.detach(volume).await, Err(Error::Failed(_))));
+        assert!(matches!(set.attach(volume).await, Err(Error::Failed(_))));
+        assert_eq!(set.volumes()[0].state, Some(BackingState::Dirty));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+    });
+}
+
+/// What lives in the cache alone has nowhere to go.
+#[test]
+fn a_flash_only_volume_is_not_detached() {
+    let mut stopped = stopped();
+    let mut slot = UuidSlot { uuid: Uuid([9; 16]), sectors: 4096, ..UuidSlot::FREE };
+    slot.set_flash_only(true);
+    let mut sector = vec![0; 512];
+    let slot = slot.to_bytes();
+    sector[..slot.len()].copy_from_slice(&slot);
+    // Four slots lie in the first sector of the table; this one is the fifth.
+    let place = stopped.header.uuids.pointers.as_slice()[0].sector() + 1;
+    stopped.rig.world.borrow_mut().place(0, place, &sector);
+    run(&mut stopped.rig, |env| async move {
+        let (set, _) = open(env, options()).await.expect("sound");
+        let volume = set.volumes().iter().find(|info| info.flash_only).expect("in the table").id;
+        ask(&set, volume, write(0, 8, 1)).await;
+        assert_eq!(set.detach(volume).await, Err(Error::FlashOnly));
+        assert_eq!(set.attach(volume).await, Err(Error::FlashOnly));
+        assert_eq!(set.detach(VolumeId(77)).await, Err(Error::NoVolume));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+    });
+}
