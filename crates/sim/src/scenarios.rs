@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `flushes` | flushes that fail, that are left out, and what they covered |
 //! | `clean_modes` | write-through, write-around, none: the cache may lose, hide or change nothing |
+//! | `detached` | volumes that are taken from the cache and put back |
 //! | `devices` | devices that die, come back, are renamed, cut short or outdated |
 //! | `journal` | what a crash leaves of the journal, and the note |
 //! | `metadata` | damaged nodes, priorities, superblocks |
@@ -24,6 +25,7 @@ mod image;
 mod stage;
 
 mod clean_modes;
+mod detached;
 mod devices;
 mod flushes;
 mod journal;
@@ -74,6 +76,7 @@ pub fn all() -> impl Iterator<Item = Scenario> {
     let files = [
         flushes::SCENARIOS,
         clean_modes::SCENARIOS,
+        detached::SCENARIOS,
         devices::SCENARIOS,
         journal::SCENARIOS,
         metadata::SCENARIOS,

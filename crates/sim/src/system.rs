@@ -186,6 +186,16 @@ pub trait Running {
     /// Changes a volume's cache mode.
     fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;
 
+    /// Takes a volume from the cache, if it is there; it is served on. A system that has no cache has nothing to do.
+    fn detach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Puts a volume back behind the cache, if it is not there.
+    fn attach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Stops in order; everything acknowledged is durable then.
     fn stop(&self) -> Soon<Result<(), Refusal>>;
 }

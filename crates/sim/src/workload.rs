@@ -69,6 +69,16 @@ pub enum Step {
         /// New mode.
         mode: Mode,
     },
+    /// Take a volume from the cache, with requests in flight. If it is not there nothing is asked of anybody.
+    Detach {
+        /// Volume.
+        volume: u32,
+    },
+    /// Put a volume back behind the cache, with requests in flight; likewise.
+    Attach {
+        /// Volume.
+        volume: u32,
+    },
     /// Let this many virtual milliseconds pass, for background work.
     Pause(u64),
     /// Wait for all answers.
@@ -225,6 +235,8 @@ impl fmt::Display for Step {
                 write!(f, "zero {volume} {sectors:?}{}", fua(durable))
             }
             Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
+            Self::Detach { volume } => write!(f, "detach {volume}"),
+            Self::Attach { volume } => write!(f, "attach {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
             Self::Restart(restart) => write!(f, "restart {restart:?}"),

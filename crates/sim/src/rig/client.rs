@@ -211,6 +211,8 @@ impl Client {
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
+            Step::Detach { volume } => self.shared.running.detach(volume).await,
+            Step::Attach { volume } => self.shared.running.attach(volume).await,
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);

@@ -128,6 +128,14 @@ impl Running for Open {
         Box::pin(async move { set.set_cache_mode(id, mode).await.map_err(Refusal::from_error) })
     }
 
+    fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        engine::detach(&self.set, self.id(volume))
+    }
+
+    fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        engine::attach(&self.set, self.id(volume))
+    }
+
     fn stop(&self) -> Soon<Result<(), Refusal>> {
         let set = self.set.clone();
         Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })

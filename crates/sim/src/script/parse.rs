@@ -310,6 +310,8 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
             let modes = [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None];
             Step::Mode { volume: volume_of(volume)?, mode: named(mode, &modes).ok_or_else(wrong)? }
         }
+        ["detach", volume] => Step::Detach { volume: volume_of(volume)? },
+        ["attach", volume] => Step::Attach { volume: volume_of(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),

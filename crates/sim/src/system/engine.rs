@@ -6,7 +6,7 @@ use super::tuning::SetTuning;
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{CacheSet, Options, Phases, VolumeId};
+use bcached_engine::{CacheSet, Error, Options, Phases, VolumeId};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -202,6 +202,28 @@ pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
     })
 }
 
+/// Takes a volume of an engine from the cache.
+#[must_use]
+pub fn detach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move { unless_there(set.detach(id).await) })
+}
+
+/// Puts a volume of an engine back behind the cache.
+#[must_use]
+pub fn attach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move { unless_there(set.attach(id).await) })
+}
+
+/// Who asks for what is so already, or is under way, has not been refused anything.
+fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
+    match done {
+        Err(Error::NotAttached | Error::Attached | Error::OnItsWay) => Ok(()),
+        other => other.map_err(Refusal::from_error),
+    }
+}
+
 impl Running for Open {
     fn volumes(&self) -> Vec<VolumeShape> {
         self.shapes.clone()
@@ -214,6 +236,14 @@ impl Running for Open {
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
         let (set, id) = (self.set.clone(), self.volumes[volume as usize]);
         Box::pin(async move { set.set_cache_mode(id, mode(wanted)).await.map_err(Refusal::from_error) })
+    }
+
+    fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        detach(&self.set, self.volumes[volume as usize])
+    }
+
+    fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        attach(&self.set, self.volumes[volume as usize])
     }
 
     fn stop(&self) -> Soon<Result<(), Refusal>> {

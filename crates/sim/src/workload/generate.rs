@@ -21,6 +21,17 @@ struct Weights {
     settle: u64,
     restart: u64,
     trouble: u64,
+    detach: u64,
+    attach: u64,
+}
+
+impl Weights {
+    /// As [`Painter::step`] numbers the kinds.
+    const fn in_order(self) -> [u64; 12] {
+        let Self { write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach } =
+            self;
+        [write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach]
+    }
 }
 
 /// A kind of workload.
@@ -66,7 +77,13 @@ const MIXED: Weights = Weights {
     settle: 2,
     restart: 1,
     trouble: 0,
+    // Most of the time a volume is attached.
+    detach: 1,
+    attach: 3,
 };
+
+/// Volumes stay attached.
+const STAYING: Weights = Weights { detach: 0, attach: 0, ..MIXED };
 
 const SHAPES: [Shape; 9] = [
     // A bit of everything, two volumes, restarts in between.
@@ -84,7 +101,7 @@ const SHAPES: [Shape; 9] = [
     // Few steps, no restarts of its own: for crash points, each of which restarts.
     Shape {
         name: "points",
-        weights: Weights { restart: 0, mode: 0, ..MIXED },
+        weights: Weights { restart: 0, mode: 0, detach: 2, ..MIXED },
         steps: 60,
         depth: 6,
         volumes: 1,
@@ -108,7 +125,7 @@ const SHAPES: [Shape; 9] = [
     // More data than the cache holds, over and over: buckets are reused, trees split.
     Shape {
         name: "turnover",
-        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..MIXED },
+        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..STAYING },
         steps: 1500,
         depth: 16,
         volumes: 1,
@@ -120,7 +137,7 @@ const SHAPES: [Shape; 9] = [
     // Small scattered writes: many keys, deep trees, a busy journal.
     Shape {
         name: "scatter",
-        weights: Weights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..MIXED },
+        weights: Weights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..STAYING },
         steps: 1500,
         depth: 16,
         volumes: 2,
@@ -153,10 +170,11 @@ const SHAPES: [Shape; 9] = [
         fua_one_in: 8,
         buckets: Buckets::Small,
     },
-    // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets.
+    // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets. A detach
+    // would write it all back, and then there would be room.
     Shape {
         name: "scarce",
-        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, ..MIXED },
+        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, ..STAYING },
         steps: 1200,
         depth: 12,
         volumes: 1,
@@ -168,7 +186,7 @@ const SHAPES: [Shape; 9] = [
     // A tree of two or three levels, a node of which is about to split.
     Shape {
         name: "forest",
-        weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..MIXED },
+        weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..STAYING },
         steps: 400,
         depth: 12,
         volumes: 1,
@@ -277,9 +295,7 @@ const RECENT_MAX: usize = 32;
 
 impl Painter<'_> {
     fn step(&mut self) -> Step {
-        let Weights { write, read, flush, discard, zero, mode, pause, settle, restart, trouble } =
-            self.shape.weights;
-        let weights = [write, read, flush, discard, zero, mode, pause, settle, restart, trouble];
+        let weights = self.shape.weights.in_order();
         let mut pick = self.rng.below(weights.iter().sum());
         let mut kind = 0;
         while pick >= weights[kind] {
@@ -319,7 +335,9 @@ impl Painter<'_> {
                 1 => Restart::Death(self.rng.next()),
                 _ => Restart::Power(self.rng.next()),
             }),
-            _ => self.trouble(),
+            9 => self.trouble(),
+            10 => Step::Detach { volume: self.volume() },
+            _ => Step::Attach { volume: self.volume() },
         }
     }
 
