@@ -163,7 +163,8 @@ impl Judge<'_> {
         else {
             return;
         };
-        let compare = if key.dirty { backing.claims_clean() } else { self.compare_clean };
+        let compare =
+            if key.dirty { backing.claims_clean() } else { self.compare_clean && backing.uses_copies() };
         if compare && volumes::equals_backing(self.image, (index, *image), key, findings) == Some(false) {
             let key = *key;
             let kind =

@@ -37,8 +37,8 @@ use serde::Serialize;
 /// What a check may be told.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The set was stopped cleanly, so every clean extent must equal its backing device. After a crash of a kernel it
-    /// need not.
+    /// The set was stopped cleanly, so every clean extent must equal its backing device, unless that says that none is valid
+    /// any more. After a crash of a kernel it need not.
     pub compare_clean: bool,
     /// Findings kept; more are only counted.
     pub findings_max: usize,

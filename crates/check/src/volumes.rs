@@ -202,6 +202,11 @@ impl Backing {
         matches!(self.superblock.state(), BackingState::None | BackingState::Clean)
     }
 
+    /// What the cache holds clean may be read: in the other states the next start makes it void.
+    pub fn uses_copies(&self) -> bool {
+        matches!(self.superblock.state(), BackingState::Clean | BackingState::Dirty)
+    }
+
     /// Cached data must not be used any more.
     pub fn is_stale(&self) -> bool {
         self.superblock.state() == BackingState::Stale

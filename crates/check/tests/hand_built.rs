@@ -274,6 +274,7 @@ fn a_backing_device_is_compared_with_what_the_cache_says() {
     assert_eq!(find(clean, 7, BackingState::Clean, false), []);
     assert_eq!(find(clean, 7, BackingState::Clean, true), [Kind::CleanDiffers { key: clean }]);
     assert_eq!(find(clean, 9, BackingState::Clean, true), []);
+    assert_eq!(find(clean, 7, BackingState::Stale, true), [], "no copy is read any more");
 
     let before = Key { ..common::dirty(8, 16, 100) };
     let wanted = Kind::OutsideVolume { key: before, start: 16, end: 4096 };
