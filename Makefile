@@ -13,8 +13,9 @@ setup: # Only install what the two above need.
 fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
 	@fuzz/run
 
-sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).
+sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS); and which of its lines that ran.
 	@cargo run --quiet --release --package bcached-sim --bin sim -- hunt --seconds $${SIM_SECONDS:-300}
+	@cargo xtask coverage
 
 mutants: # Plants each deliberate fault of crates/sim/mutants and sees that the simulator's random workloads find it: an hour or two.
 	@cargo xtask mutants

@@ -1,0 +1,171 @@
+//! Which lines of the engine a hunt of the simulator comes to: what it never ran it has proven nothing about.
+//!
+//! The simulator is built once more, counting lines, and hunts from a fixed number for some time; `llvm-profdata` and
+//! `llvm-cov` of the toolchain (its component `llvm-tools`) turn the counts into a table.
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Crates whose lines are counted: what runs in the simulator as it runs on devices.
+const CRATES: [&str; 2] = ["crates/engine/src/", "crates/node/src/"];
+/// Files with a smaller share of their lines are named.
+const NAMED_BELOW_PERCENT: f64 = 95.0;
+
+/// How long to hunt.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Seconds of the processor.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The number that the hunt follows from.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// Print every line that was not come to, as FILE:LINE.
+    #[arg(long)]
+    lines: bool,
+}
+
+/// What `llvm-cov export` says, as far as it is read.
+#[derive(Deserialize)]
+struct Export {
+    data: Vec<Data>,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    files: Vec<File>,
+}
+
+#[derive(Deserialize)]
+struct File {
+    filename: String,
+    segments: Vec<Segment>,
+    summary: Summary,
+}
+
+/// Line, column, count, whether it has a count, whether a region begins, whether it is a gap.
+type Segment = (u64, u64, u64, bool, bool, bool);
+
+#[derive(Deserialize)]
+struct Summary {
+    lines: Lines,
+}
+
+#[derive(Deserialize, Clone, Copy, Default)]
+struct Lines {
+    count: u64,
+    covered: u64,
+}
+
+impl Lines {
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    fn percent(self) -> f64 {
+        100.0 * self.covered as f64 / self.count.max(1) as f64
+    }
+}
+
+/// Runs `cargo xtask coverage`; false if the hunt found a fault.
+///
+/// # Errors
+/// A tool that is missing or fails.
+pub fn run(args: &Args) -> Result<bool> {
+    let origin = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the repository")?;
+    let work = crate::target(origin).join("coverage");
+    let tools = tools()?;
+    let simulator = build(origin, &work)?;
+    let (raw, merged) = (work.join("hunt.profraw"), work.join("hunt.profdata"));
+    let mut hunt = Command::new(&simulator);
+    hunt.args(["hunt", "--from", &args.from.to_string(), "--seconds", &args.seconds.to_string()]);
+    hunt.env("LLVM_PROFILE_FILE", &raw).stdout(Stdio::null());
+    let found_nothing = hunt.status().context("the simulator does not start")?.success();
+    let mut merge = Command::new(tools.join("llvm-profdata"));
+    merge.arg("merge").arg("--sparse").arg(&raw).arg("--output").arg(&merged);
+    output(&mut merge)?;
+    let mut export = Command::new(tools.join("llvm-cov"));
+    export.arg("export").arg("--instr-profile").arg(&merged).arg(&simulator);
+    let export: Export = serde_json::from_slice(&output(&mut export)?).context("what llvm-cov exports")?;
+    print(&export, origin, args.lines);
+    Ok(found_nothing)
+}
+
+/// Where the toolchain keeps its own `llvm-cov`: that of a distribution may not understand this compiler's counts.
+fn tools() -> Result<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let libdir = output(Command::new(rustc).args(["--print", "target-libdir"]))?;
+    let libdir = PathBuf::from(String::from_utf8_lossy(&libdir).trim());
+    let tools = libdir.parent().context("the libraries lie in a folder")?.join("bin");
+    if !tools.join("llvm-cov").exists() {
+        bail!("llvm-cov is missing: install it with `rustup component add llvm-tools`");
+    }
+    Ok(tools)
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("{name} does not start"))?;
+    if !done.status.success() {
+        bail!("{name}: {}", String::from_utf8_lossy(&done.stderr).trim());
+    }
+    Ok(done.stdout)
+}
+
+/// Builds the simulator so that it counts.
+fn build(origin: &Path, target: &Path) -> Result<PathBuf> {
+    let mut cargo = crate::cargo_build_sim(origin, target);
+    cargo.env("RUSTFLAGS", "-C instrument-coverage");
+    let status = cargo.status().context("cargo does not start")?;
+    if !status.success() {
+        bail!("the simulator does not build");
+    }
+    Ok(target.join("release/sim"))
+}
+
+fn print(export: &Export, origin: &Path, with_lines: bool) {
+    let mut crates: BTreeMap<&str, Lines> = BTreeMap::new();
+    let mut poor = Vec::new();
+    let mut unreached = Vec::new();
+    for file in export.data.iter().flat_map(|data| &data.files) {
+        let path = Path::new(&file.filename);
+        let name = path.strip_prefix(origin).unwrap_or(path).to_string_lossy().into_owned();
+        let Some(of) = CRATES.into_iter().find(|of| name.starts_with(of)) else { continue };
+        let sum = crates.entry(of).or_default();
+        let lines = file.summary.lines;
+        (sum.count, sum.covered) = (sum.count + lines.count, sum.covered + lines.covered);
+        if lines.percent() < NAMED_BELOW_PERCENT {
+            poor.push((lines.percent(), name.clone()));
+        }
+        if with_lines && let Ok(text) = fs::read_to_string(path) {
+            let missed = not_reached(&file.segments);
+            let source: Vec<&str> = text.lines().collect();
+            unreached.extend(missed.into_iter().map(|line| {
+                let index = usize::try_from(line).map_or(usize::MAX, |line| line.saturating_sub(1));
+                format!("{name}:{line}: {}", source.get(index).unwrap_or(&"").trim())
+            }));
+        }
+    }
+    for (name, lines) in crates {
+        println!("{name:<22} {:>6.1} % of {} lines", lines.percent(), lines.count);
+    }
+    poor.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
+    for (percent, name) in poor {
+        println!("  {name:<44} {percent:>6.1} %");
+    }
+    for line in unreached {
+        println!("{line}");
+    }
+}
+
+/// Lines on which a region begins that was never run.
+fn not_reached(segments: &[Segment]) -> Vec<u64> {
+    let mut lines: Vec<u64> = segments
+        .iter()
+        .filter(|(_, _, count, has_count, begins, is_gap)| *has_count && *begins && !is_gap && *count == 0)
+        .map(|(line, ..)| *line)
+        .collect();
+    lines.dedup();
+    lines
+}
