@@ -15,20 +15,35 @@ use crate::rig::{Rig, Snapshot};
 use crate::run::{play, rig_for, verified_life};
 use crate::system::System;
 use crate::workload::{Shape, Step, Workload};
-use bcached_engine::Phases;
+use bcached_engine::{Phase, Phases};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// What comes seldom and is over soon: there one point in so many is judged, wherever the others lie.
+const SELDOM: [(Phase, u64); 7] = [
+    (Phase::InteriorSplit, 1),
+    (Phase::LeafSplit, 8),
+    (Phase::RootSplit, 8),
+    (Phase::Move, 8),
+    (Phase::JournalWrap, 8),
+    (Phase::BackingStale, 1),
+    (Phase::BackingDetached, 2),
+];
+
 /// How thorough a sweep is.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
-    /// Judge one point in so many (1: all).
+    /// Judge one point in so many (1: all), and of what comes seldom some more.
     pub every: u64,
     /// Seeded subsets tried at each power cut, besides nothing and everything.
     pub subsets: u64,
-    /// Crash inside the recovery of one crash in so many; 0: of none.
+    /// Crash inside the recovery of one crash in so many, at each of its points; 0: of none.
     pub recovery_one_in: u64,
+    /// Seeded subsets tried at each power cut inside a recovery.
+    pub recovery_subsets: u64,
+    /// The same for the recovery from a crash inside a recovery.
+    pub third_one_in: u64,
     /// Steps done after each recovery.
     pub aftermath: usize,
 }
@@ -39,27 +54,61 @@ impl Depth {
     pub const FULL: Self = Self { subsets: 8, recovery_one_in: 32, ..Self::QUICK };
 
     /// For a quick look: every point, two subsets, one recovery in 64.
-    pub const QUICK: Self = Self { every: 1, subsets: 2, recovery_one_in: 64, aftermath: 4 };
+    pub const QUICK: Self = Self {
+        every: 1,
+        subsets: 2,
+        recovery_one_in: 64,
+        recovery_subsets: 1,
+        third_one_in: 512,
+        aftermath: 4,
+    };
 
-    /// The crashes tried at `point`.
+    /// Every point, every recovery, each of its points, all with eight subsets; of the recoveries from these one in 4,096.
+    pub const EXHAUSTIVE: Self =
+        Self { recovery_one_in: 1, recovery_subsets: 8, third_one_in: 4096, ..Self::FULL };
+
+    /// Whether `point` of a workload is judged.
+    fn picks(&self, seed: u64, point: u64, phases: &Phases) -> bool {
+        let seldom =
+            |(phase, one_in)| phases.is_inside(phase) && mix(&[seed, point, 9]).is_multiple_of(one_in);
+        point % self.every == seed % self.every || SELDOM.into_iter().any(seldom)
+    }
+
+    /// The crashes tried at `point` of a workload.
     fn cuts(&self, seed: u64, point: u64) -> Vec<Cut> {
         let subset = |index| Survivors::Seeded(mix(&[seed, point, index]) >> 32);
         let power =
             [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..self.subsets).map(subset));
         let death = [Survivors::Nothing, subset(self.subsets)];
-        let cut = |crash| move |survivors| Cut { point, crash, survivors };
-        power.map(cut(Crash::PowerCut)).chain(death.map(cut(Crash::ProcessDeath))).collect()
+        cuts(point, power, death)
     }
 
     /// The crashes tried at a point of a recovery.
-    fn cuts_in_recovery(seed: u64, point: u64) -> Vec<Cut> {
-        let cut = |(crash, survivors)| Cut { point, crash, survivors };
-        let subset = Survivors::Seeded(mix(&[seed, point, 77]) >> 32);
-        [(Crash::PowerCut, Survivors::Nothing), (Crash::PowerCut, subset), (Crash::ProcessDeath, subset)]
-            .into_iter()
-            .map(cut)
-            .collect()
+    fn cuts_in_recovery(&self, seed: u64, point: u64) -> Vec<Cut> {
+        let subset = |index| Survivors::Seeded(mix(&[seed, point, 77 + index]) >> 32);
+        let everything = (self.recovery_subsets > 1).then_some(Survivors::Everything);
+        let power =
+            [Survivors::Nothing].into_iter().chain(everything).chain((0..self.recovery_subsets).map(subset));
+        cuts(point, power, [subset(0)])
     }
+
+    /// How many recoveries there are to each that is crashed, `level` crashes having come before; 0: none is.
+    const fn one_in(&self, level: usize) -> u64 {
+        match level {
+            1 => self.recovery_one_in,
+            2 => self.third_one_in,
+            _ => 0,
+        }
+    }
+}
+
+fn cuts(
+    point: u64,
+    power: impl Iterator<Item = Survivors>,
+    death: impl IntoIterator<Item = Survivors>,
+) -> Vec<Cut> {
+    let cut = |crash| move |survivors| Cut { point, crash, survivors };
+    power.map(cut(Crash::PowerCut)).chain(death.into_iter().map(cut(Crash::ProcessDeath))).collect()
 }
 
 /// What a sweep or replay shares with its observers.
@@ -112,6 +161,7 @@ impl Judge {
         figures.add(&rig.figures());
         figures.crashes += 1;
         figures.crashes_in_recovery += u64::from(level > 1);
+        figures.crashes_in_third += u64::from(level > 2);
         self.figures.set(figures);
     }
 
@@ -126,13 +176,16 @@ impl Judge {
         if !self.only.is_empty() {
             return cuts.len() < self.only.len();
         }
-        let one_in = self.depth.recovery_one_in;
-        let cut = cuts[0];
-        let salt = u64::from(cut.crash == Crash::PowerCut);
-        cuts.len() == 1
-            && one_in > 0
-            && mix(&[self.workload.seed, cut.point, salt, subset_number(cut.survivors)])
-                .is_multiple_of(one_in)
+        let one_in = self.depth.one_in(cuts.len());
+        one_in > 0 && self.number_of(cuts).is_multiple_of(one_in)
+    }
+
+    /// A number that tells these crashes from others.
+    fn number_of(&self, cuts: &[Cut]) -> u64 {
+        cuts.iter().fold(self.workload.seed, |number, cut| {
+            let salt = u64::from(cut.crash == Crash::PowerCut);
+            mix(&[number, cut.point, salt, subset_number(cut.survivors)])
+        })
     }
 
     /// Judges each point of what `rig` will run, which comes after the crashes `before`.
@@ -141,7 +194,7 @@ impl Judge {
         let (note, oracle) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle));
         let phases = Arc::clone(&rig.phases);
         let observer = move |point, devices: &[Device], _: &_| {
-            let cuts = judge.cuts_at(point, &before);
+            let cuts = judge.cuts_at(point, &before, &phases);
             if cuts.is_empty() {
                 return false;
             }
@@ -157,15 +210,15 @@ impl Judge {
         rig.world.borrow_mut().observe(Box::new(observer));
     }
 
-    fn cuts_at(&self, point: u64, before: &[Cut]) -> Vec<Cut> {
+    fn cuts_at(&self, point: u64, before: &[Cut], phases: &Phases) -> Vec<Cut> {
         if let Some(only) = self.only.get(before.len()) {
             return if only.point == point { vec![*only] } else { Vec::new() };
         }
         let seed = self.workload.seed;
         match before {
-            [] if point % self.depth.every == seed % self.depth.every => self.depth.cuts(seed, point),
+            [] if self.depth.picks(seed, point, phases) => self.depth.cuts(seed, point),
             [] => Vec::new(),
-            [first, ..] => Depth::cuts_in_recovery(mix(&[seed, first.point]), point),
+            _ => self.depth.cuts_in_recovery(self.number_of(before), point),
         }
     }
 }
@@ -199,7 +252,15 @@ fn snapshot(devices: &[Device], note: &RefCell<NoteState>, oracle: &RefCell<Orac
 /// # Errors
 /// The first fault, of the run itself or after a crash.
 pub fn sweep(system: &Rc<dyn System>, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
-    run(system, workload, depth, Vec::new())
+    run(rig_of(system, workload)?, workload, depth, Vec::new())
+}
+
+/// As [`sweep`], on a rig that stands ready: see [`rig_from`](crate::run::rig_from).
+///
+/// # Errors
+/// As of [`sweep`].
+pub fn sweep_on(rig: Rig, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
+    run(rig, workload, depth, Vec::new())
 }
 
 /// Runs `workload`, ends the world as `cuts` say, and judges that alone.
@@ -212,32 +273,30 @@ pub fn replay(
     cuts: &[Cut],
     depth: Depth,
 ) -> Result<Figures, Box<Failure>> {
-    run(system, workload, depth, cuts.to_vec())
+    run(rig_of(system, workload)?, workload, depth, cuts.to_vec())
 }
 
-fn run(
-    system: &Rc<dyn System>,
-    workload: &Workload,
-    depth: Depth,
-    only: Vec<Cut>,
-) -> Result<Figures, Box<Failure>> {
+fn rig_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Box<Failure>> {
+    let rig = rig_for(system, workload);
+    rig.map_err(|fault| Box::new(Failure::new(fault, system.name(), workload, &[])))
+}
+
+fn run(mut rig: Rig, workload: &Workload, depth: Depth, only: Vec<Cut>) -> Result<Figures, Box<Failure>> {
     let judge = Rc::new(Judge {
-        system: Rc::clone(system),
+        system: Rc::clone(&rig.system),
         workload: workload.clone(),
         depth,
         only,
         figures: Cell::default(),
         failure: RefCell::default(),
     });
-    let in_workload = |fault| Box::new(Failure::new(fault, system.name(), workload, &[]));
-    let mut rig = rig_for(system, workload).map_err(in_workload)?;
     judge.observe(&rig, Vec::new());
     let result = play(&mut rig, workload);
     rig.world.borrow_mut().stop_observing();
     if let Some(failure) = judge.failure.borrow_mut().take() {
         return Err(Box::new(failure));
     }
-    result.map_err(in_workload)?;
+    result.map_err(|fault| Box::new(Failure::new(fault, rig.system.name(), workload, &[])))?;
     let mut figures = judge.figures.get();
     figures.add(&rig.figures());
     Ok(figures)

@@ -148,12 +148,15 @@ pub struct World {
     charge_max: u64,
     refused: Option<String>,
     operations: u64,
+    /// Reads taken, by device.
+    reads: Vec<u64>,
 }
 
 impl World {
     /// A world at time zero.
     #[must_use]
     pub fn new(devices: Vec<Device>, seed: u64) -> Self {
+        let reads = vec![0; devices.len()];
         Self {
             devices,
             trace: Trace::default(),
@@ -174,6 +177,7 @@ impl World {
             charge_max: 0,
             refused: None,
             operations: 0,
+            reads,
         }
     }
 
@@ -223,6 +227,12 @@ impl World {
     #[must_use]
     pub const fn points(&self) -> u64 {
         self.points
+    }
+
+    /// Reads of `device` taken.
+    #[must_use]
+    pub fn reads(&self, device: usize) -> u64 {
+        self.reads[device]
     }
 
     /// Operations taken, reads included.

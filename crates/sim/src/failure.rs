@@ -49,6 +49,12 @@ pub enum Fault {
         /// Some of what was not answered.
         waiting: Vec<String>,
     },
+    /// Dirty data stays dirty though nobody writes and every device works.
+    #[error("write-back does not end: {0} sectors are dirty")]
+    NotWrittenBack(u64),
+    /// What is read over and over never comes from the cache.
+    #[error("volume {0} is not cached: what is read again comes from its backing device")]
+    Bypassed(u32),
     /// It panicked.
     #[error("it panicked: {0}")]
     Panic(String),

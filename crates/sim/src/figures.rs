@@ -17,6 +17,8 @@ pub struct Figures {
     pub crashes: u64,
     /// Of these, inside the recovery from another crash.
     pub crashes_in_recovery: u64,
+    /// Of these, inside a recovery from a crash inside a recovery.
+    pub crashes_in_third: u64,
     /// Virtual nanoseconds.
     pub virtual_ns: u64,
     /// The longest that a task ran between two waits, in nanoseconds of charged work.
@@ -35,6 +37,7 @@ impl Figures {
         self.lives += other.lives;
         self.crashes += other.crashes;
         self.crashes_in_recovery += other.crashes_in_recovery;
+        self.crashes_in_third += other.crashes_in_third;
         self.virtual_ns += other.virtual_ns;
         self.longest_ns = self.longest_ns.max(other.longest_ns);
         add_each(&mut self.begun, &other.begun);

@@ -39,6 +39,8 @@ pub fn geometry(tuning: Tuning) -> Geometry {
     const DEVICES: DeviceTuning = DeviceTuning {
         cache_fua_flushes: false,
         backing_fua_flushes: false,
+        cache_latency_us: 20,
+        backing_latency_us: 500,
         discard: false,
         // Write-back.
         first_mode: 2,

@@ -39,13 +39,15 @@ const fn crashing_once(shape: &'static str, steps: usize, every: u64) -> Kind {
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 22] = [
     plain("restarts"),
     crashing("points", 60, 23),
     plain("trouble"),
     plain("mixed"),
+    crashing("trouble", 100, 47),
     plain("hot"),
     crashing("restarts", 100, 97),
+    crashing_once("forest", 80, 997),
     plain("scarce"),
     plain("scatter"),
     crashing("points", 100, 41),
@@ -55,6 +57,8 @@ const KINDS: [Kind; 18] = [
     crashing_once("scarce", 600, 1499),
     plain("forest"),
     plain("trouble"),
+    crashing("trouble", 200, 97),
+    crashing_once("forest", 80, 997),
     crashing("scatter", 400, 499),
     crashing("hot", 200, 97),
     crashing_once("forest", 400, 499),

@@ -22,7 +22,8 @@ pub struct Minimal {
 #[must_use]
 pub fn minimise(system: &Rc<dyn System>, workload: &Workload, failure: Failure, tries: u32) -> Minimal {
     let crashes = !failure.cuts.is_empty();
-    let depth = Depth { recovery_one_in: if failure.cuts.len() > 1 { 16 } else { 0 }, ..Depth::QUICK };
+    let one_in = |crashes| if failure.cuts.len() >= crashes { 16 } else { 0 };
+    let depth = Depth { recovery_one_in: one_in(2), third_one_in: one_in(3), ..Depth::QUICK };
     let fails = |candidate: &Workload| {
         if crashes {
             sweep(system, candidate, depth).err().map(|failure| *failure)

@@ -215,6 +215,11 @@ impl Rig {
         self.troubled = false;
     }
 
+    /// From the next life on, work in the background neither rests nor waits long.
+    pub fn hurry(&mut self) {
+        self.geometry.tuning.set = self.geometry.tuning.set.hurried();
+    }
+
     /// Ends what is left of the last life as `crash` would.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         self.world.borrow_mut().reboot(crash, survivors);

@@ -6,30 +6,38 @@ use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::figures::Figures;
 use crate::growth;
-use crate::rig::Rig;
 use crate::rig::client::Client;
+use crate::rig::{Rig, Snapshot};
 use crate::system::System;
-use crate::workload::{Restart, Step, Workload};
+use crate::workload::{Restart, Shape, Step, Workload};
 use std::cell::Cell;
 use std::future::pending;
 use std::rc::Rc;
+
+/// Steps before the world comes to rest.
+const LAST_STEPS: usize = 24;
 
 /// The rig on which `workload` runs.
 ///
 /// # Errors
 /// A fault while the set grows that it starts from.
 pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Fault> {
+    if let Some(brink) = workload.grown {
+        return Ok(rig_from(system, workload, growth::grown(system, brink)?));
+    }
     let seed = mix(&[workload.seed, 100]);
-    let (system, geometry) = (Rc::clone(system), workload.geometry.clone());
-    let mut rig = match workload.grown {
-        Some(brink) => {
-            let grown = growth::grown(&system, brink)?;
-            Rig::resume(system, geometry, workload.depth, seed, grown)
-        }
-        None => Rig::new(system, geometry, workload.depth, seed),
-    };
+    let mut rig = Rig::new(Rc::clone(system), workload.geometry.clone(), workload.depth, seed);
     rig.troubled = workload.troubled;
     Ok(rig)
+}
+
+/// The rig on which `workload` runs if `start` stands on the devices before its first step, such as a set that a kernel has left.
+#[must_use]
+pub fn rig_from(system: &Rc<dyn System>, workload: &Workload, start: Snapshot) -> Rig {
+    let seed = mix(&[workload.seed, 100]);
+    let mut rig = Rig::resume(Rc::clone(system), workload.geometry.clone(), workload.depth, seed, start);
+    rig.troubled = workload.troubled;
+    rig
 }
 
 /// As [`whole`], on a rig of its own.
@@ -46,7 +54,7 @@ pub fn whole_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Figures,
 /// The first fault.
 pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
     play(rig, workload)?;
-    finish(rig)?;
+    finish(rig, workload)?;
     Ok(rig.figures())
 }
 
@@ -121,15 +129,29 @@ async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify:
     Ok(())
 }
 
-/// After the last step: everything is verified and stopped, and a power cut then takes nothing.
+/// After the last step: everything is verified and stopped, and a power cut then takes nothing. At last nobody writes any more:
+/// everything is written back, and what is read again comes from the cache.
 ///
 /// # Errors
 /// The first fault.
-pub fn finish(rig: &mut Rig) -> Result<(), Fault> {
+pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     rig.crash(Crash::ProcessDeath, Survivors::Everything);
     verified_life(rig, Vec::new())?;
     rig.crash(Crash::PowerCut, Survivors::Nothing);
-    verified_life(rig, Vec::new())
+    rig.hurry();
+    let last = Shape::aftermath(workload, mix(&[workload.seed, 7]), LAST_STEPS);
+    let lived = rig.live(|client| async move {
+        client.verify().await;
+        for step in last {
+            client.go(step).await;
+        }
+        client.settle().await;
+        client.written_back().await?;
+        client.cached_again().await?;
+        client.verify().await;
+        client.stop().await
+    })?;
+    if lived.is_some() { rig.inspect() } else { Ok(()) }
 }
 
 /// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked.

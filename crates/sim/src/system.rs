@@ -57,6 +57,7 @@ impl Geometry {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.cache_volatile,
             fua_flushes: self.tuning.devices.cache_fua_flushes,
+            latency_ns: self.tuning.devices.cache_latency_us * 1000,
             ..model
         })
     }
@@ -70,6 +71,7 @@ impl Geometry {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.backing_volatile,
             fua_flushes: self.tuning.devices.backing_fua_flushes,
+            latency_ns: self.tuning.devices.backing_latency_us * 1000,
             ..model
         })
     }
@@ -194,6 +196,16 @@ pub trait Running {
     /// Puts a volume back behind the cache, if it is not there.
     fn attach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
+    }
+
+    /// Data that is not on the backing devices yet, in sectors.
+    fn dirty_sectors(&self) -> u64 {
+        0
+    }
+
+    /// Whether what is read twice should come from the cache the second time.
+    fn caches(&self) -> bool {
+        false
     }
 
     /// Stops in order; everything acknowledged is durable then.

@@ -58,7 +58,10 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
         &run(&["--then", "17:power:nothing"]),
         "required arguments were not provided: --cut <CUT>",
     );
-    assert_refused(&["sweep", "--seeds", "0..1", "--depth", "deep"], "[possible values: whole, quick, full]");
+    assert_refused(
+        &["sweep", "--seeds", "0..1", "--depth", "deep"],
+        "[possible values: whole, quick, full, exhaustive]",
+    );
     assert_refused(&["swim"], "unrecognized subcommand 'swim'");
     let nine: Vec<&str> =
         [run(&["--cut", "1:power:nothing"]), ["--then", "1:power:nothing"].repeat(8)].concat();

@@ -45,6 +45,7 @@ impl World {
     }
 
     fn submit_read(&mut self, disk: DiskId, token: Token, sector: u64, buffer: Buffer) {
+        self.reads[disk.0 as usize] += 1;
         let range = sector..sector.saturating_add(sectors_in(buffer.len()));
         let view = OpView { disk, kind: OpKind::Read, sectors: range, fua: false, completed: false };
         self.trace.submitted(self.now, &view, &Content::Keep);

@@ -1,6 +1,8 @@
 //! The clients of one process: they ask, tell the judge what they asked and were told, and stop the world at the first
 //! fault.
 
+mod liveness;
+
 use crate::driver::World;
 use crate::failure::Fault;
 use crate::oracle::Oracle;

@@ -23,6 +23,8 @@ pub const VOLUMES_MAX: usize = 8;
 pub const NOTE_RECORDS: RangeInclusive<usize> = 1..=1 << 16;
 /// Memory for nodes, in MiB.
 pub const NODE_BUDGET_MIB: RangeInclusive<u64> = 0..=256;
+/// Middle latency of a device, in microseconds.
+pub const LATENCY_US: RangeInclusive<u64> = 1..=20_000;
 /// A delay of the set, in milliseconds.
 pub const DELAY_MS: RangeInclusive<u64> = 1..=60_000;
 /// Pieces that may be parked.

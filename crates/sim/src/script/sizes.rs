@@ -1,8 +1,8 @@
 //! Sizes and tuning in a script: one line each, in one order, written and read here.
 
 use super::limits::{
-    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, NODE_BUDGET_MIB, NOTE_RECORDS, PARKED, VOLUME_SECTORS,
-    VOLUMES_MAX,
+    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, LATENCY_US, NODE_BUDGET_MIB, NOTE_RECORDS, PARKED,
+    VOLUME_SECTORS, VOLUMES_MAX,
 };
 use super::parse::{Damage, Reader, number, value};
 use super::yes;
@@ -27,6 +27,8 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     let Tuning { devices, set } = &geometry.tuning;
     writeln!(f, "cache-fua-flushes {}", yes(devices.cache_fua_flushes))?;
     writeln!(f, "backing-fua-flushes {}", yes(devices.backing_fua_flushes))?;
+    writeln!(f, "cache-latency-us {}", devices.cache_latency_us)?;
+    writeln!(f, "backing-latency-us {}", devices.backing_latency_us)?;
     writeln!(f, "discard {}", yes(devices.discard))?;
     writeln!(f, "first-mode {}", devices.first_mode)?;
     writeln!(f, "node-budget-mib {}", set.node_budget_mib)?;
@@ -91,6 +93,8 @@ impl Reader<'_> {
         Ok(DeviceTuning {
             cache_fua_flushes: self.is("cache-fua-flushes")?,
             backing_fua_flushes: self.is("backing-fua-flushes")?,
+            cache_latency_us: self.number("cache-latency-us", LATENCY_US)?,
+            backing_latency_us: self.number("backing-latency-us", LATENCY_US)?,
             discard: self.is("discard")?,
             first_mode: self.number("first-mode", 0..=5)?,
         })

@@ -246,6 +246,14 @@ impl Running for Open {
         attach(&self.set, self.volumes[volume as usize])
     }
 
+    fn dirty_sectors(&self) -> u64 {
+        self.set.volumes().iter().map(|volume| volume.dirty_sectors).sum()
+    }
+
+    fn caches(&self) -> bool {
+        true
+    }
+
     fn stop(&self) -> Soon<Result<(), Refusal>> {
         let set = self.set.clone();
         Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })

@@ -5,6 +5,7 @@ use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, Volu
 use crate::disk::Device;
 use bcached_engine::Phases;
 use bcached_env::{Buffer, Disk, DiskId, Env, IoErrorKind, Note};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,6 +15,38 @@ pub struct Passthrough;
 struct Open {
     env: Env,
     volumes: u32,
+    /// Of each volume.
+    failures: Vec<Rc<Failures>>,
+}
+
+/// Flushes of one device that have failed. Each may have dropped what others had written, and the next one succeeds.
+#[derive(Default)]
+struct Failures {
+    count: Cell<u64>,
+    /// How many of them a client's flush has told of.
+    told: Cell<u64>,
+}
+
+/// As [`serve`], but no flush overrules another's failure: not for what was durable only with both, nor for what was
+/// acknowledged before.
+async fn serve_durably(disk: Disk, request: Request, failures: Rc<Failures>) -> Reply {
+    let is_flush = matches!(request, Request::Flush);
+    let is_durable =
+        matches!(request, Request::Write { fua: true, .. } | Request::WriteZeroes { fua: true, .. });
+    let known = if is_flush { failures.told.get() } else { failures.count.get() };
+    let mut reply = serve(disk, request).await;
+    if !is_flush && !is_durable {
+        return reply;
+    }
+    failures.count.update(|count| count + u64::from(reply.result.is_err()));
+    let count = failures.count.get();
+    if count > known && reply.result.is_ok() {
+        reply.result = Err(Refusal("a flush has failed that may have dropped what was written".to_owned()));
+    }
+    if is_flush {
+        failures.told.set(count);
+    }
+    reply
 }
 
 /// The device behind a volume.
@@ -80,7 +113,8 @@ impl System for Passthrough {
         _phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
-        Box::pin(async move { Ok(Rc::new(Open { env, volumes }) as Rc<dyn Running>) })
+        let failures = (0..volumes).map(|_| Rc::default()).collect();
+        Box::pin(async move { Ok(Rc::new(Open { env, volumes, failures }) as Rc<dyn Running>) })
     }
 }
 
@@ -90,7 +124,8 @@ impl Running for Open {
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        Box::pin(serve(disk_of(&self.env, volume), request))
+        let failures = Rc::clone(&self.failures[volume as usize]);
+        Box::pin(serve_durably(disk_of(&self.env, volume), request, failures))
     }
 
     fn set_mode(&self, _volume: u32, _mode: Mode) -> Soon<Result<(), Refusal>> {

@@ -11,6 +11,10 @@ pub struct DeviceTuning {
     pub cache_fua_flushes: bool,
     /// On backing devices.
     pub backing_fua_flushes: bool,
+    /// Middle latency of the cache device; which of the devices is the slower one decides much.
+    pub cache_latency_us: u64,
+    /// Of the backing devices.
+    pub backing_latency_us: u64,
     /// The cache discards buckets that it has emptied.
     pub discard: bool,
     /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
@@ -56,6 +60,8 @@ impl DeviceTuning {
         Self {
             cache_fua_flushes: number >> 48 & 1 == 1,
             backing_fua_flushes: number >> 49 & 1 == 1,
+            cache_latency_us: [20, 20, 4, 2000][(number >> 50 & 3) as usize],
+            backing_latency_us: [500, 500, 20, 5000][(number >> 52 & 3) as usize],
             discard: number.is_multiple_of(3),
             first_mode: (number >> 40) % 6,
         }
@@ -88,6 +94,14 @@ impl SetTuning {
             writeback_percent: pick([0, 0, 1, 10]),
             parked_max: pick([2, 16, 1024, 1024]),
         }
+    }
+}
+
+impl SetTuning {
+    /// The same, but work in the background neither rests nor waits long.
+    #[must_use]
+    pub const fn hurried(self) -> Self {
+        Self { writeback_running: true, writeback_delay_ms: 10, parked_delay_ms: 10, ..self }
     }
 }
 

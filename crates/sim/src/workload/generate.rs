@@ -225,7 +225,8 @@ impl Shape {
         let grown = matches!(self.buckets, Buckets::Grown)
             .then(|| if rng.one_in(2) { Brink::ThirdLevel } else { Brink::InteriorSplit });
         let unit = u64::from(geometry.block_sectors);
-        let mut painter = Painter { shape: self, rng, unit, recent: Vec::new() };
+        let cache_sectors = geometry.buckets * u64::from(geometry.bucket_sectors);
+        let mut painter = Painter { shape: self, rng, unit, cache_sectors, recent: Vec::new() };
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
             name: self.name.to_owned(),
@@ -249,7 +250,9 @@ impl Shape {
         let shape = Self::named(&workload.name).unwrap_or_else(|| SHAPES[0].clone());
         let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
         let unit = u64::from(workload.geometry.block_sectors);
-        let mut painter = Painter { shape: &calm, rng: Rng::new(seed), unit, recent: Vec::new() };
+        let cache_sectors = workload.geometry.buckets * u64::from(workload.geometry.bucket_sectors);
+        let mut painter =
+            Painter { shape: &calm, rng: Rng::new(seed), unit, cache_sectors, recent: Vec::new() };
         (0..steps).map(|_| painter.step()).collect()
     }
 
@@ -287,6 +290,8 @@ struct Painter<'a> {
     shape: &'a Shape,
     rng: Rng,
     unit: u64,
+    /// Size of the cache device.
+    cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
 }
 
@@ -341,9 +346,13 @@ impl Painter<'_> {
         }
     }
 
-    /// Mostly of a backing device: the first write of metadata that fails ends all writing to the cache.
+    /// Half of it of a backing device. Of the cache mostly where its data is: the first write of metadata that fails ends all
+    /// writing there.
     fn trouble(&mut self) -> Step {
-        let device = if self.rng.one_in(4) { 0 } else { 1 + self.volume() as usize };
+        let device = if self.rng.one_in(2) { 0 } else { 1 + self.volume() as usize };
+        if device == 0 && !self.rng.one_in(4) {
+            return self.worn_region();
+        }
         let on =
             [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")];
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
@@ -354,6 +363,17 @@ impl Painter<'_> {
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let count = 1 << self.rng.below(4);
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+    }
+
+    /// A stretch of the cache, up to an eighth of it, that cannot be written (or, seldom, read) for some time.
+    fn worn_region(&mut self) -> Step {
+        let eighth = self.cache_sectors / 8;
+        let start = self.rng.below(self.cache_sectors);
+        let sectors = start..start + 1 + (self.rng.below(eighth) >> self.rng.below(4));
+        let on = if self.rng.one_in(6) { OpKind::Read } else { OpKind::Write };
+        let landed = if self.rng.one_in(2) { Landed::Nothing } else { Landed::Part };
+        let count = 4 << self.rng.below(5);
+        Step::Trouble { device: 0, rule: Rule { on, sectors, skip: 0, count, fault: Fault::Fail(landed) } }
     }
 
     fn volume(&mut self) -> u32 {

@@ -7,12 +7,14 @@ use bcached_sim::figures::Figures;
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn print_figures(figures: &Figures, seconds: f64) {
     let rate = |count: u64| count as f64 / seconds.max(0.001);
-    let Figures { requests, operations, lives, crashes, crashes_in_recovery, .. } = *figures;
+    let Figures { requests, operations, lives, crashes, crashes_in_recovery, crashes_in_third, .. } =
+        *figures;
     println!("requests            {requests:>12} {:>10.0}/s", rate(requests));
     println!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
     println!("processes           {lives:>12} {:>10.0}/s", rate(lives));
     println!("crashes             {crashes:>12} {:>10.0}/s", rate(crashes));
     println!("  inside recoveries {crashes_in_recovery:>12}");
+    println!("  inside theirs     {crashes_in_third:>12}");
     println!("virtual seconds     {:>12.1}", figures.virtual_ns as f64 / 1e9);
     println!("longest transition  {:>12.1} us", figures.longest_ns as f64 / 1e3);
     println!("{:<34} {:>10} {:>10}", "in the middle of", "times", "crashes");

@@ -51,6 +51,8 @@ enum Thoroughness {
     Quick,
     /// Eight.
     Full,
+    /// Eight, also at each point of each recovery.
+    Exhaustive,
 }
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
@@ -71,6 +73,7 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
         }
         Thoroughness::Quick => Depth::QUICK,
         Thoroughness::Full => Depth::FULL,
+        Thoroughness::Exhaustive => Depth::EXHAUSTIVE,
     };
     let recovery_one_in = args.recovery_one_in.unwrap_or(depth.recovery_one_in);
     let depth = Depth { every: args.every, recovery_one_in, ..depth };
