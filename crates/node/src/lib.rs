@@ -26,7 +26,7 @@
 //! | `extents` | how extents overlap, are cut and merge |
 //! | `leaf`, `children` | changes to a leaf; changes to an interior node |
 //! | `read`, `write` | bytes to node; the next set to bytes |
-//! | `split` | what goes into fresh nodes when this one is full, or too empty |
+//! | `split` | what goes into fresh nodes when this one is full, or its neighbour and it are too empty |
 //! | `error` | what can be wrong with a node's bytes |
 //!
 //! What it costs, by `benches/keys.rs` with the release profile on one core of a shared virtual machine, for a node
@@ -53,5 +53,5 @@ mod write;
 pub use error::{NodeError, NodeFault};
 pub use node::{Node, memory_bytes_limit, memory_bytes_max};
 pub use read::NodeReader;
-pub use split::{Division, divide};
+pub use split::{Division, belong_together, divide};
 pub use write::SetWrite;

@@ -1,7 +1,11 @@
-//! What goes into fresh nodes when a node is full (format 6.5).
+//! What goes into fresh nodes when a node is full (format 6.5), or when neighbours have become sparse (12.3).
 //!
 //! The log of a node only grows, so a full node is never tidied in place: its living keys move to one fresh node, or
 //! to two, and the parent is told. The functions here only deal out keys; whoever calls them finds the buckets.
+//!
+//! What is divided does not go together again at once, nor the other way round: two nodes have more than four fifths of
+//! one when they are divided, and at most two thirds of that when they become one ([`belong_together`]). In between lie
+//! as many inserts, or deaths of keys, as fill more than a quarter of a node.
 
 use alloc::vec::Vec;
 
@@ -76,15 +80,24 @@ pub fn divide(keys: Vec<Key>, node_blocks: u32, geometry: &Geometry) -> Division
     Division::Two { left, right }
 }
 
+/// Whether keys of `words`, those of two neighbours, are so few that one node of `node_blocks` is enough for them: two
+/// thirds of what [`divide`] leaves in one. (A kernel fills two thirds of the blocks; of a node of few blocks that would
+/// be divided by the next insert.)
+#[must_use]
+pub fn belong_together(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
+    set_bytes(words) * 3 <= uncrowded_bytes(node_blocks, geometry) * 2
+}
+
+/// The most bytes of a set that are not divided.
+fn uncrowded_bytes(node_blocks: u32, geometry: &Geometry) -> usize {
+    let (blocks, block_bytes) = (node_blocks as usize, geometry.block_bytes());
+    if blocks == 1 { block_bytes * 4 / 5 } else { blocks * 4 / 5 * block_bytes }
+}
+
 /// A set of `words` takes more than four fifths of the blocks. A node of one block has no room for a second set
 /// anyway; there the bytes are looked at, or it would be divided for ever.
 fn is_crowded(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
-    let blocks = node_blocks as usize;
-    let block_bytes = geometry.block_bytes();
-    if blocks == 1 {
-        return set_bytes(words) * 5 > block_bytes * 4;
-    }
-    set_bytes(words).div_ceil(block_bytes) * 5 > blocks * 4
+    set_bytes(words) > uncrowded_bytes(node_blocks, geometry)
 }
 
 fn fits_node(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {

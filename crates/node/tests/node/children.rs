@@ -91,6 +91,42 @@ fn freeing_keys_stand_first_in_their_set() {
     assert!(keys[..4].iter().all(|key| key.size == SECTORS && pointer_of(key).generation() == Gen(2)));
 }
 
+/// GC makes one of two neighbours, again and again: the parent grows by no more than was said, and whoever reads it
+/// learns that each of the old ones is dead, although no living child ends where the left ones did.
+#[test]
+fn two_neighbours_are_replaced_by_one_and_both_are_freed() {
+    let own = root(SECTORS);
+    let mut image = Image::new(&own);
+    let mut node = Node::create(own, 1, SEQ, &GEOMETRY);
+    let mut first = child(40, 100);
+    let others: Vec<Key> = (1..20).map(|index| child(40 + index, 100 * (1 + index))).collect();
+    node.replace_children(&[], &[&[first][..], &others, &[last_child(90)]].concat());
+    write(&mut image, &mut node);
+    let mut freed: Vec<Pointer> = Vec::new();
+    for (index, right) in others.iter().enumerate() {
+        let made = Key { end: right.end, ..child(100 + index as u64, 0) };
+        let memory = node.memory_bytes() + node.replace_growth_bytes_max(2, 1);
+        node.replace_children(&[first, *right], &[made]);
+        assert!(node.memory_bytes() <= memory, "no more memory than was said");
+        assert_eq!(node.pending_bytes(), 32 + 9 * 8);
+        write(&mut image, &mut node);
+        freed.extend([pointer_of(&first), pointer_of(right)]);
+        first = made;
+    }
+    let mut read = Node::read(own, 1, &GEOMETRY, &image.bytes).expect("we wrote it");
+    let sectors = |pointers: Vec<Pointer>| {
+        let mut sectors: Vec<u64> = pointers.iter().map(|pointer| pointer.sector()).collect();
+        sectors.sort_unstable();
+        sectors
+    };
+    assert!(read.freed().all(|pointer| pointer.generation() == Gen(2)));
+    assert_eq!(sectors(read.freed().collect()), sectors(freed.clone()), "both of each pair");
+    read.drop_dead(&mut |pointer| freed.iter().any(|freed| freed.sector() == pointer.sector()));
+    assert_eq!(read.children().collect::<Vec<_>>(), [&first, &last_child(90)]);
+    assert_eq!(read.check_children(Position::ZERO), Ok(()));
+    assert_eq!(read.child_for(Position::ZERO), Some(&first), "it has the range of all before it");
+}
+
 #[test]
 fn children_must_tile_the_range() {
     let own = root(SECTORS);

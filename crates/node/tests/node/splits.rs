@@ -1,7 +1,7 @@
 //! Full nodes, and nodes that are too empty: keys are dealt out to fresh nodes, and none is lost.
 
 use bcached_format::{Geometry, Inode, Key, Position};
-use bcached_node::{Division, Node, divide};
+use bcached_node::{Division, Node, belong_together, divide};
 use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, extent, own, root};
@@ -28,6 +28,40 @@ fn a_node_of_one_block_is_not_divided_for_ever() {
     let geometry = Geometry { block_sectors: 8, ..GEOMETRY };
     assert_eq!(divide(keys(2), 1, &geometry), Division::One(keys(2)));
     assert!(matches!(divide(keys(160), 1, &geometry), Division::Two { .. }));
+}
+
+/// What comes of a division, in words, for each number of keys that a node of so many blocks can hold.
+fn divisions(blocks: u32) -> impl Iterator<Item = (u64, Option<[usize; 2]>)> {
+    let most = (u64::from(blocks) * 512 - 32) / 24;
+    (2..=most).map(move |count| match divide(keys(count), blocks, &GEOMETRY) {
+        Division::One(_) => (count, None),
+        Division::Two { left, right } => (count, Some([left.len() * 3, right.len() * 3])),
+    })
+}
+
+#[test]
+fn two_thirds_of_what_is_not_divided_belong_together() {
+    // Of 10 blocks 8 are not divided: two thirds of 4096 bytes, less a header, are 337 words.
+    assert!(belong_together(337, 10, &GEOMETRY) && !belong_together(338, 10, &GEOMETRY));
+    // One block: two thirds of four fifths of 512 bytes.
+    assert!(belong_together(30, 1, &GEOMETRY) && !belong_together(31, 1, &GEOMETRY));
+    assert!(belong_together(0, 1, &GEOMETRY), "two empty nodes are one");
+}
+
+/// Neither undoes the other: a quarter of what a node takes undivided must come or go in between.
+#[test]
+fn what_was_divided_does_not_belong_together_nor_the_other_way_round() {
+    for blocks in [1, 2, 3, 5, 8, 64] {
+        let undivided = divisions(blocks).filter(|(_, parts)| parts.is_none()).map(|(count, _)| count).max();
+        let undivided = usize::try_from(undivided.expect("two keys are not divided")).expect("small") * 3;
+        let together = (0..).take_while(|words| belong_together(*words, blocks, &GEOMETRY)).last();
+        let together = together.expect("two empty nodes are one");
+        assert!(together + undivided / 4 <= undivided, "{blocks}: {together} of {undivided} words");
+        for (count, parts) in divisions(blocks) {
+            let Some([left, right]) = parts else { continue };
+            assert!(!belong_together(left + right - undivided / 4, blocks, &GEOMETRY), "{blocks}: {count}");
+        }
+    }
 }
 
 #[test]
