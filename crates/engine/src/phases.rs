@@ -16,7 +16,9 @@ pub enum Phase {
     InteriorSplit,
     /// The root becomes two under a new one.
     RootSplit,
-    /// Any of these while the journal is replayed.
+    /// Two sparse nodes become one, and the parent is told.
+    Coalesce,
+    /// Any of the rewrites and splits while the journal is replayed.
     ReplaySplit,
     /// Keys of journal entries are put into the tree at a start.
     Replay,
@@ -54,11 +56,12 @@ pub enum Phase {
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
         Self::RootSplit,
+        Self::Coalesce,
         Self::ReplaySplit,
         Self::Replay,
         Self::JournalWrap,
@@ -86,6 +89,7 @@ impl Phase {
             Self::LeafSplit => "leaf split",
             Self::InteriorSplit => "interior split",
             Self::RootSplit => "root split",
+            Self::Coalesce => "coalesce",
             Self::ReplaySplit => "split in a replay",
             Self::Replay => "replay",
             Self::JournalWrap => "journal wrap",

@@ -231,12 +231,15 @@ impl CacheSet {
             // Many attempts may follow each other without anything to wait for.
             self.env().breathe().await;
             // Asked in the transition itself: what fails while others run is known here.
-            let (attempted, untold) = self.with(|s| match &s.failed {
+            let (attempted, untold, wants_gc) = self.with(|s| match &s.failed {
                 Some(error) if changes => Err(Error::Failed(Box::new(error.clone()))),
-                _ => Ok((transition(s), core::mem::take(&mut s.untold))),
+                _ => Ok((transition(s), core::mem::take(&mut s.untold), s.buckets.take_gc_untold())),
             })?;
             if untold {
                 self.tell_writers();
+            }
+            if wants_gc {
+                self.signals().gc_work.notify_all();
             }
             let need = match attempted {
                 Attempt::Done(result) => return Ok(result),
@@ -245,7 +248,12 @@ impl CacheSet {
             match need {
                 Need::Node(child) => {
                     held.take_ticket(self).await;
-                    held.pins.push(load::load(self, child).await?);
+                    match load::load(self, child).await {
+                        Ok(pin) => held.pins.push(pin),
+                        // It has been replaced while its turn came: the tree names another by now.
+                        Err(_) if self.with(|s| s.buckets.is_stale(child.pointer())) => {}
+                        Err(error) => return Err(error),
+                    }
                 }
                 Need::Memory if held.ticket.is_none() => held.take_ticket(self).await,
                 Need::Memory => {

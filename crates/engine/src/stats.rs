@@ -31,6 +31,8 @@ pub struct Stats {
     pub journal_waits: u64,
     /// Nodes compacted or split.
     pub btree_rewrites: u64,
+    /// Times that two sparse nodes became one.
+    pub btree_coalesces: u64,
     /// Complete passes of GC.
     pub gc_passes: u64,
     /// Dirty data written back, in bytes.

@@ -21,10 +21,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// What comes seldom and is over soon: there one point in so many is judged, wherever the others lie.
-const SELDOM: [(Phase, u64); 7] = [
+const SELDOM: [(Phase, u64); 8] = [
     (Phase::InteriorSplit, 1),
     (Phase::LeafSplit, 8),
     (Phase::RootSplit, 8),
+    (Phase::Coalesce, 32),
     (Phase::Move, 8),
     (Phase::JournalWrap, 8),
     (Phase::BackingStale, 1),

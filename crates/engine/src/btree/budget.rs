@@ -8,7 +8,7 @@
 //! needs neither memory nor a ticket.
 //!
 //! An attempt takes tickets for one path, a rewrite for a path and the nodes that it makes, each all at once and never
-//! while holding others. A rewrite may wait, holding them, for buckets that only other attempts can free: there are
+//! while holding others. A coalesce takes as many as a rewrite, and one of them is left over. A rewrite may wait, holding them, for buckets that only other attempts can free: there are
 //! tickets for both.
 
 use crate::btree::cache::NODE_OVERHEAD_BYTES;
@@ -16,6 +16,11 @@ use crate::error::Error;
 
 /// Nodes that one rewrite makes: two, and a new root.
 pub const REWRITE_NODES: usize = 3;
+
+/// Nodes that a coalesce holds beside the path to the left one: the right one, and what it makes of both.
+const COALESCE_NODES: usize = 2;
+
+const _: () = assert!(COALESCE_NODES <= REWRITE_NODES, "a coalesce takes the tickets of a rewrite");
 
 /// A tree that is opened may grow to so many levels above its leaves, or by one if it has more already.
 const LEVELS_AHEAD: u8 = 4;

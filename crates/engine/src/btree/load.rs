@@ -33,7 +33,10 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
         Err(error) => {
             set.with(|s| {
                 s.nodes.abandon(pointer);
-                s.meets_unreadable(child, &error);
+                // What has been replaced while its turn came is nobody's loss.
+                if !s.buckets.is_stale(pointer) {
+                    s.meets_unreadable(child, &error);
+                }
             });
             Err(error)
         }
@@ -74,7 +77,8 @@ pub async fn read_from((env, disk): (&Env, &Disk), child: Child, geometry: &Geom
     }
 }
 
-fn damaged(child: Child, source: bcached_node::NodeError) -> Error {
+/// What is said of a node whose bytes make no sense.
+pub fn damaged(child: Child, source: bcached_node::NodeError) -> Error {
     Error::Node { sector: child.pointer().sector(), source: Box::new(source) }
 }
 

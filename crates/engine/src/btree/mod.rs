@@ -6,7 +6,9 @@
 
 pub mod budget;
 pub mod cache;
+pub mod coalesce;
 pub mod load;
+pub mod replace;
 pub mod split;
 pub mod unreadable;
 pub mod walk;
@@ -234,7 +236,11 @@ impl State {
             part = part.cut(part.start(), next.start()).expect("other keys lie before it");
         }
         let sequence = self.record(slot, &part, record);
-        self.put(slot, &part, sequence);
+        let died = self.put(slot, &part, sequence);
+        // A replay puts most keys over themselves.
+        if !self.journal.is_replaying() {
+            self.buckets.count_dead(died);
+        }
         Attempt::Done(part.end)
     }
 
@@ -332,17 +338,18 @@ impl State {
         sequence
     }
 
-    /// Changes the leaf and every count that depends on it.
-    fn put(&mut self, slot: usize, part: &Key, sequence: u64) {
+    /// Changes the leaf and every count that depends on it. How many live sectors gave way.
+    fn put(&mut self, slot: usize, part: &Key, sequence: u64) -> u64 {
         let now = self.now;
         let Self { nodes, buckets, dirty, untold, .. } = self;
         let cached = nodes.get_mut(slot);
         *untold |= cached.dirty_since.is_none();
         cached.dirty_since.get_or_insert(now);
-        let mut removed = 0;
+        let (mut removed, mut died) = (0, 0);
         let mut remove = |gone: Key| {
             removed += 1;
-            let live = gone.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
+            let live = !buckets.is_dead(&gone);
+            died += if live { gone.sectors() } else { 0 };
             for pointer in gone.pointers.as_slice() {
                 buckets.remove(*pointer, u32::from(gone.size), gone.dirty, sequence);
             }
@@ -363,6 +370,7 @@ impl State {
         if part.dirty {
             dirty.add(part.inode, part.sectors());
         }
+        died
     }
 }
 

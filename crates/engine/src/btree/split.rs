@@ -1,34 +1,22 @@
-//! Rewrites a full node: compacts it, or splits it in two, up to and including a new root.
-//!
-//! Order (format 6.5, 14): buckets and memory first; then the old node is gated for writers while readers go on; the new
-//! nodes are durable before the parent set that names them, the parent set before the old bucket is let go. Until then
-//! the old node's journal entries stay needed: a crash in between finds the old node and replays them. The new nodes open
-//! for writers only after that, so a key never depends on a node that a crash would make unreachable.
-//!
-//! A new root waits for nothing: every journal entry names the root of its time, and nothing that a crash before the
-//! next entry needs goes before it. Old journal entries are let go by an entry, and the old root's bucket, like every
-//! bucket, is handed out again only when an entry names priorities with its new generation. So a replay that makes many
-//! roots, at a time when the journal has little room, takes no entry for them.
+//! Rewrites a full node: compacts it, or splits it in two, up to and including a new root. In which order that is written
+//! stands in `replace`.
 //!
 //! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion. Nobody
 //! waits for buckets with anything in hand: GC may have to come first.
 
 use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
 use crate::btree::cache::{Pin, Reserved};
-use crate::btree::{Child, load, write};
+use crate::btree::replace::{self, Fresh};
+use crate::btree::{Child, load};
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_env::join_all;
 use bcached_env::sync::Permit;
-use bcached_format::{BucketId, Key, Pointer, Pointers, Position};
-use bcached_node::{Division, Node};
-
-/// Words a parent must have room for: two children and the freeing key of the old one.
-const PARENT_WORDS: usize = 9;
+use bcached_format::{BucketId, Key, Pointer, Position};
+use bcached_node::Division;
 
 /// Makes room for `words` more in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
@@ -142,13 +130,13 @@ async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Er
 }
 
 /// Tickets for a path and what is made of a node of it. The tree gets no taller meanwhile: one rewrite at a time.
-async fn take_ticket(set: &CacheSet) -> Permit {
+pub(super) async fn take_ticket(set: &CacheSet) -> Permit {
     let count = set.with(|s| rewrite_tickets(s.root.level));
     set.inner.tickets.acquire(count).await
 }
 
 /// Loads and pins the root and what is below it on the way to `at`, down to `level`, for which there is a ticket.
-async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result<Vec<Pin>, Error> {
+pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result<Vec<Pin>, Error> {
     let mut path = Vec::new();
     let mut child = set.with(|s| s.root);
     loop {
@@ -178,28 +166,15 @@ fn node_to_rewrite(s: &State, path: &[Pin], words: usize) -> Option<usize> {
 }
 
 /// Upwards from `depth`: a node can be rewritten only when its parent has room for what comes of it.
-fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
-    while depth > 0 && is_full_parent(s, path[depth - 1].slot()) {
+pub(super) fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
+    while depth > 0 && !replace::has_room(s, path[depth - 1].slot(), 1, 2) {
         depth -= 1;
     }
     depth
 }
 
-fn is_full_parent(s: &State, slot: usize) -> bool {
-    let node = s.nodes.get(slot).node();
-    !node.fits(PARENT_WORDS) || !s.nodes.may_grow(slot, node.replace_growth_bytes_max(1, 2))
-}
-
-/// What comes of a rewrite, before it is written.
-struct Fresh {
-    /// The nodes that replace the old one, and last a new root above them if there is one; each with its memory.
-    nodes: Vec<(Node, Reserved)>,
-    /// How many of them replace the old one.
-    children: usize,
-}
-
 /// False: there are no buckets for it now, and nothing has changed.
-async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Error> {
+pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Error> {
     let slot = path[depth].slot();
     let parent = depth.checked_sub(1).map(|above| path[above].slot());
     let mut memory = Vec::new();
@@ -210,33 +185,13 @@ async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Err
         set.with(|s| parent.map_or(0, |parent| s.nodes.get(parent).node().replace_growth_bytes_max(1, 2)));
     let parent_memory = load::set_aside(set, parent_growth).await?;
     let Some(mut buckets) = allocator::try_take_metadata(set, REWRITE_NODES) else { return Ok(false) };
-    set.with(|s| s.nodes.get_mut(slot).gated = true);
-    while set.with(|s| s.nodes.get(slot).writing) {
-        set.check_alive()?;
-        set.signals().node_progress.wait().await;
-    }
+    replace::gate(set, &[slot]).await?;
     let fresh = build(set, slot, depth == 0, (&mut buckets, &mut memory)).await;
     set.with(|s| buckets.drain(..).for_each(|bucket| s.buckets.put_back(bucket)));
     drop(memory);
-    let mut fresh = fresh?;
+    let fresh = fresh?;
     let _phases = set.with(|s| phases(s, &fresh)).map(|phase| phase.map(|phase| set.begin(phase)));
-    write::flush_cache(set).await?;
-    let mut writes = Vec::new();
-    for (node, _) in &mut fresh.nodes {
-        set.env().yield_now().await;
-        let first = set.with(|s| {
-            s.work.seal(node.pending_bytes());
-            node.seal_pending().expect("a fresh node has a first set")
-        });
-        writes.push((write::first_sector(node), first));
-    }
-    let written = join_all(writes.iter().map(|(sector, first)| write::write_set(set, *sector, first))).await;
-    written.into_iter().collect::<Result<(), Error>>()?;
-    let new_slots = link(set, slot, parent.map(|parent| (parent, parent_memory)), fresh).await?;
-    set.with(|s| retire(s, slot, &new_slots));
-    set.signals().node_progress.notify_all();
-    set.signals().journal_progress.notify_all();
-    set.signals().allocator_work.notify_all();
+    replace::replace(set, &[slot], parent.map(|parent| (parent, parent_memory)), fresh).await?;
     Ok(true)
 }
 
@@ -264,7 +219,7 @@ async fn build(
     set.env().yield_now().await;
     let (level, position, keys) = set.with(|s| {
         let node = s.nodes.get(slot).node();
-        (node.level(), node.position(), live_keys(s, slot))
+        (node.level(), node.position(), replace::live_keys(s, slot))
     });
     let parts = match bcached_node::divide(keys, blocks, &geometry) {
         Division::One(keys) => alloc::vec![keys],
@@ -283,103 +238,19 @@ async fn build(
     let mut owns = Vec::new();
     for (level, end, keys) in wanted {
         set.env().yield_now().await;
-        let own = set.with(|s| node_key(s, free.pop().expect("taken for this"), end));
-        let node = make(set, own, level, &keys);
+        let own = set.with(|s| replace::node_key(s, free.pop().expect("taken for this"), end));
+        let node = replace::make(set, own, level, &keys);
         nodes.push((node, memory.pop().expect("set aside for this")));
         owns.push(own);
     }
     if is_root && children > 1 {
-        let own = set.with(|s| node_key(s, free.pop().expect("taken for this"), Position::MAX));
-        nodes.push((make(set, own, level + 1, &owns), memory.pop().expect("set aside for this")));
+        let own = set.with(|s| replace::node_key(s, free.pop().expect("taken for this"), Position::MAX));
+        nodes.push((replace::make(set, own, level + 1, &owns), memory.pop().expect("set aside for this")));
     }
     set.with(|s| s.stats.btree_rewrites += 1);
     Ok(Fresh { nodes, children })
 }
 
-/// What a fresh node in the place of the one in `slot` starts with.
-fn live_keys(s: &mut State, slot: usize) -> Vec<Key> {
-    let State { nodes, buckets, work, .. } = s;
-    let node = nodes.get(slot).node();
-    let is_leaf = node.is_leaf();
-    work.visit(node.len());
-    node.live_keys(&mut |key| {
-        !is_leaf || key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer))
-    })
-}
-
-/// A fresh node; its keys are copied into the view and into the first set.
-fn make(set: &CacheSet, own: Key, level: u8, keys: &[Key]) -> Node {
-    let seq = set.env().random();
-    set.with(|s| {
-        s.work.copy(2 * keys.len());
-        Node::from_keys(own, level, seq, &s.geometry, keys)
-    })
-}
-
 fn last_position(keys: &[Key]) -> Position {
     keys.last().expect("the left half of a split has keys").position()
-}
-
-/// The key of a new node in `bucket` whose range ends at `end`.
-pub fn node_key(s: &State, bucket: BucketId, end: Position) -> Key {
-    let pointer = Pointer::new(bucket.device, s.buckets.sector(bucket), s.buckets.get(bucket).generation);
-    let size = u16::try_from(s.geometry.node_sectors()).expect("node sizes fit a key");
-    Key { inode: end.inode, size, dirty: false, end: end.offset, pointers: Pointers::one(pointer) }
-}
-
-/// Makes the durable new nodes reachable: in the parent, durably, or as root. Returns their slots, gated.
-/// `parent`: where it is, and the memory by which it may grow.
-async fn link(
-    set: &CacheSet,
-    old: usize,
-    parent: Option<(usize, Reserved)>,
-    fresh: Fresh,
-) -> Result<Vec<usize>, Error> {
-    let old_key = set.with(|s| *s.nodes.get(old).node().own());
-    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|(node, _)| *node.own()).collect();
-    let slots = set.with(|s| {
-        let mut slots = Vec::new();
-        for (node, memory) in fresh.nodes {
-            let level = node.level();
-            let child = Child { key: *node.own(), level };
-            let slot = s.nodes.enter(node, child.pointer(), memory);
-            s.nodes.get_mut(slot).gated = true;
-            slots.push(slot);
-            if parent.is_none() {
-                // The last one entered is the root.
-                s.root = child;
-                s.root_pin = Some(s.nodes.pin(slot));
-            }
-        }
-        slots
-    });
-    let Some((parent, memory)) = parent else { return Ok(slots) };
-    let (sector, append) = set.with(|s| {
-        s.nodes.get_mut(parent).writing = true;
-        drop(memory);
-        s.nodes.change(parent, |node| node.replace_children(&[old_key], &keys));
-        let append = s.nodes.change(parent, Node::seal_pending).expect("children were just replaced");
-        let start = write::first_sector(s.nodes.get(parent).node());
-        (start + u64::from(append.block) * s.geometry.block_sectors, append)
-    });
-    write::append_set(set, sector, &append).await?;
-    set.with(|s| s.nodes.get_mut(parent).writing = false);
-    Ok(slots)
-}
-
-/// The replacement is durable and reachable: the old node, its bucket and its claim on the journal go.
-fn retire(s: &mut State, old: usize, new: &[usize]) {
-    for slot in new {
-        s.nodes.get_mut(*slot).gated = false;
-    }
-    let cached = s.nodes.get_mut(old);
-    if let Some(sequence) = cached.pending_since.take() {
-        s.journal.unpin(sequence);
-    }
-    let child = Child { key: *cached.node().own(), level: cached.node().level() };
-    let pointer = child.pointer();
-    s.nodes.remove(old);
-    s.unreadable.forget(pointer);
-    let bucket = s.buckets.of(pointer).expect("a node lies in a bucket");
-    s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
 }

@@ -1,7 +1,7 @@
 //! Keeping the tree and the buckets tidy. Nobody waits for either to find out what is free: counts are exact all the
 //! time (decision 7).
 //!
-//! `pass` drops stale keys before generations wrap; `moving` gathers the live data of sparse buckets; `orphans` makes void
+//! `pass` drops stale keys before generations wrap, and makes sparse nodes fewer; `moving` gathers the live data of sparse buckets; `orphans` makes void
 //! what is left of volumes that are no more.
 
 pub mod moving;
@@ -19,6 +19,8 @@ pub(crate) struct Visited {
     pub end: Position,
     /// The leaf holds much that is dead.
     pub wants_rewrite: bool,
+    /// So little in it is alive that it may become one with its neighbour.
+    pub is_sparse: bool,
 }
 
 impl State {
@@ -35,23 +37,20 @@ impl State {
         let Self { nodes, buckets, work, .. } = self;
         let node = nodes.get(slot).node();
         work.visit(node.len());
-        let mut dead_words = 0;
-        let mut stale_max = 0;
+        let (mut live_words, mut stale_max) = (0, 0);
         for key in node.keys() {
             visit(buckets, key);
-            for bucket in
+            live_words += if buckets.is_dead(key) { 0 } else { key.words() };
+            for (id, pointer) in
                 key.pointers.as_slice().iter().filter_map(|pointer| buckets.of(*pointer).zip(Some(pointer)))
             {
-                let (id, pointer) = bucket;
-                let distance = buckets.get(id).generation.after(pointer.generation());
-                stale_max = stale_max.max(distance);
-                dead_words += if distance > 0 { key.words() } else { 0 };
+                stale_max = stale_max.max(buckets.get(id).generation.after(pointer.generation()));
             }
         }
-        let live_words = node.words_in_view() - dead_words;
         let half_dead = node.words_on_disk() > 64 && live_words * 2 < node.words_on_disk();
         let end = node.position();
-        Attempt::Done(Visited { end, wants_rewrite: stale_max > STALE_REWRITE || half_dead })
+        let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
+        Attempt::Done(Visited { end, wants_rewrite, is_sparse: self.is_one_node(live_words) })
     }
 }
 

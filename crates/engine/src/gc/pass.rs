@@ -1,10 +1,14 @@
-//! The pass over all nodes that rewrites those with much that is dead, and learns how old the oldest pointer to each
-//! bucket is. It gates nobody and may be repeated or left out at will, except that generations must not get more than
-//! 96 ahead of a pointer that a reader can meet: then buckets wait for a pass before they are reused.
+//! The pass over all nodes that rewrites those with much that is dead, makes one of neighbours with little that is alive,
+//! and learns how old the oldest pointer to each bucket is. It may be repeated or left out at will, except that
+//! generations must not get more than 96 ahead of a pointer that a reader can meet: then buckets wait for a pass before
+//! they are reused. One is due long before that, and when much has died ([`Buckets::count_dead`]).
+//!
+//! What a coalesce makes is visited in the place of the two nodes, so that the pass has seen every pointer there is.
 //!
 //! A reader meets pointers in leaves, in interior nodes (also those of children that are long dead: only the generation
 //! tells), and in journal entries that a crash would replay. A pointer 128 generations old would pass for a new one.
 
+use crate::btree::coalesce::coalesce;
 use crate::btree::split::{self, Interior};
 use crate::error::Error;
 use crate::gc::{STALE_REWRITE, Visited};
@@ -96,7 +100,10 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
             return Ok(false);
         }
         let mut seen: Vec<Pointer> = Vec::new();
-        let Visited { mut end, wants_rewrite } = visit(set, at, &mut seen).await?;
+        let Visited { mut end, wants_rewrite, is_sparse } = visit(set, at, &mut seen).await?;
+        if is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
+            continue;
+        }
         if wants_rewrite && !pass.lacks_buckets {
             pass.lacks_buckets = !split::compact(set, at).await?;
             seen.clear();
@@ -134,6 +141,9 @@ async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> 
         while at < Position::MAX {
             if set.with(|s| s.stopping) {
                 return Ok(false);
+            }
+            if !pass.lacks_buckets && coalesce(set, (at, level)).await? {
+                continue;
             }
             let is_due = |buckets: &Buckets, pointer| !pass.lacks_buckets && too_stale(buckets, pointer);
             let Some(Interior { end, named, lacks_buckets }) = split::tidy(set, (at, level), is_due).await?

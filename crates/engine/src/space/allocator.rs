@@ -63,6 +63,9 @@ async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalid
             s.work.buckets(searched.looked_at);
             searched
         });
+        if set.with(|s| s.buckets.take_gc_untold()) {
+            set.signals().gc_work.notify_all();
+        }
         if searched.count > 0 || searched.is_complete {
             return searched;
         }

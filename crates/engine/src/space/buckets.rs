@@ -13,11 +13,14 @@ use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
-use bcached_format::{BucketId, DeviceIndex, Gen, Pointer};
+use bcached_format::{BucketId, DeviceIndex, Gen, Key, Pointer};
 
 /// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
 /// live keys staler than this.
 pub const STALE_MAX: u8 = 96;
+
+/// A pass of GC is due when one sector of the device in so many has died.
+const DEAD_SHARE: u64 = 16;
 
 /// What a bucket is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +73,10 @@ pub struct Buckets {
     clock: u32,
     traffic: u64,
     gc_wanted: bool,
+    /// That a pass of GC is due has not been told.
+    gc_untold: bool,
+    /// Sectors that have died since a pass of GC was begun.
+    died: u64,
     /// Where a search for buckets to invalidate goes on.
     next_victim: Option<u32>,
     flushes: Flushes,
@@ -129,6 +136,8 @@ impl Buckets {
             clock: u32::from(PRIO_FRESH),
             traffic: 0,
             gc_wanted: false,
+            gc_untold: false,
+            died: 0,
             next_victim: None,
             flushes: Flushes::default(),
             passes_old: false,
@@ -214,6 +223,12 @@ impl Buckets {
     #[must_use]
     pub fn is_stale(&self, pointer: Pointer) -> bool {
         self.of(pointer).is_none_or(|id| self.get(id).generation.after(pointer.generation()) > 0)
+    }
+
+    /// True when nothing that the key points to is there any more.
+    #[must_use]
+    pub fn is_dead(&self, key: &Key) -> bool {
+        key.pointers.as_slice().iter().all(|pointer| self.is_stale(*pointer))
     }
 
     /// True when the pointer stays stale after a crash: its bucket's generation has been stored, or was two ahead.
@@ -414,19 +429,37 @@ impl Buckets {
             assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
             bucket.generation = bucket.generation.next();
             self.gc_wanted |= bucket.needs_gc();
-            bucket.live = 0;
+            let live = core::mem::take(&mut bucket.live);
             bucket.touched = self.clock;
             self.pending.push(id);
+            self.count_dead(u64::from(live));
         }
         let is_complete = self.next_victim.is_none();
         let kept_by_age = chosen.is_empty() && passes_old && is_complete;
         Invalidated { count: chosen.len(), looked_at, is_complete, passed_used, kept_by_age }
     }
 
+    /// Extents of so many sectors have died: discarded, written anew elsewhere, or invalidated. When that is a sixteenth of
+    /// the device (the kernel's share, of what is written) a pass of GC is due, for what they leave behind in the tree.
+    pub fn count_dead(&mut self, sectors: u64) {
+        self.died += sectors;
+        if self.died >= self.count() * self.bucket_sectors / DEAD_SHARE && !self.gc_wanted {
+            self.gc_wanted = true;
+            self.gc_untold = true;
+        }
+    }
+
+    /// Whether a pass of GC has become due for that; tells it once.
+    pub const fn take_gc_untold(&mut self) -> bool {
+        core::mem::replace(&mut self.gc_untold, false)
+    }
+
     /// Whether a pass of GC is due: a bucket was invalidated so often that the tree may soon hold pointers too old
-    /// to be told from new ones. Asking clears it.
+    /// to be told from new ones, or much has died. Asking begins to count anew.
     pub const fn take_gc_wanted(&mut self) -> bool {
-        core::mem::replace(&mut self.gc_wanted, false)
+        let is_wanted = core::mem::replace(&mut self.gc_wanted, false);
+        self.died = if is_wanted { 0 } else { self.died };
+        is_wanted
     }
 
     /// A pass did not come to its end: it is as due as before.

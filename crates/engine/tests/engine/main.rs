@@ -3,6 +3,7 @@
 mod answers;
 mod attach;
 mod budget;
+mod coalesce;
 mod copies;
 mod detach;
 mod distrust;

@@ -31,8 +31,8 @@ pub const DELAY_MS: RangeInclusive<u64> = 1..=60_000;
 pub const PARKED: RangeInclusive<u64> = 1..=1 << 16;
 /// Sectors that write-back reads at once.
 pub const BATCH_SECTORS: RangeInclusive<u64> = 8..=8192;
-/// One request.
-pub const REQUEST_SECTORS_MAX: u64 = 4096;
+/// One request: a discard may take most of a volume.
+pub const REQUEST_SECTORS_MAX: u64 = 1 << 16;
 /// All requests together: data that no flush has made durable stays in memory as often as it was written.
 pub const SECTORS_MAX: u64 = 1 << 19;
 /// One pause: the clients' patience with the world ends later.

@@ -136,8 +136,8 @@ fn no_script_asks_for_too_much() {
     assert!(refusal(&with("# again", 1 << 18)).ends_with("at most 1048576 bytes"));
     let cuts = format!("cuts\n{}", "1:power:nothing\n".repeat(6));
     assert!(refusal(&short().to_string().replace("cuts\n", &cuts)).ends_with("at most 8 crashes"));
-    let far = short().to_string().replace("volume-sectors 2048", "volume-sectors 8192");
-    let long = far.replace("steps\n", "steps\nread 0 0..4104\n");
+    let far = short().to_string().replace("volume-sectors 2048", "volume-sectors 131072");
+    let long = far.replace("steps\n", "steps\nread 0 0..65544\n");
     assert!(refusal(&long).ends_with("they are too many for one request"));
 }
 

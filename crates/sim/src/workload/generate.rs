@@ -319,7 +319,7 @@ impl Painter<'_> {
             }
             2 => Step::Flush { volume: self.volume() },
             3 => {
-                let (volume, sectors) = self.place();
+                let (volume, sectors) = self.discarded();
                 Step::Discard { volume, sectors }
             }
             4 => {
@@ -396,6 +396,19 @@ impl Painter<'_> {
             return (volume, first * self.unit..(first + length) * self.unit);
         }
         let first = self.rng.below(blocks - length + 1);
+        (self.volume(), first * self.unit..(first + length) * self.unit)
+    }
+
+    /// Where requests are small against the volume, much of it goes at once now and then: a tree of many keys would never
+    /// become sparse otherwise.
+    fn discarded(&mut self) -> (u32, Range<u64>) {
+        let has_many_keys = self.shape.longest * 1000 < self.shape.span;
+        if !has_many_keys || !self.rng.one_in(4) {
+            return self.place();
+        }
+        let quarter = self.shape.span / self.unit / 4;
+        let length = quarter + self.rng.below(2 * quarter);
+        let first = self.rng.below(4 * quarter - length);
         (self.volume(), first * self.unit..(first + length) * self.unit)
     }
 

@@ -1,0 +1,140 @@
+//! Makes one node of two neighbours that have become sparse, so that a tree whose keys have died costs no more buckets
+//! and reads than what is left of it (format 12.3).
+//!
+//! Nobody needs it: it never waits for buckets, leaves the reserve to those who do, and is left out where anything is in
+//! its way. Only GC does it, and not in a replay, which may need every bucket there is. When it is worth doing, and why it
+//! does not alternate with splits, is said at [`belong_together`].
+//!
+//! - *Parent*: both have the same, so that one set names the new node and frees the old ones. It may be left with one
+//!   child: the tree keeps its height, as in a kernel.
+//! - *Range*: the new node's begins where the left one's did and ends where the right one's does, as its key says. Where the
+//!   left one ended no living child ends any more.
+//! - *Keys*: none of the right node begins before the left one ends. That was checked when the set was opened; it is once
+//!   more, because the node may have been read since, and the new one would hold keys out of order.
+//! - *Readers* go on in the old nodes, which nobody changes, until the parent in memory names the new one, which says the
+//!   same. An attempt does not wait between the parent and the leaf.
+//! - *Crashes*: the order of writes is that of a split (`replace`). Until the parent set is whole both old nodes are in
+//!   force, with their journal entries; from then on neither is, and its freeing keys tell so.
+
+use crate::btree::budget::REWRITE_NODES;
+use crate::btree::cache::{Pin, Reserved};
+use crate::btree::replace::{self, Fresh};
+use crate::btree::{Child, load, split};
+use crate::error::Error;
+use crate::phases::Phase;
+use crate::set::CacheSet;
+use crate::space::Usage;
+use crate::state::{BTREE_RESERVE, State};
+use alloc::vec::Vec;
+use bcached_format::{BucketId, Key, Position};
+use bcached_node::belong_together;
+
+/// Makes one of the node at `level` for `at` and its right neighbour, if they are sparse enough. True: the tree has changed,
+/// and there may be more to do at the same place.
+pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<bool, Error> {
+    let _structure = set.inner.structure.acquire(1).await;
+    // The root has no neighbour.
+    if set.with(|s| s.root.level <= level || s.journal.is_replaying() || !has_buckets(s)) {
+        return Ok(false);
+    }
+    let _ticket = split::take_ticket(set).await;
+    let path = split::load_path(set, at, level).await?;
+    let Some(right) = load_neighbour(set, &path).await? else { return Ok(false) };
+    let (left, parent) = (path[path.len() - 1].slot(), path[path.len() - 2].slot());
+    let words = live_words(set, left).await + live_words(set, right.slot()).await;
+    if !set.with(|s| s.is_one_node(words) && has_border(s, left, right.slot())) {
+        return Ok(false);
+    }
+    if !set.with(|s| replace::has_room(s, parent, 2, 1)) {
+        let depth = set.with(|s| split::topmost_full(s, &path, path.len() - 2));
+        return split::rewrite(set, &path, depth).await;
+    }
+    merge(set, parent, [left, right.slot()]).await
+}
+
+/// Enough for a rewrite of the parent, and the reserve stays for those who need it.
+fn has_buckets(s: &State) -> bool {
+    s.buckets.free_count() >= BTREE_RESERVE + REWRITE_NODES
+}
+
+/// The right neighbour of the last node of `path`, which is not the root, in memory; `None` if they have not the same
+/// parent. One that cannot be read is left alone; that it cannot is known from then on.
+async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Error> {
+    let neighbour = set.with(|s| {
+        let left = s.nodes.get(path[path.len() - 1].slot()).node();
+        let parent = s.nodes.get(path[path.len() - 2].slot()).node();
+        // A node's range ends with its position; what starts there is the neighbour's.
+        parent.child_for(left.position()).map(|key| Child { key: *key, level: left.level() })
+    });
+    let Some(child) = neighbour else { return Ok(None) };
+    match load::load(set, child).await {
+        Ok(pin) => Ok(Some(pin)),
+        Err(_) => set.check_alive().map(|()| None),
+    }
+}
+
+/// Words of what is alive in the node in `slot`. Others run before.
+async fn live_words(set: &CacheSet, slot: usize) -> usize {
+    set.env().yield_now().await;
+    set.with(|s| {
+        let State { nodes, buckets, work, .. } = s;
+        let node = nodes.get(slot).node();
+        work.visit(node.len());
+        node.keys().filter(|key| !node.is_leaf() || !buckets.is_dead(key)).map(Key::words).sum()
+    })
+}
+
+impl State {
+    /// Whether keys of so many words, of two neighbours, become one node.
+    pub(crate) fn is_one_node(&self, words: usize) -> bool {
+        let blocks = self.geometry.node_sectors() / self.geometry.block_sectors;
+        belong_together(words, u32::try_from(blocks).expect("a node is small"), &self.geometry)
+    }
+}
+
+/// The right one begins where the left one ends.
+fn has_border(s: &mut State, left: usize, right: usize) -> bool {
+    let border = s.nodes.get(left).node().position();
+    let node = s.nodes.get(right).node();
+    let checked = if node.is_leaf() { node.check_extents(border) } else { node.check_children(border) };
+    s.work.visit(if node.is_leaf() { 1 } else { node.len() });
+    let child = Child { key: *node.own(), level: node.level() };
+    checked.map_err(|error| s.meets_unreadable(child, &load::damaged(child, error))).is_ok()
+}
+
+/// Puts one node in the place of the two in the slots `old`, from left to right, if they are as sparse as they were.
+async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, Error> {
+    let memory = load::set_aside(set, set.inner.shares.node_bytes).await?;
+    let growth = set.with(|s| s.nodes.get(parent).node().replace_growth_bytes_max(2, 1));
+    let parent_memory = load::set_aside(set, growth).await?;
+    let Some(bucket) = set.with(|s| s.buckets.take(Usage::Meta, BTREE_RESERVE)) else { return Ok(false) };
+    replace::gate(set, &old).await?;
+    let mut keys: Vec<Key> = Vec::new();
+    for slot in old {
+        set.env().yield_now().await;
+        keys.extend(set.with(|s| replace::live_keys(s, slot)));
+    }
+    let words = keys.iter().map(Key::words).sum();
+    if !set.with(|s| s.is_one_node(words)) {
+        // Others have written to them meanwhile.
+        set.with(|s| s.buckets.put_back(bucket));
+        replace::ungate(set, &old);
+        return Ok(false);
+    }
+    let fresh = build(set, old[1], bucket, (&keys, memory)).await;
+    let _phase = set.begin(Phase::Coalesce);
+    replace::replace(set, &old, Some((parent, parent_memory)), fresh).await?;
+    set.with(|s| s.stats.btree_coalesces += 1);
+    Ok(true)
+}
+
+/// The node in `bucket` that will hold `keys`, in a range that ends where that of the node in `right` does.
+async fn build(set: &CacheSet, right: usize, bucket: BucketId, (keys, memory): (&[Key], Reserved)) -> Fresh {
+    set.env().yield_now().await;
+    let (own, level) = set.with(|s| {
+        let node = s.nodes.get(right).node();
+        (replace::node_key(s, bucket, node.position()), node.level())
+    });
+    let node = replace::make(set, own, level, keys);
+    Fresh { nodes: alloc::vec![(node, memory)], children: 1 }
+}

@@ -1,0 +1,166 @@
+//! Puts fresh nodes in the place of old ones: what a rewrite, a split and a coalesce have in common, which is the order of
+//! their writes.
+//!
+//! Order (format 6.5, 14): buckets and memory first; then the old nodes are gated for writers while readers go on; the new
+//! nodes are durable before the parent set that names them, which holds a freeing key for each of the old ones, and the
+//! parent set before the old buckets are let go. Until then the old nodes' journal entries stay needed: a crash in between
+//! finds the old nodes and replays them. The new nodes open for writers only after that, so a key never depends on a node
+//! that a crash would make unreachable. The parent set is one write whose first block comes last: a crash finds all of the
+//! old ones or none.
+//!
+//! A new root waits for nothing: every journal entry names the root of its time, and nothing that a crash before the
+//! next entry needs goes before it. Old journal entries are let go by an entry, and the old root's bucket, like every
+//! bucket, is handed out again only when an entry names priorities with its new generation. So a replay that makes many
+//! roots, at a time when the journal has little room, takes no entry for them.
+
+use crate::btree::cache::Reserved;
+use crate::btree::{Child, write};
+use crate::error::Error;
+use crate::set::CacheSet;
+use crate::state::State;
+use alloc::vec::Vec;
+use bcached_env::join_all;
+use bcached_format::{BucketId, Key, Pointer, Pointers, Position};
+use bcached_node::Node;
+
+/// Words of the key of a child, or of the freeing key of one.
+const CHILD_WORDS: usize = 3;
+
+/// What takes the place of old nodes, before it is written.
+pub struct Fresh {
+    /// The nodes that replace the old ones, and last a new root above them if there is one; each with its memory.
+    pub nodes: Vec<(Node, Reserved)>,
+    /// How many of them replace the old ones.
+    pub children: usize,
+}
+
+/// Whether so many `new` children can take the place of so many `old` ones in the node in `parent` as it is.
+pub fn has_room(s: &State, parent: usize, old: usize, new: usize) -> bool {
+    let node = s.nodes.get(parent).node();
+    node.fits(CHILD_WORDS * (old + new)) && s.nodes.may_grow(parent, node.replace_growth_bytes_max(old, new))
+}
+
+/// Closes nodes for writers, and waits for what is being written of them.
+pub async fn gate(set: &CacheSet, slots: &[usize]) -> Result<(), Error> {
+    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gated = true));
+    while set.with(|s| slots.iter().any(|slot| s.nodes.get(*slot).writing)) {
+        set.check_alive()?;
+        set.signals().node_progress.wait().await;
+    }
+    Ok(())
+}
+
+/// Opens them again: they stay.
+pub fn ungate(set: &CacheSet, slots: &[usize]) {
+    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gated = false));
+    set.signals().node_progress.notify_all();
+    set.signals().leaf_work.notify_all();
+}
+
+/// Puts `fresh`, whose nodes hold what is live in those in the slots `old`, in their place; these are neighbours, and gated.
+/// `parent`: where it is, and the memory by which it may grow; `None` of the root.
+pub async fn replace(
+    set: &CacheSet,
+    old: &[usize],
+    parent: Option<(usize, Reserved)>,
+    mut fresh: Fresh,
+) -> Result<(), Error> {
+    write::flush_cache(set).await?;
+    let mut writes = Vec::new();
+    for (node, _) in &mut fresh.nodes {
+        set.env().yield_now().await;
+        let first = set.with(|s| {
+            s.work.seal(node.pending_bytes());
+            node.seal_pending().expect("a fresh node has a first set")
+        });
+        writes.push((write::first_sector(node), first));
+    }
+    let written = join_all(writes.iter().map(|(sector, first)| write::write_set(set, *sector, first))).await;
+    written.into_iter().collect::<Result<(), Error>>()?;
+    let new = link(set, old, parent, fresh).await?;
+    set.with(|s| {
+        old.iter().for_each(|slot| retire(s, *slot));
+        new.iter().for_each(|slot| s.nodes.get_mut(*slot).gated = false);
+    });
+    set.signals().node_progress.notify_all();
+    set.signals().journal_progress.notify_all();
+    set.signals().allocator_work.notify_all();
+    Ok(())
+}
+
+/// Makes the durable new nodes reachable: in the parent, durably, or as root. Returns their slots, gated.
+async fn link(
+    set: &CacheSet,
+    old: &[usize],
+    parent: Option<(usize, Reserved)>,
+    fresh: Fresh,
+) -> Result<Vec<usize>, Error> {
+    let old_keys: Vec<Key> = set.with(|s| old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect());
+    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|(node, _)| *node.own()).collect();
+    let slots = set.with(|s| {
+        let mut slots = Vec::new();
+        for (node, memory) in fresh.nodes {
+            let level = node.level();
+            let child = Child { key: *node.own(), level };
+            let slot = s.nodes.enter(node, child.pointer(), memory);
+            s.nodes.get_mut(slot).gated = true;
+            slots.push(slot);
+            if parent.is_none() {
+                // The last one entered is the root.
+                s.root = child;
+                s.root_pin = Some(s.nodes.pin(slot));
+            }
+        }
+        slots
+    });
+    let Some((parent, memory)) = parent else { return Ok(slots) };
+    let (sector, append) = set.with(|s| {
+        s.nodes.get_mut(parent).writing = true;
+        drop(memory);
+        s.nodes.change(parent, |node| node.replace_children(&old_keys, &keys));
+        let append = s.nodes.change(parent, Node::seal_pending).expect("children were just replaced");
+        let start = write::first_sector(s.nodes.get(parent).node());
+        (start + u64::from(append.block) * s.geometry.block_sectors, append)
+    });
+    write::append_set(set, sector, &append).await?;
+    set.with(|s| s.nodes.get_mut(parent).writing = false);
+    Ok(slots)
+}
+
+/// The replacement is durable and reachable: an old node, its bucket and its claim on the journal go.
+fn retire(s: &mut State, old: usize) {
+    let cached = s.nodes.get_mut(old);
+    if let Some(sequence) = cached.pending_since.take() {
+        s.journal.unpin(sequence);
+    }
+    let child = Child { key: *cached.node().own(), level: cached.node().level() };
+    let pointer = child.pointer();
+    s.nodes.remove(old);
+    s.unreadable.forget(pointer);
+    let bucket = s.buckets.of(pointer).expect("a node lies in a bucket");
+    s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
+}
+
+/// What a fresh node in the place of the one in `slot` starts with.
+pub fn live_keys(s: &mut State, slot: usize) -> Vec<Key> {
+    let State { nodes, buckets, work, .. } = s;
+    let node = nodes.get(slot).node();
+    work.visit(node.len());
+    node.live_keys(&mut |key| !node.is_leaf() || !buckets.is_dead(key))
+}
+
+/// A fresh node; its keys are copied into the view and into the first set.
+pub fn make(set: &CacheSet, own: Key, level: u8, keys: &[Key]) -> Node {
+    let seq = set.env().random();
+    set.with(|s| {
+        s.work.copy(2 * keys.len());
+        Node::from_keys(own, level, seq, &s.geometry, keys)
+    })
+}
+
+/// The key of a new node in `bucket` whose range ends at `end`.
+pub fn node_key(s: &State, bucket: BucketId, end: Position) -> Key {
+    let pointer = Pointer::new(bucket.device, s.buckets.sector(bucket), s.buckets.get(bucket).generation);
+    let size = u16::try_from(s.geometry.node_sectors()).expect("node sizes fit a key");
+    Key { inode: end.inode, size, dirty: false, end: end.offset, pointers: Pointers::one(pointer) }
+}
