@@ -37,6 +37,8 @@ const SELDOM: [(Phase, u64); 8] = [
 pub struct Depth {
     /// Judge one point in so many (1: all), and of what comes seldom some more.
     pub every: u64,
+    /// Judge so many times fewer of the points inside what comes seldom.
+    pub seldom: u64,
     /// Seeded subsets tried at each power cut, besides nothing and everything.
     pub subsets: u64,
     /// Crash inside the recovery of one crash in so many, at each of its points; 0: of none.
@@ -57,6 +59,7 @@ impl Depth {
     /// For a quick look: every point, two subsets, one recovery in 64.
     pub const QUICK: Self = Self {
         every: 1,
+        seldom: 1,
         subsets: 2,
         recovery_one_in: 64,
         recovery_subsets: 1,
@@ -70,8 +73,9 @@ impl Depth {
 
     /// Whether `point` of a workload is judged.
     fn picks(&self, seed: u64, point: u64, phases: &Phases) -> bool {
-        let seldom =
-            |(phase, one_in)| phases.is_inside(phase) && mix(&[seed, point, 9]).is_multiple_of(one_in);
+        let seldom = |(phase, one_in)| {
+            phases.is_inside(phase) && mix(&[seed, point, 9]).is_multiple_of(one_in * self.seldom)
+        };
         point % self.every == seed % self.every || SELDOM.into_iter().any(seldom)
     }
 

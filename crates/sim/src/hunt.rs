@@ -13,6 +13,10 @@ use crate::system::System;
 use crate::workload::{Shape, Workload};
 use std::rc::Rc;
 
+/// How much fewer points inside what comes seldom are judged than in a sweep: a round should not take much longer than a
+/// second, and each crash of a set that has grown takes a good part of one.
+const SELDOM: u64 = 32;
+
 /// What a round of a hunt is made of.
 #[derive(Clone, Copy)]
 struct Kind {
@@ -86,6 +90,7 @@ impl Round {
         let seed = mix(&[from, index]) >> 32;
         let crashes = kind.crash_every.map(|every| Depth {
             every,
+            seldom: SELDOM,
             recovery_one_in: if kind.inside { 96 } else { 0 },
             ..Depth::QUICK
         });
