@@ -41,8 +41,10 @@ pub struct Depth {
     pub seldom: u64,
     /// Seeded subsets tried at each power cut, besides nothing and everything.
     pub subsets: u64,
-    /// Crash inside the recovery of one crash in so many, at each of its points; 0: of none.
+    /// Crash inside the recovery of one crash in so many; 0: of none.
     pub recovery_one_in: u64,
+    /// Of a recovery judge one point in so many (1: all).
+    pub recovery_every: u64,
     /// Seeded subsets tried at each power cut inside a recovery.
     pub recovery_subsets: u64,
     /// The same for the recovery from a crash inside a recovery.
@@ -62,6 +64,7 @@ impl Depth {
         seldom: 1,
         subsets: 2,
         recovery_one_in: 64,
+        recovery_every: 1,
         recovery_subsets: 1,
         third_one_in: 512,
         aftermath: 4,
@@ -223,7 +226,11 @@ impl Judge {
         match before {
             [] if self.depth.picks(seed, point, phases) => self.depth.cuts(seed, point),
             [] => Vec::new(),
-            _ => self.depth.cuts_in_recovery(self.number_of(before), point),
+            _ => {
+                let number = self.number_of(before);
+                let is_judged = mix(&[number, point]).is_multiple_of(self.depth.recovery_every);
+                if is_judged { self.depth.cuts_in_recovery(number, point) } else { Vec::new() }
+            }
         }
     }
 }

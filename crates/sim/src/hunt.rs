@@ -17,6 +17,9 @@ use std::rc::Rc;
 /// second, and each crash of a set that has grown takes a good part of one.
 const SELDOM: u64 = 32;
 
+/// Of a recovery one point in so many is judged: some have thousands.
+const RECOVERY: u64 = 16;
+
 /// What a round of a hunt is made of.
 #[derive(Clone, Copy)]
 struct Kind {
@@ -91,6 +94,7 @@ impl Round {
         let crashes = kind.crash_every.map(|every| Depth {
             every,
             seldom: SELDOM,
+            recovery_every: RECOVERY,
             recovery_one_in: if kind.inside { 96 } else { 0 },
             ..Depth::QUICK
         });
