@@ -33,12 +33,13 @@ impl Content {
 }
 
 impl Part {
-    /// The bytes of the sector `index` of this part; `None` for zeroes.
-    fn sector(&self, index: u64) -> Option<&[u8]> {
-        let at = usize::try_from(self.first + index).expect("a request fits memory") * SECTOR;
+    /// The bytes of the sectors `range` of this part; `None` for zeroes.
+    fn sectors(&self, range: Range<u64>) -> Option<&[u8]> {
+        let at = |index| usize::try_from(self.first + index).expect("a request fits memory") * SECTOR;
+        let bytes = at(range.start)..at(range.end);
         match &self.content {
-            Content::Payload(payload) => Some(&payload.as_slice()[at..at + SECTOR]),
-            Content::Data(data) => Some(&data[at..at + SECTOR]),
+            Content::Payload(payload) => Some(&payload.as_slice()[bytes]),
+            Content::Data(data) => Some(&data[bytes]),
             Content::Zero | Content::Keep => None,
         }
     }
@@ -73,19 +74,21 @@ impl Version {
 
     /// Puts its sectors into `store`.
     pub(super) fn apply(&self, store: &mut Store, page: u64) {
-        if self.mask == 0 {
-            return;
-        }
-        if self.mask == u8::MAX && self.part.sector(0).is_none() {
-            store.zero(page * PAGE_SECTORS, PAGE_SECTORS);
-            return;
-        }
-        for sector in (0..PAGE_SECTORS).filter(|sector| self.mask >> sector & 1 == 1) {
-            let at = page * PAGE_SECTORS + sector;
-            match self.part.sector(sector - self.first) {
-                Some(bytes) => store.write(at, bytes),
-                None => store.zero(at, 1),
+        let mut first = 0;
+        while first < PAGE_SECTORS {
+            // The next run of sectors that it still stands for.
+            first += u64::from((self.mask >> first).trailing_zeros()).min(PAGE_SECTORS - first);
+            let count = u64::from((!(u64::from(self.mask) >> first)).trailing_zeros());
+            if count == 0 {
+                return;
             }
+            let at = page * PAGE_SECTORS + first;
+            let end = first + count;
+            match self.part.sectors(first - self.first..end - self.first) {
+                Some(bytes) => store.write(at, bytes),
+                None => store.zero(at, count),
+            }
+            first = end;
         }
     }
 

@@ -153,6 +153,15 @@ impl Sector {
         }
     }
 
+    /// Whether a read may have returned that and there is nothing to learn from it.
+    pub(super) fn is_known(&self, seen: &Seen) -> bool {
+        let [only] = self.versions.as_slice() else { return false };
+        let is_visible = only.start < seen.end && only.dead_at > seen.start;
+        let is_settled = only.happened && only.durable && !only.in_flight;
+        let has_ended = only.by <= seen.end && only.promised <= seen.end;
+        is_visible && is_settled && has_ended && only.content == Content::Value(seen.value)
+    }
+
     /// A read has returned; false if it may not return that.
     pub(super) fn read(&mut self, seen: &Seen) -> bool {
         let visible = |version: &Version| version.start < seen.end && version.dead_at > seen.start;
