@@ -7,8 +7,11 @@
 use crate::tree::Tree;
 use anyhow::{Context as _, Result, bail};
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// How long a fault may hide from half of the hunts, in seconds of one processor.
@@ -97,7 +100,7 @@ fn select(mut mutants: Vec<Mutant>, args: &Args, origin: &Path) -> Result<Vec<Mu
         }
     }
     if let Some(count) = args.rotate {
-        let turn = commits(origin)? % mutants.len().max(1);
+        let turn = commits(origin)? * count % mutants.len().max(1);
         mutants.rotate_left(turn);
         mutants.truncate(count);
     }
@@ -129,11 +132,7 @@ fn build(tree: &Path, target: &Path) -> Result<PathBuf> {
 
 /// Hunts with each starting number, and prints how long that took.
 fn is_caught(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
-    let mut times = Vec::new();
-    for from in 1..=args.starts {
-        // What was never found took longer than any.
-        times.push(hunt(simulator, from, args.limit)?.unwrap_or(f64::INFINITY));
-    }
+    let mut times = hunts(simulator, args)?;
     times.sort_unstable_by(f64::total_cmp);
     let (Some(median), Some(worst)) = (times.get(times.len().saturating_sub(1) / 2), times.last()) else {
         bail!("at least one start is needed");
@@ -142,6 +141,31 @@ fn is_caught(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
     let verdict = if caught { "caught" } else { "NOT CAUGHT" };
     println!("{:<44} {verdict}: median {median:.1} s, worst {worst:.1} s", mutant.name);
     Ok(caught)
+}
+
+/// The seconds after which each of the hunts found something; several run at once, each on a processor.
+fn hunts(simulator: &Path, args: &Args) -> Result<Vec<f64>> {
+    let (next, times) = (AtomicU64::new(1), Mutex::new(Vec::new()));
+    let hunter = || -> Result<()> {
+        loop {
+            let from = next.fetch_add(1, Ordering::Relaxed);
+            if from > args.starts {
+                return Ok(());
+            }
+            // What was never found took longer than any.
+            let time = hunt(simulator, from, args.limit)?.unwrap_or(f64::INFINITY);
+            times.lock().expect("no hunter panics").push(time);
+        }
+    };
+    std::thread::scope(|scope| {
+        let hunters: Vec<_> = (0..parallel()).map(|_| scope.spawn(hunter)).collect();
+        hunters.into_iter().try_for_each(|hunter| hunter.join().expect("no hunter panics"))
+    })?;
+    Ok(times.into_inner().expect("no hunter panics"))
+}
+
+fn parallel() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 /// One hunt: the seconds of the processor after which it found something, if it did.
