@@ -51,6 +51,9 @@ pub struct Depth {
     pub third_one_in: u64,
     /// Steps done after each recovery.
     pub aftermath: usize,
+    /// Device operations that what comes after crashes may take, besides as many as the workload itself has taken until
+    /// then: beyond that no point is judged. `None`: any number.
+    pub work: Option<u64>,
 }
 
 impl Depth {
@@ -68,6 +71,7 @@ impl Depth {
         recovery_subsets: 1,
         third_one_in: 512,
         aftermath: 4,
+        work: None,
     };
 
     /// Every point, every recovery, each of its points, all with eight subsets; of the recoveries from these one in 4,096.
@@ -126,6 +130,8 @@ struct Judge {
     depth: Depth,
     /// Only this one, instead of what `depth` says.
     only: Vec<Cut>,
+    /// The point of the workload that was reached.
+    reached: Cell<u64>,
     figures: Cell<Figures>,
     failure: RefCell<Option<Failure>>,
 }
@@ -218,9 +224,23 @@ impl Judge {
         rig.world.borrow_mut().observe(Box::new(observer));
     }
 
+    /// Whether a point after `level` crashes can still be paid for. A recovery that is crashed in turn may run into debt.
+    fn has_work_left(&self, level: usize) -> bool {
+        self.depth.work.is_none_or(|work| {
+            let allowed = work * (level as u64 + 1) + self.reached.get();
+            self.figures.get().operations < allowed
+        })
+    }
+
     fn cuts_at(&self, point: u64, before: &[Cut], phases: &Phases) -> Vec<Cut> {
         if let Some(only) = self.only.get(before.len()) {
             return if only.point == point { vec![*only] } else { Vec::new() };
+        }
+        if before.is_empty() {
+            self.reached.set(point);
+        }
+        if !self.has_work_left(before.len()) {
+            return Vec::new();
         }
         let seed = self.workload.seed;
         match before {
@@ -299,6 +319,7 @@ fn run(mut rig: Rig, workload: &Workload, depth: Depth, only: Vec<Cut>) -> Resul
         workload: workload.clone(),
         depth,
         only,
+        reached: Cell::new(0),
         figures: Cell::default(),
         failure: RefCell::default(),
     });

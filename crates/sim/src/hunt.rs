@@ -20,6 +20,9 @@ const SELDOM: u64 = 32;
 /// Of a recovery one point in so many is judged: some have thousands.
 const RECOVERY: u64 = 16;
 
+/// Device operations that the crashes of a round may take besides as many as its workload does: a second or less.
+const WORK: u64 = 20_000;
+
 /// What a round of a hunt is made of.
 #[derive(Clone, Copy)]
 struct Kind {
@@ -46,28 +49,27 @@ const fn crashing_once(shape: &'static str, steps: usize, every: u64) -> Kind {
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 22] = [
+const KINDS: [Kind; 21] = [
     plain("restarts"),
-    crashing("points", 60, 23),
+    crashing("points", 60, 7),
     plain("trouble"),
     plain("mixed"),
-    crashing("trouble", 100, 47),
+    crashing("trouble", 100, 13),
     plain("hot"),
-    crashing("restarts", 100, 97),
     crashing_once("forest", 80, 997),
+    crashing("restarts", 100, 29),
     plain("scarce"),
     plain("scatter"),
-    crashing("points", 100, 41),
+    crashing("points", 100, 11),
     plain("restarts"),
     Kind { shape: "turnover", steps: Some(700), crash_every: None, inside: false },
-    crashing("mixed", 150, 97),
-    crashing_once("scarce", 600, 1499),
-    plain("forest"),
+    crashing("mixed", 150, 31),
+    crashing_once("scarce", 600, 997),
     plain("trouble"),
-    crashing("trouble", 200, 97),
+    crashing("trouble", 200, 31),
     crashing_once("forest", 80, 997),
     crashing("scatter", 400, 499),
-    crashing("hot", 200, 97),
+    crashing("hot", 200, 29),
     crashing_once("forest", 400, 499),
 ];
 
@@ -96,6 +98,7 @@ impl Round {
             seldom: SELDOM,
             recovery_every: RECOVERY,
             recovery_one_in: if kind.inside { 96 } else { 0 },
+            work: Some(WORK),
             ..Depth::QUICK
         });
         Self { workload: shape.draw(seed), crashes }

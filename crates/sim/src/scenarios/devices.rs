@@ -172,7 +172,8 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
         let fault = DiskFault::Fail(Landed::Part);
         stage.device(device).faults.add(Rule { on, sectors: 0..u64::MAX, skip, count, fault });
         let steps = Shape::named("points").expect("a shape").with_steps(120).draw(seed).steps;
-        let requests = steps.into_iter().filter(|step| !matches!(step, Step::Pause(_) | Step::Settle));
+        let is_request = |step: &Step| !matches!(step, Step::Pause(_) | Step::Settle | Step::Trouble { .. });
+        let requests = steps.into_iter().filter(is_request);
         let ended = stage.attempt(requests.collect()).map(|_| ()).and_then(|()| stage.stop());
         let waiting = matches!(ended, Err(Fault::Waiting { .. }));
         assert!(!waiting, "{on:?} {skip} of device {device} fails {count} times: {ended:?}");

@@ -75,7 +75,7 @@ pub enum Damage {
     #[error("no step is written like {0:?}")]
     Step(String),
     /// Devices fail in a workload that says they do not.
-    #[error("a device is in trouble, although the script says \"troubled no\"")]
+    #[error("a device fails, although the script says \"troubled no\"")]
     Trouble,
     /// A volume or a device that does not exist.
     #[error("there is no {what} {found}: there are {count}")]
@@ -323,9 +323,6 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
 
 fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> Result<Step, Damage> {
     let [device, on, sectors, "after", skip, count, "times:", fault] = words else { return Err(wrong()) };
-    if !workload.troubled {
-        return Err(Damage::Trouble);
-    }
     let (found, count_of) =
         (number("device", device, 0..=u64::MAX)?, workload.geometry.volumes.len() as u64 + 1);
     let device = usize::try_from(found).ok().filter(|_| found < count_of);
@@ -339,6 +336,10 @@ fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> R
         count: number("times", count, 0..=u32::MAX)?,
         fault: fault_of(fault).ok_or_else(&wrong)??,
     };
+    // No request need fail for what is late.
+    if !workload.troubled && !matches!(rule.fault, Fault::Late(_)) {
+        return Err(Damage::Trouble);
+    }
     Ok(Step::Trouble { device, rule })
 }
 

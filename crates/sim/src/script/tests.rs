@@ -59,7 +59,7 @@ const DAMAGES: [(&str, &str, &str); 33] = [
     ("seed 5", "seed 05", "line 3: seed must be a number"),
     ("seed 5", "depth 5", "line 3: here must stand \"seed"),
     ("depth 8", "depth 100000000", "line 4: depth must be a number from 1 to 64"),
-    ("troubled yes", "troubled no", "a device is in trouble, although"),
+    ("troubled yes", "troubled no", "a device fails, although"),
     ("troubled yes", "troubled maybe", "line 5: troubled must be yes or no"),
     ("start new", "start old", "line 6: start must be new or third-level or interior-split"),
     ("start new", "start third-level", "a set that starts so has the sizes"),

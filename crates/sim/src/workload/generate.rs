@@ -23,14 +23,15 @@ struct Weights {
     trouble: u64,
     detach: u64,
     attach: u64,
+    delay: u64,
 }
 
 impl Weights {
     /// As [`Painter::step`] numbers the kinds.
-    const fn in_order(self) -> [u64; 12] {
-        let Self { write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach } =
-            self;
-        [write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach]
+    const fn in_order(self) -> [u64; 13] {
+        let Self { write, read, flush, discard, zero, mode, .. } = self;
+        let Self { pause, settle, restart, trouble, detach, attach, delay, .. } = self;
+        [write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay]
     }
 }
 
@@ -80,6 +81,7 @@ const MIXED: Weights = Weights {
     // Most of the time a volume is attached.
     detach: 1,
     attach: 3,
+    delay: 1,
 };
 
 /// Volumes stay attached.
@@ -342,8 +344,20 @@ impl Painter<'_> {
             }),
             9 => self.trouble(),
             10 => Step::Detach { volume: self.volume() },
-            _ => Step::Attach { volume: self.volume() },
+            11 => Step::Attach { volume: self.volume() },
+            _ => self.delay(),
         }
+    }
+
+    /// Some operations of a device take their time, and others overtake them. No request fails for that.
+    fn delay(&mut self) -> Step {
+        let device = usize::try_from(self.rng.below(1 + self.shape.volumes as u64)).expect("few devices");
+        let on =
+            [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")];
+        let skip = u32::try_from(self.rng.below(12)).expect("few");
+        let fault = Fault::Late(1 << (20 + self.rng.below(9)));
+        let count = 1 << self.rng.below(4);
+        Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
     }
 
     /// Half of it of a backing device. Of the cache mostly where its data is: the first write of metadata that fails ends all

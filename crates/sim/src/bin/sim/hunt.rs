@@ -26,6 +26,12 @@ pub struct Args {
     /// The drawing that it was printed with.
     #[arg(long, requires = "from")]
     drawing: Option<u32>,
+    /// Begin with this round of it.
+    #[arg(long, default_value_t = 0, requires = "from")]
+    round: u64,
+    /// Print a line for each round.
+    #[arg(long)]
+    rounds: bool,
     /// Report a failure as it is found, without looking for a shorter way.
     #[arg(long)]
     as_found: bool,
@@ -41,9 +47,22 @@ pub fn hunt(args: &Args) -> Result<bool> {
     let mut found = None;
     let limit = Duration::from_secs(args.seconds);
     while found.is_none() && (rounds == 0 || processor_time() < limit) {
-        let round = Round::of(from, rounds);
+        let began = processor_time();
+        let index = args.round + rounds;
+        let round = Round::of(from, index);
         rounds += 1;
-        match round.judge(&system) {
+        let judged = round.judge(&system);
+        if args.rounds {
+            let (workload, spent) = (&round.workload, processor_time().saturating_sub(began));
+            let crashes = judged.as_ref().map_or(0, |done| done.crashes);
+            println!(
+                "round {index}: {} {}, {crashes} crashes, {:.1} s",
+                workload.name,
+                workload.seed,
+                spent.as_secs_f64()
+            );
+        }
+        match judged {
             Ok(done) => figures.add(&done),
             Err(failure) => found = Some((round, *failure)),
         }
