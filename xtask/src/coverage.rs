@@ -73,10 +73,10 @@ impl Lines {
 /// # Errors
 /// A tool that is missing or fails.
 pub fn run(args: &Args) -> Result<bool> {
-    let origin = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the repository")?;
+    let origin = crate::origin();
     let work = crate::target(origin).join("coverage");
     let tools = tools()?;
-    let simulator = build(origin, &work)?;
+    let simulator = crate::build_sim(origin, &work, &[("RUSTFLAGS", "-C instrument-coverage")])?;
     let (raw, merged) = (work.join("hunt.profraw"), work.join("hunt.profdata"));
     let mut hunt = Command::new(&simulator);
     hunt.args(["hunt", "--from", &args.from.to_string(), "--seconds", &args.seconds.to_string()]);
@@ -111,17 +111,6 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
         bail!("{name}: {}", String::from_utf8_lossy(&done.stderr).trim());
     }
     Ok(done.stdout)
-}
-
-/// Builds the simulator so that it counts.
-fn build(origin: &Path, target: &Path) -> Result<PathBuf> {
-    let mut cargo = crate::cargo_build_sim(origin, target);
-    cargo.env("RUSTFLAGS", "-C instrument-coverage");
-    let status = cargo.status().context("cargo does not start")?;
-    if !status.success() {
-        bail!("the simulator does not build");
-    }
-    Ok(target.join("release/sim"))
 }
 
 fn print(export: &Export, origin: &Path, with_lines: bool) {

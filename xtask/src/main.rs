@@ -6,7 +6,7 @@ mod coverage;
 mod mutants;
 mod tree;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
@@ -46,18 +46,22 @@ fn target(origin: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| origin.join("target"), PathBuf::from)
 }
 
-/// Builds the simulator of `tree`, as fast code, into `target`; to be started by the caller.
-fn cargo_build_sim(tree: &Path, target: &Path) -> process::Command {
+/// The repository.
+fn origin() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
+}
+
+/// Builds the simulator of `tree`, as fast code, into `target`, in an environment with `variables`; where it is.
+fn build_sim(tree: &Path, target: &Path, variables: &[(&str, &str)]) -> Result<PathBuf> {
     let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(tree).args([
-        "build",
-        "--quiet",
-        "--release",
-        "--package",
-        "bcached-sim",
-        "--bin",
-        "sim",
-    ]);
-    cargo.arg("--target-dir").arg(target).stdin(process::Stdio::null());
+    cargo.current_dir(tree).arg("build");
     cargo
+        .args(["--quiet", "--release", "--package", "bcached-sim", "--bin", "sim", "--target-dir"])
+        .arg(target);
+    cargo.envs(variables.iter().copied()).stdin(process::Stdio::null());
+    let status = cargo.status().context("cargo does not start")?;
+    if !status.success() {
+        bail!("the simulator does not build");
+    }
+    Ok(target.join("release/sim"))
 }

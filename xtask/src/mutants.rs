@@ -19,6 +19,13 @@ const MEDIAN_SECONDS: f64 = 60.0;
 /// From how many starting numbers on a median is asked for.
 const MEDIAN_OF: u64 = 3;
 
+/// How it is built. Faults leave things unused, and are built over and over.
+const BUILD: [(&str, &str); 3] = [
+    ("RUSTFLAGS", "--allow warnings"),
+    ("CARGO_PROFILE_RELEASE_INCREMENTAL", "true"),
+    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+];
+
 /// What to plant, and how long to look.
 #[derive(clap::Args)]
 pub struct Args {
@@ -50,7 +57,7 @@ struct Mutant {
 /// # Errors
 /// A patch that does not apply, a tree that does not build, a name that there is not.
 pub fn run(args: &Args) -> Result<bool> {
-    let origin = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the repository")?;
+    let origin = crate::origin();
     let work = crate::target(origin).join("mutants");
     let mutants = select(all(&origin.join("crates/sim/mutants"))?, args, origin)?;
     let tree = Tree::of(origin, work.join("tree"))?;
@@ -61,7 +68,8 @@ pub fn run(args: &Args) -> Result<bool> {
         if args.apply_only {
             continue;
         }
-        let simulator = build(&tree.root, &work.join("build")).with_context(|| mutant.name.clone())?;
+        let simulator = crate::build_sim(&tree.root, &work.join("build"), &BUILD);
+        let simulator = simulator.with_context(|| mutant.name.clone())?;
         if !is_caught(mutant, &simulator, args)? {
             missed.push(mutant.name.as_str());
         }
@@ -115,19 +123,6 @@ fn commits(origin: &Path) -> Result<usize> {
     let count = String::from_utf8_lossy(&done.stdout).trim().parse();
     // A tree that is no repository has no turn.
     Ok(count.unwrap_or(0))
-}
-
-/// Builds the simulator of the tree; where it is.
-fn build(tree: &Path, target: &Path) -> Result<PathBuf> {
-    let mut cargo = crate::cargo_build_sim(tree, target);
-    // Faults leave things unused, and are built over and over.
-    cargo.env("RUSTFLAGS", "--allow warnings").env("CARGO_PROFILE_RELEASE_INCREMENTAL", "true");
-    cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    let status = cargo.status().context("cargo does not start")?;
-    if !status.success() {
-        bail!("it does not build");
-    }
-    Ok(target.join("release/sim"))
 }
 
 /// Hunts with each starting number, and prints how long that took.

@@ -40,6 +40,16 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// A newly made system.
+    #[must_use]
+    pub fn made(system: &dyn System, geometry: &Geometry, seed: u64) -> Self {
+        let devices = system.make(geometry, seed);
+        // Backing devices are made holding stamps.
+        let oracle = Oracle::new(vec![Value::Written(0); geometry.volumes.len()]);
+        let note = NoteState::new(geometry.note_records);
+        Self { devices, note, oracle }
+    }
+
     /// What a crash makes of it.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         for (number, device) in self.devices.iter_mut().enumerate() {
@@ -90,11 +100,8 @@ impl Rig {
     /// A newly made system.
     #[must_use]
     pub fn new(system: Rc<dyn System>, geometry: Geometry, depth: usize, seed: u64) -> Self {
-        let devices = system.make(&geometry, seed);
-        // Backing devices are made holding stamps.
-        let oracle = Oracle::new(vec![Value::Written(0); geometry.volumes.len()]);
-        let note = NoteState::new(geometry.note_records);
-        Self::resume(system, geometry, depth, seed, Snapshot { devices, note, oracle })
+        let made = Snapshot::made(system.as_ref(), &geometry, seed);
+        Self::resume(system, geometry, depth, seed, made)
     }
 
     /// A system as `snapshot` has it, with nobody running.

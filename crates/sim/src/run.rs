@@ -22,20 +22,23 @@ const LAST_STEPS: usize = 24;
 /// # Errors
 /// A fault while the set grows that it starts from.
 pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Fault> {
-    if let Some(brink) = workload.grown {
-        return Ok(rig_from(system, workload, growth::grown(system, brink)?));
-    }
-    let seed = mix(&[workload.seed, 100]);
-    let mut rig = Rig::new(Rc::clone(system), workload.geometry.clone(), workload.depth, seed);
-    rig.troubled = workload.troubled;
-    Ok(rig)
+    let start = match workload.grown {
+        Some(brink) => growth::grown(system, brink)?,
+        None => Snapshot::made(system.as_ref(), &workload.geometry, seed_of(workload)),
+    };
+    Ok(rig_from(system, workload, start))
+}
+
+/// The seed of the world that `workload` runs in.
+fn seed_of(workload: &Workload) -> u64 {
+    mix(&[workload.seed, 100])
 }
 
 /// The rig on which `workload` runs if `start` stands on the devices before its first step, such as a set that a kernel has left.
 #[must_use]
 pub fn rig_from(system: &Rc<dyn System>, workload: &Workload, start: Snapshot) -> Rig {
-    let seed = mix(&[workload.seed, 100]);
-    let mut rig = Rig::resume(Rc::clone(system), workload.geometry.clone(), workload.depth, seed, start);
+    let (system, geometry) = (Rc::clone(system), workload.geometry.clone());
+    let mut rig = Rig::resume(system, geometry, workload.depth, seed_of(workload), start);
     rig.troubled = workload.troubled;
     rig
 }
@@ -140,18 +143,14 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     rig.crash(Crash::PowerCut, Survivors::Nothing);
     rig.hurry();
     let last = Shape::aftermath(workload, mix(&[workload.seed, 7]), LAST_STEPS);
-    let lived = rig.live(|client| async move {
+    inspected_life(rig, |client| async move {
         client.verify().await;
-        for step in last {
-            client.go(step).await;
-        }
-        client.settle().await;
+        client.go_through(last).await;
         client.written_back().await?;
         client.cached_again().await?;
         client.verify().await;
         client.stop().await
-    })?;
-    if lived.is_some() { rig.inspect() } else { Ok(()) }
+    })
 }
 
 /// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked.
@@ -160,15 +159,19 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
 /// The first fault.
 pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
     rig.heal();
-    let lived = rig.live(move |client| async move {
+    inspected_life(rig, move |client| async move {
         client.verify().await;
         client.world().borrow_mut().stop_observing();
-        for step in steps {
-            client.go(step).await;
-        }
-        client.settle().await;
+        client.go_through(steps).await;
         client.verify().await;
         client.stop().await
-    })?;
-    if lived.is_some() { rig.inspect() } else { Ok(()) }
+    })
+}
+
+/// One process, and if the world did not end meanwhile, a check of what it leaves.
+fn inspected_life<F>(rig: &mut Rig, script: impl FnOnce(Client) -> F + 'static) -> Result<(), Fault>
+where
+    F: Future<Output = Result<(), Fault>> + 'static,
+{
+    if rig.live(script)?.is_some() { rig.inspect() } else { Ok(()) }
 }

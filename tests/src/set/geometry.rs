@@ -1,5 +1,7 @@
 //! The sizes a cache set is made with.
 
+use bcached_format::CacheMode;
+
 /// What `make-bcache` is told, and how large the devices are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -15,32 +17,6 @@ pub struct Geometry {
     pub data_offset_sectors: u64,
     /// The cache mode in the backing devices' superblocks.
     pub mode: CacheMode,
-}
-
-/// The four cache modes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheMode {
-    /// Writes go to both devices.
-    Writethrough,
-    /// Writes go to the cache only; written back later.
-    Writeback,
-    /// Writes go to the backing device only.
-    Writearound,
-    /// No caching.
-    None,
-}
-
-impl CacheMode {
-    /// The kernel's word for it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Writethrough => "writethrough",
-            Self::Writeback => "writeback",
-            Self::Writearound => "writearound",
-            Self::None => "none",
-        }
-    }
 }
 
 /// A kernel takes no cache below 513 buckets; a few more leave room for what is not data.

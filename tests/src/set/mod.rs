@@ -12,7 +12,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-pub use geometry::{CacheMode, Geometry};
+pub use bcached_format::CacheMode;
+pub use geometry::Geometry;
 
 use crate::workload::Model;
 

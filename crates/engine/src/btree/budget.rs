@@ -8,8 +8,8 @@
 //! needs neither memory nor a ticket.
 //!
 //! An attempt takes tickets for one path, a rewrite for a path and the nodes that it makes, each all at once and never
-//! while holding others. A coalesce takes as many as a rewrite, and one of them is left over. A rewrite may wait, holding them, for buckets that only other attempts can free: there are
-//! tickets for both.
+//! while holding others. A coalesce takes as many as a rewrite, and one of them is left over. A rewrite may wait, holding
+//! them, for buckets that only other attempts can free: there are tickets for both.
 
 use crate::btree::cache::NODE_OVERHEAD_BYTES;
 use crate::error::Error;

@@ -39,9 +39,14 @@ pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<boo
     }
     let _ticket = split::take_ticket(set).await;
     let path = split::load_path(set, at, level).await?;
-    let Some(right) = load_neighbour(set, &path).await? else { return Ok(false) };
     let (left, parent) = (path[path.len() - 1].slot(), path[path.len() - 2].slot());
-    let words = live_words(set, left).await + live_words(set, right.slot()).await;
+    let left_words = live_words(set, left).await;
+    // Most nodes are full: their neighbours are not read for this.
+    if !set.with(|s| s.is_one_node(left_words)) {
+        return Ok(false);
+    }
+    let Some(right) = load_neighbour(set, &path).await? else { return Ok(false) };
+    let words = left_words + live_words(set, right.slot()).await;
     if !set.with(|s| s.is_one_node(words) && has_border(s, left, right.slot())) {
         return Ok(false);
     }
@@ -87,8 +92,7 @@ async fn live_words(set: &CacheSet, slot: usize) -> usize {
 impl State {
     /// Whether keys of so many words, of two neighbours, become one node.
     pub(crate) fn is_one_node(&self, words: usize) -> bool {
-        let blocks = self.geometry.node_sectors() / self.geometry.block_sectors;
-        belong_together(words, u32::try_from(blocks).expect("a node is small"), &self.geometry)
+        belong_together(words, replace::node_blocks(&self.geometry), &self.geometry)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::join_all;
-use bcached_format::{BucketId, Key, Pointer, Pointers, Position};
+use bcached_format::{BucketId, Geometry, Key, Pointer, Pointers, Position};
 use bcached_node::Node;
 
 /// Words of the key of a child, or of the freeing key of one.
@@ -156,6 +156,11 @@ pub fn make(set: &CacheSet, own: Key, level: u8, keys: &[Key]) -> Node {
         s.work.copy(2 * keys.len());
         Node::from_keys(own, level, seq, &s.geometry, keys)
     })
+}
+
+/// Blocks of a whole node.
+pub fn node_blocks(geometry: &Geometry) -> u32 {
+    u32::try_from(geometry.node_sectors() / geometry.block_sectors).expect("a node is small")
 }
 
 /// The key of a new node in `bucket` whose range ends at `end`.

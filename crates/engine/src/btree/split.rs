@@ -215,13 +215,12 @@ async fn build(
     (free, memory): (&mut Vec<BucketId>, &mut Vec<Reserved>),
 ) -> Result<Fresh, Error> {
     let geometry = set.with(|s| s.geometry);
-    let blocks = u32::try_from(geometry.node_sectors() / geometry.block_sectors).expect("a node is small");
     set.env().yield_now().await;
     let (level, position, keys) = set.with(|s| {
         let node = s.nodes.get(slot).node();
         (node.level(), node.position(), replace::live_keys(s, slot))
     });
-    let parts = match bcached_node::divide(keys, blocks, &geometry) {
+    let parts = match bcached_node::divide(keys, replace::node_blocks(&geometry), &geometry) {
         Division::One(keys) => alloc::vec![keys],
         Division::Two { left, right } => alloc::vec![left, right],
     };

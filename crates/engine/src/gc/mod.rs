@@ -1,8 +1,8 @@
 //! Keeping the tree and the buckets tidy. Nobody waits for either to find out what is free: counts are exact all the
 //! time (decision 7).
 //!
-//! `pass` drops stale keys before generations wrap, and makes sparse nodes fewer; `moving` gathers the live data of sparse buckets; `orphans` makes void
-//! what is left of volumes that are no more.
+//! `pass` drops stale keys before generations wrap, and makes sparse nodes fewer; `moving` gathers the live data of sparse
+//! buckets; `orphans` makes void what is left of volumes that are no more.
 
 pub mod moving;
 pub mod orphans;

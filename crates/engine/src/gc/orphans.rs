@@ -49,8 +49,7 @@ async fn make_void(set: &CacheSet, inode: Inode) -> Result<(), Error> {
             .attempt(|s| {
                 found = None;
                 s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
-                    let is_live = key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
-                    if key.dirty && is_live {
+                    if key.dirty && !buckets.is_dead(key) {
                         let start = found.map_or(key.start(), |before| before.start);
                         found = Some(Range { start, end: key.end });
                     }

@@ -166,9 +166,8 @@ async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Err
 
 /// The key has no data, or none that is still there.
 fn is_void(buckets: &Buckets, key: &Key) -> bool {
-    let pointers = key.pointers.as_slice();
-    let is_placeholder = pointers.iter().any(|pointer| pointer.is_check());
-    is_placeholder || pointers.iter().all(|pointer| buckets.is_stale(*pointer))
+    let is_placeholder = key.pointers.as_slice().iter().any(|pointer| pointer.is_check());
+    is_placeholder || buckets.is_dead(key)
 }
 
 fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {

@@ -476,7 +476,7 @@ impl State {
         let upto = match self.keys_in_leaf(inode, start, end, &mut |s, key| {
             let could_return = key.pointers.as_slice().iter().any(|pointer| !s.is_durably_stale(*pointer));
             found.present |= could_return;
-            found.dirty |= key.dirty && key.pointers.as_slice().iter().any(|pointer| !s.is_stale(*pointer));
+            found.dirty |= key.dirty && !s.is_dead(key);
         }) {
             Attempt::Done(upto) => upto,
             Attempt::Needs(need) => return Attempt::Needs(need),

@@ -35,7 +35,7 @@ impl CacheSet {
     /// set is being stopped or fails, or if there is nothing to detach. Like all that the engine does, this is to be
     /// waited for to its end; it ends by itself.
     pub async fn detach(&self, id: VolumeId) -> Result<(), Error> {
-        let target = self.with(|s| begin(s, id))?;
+        let target = self.with(|s| s.begin_course(id, Course::Detaching))?;
         let detached = match target.inode {
             Some(inode) => self.take_out(&target, inode).await,
             None => Err(Error::NotAttached),
@@ -117,16 +117,10 @@ fn say_none(superblock: &mut BackingSuperblock) {
     superblock.set_set_uuid(Uuid::NIL);
 }
 
-/// The course is set if it can be; until its end the set does not stop.
-fn begin(s: &mut State, id: VolumeId) -> Result<Target, Error> {
-    s.begin_course(id, Course::Detaching)?;
-    let volume = s.volumes.get(id).ok_or(Error::NoVolume)?;
-    Ok(Target::of(id, volume, s.geometry.block_sectors))
-}
-
 impl State {
-    /// A volume sets out; refused if it has no backing device, is there already, or is on its way.
-    pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<(), Error> {
+    /// A volume sets out; refused if it has no backing device, is there already, or is on its way. Until it has arrived
+    /// the set does not stop.
+    pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<Target, Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }
@@ -140,7 +134,7 @@ impl State {
         }
         volume.course = course;
         self.background += 1;
-        Ok(())
+        Ok(Target::of(id, volume, self.geometry.block_sectors))
     }
 
     /// It has arrived, or stays where it was.

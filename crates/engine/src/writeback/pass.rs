@@ -197,8 +197,7 @@ fn choose_in_leaf(
     let inode = target.inode.expect("only attached volumes are written back");
     let mut dirty: Vec<Key> = Vec::new();
     let found = s.keys_in_leaf(inode, start, end, &mut |buckets, key| {
-        let live = key.pointers.as_slice().iter().any(|pointer| !buckets.is_stale(*pointer));
-        if key.dirty && live && dirty.len() < BATCH_KEYS {
+        if key.dirty && !buckets.is_dead(key) && dirty.len() < BATCH_KEYS {
             dirty.extend(key.cut(start, end));
         }
     });

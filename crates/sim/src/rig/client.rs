@@ -136,6 +136,14 @@ impl Client {
         }
     }
 
+    /// Does `steps`, and waits until all of them have been answered.
+    pub async fn go_through(&self, steps: Vec<Step>) {
+        for step in steps {
+            self.go(step).await;
+        }
+        self.settle().await;
+    }
+
     /// Waits until every request started has been answered.
     pub async fn settle(&self) {
         drop(self.shared.places.acquire(self.shared.depth).await);

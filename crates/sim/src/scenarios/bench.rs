@@ -123,9 +123,7 @@ impl Running for Open {
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
-        let (set, id) = (self.set.clone(), self.id(volume));
-        let mode = engine::mode(wanted);
-        Box::pin(async move { set.set_cache_mode(id, mode).await.map_err(Refusal::from_error) })
+        engine::set_mode(&self.set, self.id(volume), wanted)
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
@@ -137,7 +135,6 @@ impl Running for Open {
     }
 
     fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let set = self.set.clone();
-        Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
+        engine::stop(&self.set)
     }
 }

@@ -202,6 +202,20 @@ pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
     })
 }
 
+/// Changes the mode of a volume of an engine.
+#[must_use]
+pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move { set.set_cache_mode(id, mode(wanted)).await.map_err(Refusal::from_error) })
+}
+
+/// Stops an engine.
+#[must_use]
+pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
+}
+
 /// Takes a volume of an engine from the cache.
 #[must_use]
 pub fn detach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
@@ -234,8 +248,7 @@ impl Running for Open {
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
-        let (set, id) = (self.set.clone(), self.volumes[volume as usize]);
-        Box::pin(async move { set.set_cache_mode(id, mode(wanted)).await.map_err(Refusal::from_error) })
+        set_mode(&self.set, self.volumes[volume as usize], wanted)
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
@@ -255,7 +268,6 @@ impl Running for Open {
     }
 
     fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let set = self.set.clone();
-        Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
+        stop(&self.set)
     }
 }
