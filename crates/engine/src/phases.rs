@@ -18,6 +18,8 @@ pub enum Phase {
     RootSplit,
     /// Two sparse nodes become one, and the parent is told.
     Coalesce,
+    /// Keys are appended to a leaf.
+    LeafWrite,
     /// Any of the rewrites and splits while the journal is replayed.
     ReplaySplit,
     /// Keys of journal entries are put into the tree at a start.
@@ -56,12 +58,13 @@ pub enum Phase {
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
         Self::RootSplit,
         Self::Coalesce,
+        Self::LeafWrite,
         Self::ReplaySplit,
         Self::Replay,
         Self::JournalWrap,
@@ -81,6 +84,12 @@ impl Phase {
         Self::CacheStart,
     ];
 
+    /// Its bit in a set of phases.
+    #[must_use]
+    pub const fn bit(self) -> u32 {
+        1 << self as u32
+    }
+
     /// In words, for tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -90,6 +99,7 @@ impl Phase {
             Self::InteriorSplit => "interior split",
             Self::RootSplit => "root split",
             Self::Coalesce => "coalesce",
+            Self::LeafWrite => "leaf write",
             Self::ReplaySplit => "split in a replay",
             Self::Replay => "replay",
             Self::JournalWrap => "journal wrap",
@@ -140,6 +150,15 @@ impl Phases {
         self.begun(phase) > self.0[phase as usize].ended.load(Ordering::Relaxed)
     }
 
+    /// Those that the set is in the middle of, a [bit](Phase::bit) for each.
+    #[must_use]
+    pub fn inside(&self) -> u32 {
+        Phase::ALL
+            .into_iter()
+            .filter(|phase| self.is_inside(*phase))
+            .fold(0, |bits, phase| bits | phase.bit())
+    }
+
     /// It begins; it ends with what is returned.
     pub(crate) fn begin(self: &Arc<Self>, phase: Phase) -> Inside {
         self.0[phase as usize].begun.fetch_add(1, Ordering::Relaxed);
@@ -171,6 +190,7 @@ mod tests {
             assert!(!phases.is_inside(phase));
             let inside = phases.begin(phase);
             assert!(phases.is_inside(phase) && phases.begun(phase) == 1, "{phase:?}");
+            assert_eq!(phases.inside(), phase.bit());
             drop(inside);
             assert!(!phases.is_inside(phase) && phases.begun(phase) == 1, "{phase:?}");
         }

@@ -4,9 +4,11 @@
 //! Copying at the point is the same as running again and crashing there (`driver::tests` compares the two), and turns a
 //! quadratic sweep into a linear one. A replay runs the workload and judges the one point.
 
+mod novelty;
+
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
-use crate::driver::Crash;
+use crate::driver::{Crash, OpView};
 use crate::failure::{Cut, Failure, Fault};
 use crate::figures::Figures;
 use crate::note::NoteState;
@@ -15,35 +17,27 @@ use crate::rig::{Rig, Snapshot};
 use crate::run::{play, rig_for, verified_life};
 use crate::system::System;
 use crate::workload::{Shape, Step, Workload};
-use bcached_engine::{Phase, Phases};
+use bcached_engine::Phases;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What comes seldom and is over soon: there one point in so many is judged, wherever the others lie.
-const SELDOM: [(Phase, u64); 8] = [
-    (Phase::InteriorSplit, 1),
-    (Phase::LeafSplit, 8),
-    (Phase::RootSplit, 8),
-    (Phase::Coalesce, 32),
-    (Phase::Move, 8),
-    (Phase::JournalWrap, 8),
-    (Phase::BackingStale, 1),
-    (Phase::BackingDetached, 2),
-];
+pub use novelty::Novelty;
 
 /// How thorough a sweep is.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
-    /// Judge one point in so many (1: all), and of what comes seldom some more.
+    /// Judge one point in so many (1: all, 0: none but the following).
     pub every: u64,
-    /// Judge so many times fewer of the points inside what comes seldom.
-    pub seldom: u64,
+    /// Judge besides points unlike those before: see [`Novelty::picks`]; 0: none.
+    pub novel: u64,
+    /// Of the workload itself judge only points inside one of these phases, bits as of [`Phases::inside`]; 0: all points.
+    pub within: u32,
     /// Seeded subsets tried at each power cut, besides nothing and everything.
     pub subsets: u64,
     /// Crash inside the recovery of one crash in so many; 0: of none.
     pub recovery_one_in: u64,
-    /// Of a recovery judge one point in so many (1: all).
+    /// Of a recovery judge one point in so many (1: all, 0: none but those unlike others).
     pub recovery_every: u64,
     /// Seeded subsets tried at each power cut inside a recovery.
     pub recovery_subsets: u64,
@@ -51,8 +45,11 @@ pub struct Depth {
     pub third_one_in: u64,
     /// Steps done after each recovery.
     pub aftermath: usize,
-    /// Device operations that what comes after crashes may take, besides as many as the workload itself has taken until
-    /// then: beyond that no point is judged. `None`: any number.
+    /// Of the crashes that could be tried at a point try so many; `None`: all.
+    pub tries: Option<usize>,
+    /// Device operations that what comes after crashes may take, besides twice as many as there were points until then:
+    /// beyond that no point is judged, and beyond half of it none but those of the workload itself that are unlike others.
+    /// `None`: any number.
     pub work: Option<u64>,
 }
 
@@ -64,13 +61,15 @@ impl Depth {
     /// For a quick look: every point, two subsets, one recovery in 64.
     pub const QUICK: Self = Self {
         every: 1,
-        seldom: 1,
+        novel: 0,
+        within: 0,
         subsets: 2,
         recovery_one_in: 64,
         recovery_every: 1,
         recovery_subsets: 1,
         third_one_in: 512,
         aftermath: 4,
+        tries: None,
         work: None,
     };
 
@@ -78,21 +77,13 @@ impl Depth {
     pub const EXHAUSTIVE: Self =
         Self { recovery_one_in: 1, recovery_subsets: 8, third_one_in: 4096, ..Self::FULL };
 
-    /// Whether `point` of a workload is judged.
-    fn picks(&self, seed: u64, point: u64, phases: &Phases) -> bool {
-        let seldom = |(phase, one_in)| {
-            phases.is_inside(phase) && mix(&[seed, point, 9]).is_multiple_of(one_in * self.seldom)
-        };
-        point % self.every == seed % self.every || SELDOM.into_iter().any(seldom)
-    }
-
     /// The crashes tried at `point` of a workload.
     fn cuts(&self, seed: u64, point: u64) -> Vec<Cut> {
         let subset = |index| Survivors::Seeded(mix(&[seed, point, index]) >> 32);
         let power =
             [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..self.subsets).map(subset));
         let death = [Survivors::Nothing, subset(self.subsets)];
-        cuts(point, power, death)
+        self.some_of(cuts(point, power, death), mix(&[seed, point, 8]))
     }
 
     /// The crashes tried at a point of a recovery.
@@ -101,7 +92,15 @@ impl Depth {
         let everything = (self.recovery_subsets > 1).then_some(Survivors::Everything);
         let power =
             [Survivors::Nothing].into_iter().chain(everything).chain((0..self.recovery_subsets).map(subset));
-        cuts(point, power, [subset(0)])
+        self.some_of(cuts(point, power, [subset(0)]), mix(&[seed, point, 8]))
+    }
+
+    /// As many of `cuts` as are tried, which ones `number` tells.
+    fn some_of(&self, mut cuts: Vec<Cut>, number: u64) -> Vec<Cut> {
+        let count = cuts.len();
+        cuts.rotate_left(usize::try_from(number % count as u64).expect("less than there are"));
+        cuts.truncate(self.tries.unwrap_or(count));
+        cuts
     }
 
     /// How many recoveries there are to each that is crashed, `level` crashes having come before; 0: none is.
@@ -132,6 +131,7 @@ struct Judge {
     only: Vec<Cut>,
     /// The point of the workload that was reached.
     reached: Cell<u64>,
+    novelty: Rc<RefCell<Novelty>>,
     figures: Cell<Figures>,
     failure: RefCell<Option<Failure>>,
 }
@@ -156,10 +156,10 @@ impl Judge {
         true
     }
 
-    /// Opens, verifies, goes on a little, stops; in one of four runs the structure is checked as the crash has left it,
-    /// in one of four runs the power then goes, and nothing may be missing.
+    /// Checks the structure as the crash has left it (of large sets in one of four runs), opens, verifies, goes on a little,
+    /// stops; in one of four runs the power then goes, and nothing may be missing.
     fn aftermath(&self, rig: &mut Rig, seed: u64) -> Result<(), Fault> {
-        if seed % 4 == 1 {
+        if self.workload.grown.is_none() || seed % 4 == 1 {
             rig.inspect()?;
         }
         verified_life(rig, Shape::aftermath(&self.workload, mix(&[seed, 6]), self.depth.aftermath))?;
@@ -207,8 +207,8 @@ impl Judge {
         let judge = Rc::clone(self);
         let (note, oracle) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle));
         let phases = Arc::clone(&rig.phases);
-        let observer = move |point, devices: &[Device], _: &_| {
-            let cuts = judge.cuts_at(point, &before, &phases);
+        let observer = move |point, devices: &[Device], view: &OpView| {
+            let cuts = judge.cuts_at(point, &before, &phases, view);
             if cuts.is_empty() {
                 return false;
             }
@@ -224,33 +224,42 @@ impl Judge {
         rig.world.borrow_mut().observe(Box::new(observer));
     }
 
-    /// Whether a point after `level` crashes can still be paid for. A recovery that is crashed in turn may run into debt.
-    fn has_work_left(&self, level: usize) -> bool {
-        self.depth.work.is_none_or(|work| {
-            let allowed = work * (level as u64 + 1) + self.reached.get();
-            self.figures.get().operations < allowed
-        })
+    /// The share in hundredths that is spent of what may be.
+    fn spent_percent(&self) -> u64 {
+        let spent = self.figures.get().operations;
+        self.depth.work.map_or(0, |work| 100 * spent / (work + 2 * self.reached.get()))
     }
 
-    fn cuts_at(&self, point: u64, before: &[Cut], phases: &Phases) -> Vec<Cut> {
+    fn cuts_at(&self, point: u64, before: &[Cut], phases: &Phases, view: &OpView) -> Vec<Cut> {
         if let Some(only) = self.only.get(before.len()) {
             return if only.point == point { vec![*only] } else { Vec::new() };
         }
         if before.is_empty() {
             self.reached.set(point);
         }
-        if !self.has_work_left(before.len()) {
+        let within = self.depth.within;
+        let is_within = within == 0 || phases.inside() & within != 0;
+        let spent = self.spent_percent();
+        if spent >= 100 || if before.is_empty() { !is_within } else { spent >= 50 } {
             return Vec::new();
         }
-        let seed = self.workload.seed;
-        match before {
-            [] if self.depth.picks(seed, point, phases) => self.depth.cuts(seed, point),
-            [] => Vec::new(),
+        let (seed, number) = (self.workload.seed, self.number_of(before));
+        let is_one_in = match before {
+            _ if spent >= 50 => false,
+            [] => self.depth.every > 0 && point % self.depth.every == seed % self.depth.every,
             _ => {
-                let number = self.number_of(before);
-                let is_judged = mix(&[number, point]).is_multiple_of(self.depth.recovery_every);
-                if is_judged { self.depth.cuts_in_recovery(number, point) } else { Vec::new() }
+                let every = self.depth.recovery_every;
+                every > 0 && mix(&[number, point]).is_multiple_of(every)
             }
+        };
+        let is_novel = || {
+            let number = mix(&[number, point]);
+            self.novelty.borrow_mut().picks(self.depth.novel, number, before.len(), phases, view)
+        };
+        match before {
+            _ if !is_one_in && !is_novel() => Vec::new(),
+            [] => self.depth.cuts(seed, point),
+            _ => self.depth.cuts_in_recovery(number, point),
         }
     }
 }
@@ -284,7 +293,20 @@ fn snapshot(devices: &[Device], note: &RefCell<NoteState>, oracle: &RefCell<Orac
 /// # Errors
 /// The first fault, of the run itself or after a crash.
 pub fn sweep(system: &Rc<dyn System>, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
-    run(rig_of(system, workload)?, workload, depth, Vec::new())
+    sweep_after(system, workload, depth, &Rc::default())
+}
+
+/// As [`sweep`], where others have gone before: what they have judged is not new.
+///
+/// # Errors
+/// As of [`sweep`].
+pub fn sweep_after(
+    system: &Rc<dyn System>,
+    workload: &Workload,
+    depth: Depth,
+    novelty: &Rc<RefCell<Novelty>>,
+) -> Result<Figures, Box<Failure>> {
+    run(rig_of(system, workload)?, workload, depth, Vec::new(), Rc::clone(novelty))
 }
 
 /// As [`sweep`], on a rig that stands ready: see [`rig_from`](crate::run::rig_from).
@@ -292,7 +314,7 @@ pub fn sweep(system: &Rc<dyn System>, workload: &Workload, depth: Depth) -> Resu
 /// # Errors
 /// As of [`sweep`].
 pub fn sweep_on(rig: Rig, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
-    run(rig, workload, depth, Vec::new())
+    run(rig, workload, depth, Vec::new(), Rc::default())
 }
 
 /// Runs `workload`, ends the world as `cuts` say, and judges that alone.
@@ -305,7 +327,7 @@ pub fn replay(
     cuts: &[Cut],
     depth: Depth,
 ) -> Result<Figures, Box<Failure>> {
-    run(rig_of(system, workload)?, workload, depth, cuts.to_vec())
+    run(rig_of(system, workload)?, workload, depth, cuts.to_vec(), Rc::default())
 }
 
 fn rig_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Box<Failure>> {
@@ -313,13 +335,20 @@ fn rig_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Box<Failu
     rig.map_err(|fault| Box::new(Failure::new(fault, system.name(), workload, &[])))
 }
 
-fn run(mut rig: Rig, workload: &Workload, depth: Depth, only: Vec<Cut>) -> Result<Figures, Box<Failure>> {
+fn run(
+    mut rig: Rig,
+    workload: &Workload,
+    depth: Depth,
+    only: Vec<Cut>,
+    novelty: Rc<RefCell<Novelty>>,
+) -> Result<Figures, Box<Failure>> {
     let judge = Rc::new(Judge {
         system: Rc::clone(&rig.system),
         workload: workload.clone(),
         depth,
         only,
         reached: Cell::new(0),
+        novelty,
         figures: Cell::default(),
         failure: RefCell::default(),
     });

@@ -29,6 +29,8 @@ pub enum Brink {
 const DEPTH: usize = 16;
 /// Writes between two images: a split of a node above leaves is some leaf splits away, and each of these some writes.
 const BATCH: usize = 24;
+/// Time for its leaves to be written, in milliseconds.
+const REST_MS: u64 = 40;
 /// Sectors of the volume a set grows over: every other one is written.
 pub const SPAN: u64 = 56 * 1024;
 
@@ -42,6 +44,7 @@ pub fn geometry(tuning: Tuning) -> Geometry {
         cache_latency_us: 20,
         backing_latency_us: 500,
         discard: false,
+        backing_discard: false,
         // Write-back.
         first_mode: 2,
     };
@@ -80,7 +83,9 @@ pub fn grown(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
 }
 
 fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
-    let mut rig = Rig::new(Rc::clone(system), geometry(Tuning::draw(2 << 40)), DEPTH, 1);
+    let mut tuning = Tuning::draw(2 << 40);
+    tuning.set.leaf_delay_ms = REST_MS / 8;
+    let mut rig = Rig::new(Rc::clone(system), geometry(tuning), DEPTH, 1);
     let (note, oracle, phases) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle), Arc::clone(&rig.phases));
     let places = places();
     let lived = rig.live(move |client| async move {
@@ -91,7 +96,10 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
                 client.go(Step::Write { volume: 0, sectors: *sector..sector + 1, fua: false }).await;
             }
             client.settle().await;
-            // An entry of the journal names the root that there is by now.
+            // The leaves are written, and an entry of the journal says so and names the root that there is by now: who starts
+            // from this image has little to replay.
+            client.go(Step::Pause(REST_MS)).await;
+            client.ask(Step::Write { volume: 0, sectors: 0..1, fua: true }).await;
             client.ask(Step::Flush { volume: 0 }).await;
             let (note, oracle) = (note.borrow().clone(), oracle.borrow().clone());
             let devices: Vec<Device> = client.world().borrow().devices.clone();

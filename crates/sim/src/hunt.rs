@@ -4,24 +4,46 @@
 //! A hunt is told by one number; its rounds follow from that, so a hunt can be repeated, and each failure names its
 //! workload and seed.
 
-use crate::crashpoints::{Depth, sweep};
+use crate::crashpoints::{Depth, Novelty, sweep_after};
 use crate::digest::mix;
 use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::run::whole_of;
 use crate::system::System;
 use crate::workload::{Shape, Workload};
+use bcached_engine::Phase;
+use std::cell::RefCell;
 use std::rc::Rc;
 
-/// How much fewer points inside what comes seldom are judged than in a sweep: a round should not take much longer than a
-/// second, and each crash of a set that has grown takes a good part of one.
-const SELDOM: u64 = 32;
+/// Device operations that the crashes of a round may take besides twice as many as there are points: a second or less.
+const WORK: u64 = 10_000;
 
-/// Of a recovery one point in so many is judged: some have thousands.
-const RECOVERY: u64 = 16;
+/// The same of sets that have grown, each recovery of which takes thousands.
+const WORK_GROWN: u64 = 50_000;
 
-/// Device operations that the crashes of a round may take besides as many as its workload does: a second or less.
-const WORK: u64 = 20_000;
+/// Crashes tried at a point: many points with a few are worth more than a few points with many.
+const TRIES: usize = 2;
+
+/// Points unlike those of earlier rounds are crashed, and some of these recoveries.
+const DEPTH: Depth = Depth {
+    every: 0,
+    novel: 2,
+    tries: Some(TRIES),
+    recovery_one_in: 64,
+    recovery_every: 0,
+    third_one_in: 128,
+    work: Some(WORK),
+    ..Depth::QUICK
+};
+
+/// Only where the tree changes its form.
+const TREE: Depth = Depth { within: TREE_PHASES, recovery_one_in: 0, ..DEPTH };
+
+/// So are sets crashed that have grown: for the rest there are smaller ones.
+const GROWN: Depth = Depth { work: Some(WORK_GROWN), ..TREE };
+
+const TREE_PHASES: u32 =
+    Phase::LeafSplit.bit() | Phase::InteriorSplit.bit() | Phase::RootSplit.bit() | Phase::Coalesce.bit();
 
 /// What a round of a hunt is made of.
 #[derive(Clone, Copy)]
@@ -29,55 +51,53 @@ struct Kind {
     shape: &'static str,
     /// Steps instead of the shape's own: a round should not take much longer than a second.
     steps: Option<usize>,
-    /// Crash at one point in so many; `None`: no crashes but the workload's own.
-    crash_every: Option<u64>,
-    /// Some of the recoveries are crashed in turn.
-    inside: bool,
+    /// Crash it so, rather than let it run to its end.
+    depth: Option<Depth>,
 }
 
 const fn plain(shape: &'static str) -> Kind {
-    Kind { shape, steps: None, crash_every: None, inside: false }
+    Kind { shape, steps: None, depth: None }
 }
 
-const fn crashing(shape: &'static str, steps: usize, every: u64) -> Kind {
-    Kind { shape, steps: Some(steps), crash_every: Some(every), inside: true }
+const fn crashing(shape: &'static str, steps: usize) -> Kind {
+    Kind { shape, steps: Some(steps), depth: Some(DEPTH) }
 }
 
-/// For sets whose recovery is long.
-const fn crashing_once(shape: &'static str, steps: usize, every: u64) -> Kind {
-    Kind { inside: false, ..crashing(shape, steps, every) }
+const fn crashing_grown(steps: usize) -> Kind {
+    Kind { depth: Some(GROWN), ..crashing("forest", steps) }
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 21] = [
+const KINDS: [Kind; 22] = [
     plain("restarts"),
-    crashing("points", 60, 7),
+    crashing("points", 60),
     plain("trouble"),
     plain("mixed"),
-    crashing("trouble", 100, 13),
+    crashing("trouble", 100),
     plain("hot"),
-    crashing_once("forest", 80, 997),
-    crashing("restarts", 100, 29),
+    crashing_grown(80),
+    crashing("restarts", 100),
+    plain("trouble"),
     plain("scarce"),
     plain("scatter"),
-    crashing("points", 100, 11),
-    plain("restarts"),
-    Kind { shape: "turnover", steps: Some(700), crash_every: None, inside: false },
-    crashing("mixed", 150, 31),
-    crashing_once("scarce", 600, 997),
+    crashing("points", 100),
     plain("trouble"),
-    crashing("trouble", 200, 31),
-    crashing_once("forest", 80, 997),
-    crashing("scatter", 400, 499),
-    crashing("hot", 200, 29),
-    crashing_once("forest", 400, 499),
+    crashing("turnover", 700),
+    crashing("mixed", 150),
+    crashing("scarce", 600),
+    plain("trouble"),
+    crashing("trouble", 200),
+    plain("restarts"),
+    Kind { depth: Some(TREE), ..crashing("scatter", 1500) },
+    crashing("hot", 200),
+    crashing_grown(400),
 ];
 
 /// One round of a hunt.
 pub struct Round {
     /// What is run.
     pub workload: Workload,
-    crashes: Option<Depth>,
+    depth: Option<Depth>,
 }
 
 impl Round {
@@ -93,25 +113,21 @@ impl Round {
         let shape = kind.steps.map_or(shape.clone(), |steps| shape.with_steps(steps));
         // Short enough to be typed.
         let seed = mix(&[from, index]) >> 32;
-        let crashes = kind.crash_every.map(|every| Depth {
-            every,
-            seldom: SELDOM,
-            recovery_every: RECOVERY,
-            recovery_one_in: if kind.inside { 96 } else { 0 },
-            work: Some(WORK),
-            ..Depth::QUICK
-        });
-        Self { workload: shape.draw(seed), crashes }
+        Self { workload: shape.draw(seed), depth: kind.depth }
     }
 
-    /// Runs it against `system`.
+    /// Runs it against `system`, after rounds that have judged what `novelty` says.
     ///
     /// # Errors
     /// The fault that it finds.
-    pub fn judge(&self, system: &Rc<dyn System>) -> Result<Figures, Box<Failure>> {
+    pub fn judge(
+        &self,
+        system: &Rc<dyn System>,
+        novelty: &Rc<RefCell<Novelty>>,
+    ) -> Result<Figures, Box<Failure>> {
         let workload = &self.workload;
-        if let Some(depth) = self.crashes {
-            return sweep(system, workload, depth);
+        if let Some(depth) = self.depth {
+            return sweep_after(system, workload, depth, novelty);
         }
         let result = whole_of(system, workload);
         result.map_err(|fault| Box::new(Failure::new(fault, system.name(), workload, &[])))

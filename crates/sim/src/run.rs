@@ -86,9 +86,6 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
         match (lived, place.ending.get()) {
             (Some(()), None) => return Ok(true),
             (Some(()), Some(_)) => {
-                if !rig.troubled {
-                    rig.inspect()?;
-                }
                 rig.crash(Crash::ProcessDeath, Survivors::Nothing);
                 // Half of the orderly stops are followed by a loss of power, which must make no difference.
                 if place.next.get().is_multiple_of(2) {
@@ -99,6 +96,7 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             (None, Some(Restart::Power(seed))) => rig.crash(Crash::PowerCut, survivors(seed)),
             (None, _) => return Ok(false),
         }
+        rig.inspect()?;
     }
 }
 

@@ -24,6 +24,7 @@
 //! cache-fua-flushes no
 //! backing-fua-flushes no
 //! discard yes
+//! backing-discard no
 //! first-mode 2
 //! node-budget-mib 8
 //! journal-delay-ms 100

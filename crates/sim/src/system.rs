@@ -72,6 +72,7 @@ impl Geometry {
             volatile_cache: self.backing_volatile,
             fua_flushes: self.tuning.devices.backing_fua_flushes,
             latency_ns: self.tuning.devices.backing_latency_us * 1000,
+            discard: self.tuning.devices.backing_discard,
             ..model
         })
     }

@@ -7,6 +7,7 @@
 use crate::btree::cache::CachedNode;
 use crate::error::{Doing, Error};
 use crate::journal::writer;
+use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::flushes::Turn;
 use crate::state::State;
@@ -126,6 +127,7 @@ async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
         set.env().breathe().await;
         writes.extend(set.with(|s| begin(s, slot)));
     }
+    let _phase = (!writes.is_empty()).then(|| set.begin(Phase::LeafWrite));
     let tails = join_all(writes.iter().map(|write| write_tail(set, write.sector, &write.set))).await;
     tails.into_iter().collect::<Result<(), Error>>()?;
     flush_cache(set).await?;

@@ -30,6 +30,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "cache-latency-us {}", devices.cache_latency_us)?;
     writeln!(f, "backing-latency-us {}", devices.backing_latency_us)?;
     writeln!(f, "discard {}", yes(devices.discard))?;
+    writeln!(f, "backing-discard {}", yes(devices.backing_discard))?;
     writeln!(f, "first-mode {}", devices.first_mode)?;
     writeln!(f, "node-budget-mib {}", set.node_budget_mib)?;
     writeln!(f, "journal-delay-ms {}", set.journal_delay_ms)?;
@@ -96,6 +97,7 @@ impl Reader<'_> {
             cache_latency_us: self.number("cache-latency-us", LATENCY_US)?,
             backing_latency_us: self.number("backing-latency-us", LATENCY_US)?,
             discard: self.is("discard")?,
+            backing_discard: self.is("backing-discard")?,
             first_mode: self.number("first-mode", 0..=5)?,
         })
     }

@@ -146,14 +146,20 @@ impl System for Engine {
     }
 
     /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy
-    /// must equal its backing device: its key enters the tree only when that is durable.
+    /// must equal its backing device: its key enters the tree only when that is durable. And a backing device that says that
+    /// nothing is dirty is served by whoever has it at hand, whatever the cache holds.
     fn inspect(&self, devices: &[Device]) -> Vec<String> {
         let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
         let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
         let options = bcached_check::Options { compare_clean: true, ..Default::default() };
         let report = bcached_check::check(&images[0], &backings, options).report;
         let broken = report.findings.iter().filter(|damage| damage.severity >= Severity::Error);
-        broken.take(FINDINGS_SHOWN).map(ToString::to_string).collect()
+        let says_clean = |state: Option<&str>| matches!(state, Some("clean" | "none"));
+        let hidden =
+            report.volumes.iter().filter(|volume| volume.dirty_sectors > 0 && says_clean(volume.state));
+        let hidden =
+            hidden.map(|volume| format!("volume {} has dirty data and does not say so", volume.inode));
+        broken.map(ToString::to_string).chain(hidden).take(FINDINGS_SHOWN).collect()
     }
 
     fn open(

@@ -17,6 +17,8 @@ pub struct DeviceTuning {
     pub backing_latency_us: u64,
     /// The cache discards buckets that it has emptied.
     pub discard: bool,
+    /// Backing devices carry out discards, now and then.
+    pub backing_discard: bool,
     /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
     pub first_mode: u64,
 }
@@ -63,6 +65,7 @@ impl DeviceTuning {
             cache_latency_us: [20, 20, 4, 2000][(number >> 50 & 3) as usize],
             backing_latency_us: [500, 500, 20, 5000][(number >> 52 & 3) as usize],
             discard: number.is_multiple_of(3),
+            backing_discard: number >> 54 & 1 == 1,
             first_mode: (number >> 40) % 6,
         }
     }

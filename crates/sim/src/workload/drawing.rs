@@ -11,7 +11,7 @@ const DRAWINGS: &[u64] = &[
     0x04a2_25f7_1bb0_7c54,
     0xe13b_21cb_692c_2e89,
     0x4a90_4fb0_3da8_c634,
-    0x85c5_a86b_0c1d_ff27,
+    0xa382_4211_993e_54e2,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw) and the rounds of a hunt make of a seed.

@@ -228,7 +228,7 @@ impl Shape {
             .then(|| if rng.one_in(2) { Brink::ThirdLevel } else { Brink::InteriorSplit });
         let unit = u64::from(geometry.block_sectors);
         let cache_sectors = geometry.buckets * u64::from(geometry.bucket_sectors);
-        let mut painter = Painter { shape: self, rng, unit, cache_sectors, recent: Vec::new() };
+        let mut painter = Painter { shape: self, rng, unit, cache_sectors, recent: Vec::new(), next: None };
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
             name: self.name.to_owned(),
@@ -253,8 +253,14 @@ impl Shape {
         let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
         let unit = u64::from(workload.geometry.block_sectors);
         let cache_sectors = workload.geometry.buckets * u64::from(workload.geometry.bucket_sectors);
-        let mut painter =
-            Painter { shape: &calm, rng: Rng::new(seed), unit, cache_sectors, recent: Vec::new() };
+        let mut painter = Painter {
+            shape: &calm,
+            rng: Rng::new(seed),
+            unit,
+            cache_sectors,
+            recent: Vec::new(),
+            next: None,
+        };
         (0..steps).map(|_| painter.step()).collect()
     }
 
@@ -295,6 +301,8 @@ struct Painter<'a> {
     /// Size of the cache device.
     cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
+    /// What belongs to the last step.
+    next: Option<Step>,
 }
 
 /// Places remembered.
@@ -302,6 +310,9 @@ const RECENT_MAX: usize = 32;
 
 impl Painter<'_> {
     fn step(&mut self) -> Step {
+        if let Some(step) = self.next.take() {
+            return step;
+        }
         let weights = self.shape.weights.in_order();
         let mut pick = self.rng.below(weights.iter().sum());
         let mut kind = 0;
@@ -367,6 +378,9 @@ impl Painter<'_> {
         if device == 0 && !self.rng.one_in(4) {
             return self.worn_region();
         }
+        if device > 0 && self.rng.one_in(4) {
+            return self.dropping(device);
+        }
         let on =
             [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")];
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
@@ -377,6 +391,21 @@ impl Painter<'_> {
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let count = 1 << self.rng.below(4);
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+    }
+
+    /// A backing device that drops what a flush covers while writes that it has taken are not answered.
+    fn dropping(&mut self, device: usize) -> Step {
+        let flush = Rule {
+            on: OpKind::Flush,
+            sectors: 0..u64::MAX,
+            skip: u32::try_from(self.rng.below(3)).expect("few"),
+            count: 1,
+            fault: Fault::Fail(Landed::Nothing),
+        };
+        let late = Fault::Late(1 << (23 + self.rng.below(6)));
+        let writes = Rule { on: OpKind::Write, skip: 0, count: 16, fault: late, ..flush.clone() };
+        self.next = Some(Step::Trouble { device, rule: flush });
+        Step::Trouble { device, rule: writes }
     }
 
     /// A stretch of the cache, up to an eighth of it, that cannot be written (or, seldom, read) for some time.

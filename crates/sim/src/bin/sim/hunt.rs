@@ -9,6 +9,7 @@ use bcached_sim::figures::Figures;
 use bcached_sim::hunt::Round;
 use bcached_sim::workload::{DRAWING, check_drawing};
 use rustix::time::{ClockId, clock_gettime};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Options of `sim hunt`.
@@ -45,13 +46,14 @@ pub fn hunt(args: &Args) -> Result<bool> {
     println!("hunt {from}, drawing {DRAWING}");
     let (mut figures, mut rounds) = (Figures::default(), 0);
     let mut found = None;
+    let novelty = Rc::default();
     let limit = Duration::from_secs(args.seconds);
     while found.is_none() && (rounds == 0 || processor_time() < limit) {
         let began = processor_time();
         let index = args.round + rounds;
         let round = Round::of(from, index);
         rounds += 1;
-        let judged = round.judge(&system);
+        let judged = round.judge(&system, &novelty);
         if args.rounds {
             let (workload, spent) = (&round.workload, processor_time().saturating_sub(began));
             let crashes = judged.as_ref().map_or(0, |done| done.crashes);

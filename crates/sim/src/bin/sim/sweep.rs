@@ -4,6 +4,7 @@ use crate::figures::print_figures;
 use crate::shorten;
 use crate::what::What;
 use anyhow::Result;
+use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, sweep};
 use bcached_sim::failure::Failure;
 use bcached_sim::figures::Figures;
@@ -29,6 +30,9 @@ pub struct Args {
     /// Crash at one point in so many.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
+    /// Crash only in the middle of this, by its name in the table that a sweep prints; may be repeated.
+    #[arg(long, value_parser = parse_phase)]
+    within: Vec<Phase>,
     /// Crash inside the recovery of one crash in so many (0: of none), instead of what the depth says.
     #[arg(long)]
     recovery_one_in: Option<u64>,
@@ -62,6 +66,14 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     if seeds.is_empty() { Err(format!("no seed lies in {text}")) } else { Ok(seeds) }
 }
 
+fn parse_phase(text: &str) -> Result<Phase, String> {
+    let named = Phase::ALL.into_iter().find(|phase| phase.name() == text);
+    named.ok_or_else(|| {
+        let names = Phase::ALL.map(|phase| format!("{:?}", phase.name()));
+        format!("a crash can come in the middle of {}", names.join(", "))
+    })
+}
+
 /// One seed: the whole workload, then the crash points.
 fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
     let system = args.what.system()?;
@@ -76,7 +88,8 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
         Thoroughness::Exhaustive => Depth::EXHAUSTIVE,
     };
     let recovery_one_in = args.recovery_one_in.unwrap_or(depth.recovery_one_in);
-    let depth = Depth { every: args.every, recovery_one_in, ..depth };
+    let within = args.within.iter().fold(0, |bits, phase| bits | phase.bit());
+    let depth = Depth { every: args.every, within, recovery_one_in, ..depth };
     Ok(match sweep(&system, &workload, depth) {
         Ok(figures) => Ok(figures),
         Err(failure) if args.as_found => Err(*failure),

@@ -1,0 +1,61 @@
+//! Which points are unlike those before: what the set is in the middle of, and what has just been asked of which device.
+//! Most points of a run are alike, data on its way, and what comes seldom would be crashed seldom if every n-th were taken.
+
+use crate::digest::mix;
+use crate::disk::OpKind;
+use crate::driver::OpView;
+use bcached_engine::Phases;
+use std::collections::BTreeMap;
+
+/// What points have in common that are alike.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Situation {
+    /// Crashes before.
+    level: usize,
+    /// See [`Phases::inside`].
+    phases: u32,
+    of_cache: bool,
+    kind: OpKind,
+    completed: bool,
+}
+
+/// How often each situation has been judged.
+#[derive(Default, Debug)]
+pub struct Novelty(BTreeMap<Situation, u64>);
+
+impl Novelty {
+    /// Whether a point, told by `number`, is to be judged: all of those that are alike at first, half of them when `few` have
+    /// been (0: none), a third when twice as many have; so of ten thousand times as many a hundred times as many are.
+    pub fn picks(&mut self, few: u64, number: u64, level: usize, phases: &Phases, view: &OpView) -> bool {
+        if few == 0 {
+            return false;
+        }
+        let &OpView { disk, kind, completed, .. } = view;
+        let situation = Situation { level, phases: phases.inside(), of_cache: disk.0 == 0, kind, completed };
+        let judged = self.0.entry(situation).or_default();
+        let picked = mix(&[number, 9]) % (few + *judged) < few;
+        *judged += u64::from(picked);
+        picked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_env::DiskId;
+
+    #[test]
+    fn what_is_alike_is_judged_less_and_less() {
+        let (mut novelty, phases) = (Novelty::default(), Phases::default());
+        let view = |kind| OpView { disk: DiskId(1), kind, sectors: 0..8, fua: false, completed: true };
+        let count = |novelty: &mut Novelty, kind, few, points: std::ops::Range<u64>| {
+            points.filter(|point| novelty.picks(few, *point, 0, &phases, &view(kind))).count()
+        };
+        assert_eq!(count(&mut novelty, OpKind::Write, 0, 0..1000), 0, "none is asked for");
+        let first = count(&mut novelty, OpKind::Write, 4, 0..1000);
+        let later = count(&mut novelty, OpKind::Write, 4, 1000..2000);
+        assert!((60..120).contains(&first) && later < first * 2 / 3, "{first}, then {later}");
+        let other = count(&mut novelty, OpKind::Read, 4, 0..1000);
+        assert!(other > later, "another kind has its own count: {other}");
+    }
+}
