@@ -18,8 +18,8 @@ use std::rc::Rc;
 /// Device operations that the crashes of a round may take besides twice as many as there are points: a second or less.
 const WORK: u64 = 10_000;
 
-/// The same of sets that have grown, each recovery of which takes thousands.
-const WORK_GROWN: u64 = 50_000;
+/// The same of sets with large trees, each recovery of which takes thousands.
+const WORK_LARGE: u64 = 50_000;
 
 /// Crashes tried at a point: many points with a few are worth more than a few points with many.
 const TRIES: usize = 2;
@@ -36,11 +36,12 @@ const DEPTH: Depth = Depth {
     ..Depth::QUICK
 };
 
-/// Only where the tree changes its form.
-const TREE: Depth = Depth { within: TREE_PHASES, recovery_one_in: 0, ..DEPTH };
+/// Only where nodes become fewer, which takes a long run.
+const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN };
 
-/// So are sets crashed that have grown: for the rest there are smaller ones.
-const GROWN: Depth = Depth { work: Some(WORK_GROWN), ..TREE };
+/// Sets that have grown are crashed where the tree changes its form: for the rest there are smaller ones.
+const GROWN: Depth =
+    Depth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
 
 const TREE_PHASES: u32 =
     Phase::LeafSplit.bit() | Phase::InteriorSplit.bit() | Phase::RootSplit.bit() | Phase::Coalesce.bit();
@@ -88,7 +89,7 @@ const KINDS: [Kind; 22] = [
     plain("trouble"),
     crashing("trouble", 200),
     plain("restarts"),
-    Kind { depth: Some(TREE), ..crashing("scatter", 1500) },
+    Kind { depth: Some(THINNED), ..crashing("scatter", 1500) },
     crashing("hot", 200),
     crashing_grown(400),
 ];
