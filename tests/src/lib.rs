@@ -15,6 +15,7 @@
 //! | [`nbd`] | a small NBD client |
 //! | [`offline`] | a set judged by the offline checker |
 //! | [`recording`] | power cuts at any moment of a recorded run, judged by the simulator's oracle |
+//! | [`scope`] | how much the environment asks for |
 //! | [`failure`] | what a failing test prints |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
@@ -27,6 +28,7 @@ pub mod nbd;
 pub mod offline;
 pub mod recording;
 pub mod requires;
+pub mod scope;
 pub mod set;
 pub mod side;
 pub mod uml;

@@ -6,6 +6,7 @@
 use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::examine;
+use bcached_tests::scope::number_from;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side};
 use bcached_tests::uml::Uml;
@@ -44,10 +45,6 @@ fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Outcome<End
     };
     side.leg(set, &workloads, ending)?;
     Ok(ending)
-}
-
-fn number_from(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
 }
 
 fn ping_pong(geometry: Geometry, backings: u64, maker_is_ours: bool, seed: u64) -> Outcome {

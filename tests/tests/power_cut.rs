@@ -11,6 +11,7 @@ use bcached_tests::recording::judge::Promises;
 use bcached_tests::recording::reader::Reading;
 use bcached_tests::recording::trial::{Readers, Trial, cut, positions};
 use bcached_tests::recording::writer::{Run, WriteBack, Writer, record};
+use bcached_tests::scope::number_from;
 use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::side::Ours;
 use bcached_tests::uml::Uml;
@@ -80,10 +81,6 @@ fn what_was_flushed_is_there_and_a_device_that_forgets_is_noticed() -> Outcome {
 /// What is read if nothing unflushed survives.
 fn open_one(readers: Readers<'_>, reader: Writer, run: &Run, disks: &Disks<'_>) -> Outcome<Reading> {
     readers.open(reader, run, disks, &[Survivors::Nothing])?.pop().context("one reading of one set")
-}
-
-fn number_from(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
 }
 
 /// Whether the environment leaves this run in; without a choice all are.

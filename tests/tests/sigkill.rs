@@ -8,6 +8,7 @@ use std::thread;
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::{examine, examine_structure};
+use bcached_tests::scope::number_from;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::workload::{Fate, Random, Workload};
@@ -65,10 +66,6 @@ fn live_and_die(ours: &Ours, set: &mut CacheSet, random: &mut Random) -> Outcome
     }
     examine_structure(&set.cache, &set.backings)?;
     Ok(())
-}
-
-fn number_from(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
 }
 
 #[test]

@@ -32,6 +32,9 @@ pub struct Volume {
     pub end: Option<u64>,
     /// State of its backing device, if that was given.
     pub state: Option<&'static str>,
+    /// In that state its backing device is served by whoever has it at hand.
+    #[serde(skip)]
+    pub claims_clean: bool,
     /// Sectors of live extents.
     pub live_sectors: u64,
     /// How many of these are dirty.
@@ -165,6 +168,7 @@ pub(crate) fn join(
             start: 0,
             end: slot.is_flash_only().then_some(slot.sectors),
             state: None,
+            claims_clean: false,
             live_sectors: 0,
             dirty_sectors: 0,
             backing: None,
@@ -179,6 +183,7 @@ pub(crate) fn join(
             volume.start = backing.superblock.data_offset();
             volume.end = Some(backing.sectors);
             volume.state = Some(state_name(backing.superblock.state()));
+            volume.claims_clean = backing.claims_clean();
             volume.backing = Some(index);
         } else if backing.superblock.state() == BackingState::Dirty {
             findings.error(Place::backing(index), DamageKind::DirtyButUnknown { uuid });

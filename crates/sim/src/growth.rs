@@ -92,10 +92,8 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
         // The last two: one is of before it happened.
         let mut images: VecDeque<Snapshot> = VecDeque::new();
         for batch in places.chunks(BATCH) {
-            for sector in batch {
-                client.go(Step::Write { volume: 0, sectors: *sector..sector + 1, fua: false }).await;
-            }
-            client.settle().await;
+            let write = |at: &u64| Step::Write { volume: 0, sectors: *at..at + 1, fua: false };
+            client.go_through(batch.iter().map(write).collect()).await;
             // The leaves are written, and an entry of the journal says so and names the root that there is by now: who starts
             // from this image has little to replay.
             client.go(Step::Pause(REST_MS)).await;

@@ -154,9 +154,7 @@ impl System for Engine {
         let options = bcached_check::Options { compare_clean: true, ..Default::default() };
         let report = bcached_check::check(&images[0], &backings, options).report;
         let broken = report.findings.iter().filter(|damage| damage.severity >= Severity::Error);
-        let says_clean = |state: Option<&str>| matches!(state, Some("clean" | "none"));
-        let hidden =
-            report.volumes.iter().filter(|volume| volume.dirty_sectors > 0 && says_clean(volume.state));
+        let hidden = report.volumes.iter().filter(|volume| volume.dirty_sectors > 0 && volume.claims_clean);
         let hidden =
             hidden.map(|volume| format!("volume {} has dirty data and does not say so", volume.inode));
         broken.map(ToString::to_string).chain(hidden).take(FINDINGS_SHOWN).collect()
