@@ -7,7 +7,7 @@
 use crate::error::{Doing, Error};
 use crate::request::uncached::or_uncached;
 use crate::request::write::{self, Survey};
-use crate::request::{Range, Target, flush};
+use crate::request::{Range, Target, flush, release};
 use crate::set::CacheSet;
 use crate::volume::epoch::Stamp;
 use bcached_env::{Buffer, IoErrorKind};
@@ -26,7 +26,7 @@ pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<()
     }
     let claim = write::lock(set, target, inside).await?;
     let done = discard_locked(set, target, inside).await;
-    write::unlock(set, target, claim);
+    release(set, target, claim);
     done
 }
 
@@ -45,9 +45,14 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
     write::end_backing_write(set, target, begun).map(drop)
 }
 
-/// Writes zeroes over a range, in parts. Each part that the cache cannot take goes past it, and none twice: somebody may
+/// Writes zeroes over a range, in parts; as of [`write::write`]. Each part that the cache cannot take goes past it, and none twice: somebody may
 /// have written over an earlier one meanwhile.
-pub async fn write_zeroes(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+pub async fn write_zeroes(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    fua: bool,
+) -> Result<Option<Stamp>, Error> {
     let block = target.block_sectors;
     let body = Range {
         start: range.start.next_multiple_of(block),
@@ -57,29 +62,39 @@ pub async fn write_zeroes(set: &CacheSet, target: &Target, range: Range, fua: bo
         return write_zero_payload(set, target, range, fua).await;
     }
     let edges = [Range { start: range.start, end: body.start }, Range { start: body.end, end: range.end }];
+    let mut unproven = None;
     for edge in edges.into_iter().filter(|edge| edge.start < edge.end) {
-        write_zero_payload(set, target, edge, fua).await?;
+        unproven = Stamp::first_of(unproven, write_zero_payload(set, target, edge, fua).await?);
     }
-    or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await
+    let zeroed = or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await;
+    Ok(Stamp::first_of(unproven, zeroed?))
 }
 
 /// Writes zeroes over whole blocks.
-async fn zero_body(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+async fn zero_body(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<Option<Stamp>, Error> {
     if target.inode.is_none() {
         return write_zero_payload(set, target, range, fua).await;
     }
     let claim = write::lock(set, target, range).await?;
     let done = zero_locked(set, target, range, fua).await;
-    write::unlock(set, target, claim);
+    release(set, target, claim);
     done
 }
 
-async fn zero_locked(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+async fn zero_locked(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    fua: bool,
+) -> Result<Option<Stamp>, Error> {
     let survey = write::survey(set, target, range).await?;
     let Some(backing) = &target.backing else {
         // What a flash-only volume does not hold reads as zero.
         write::punch(set, target, range).await?;
-        return if fua { crate::journal::writer::commit(set).await } else { Ok(()) };
+        if fua {
+            crate::journal::writer::commit(set).await?;
+        }
+        return Ok(None);
     };
     if survey.dirty || !backing.info().write_zeroes {
         return zero_blocks(set, target, range, fua).await;
@@ -88,8 +103,8 @@ async fn zero_locked(set: &CacheSet, target: &Target, range: Range, fua: bool) -
         Err(Error::Io { source, .. }) if source.kind == IoErrorKind::Unsupported => {
             zero_blocks(set, target, range, fua).await
         }
-        Ok(stamp) if fua => flush::prove(set, target, stamp).await,
-        other => other.map(drop),
+        Ok(stamp) if fua => flush::prove(set, target, stamp).await.map(|()| None),
+        other => other.map(Some),
     }
 }
 
@@ -103,31 +118,44 @@ async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Sur
 }
 
 /// Writes zeroes like any data, the range being locked.
-async fn zero_blocks(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+async fn zero_blocks(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    fua: bool,
+) -> Result<Option<Stamp>, Error> {
     let zeroes = zeroes(range.sectors().min(ZERO_SECTORS_MAX));
+    let mut unproven = None;
     let mut at = range.start;
     while at < range.end {
         let end = range.end.min(at + ZERO_SECTORS_MAX);
         let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
-        write::write_blocks(set, target, Range { start: at, end }, &payload, fua).await?;
+        let written = write::write_blocks(set, target, Range { start: at, end }, &payload, fua).await?;
+        unproven = Stamp::first_of(unproven, written);
         at = end;
     }
-    Ok(())
+    Ok(unproven)
 }
 
 /// Writes zeroes as an ordinary write, which locks for itself.
-async fn write_zero_payload(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<(), Error> {
+async fn write_zero_payload(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    fua: bool,
+) -> Result<Option<Stamp>, Error> {
     let zeroes = zeroes(range.sectors().min(ZERO_SECTORS_MAX));
+    let mut unproven = None;
     let mut at = range.start;
     while at < range.end {
         let end = range.end.min(at + ZERO_SECTORS_MAX);
         let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
         let part = Range { start: at, end };
         let write = async |target: &Target| write::write(set, target, part, payload.clone(), fua).await;
-        or_uncached(set, target, write).await?;
+        unproven = Stamp::first_of(unproven, or_uncached(set, target, write).await?);
         at = end;
     }
-    Ok(())
+    Ok(unproven)
 }
 
 fn zeroes(sectors: u64) -> bcached_env::Payload {

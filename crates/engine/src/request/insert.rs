@@ -5,7 +5,7 @@ use crate::btree::{Attempt, Need, Piece, Record, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, write};
+use crate::request::{Range, Target, release, write};
 use crate::set::CacheSet;
 use crate::space::{Class, Space};
 use crate::volume::epoch::Stamp;
@@ -169,7 +169,7 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, s
     let busy = set.with(|s| s.fill_bytes >= FILL_BYTES_MAX);
     let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
     let (Some((start, end)), false) = (range, busy) else {
-        release_fill(set, target, claim);
+        release(set, target, claim);
         return;
     };
     let bytes = usize::try_from((end - start) * 512).expect("a fill fits in memory");
@@ -186,18 +186,8 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, s
             s.background -= 1;
             s.fill_bytes -= bytes as u64;
         });
-        release_fill(&set, &target, claim);
+        release(&set, &target, claim);
     });
-}
-
-/// The end of a fill, however it went.
-pub fn release_fill(set: &CacheSet, target: &Target, claim: Claim) {
-    set.with(|s| {
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.ranges.release(claim);
-        }
-    });
-    set.signals().ranges.notify_all();
 }
 
 async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp: Stamp, payload: &Payload) {

@@ -22,10 +22,11 @@ pub mod write;
 
 use crate::error::Error;
 use crate::set::CacheSet;
-use crate::volume::epoch::Asked;
+use crate::volume::epoch::{Asked, Stamp};
 use crate::volume::{Volume, VolumeId};
 use bcached_env::{Buffer, Disk, Payload};
 use bcached_format::{CacheMode, Inode};
+use ranges::Claim;
 use uncached::or_uncached;
 
 /// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
@@ -136,6 +137,16 @@ impl Target {
     }
 }
 
+/// The end of what was entered in the table of ranges: a write, fill, cleaning or miss.
+pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
+    set.with(|s| {
+        if let Some(volume) = s.volumes.get_mut(target.id) {
+            volume.ranges.release(claim);
+        }
+    });
+    set.signals().ranges.notify_all();
+}
+
 impl CacheSet {
     /// Carries out one request. Any number may be in flight; overlapping writes take effect in the order of the calls.
     pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
@@ -144,34 +155,41 @@ impl CacheSet {
             Err(error) => return refuse(request, error),
         };
         let writes = matches!(request, Request::Write { .. } | Request::WriteZeroes { .. });
-        let reply = self.dispatch(&target, request).await;
+        let (mut reply, unproven) = self.dispatch(&target, request).await;
         self.with(|s| {
             let Some(volume) = s.volumes.get_mut(volume) else { return };
             volume.requests -= 1;
             volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
             let backing = volume.backing.as_mut().filter(|_| writes && reply.result.is_ok());
-            if let Some((backing, asked)) = backing.zip(asked) {
-                backing.epoch.acknowledge(asked);
+            if let Some((backing, asked)) = backing.zip(asked)
+                && !backing.epoch.acknowledge(asked, unproven)
+            {
+                reply.result = Err(Error::LostWrites);
             }
         });
         self.signals().ranges.notify_all();
         reply
     }
 
-    async fn dispatch(&self, target: &Target, request: Request) -> Reply {
-        let plain = |result| Reply { result, buffer: None };
+    /// The reply, and the first of what was put on the backing device and is not proven durable.
+    async fn dispatch(&self, target: &Target, request: Request) -> (Reply, Option<Stamp>) {
+        let written = |result: Result<Option<Stamp>, Error>| match result {
+            Ok(unproven) => (Reply { result: Ok(()), buffer: None }, unproven),
+            Err(error) => (Reply { result: Err(error), buffer: None }, None),
+        };
+        let plain = |result: Result<(), Error>| written(result.map(|()| None));
         match request {
             Request::Read { sector, buffer } => match target.range(sector, buffer.len() as u64 / 512) {
-                Err(error) => Reply { result: Err(error), buffer: Some(buffer) },
+                Err(error) => (Reply { result: Err(error), buffer: Some(buffer) }, None),
                 Ok(range) => {
                     let (result, buffer) = read::read(self, target, range, buffer).await;
-                    Reply { result, buffer: Some(buffer) }
+                    (Reply { result, buffer: Some(buffer) }, None)
                 }
             },
             Request::Write { sector, payload, fua } => match target.range(sector, payload.len() as u64 / 512)
             {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(
+                Ok(range) => written(
                     or_uncached(self, target, async |target| {
                         write::write(self, target, range, payload.clone(), fua).await
                     })
@@ -193,7 +211,7 @@ impl CacheSet {
             },
             Request::WriteZeroes { sector, sectors, fua } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(discard::write_zeroes(self, target, range, fua).await),
+                Ok(range) => written(discard::write_zeroes(self, target, range, fua).await),
             },
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::request::insert::Chunk;
 use crate::request::ranges::Parked;
-use crate::request::{Target, flush, insert};
+use crate::request::{Target, flush, insert, release};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
@@ -109,6 +109,6 @@ pub async fn settle(set: &CacheSet, target: &Target) {
     });
     for (key, claim) in ready {
         insert::insert_clean(set, target, &key, claim).await;
-        insert::release_fill(set, target, claim);
+        release(set, target, claim);
     }
 }

@@ -1,4 +1,4 @@
-//! Who is doing what where: writes, fills, cleanings and parked keys of one volume, by range (decision 13).
+//! Who is doing what where: writes, fills, cleanings, misses and parked keys of one volume, by range (decision 13).
 //!
 //! Rules, all decided here:
 //! 1. Overlapping writes go one after the other, in order of arrival.
@@ -6,11 +6,13 @@
 //!    granted after the fill was entered; it is not entered at all over a write in progress.
 //! 3. A write that goes to the backing device waits for a cleaning (write-back of the range in progress) to end: the
 //!    older data must not land on top. A cleaning does not start over a write in progress.
-//! 4. A parked key (clean data in the cache whose backing write is not flushed yet) is found by reads, and cut by the
+//! 4. A write that puts new data on the backing device while what is older stays in the tree waits for the misses (reads of
+//!    the backing device) that were entered before: a slow one would return the new data, and the next read the old.
+//! 5. A parked key (clean data in the cache whose backing write is not flushed yet) is found by reads, and cut by the
 //!    first write to its range that is granted.
 
 use crate::volume::epoch::Stamp;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointers};
 
@@ -23,6 +25,7 @@ enum Kind {
     Write { granted: bool },
     Fill { dropped: bool },
     Clean,
+    Miss,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +59,10 @@ impl Parked {
 #[derive(Default)]
 pub struct Ranges {
     entries: BTreeMap<Claim, Entry>,
+    /// The same by where they start.
+    starts: BTreeSet<(u64, Claim)>,
+    /// No entry is longer than this.
+    longest: u64,
     parked: BTreeMap<u64, Parked>,
     next: u64,
 }
@@ -66,7 +73,21 @@ impl Ranges {
         let claim = Claim(self.next);
         self.next += 1;
         self.entries.insert(claim, Entry { start, end, kind });
+        self.starts.insert((start, claim));
+        self.longest = self.longest.max(end - start);
         claim
+    }
+
+    /// What overlaps `[start, end)`, by start. The volume may have thousands of claims, most of them elsewhere.
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (Claim, Entry)> + '_ {
+        let first = (start.saturating_sub(self.longest), Claim(0));
+        let near = self.starts.range(first..(end, Claim(0))).map(|(_, claim)| (*claim, self.entries[claim]));
+        near.filter(move |(_, entry)| entry.end > start)
+    }
+
+    /// Whether anything that `counts` overlaps `[start, end)`.
+    fn is_busy(&self, start: u64, end: u64, counts: impl Fn(Kind) -> bool) -> bool {
+        self.overlapping(start, end).any(|(_, entry)| counts(entry.kind))
     }
 
     /// Queues a write; see [`Ranges::try_grant`].
@@ -78,14 +99,13 @@ impl Ranges {
     /// pieces are cut; `cut` is told which parts went, so that their buckets can be unpinned and pinned again.
     pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
         let Entry { start, end, .. } = self.entries[&claim];
-        let earlier =
-            self.entries.range(..claim).any(|(_, entry)| entry.overlaps(start, end) && entry.is_write());
-        if earlier {
+        let overlapping: Vec<(Claim, Entry)> = self.overlapping(start, end).collect();
+        if overlapping.iter().any(|(other, entry)| *other < claim && entry.is_write()) {
             return false;
         }
-        for entry in self.entries.values_mut() {
-            if entry.overlaps(start, end) && matches!(entry.kind, Kind::Fill { .. }) {
-                entry.kind = Kind::Fill { dropped: true };
+        for (other, entry) in overlapping {
+            if matches!(entry.kind, Kind::Fill { .. }) {
+                self.entries.insert(other, Entry { kind: Kind::Fill { dropped: true }, ..entry });
             }
         }
         self.cut_parked(start, end, cut);
@@ -96,16 +116,13 @@ impl Ranges {
     /// True when nothing that is being written back overlaps: a write may go to the backing device.
     #[must_use]
     pub fn backing_is_free(&self, start: u64, end: u64) -> bool {
-        !self.entries.values().any(|entry| entry.overlaps(start, end) && entry.kind == Kind::Clean)
+        !self.is_busy(start, end, |kind| kind == Kind::Clean)
     }
 
     /// Enters a fill; `None` if a write to the range is in progress, or another fill of it is under way.
     pub fn begin_fill(&mut self, start: u64, end: u64) -> Option<Claim> {
-        let busy = self.entries.values().any(|entry| {
-            let counts = matches!(entry.kind, Kind::Write { granted: true } | Kind::Fill { dropped: false });
-            counts && entry.overlaps(start, end)
-        });
-        (!busy).then(|| self.enter(start, end, Kind::Fill { dropped: false }))
+        let counts = |kind| matches!(kind, Kind::Write { granted: true } | Kind::Fill { dropped: false });
+        (!self.is_busy(start, end, counts)).then(|| self.enter(start, end, Kind::Fill { dropped: false }))
     }
 
     /// True while nobody has written to the fill's range since it was entered.
@@ -116,10 +133,25 @@ impl Ranges {
 
     /// Enters a cleaning; `None` if a write to the range is in progress or another cleaning covers it.
     pub fn begin_clean(&mut self, start: u64, end: u64) -> Option<Claim> {
-        let busy = self.entries.values().any(|entry| {
-            entry.overlaps(start, end) && matches!(entry.kind, Kind::Write { granted: true } | Kind::Clean)
-        });
-        (!busy).then(|| self.enter(start, end, Kind::Clean))
+        let counts = |kind| matches!(kind, Kind::Write { granted: true } | Kind::Clean);
+        (!self.is_busy(start, end, counts)).then(|| self.enter(start, end, Kind::Clean))
+    }
+
+    /// Enters a read of the backing device.
+    pub fn begin_miss(&mut self, start: u64, end: u64) -> Claim {
+        self.enter(start, end, Kind::Miss)
+    }
+
+    /// What is entered from now on, for [`Ranges::has_misses`].
+    #[must_use]
+    pub const fn now(&self) -> Claim {
+        Claim(self.next)
+    }
+
+    /// True while the backing device is being read there by who was entered before `then`.
+    #[must_use]
+    pub fn has_misses(&self, start: u64, end: u64, then: Claim) -> bool {
+        self.overlapping(start, end).any(|(claim, entry)| entry.kind == Kind::Miss && claim < then)
     }
 
     /// The range of a claim.
@@ -134,9 +166,13 @@ impl Ranges {
         self.entries.values().any(Entry::is_write)
     }
 
-    /// The end of a write, fill or cleaning.
+    /// The end of a write, fill, cleaning or miss.
     pub fn release(&mut self, claim: Claim) {
-        self.entries.remove(&claim).expect("a claim is released once");
+        let entry = self.entries.remove(&claim).expect("a claim is released once");
+        self.starts.remove(&(entry.start, claim));
+        if self.entries.is_empty() {
+            self.longest = 0;
+        }
     }
 
     /// Parks clean data. The range has no parked piece: its writer or fill held it.
@@ -200,10 +236,6 @@ pub struct Cut {
 }
 
 impl Entry {
-    const fn overlaps(&self, start: u64, end: u64) -> bool {
-        self.start < end && start < self.end
-    }
-
     const fn is_write(&self) -> bool {
         matches!(self.kind, Kind::Write { .. })
     }
@@ -257,6 +289,19 @@ mod tests {
         ranges.release(clean);
         assert!(ranges.backing_is_free(50, 60));
         assert_eq!(ranges.begin_clean(0, 51), None);
+    }
+
+    #[test]
+    fn a_long_claim_is_found_from_its_far_end() {
+        let mut ranges = Ranges::default();
+        let long = ranges.begin_clean(0, 1_000_000).expect("free");
+        let short = ranges.begin_clean(1_000_000, 1_000_008).expect("free");
+        assert!(!ranges.backing_is_free(999_999, 1_000_000));
+        ranges.release(long);
+        assert!(ranges.backing_is_free(999_999, 1_000_000));
+        assert!(!ranges.backing_is_free(1_000_007, 1_000_008));
+        ranges.release(short);
+        assert!(ranges.backing_is_free(0, 2_000_000));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, flush, insert};
+use crate::request::{Range, Target, flush, insert, release};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::vec::Vec;
@@ -19,6 +19,8 @@ const FILL_SECTORS_MAX: u64 = 2048;
 struct Planned {
     piece: Piece,
     fill: Option<Claim>,
+    /// Of a hole that is read from the backing device.
+    miss: Option<Claim>,
 }
 
 /// Where the data of a read came from.
@@ -160,7 +162,8 @@ async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Vec<Plann
         }
     }
     if at < range.end {
-        plan.push(Planned { piece: Piece { start: at, end: range.end, content: Content::Hole }, fill: None });
+        let piece = Piece { start: at, end: range.end, content: Content::Hole };
+        plan.push(Planned { piece, fill: None, miss: None });
     }
     Ok(plan)
 }
@@ -187,7 +190,7 @@ fn plan_leaf(
         && target.backing.is_some()
         && s.in_use_percent() < s.options.cutoff_cache_add;
     let planned = pieces.into_iter().map(|piece| {
-        let mut fill = None;
+        let (mut fill, mut miss) = (None, None);
         match piece.content {
             Content::Cached { pointers, .. } => {
                 s.pin(&pointers);
@@ -195,17 +198,19 @@ fn plan_leaf(
                     s.buckets.touch(*pointer);
                 }
             }
-            Content::Hole if may_fill && *fill_left > 0 => {
-                let end = piece.end.min(piece.start + *fill_left);
+            Content::Hole => {
                 let volume = s.volumes.get_mut(target.id).expect("looked up above");
-                fill = volume.ranges.begin_fill(piece.start, end);
-                if fill.is_some() {
-                    *fill_left -= end - piece.start;
+                miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
+                if may_fill && *fill_left > 0 {
+                    let end = piece.end.min(piece.start + *fill_left);
+                    fill = volume.ranges.begin_fill(piece.start, end);
+                    if fill.is_some() {
+                        *fill_left -= end - piece.start;
+                    }
                 }
             }
-            Content::Hole => {}
         }
-        Planned { piece, fill }
+        Planned { piece, fill, miss }
     });
     let planned = planned.collect();
     Attempt::Done((upto, planned))
@@ -239,11 +244,12 @@ fn abandon(set: &CacheSet, target: &Target, plan: &[Planned]) {
             if let Content::Cached { pointers, .. } = planned.piece.content {
                 s.unpin(&pointers);
             }
-            if let (Some(claim), Some(volume)) = (planned.fill, s.volumes.get_mut(target.id)) {
-                volume.ranges.release(claim);
+            if let Some(volume) = s.volumes.get_mut(target.id) {
+                planned.fill.into_iter().chain(planned.miss).for_each(|claim| volume.ranges.release(claim));
             }
         }
     });
+    set.signals().ranges.notify_all();
 }
 
 async fn read_piece(
@@ -301,13 +307,16 @@ async fn read_hole(
     let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
     let (result, buffer) = backing.read(planned.piece.start, buffer).await;
     set.with(|s| s.stats.miss_bytes += buffer.len() as u64);
+    if let Some(claim) = planned.miss {
+        release(set, target, claim);
+    }
     if let Some(claim) = planned.fill {
         let stamp = begun.and_then(|begun| flush::epoch(set, target.id, |epoch| epoch.read_ends(begun)));
         match (&result, stamp) {
             (Ok(()), Some(stamp)) => {
                 insert::spawn_fill(set, target, planned.piece, claim, stamp, &buffer);
             }
-            _ => insert::release_fill(set, target, claim),
+            _ => release(set, target, claim),
         }
     }
     (result.map_err(Error::io(Doing::Backing)), buffer)

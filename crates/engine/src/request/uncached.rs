@@ -16,11 +16,11 @@ use bcached_format::{BackingState, BackingSuperblock, Inode};
 
 /// Carries out a request that changes something: through the cache or, if that fails and the volume can do without,
 /// without it. Nothing that `flow` has done before it says [`Error::Uncached`] may be seen by others: it is done again.
-pub async fn or_uncached(
+pub async fn or_uncached<T>(
     set: &CacheSet,
     target: &Target,
-    flow: impl AsyncFn(&Target) -> Result<(), Error>,
-) -> Result<(), Error> {
+    flow: impl AsyncFn(&Target) -> Result<T, Error>,
+) -> Result<T, Error> {
     let mut target = target.clone();
     loop {
         match flow(&target).await {

@@ -15,8 +15,8 @@ use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, Clean};
-use crate::request::ranges::Claim;
-use crate::request::{Range, Target, flush, read};
+use crate::request::ranges::{Claim, Ranges};
+use crate::request::{Range, Target, flush, read, release};
 use crate::set::CacheSet;
 use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
@@ -46,14 +46,14 @@ enum Way {
 }
 
 /// Writes `payload` over `range`. The part that can be cached goes by the table; a rest behind the last whole block
-/// goes to the backing device.
+/// goes to the backing device. The stamp is of the first that went there and is not proven durable.
 pub async fn write(
     set: &CacheSet,
     target: &Target,
     range: Range,
     payload: Payload,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     let length = payload.len() as u64;
     let written = write_anywhere(set, target, range, payload, fua).await;
     if written.is_ok() {
@@ -68,15 +68,15 @@ async fn write_anywhere(
     range: Range,
     payload: Payload,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     // Whole blocks, whether the volume is cached or not: requests that began before it left the cache go on writing whole
     // ones, and must not lay their neighbours' old content over what is written here.
     let claim = lock(set, target, target.whole_blocks(range)).await?;
     let written = match target.blocks_around(range) {
         Some(blocks) => write_locked(set, target, range, blocks, payload, fua).await,
-        None => write_backing(set, target, range, payload, fua).await.map(drop),
+        None => write_backing(set, target, range, payload, fua).await.map(|stamp| unproven(stamp, fua)),
     };
-    unlock(set, target, claim);
+    release(set, target, claim);
     written
 }
 
@@ -87,17 +87,23 @@ async fn write_locked(
     blocks: Range,
     payload: Payload,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     let end = range.end.min(target.cacheable_end);
     let part = Range { start: range.start, end };
     let body = payload.slice(0..bytes(part.sectors()));
     let body = if part == blocks { body } else { widen(set, target, part, blocks, &body).await? };
-    write_blocks(set, target, blocks, &body, fua).await?;
-    if end < range.end {
-        let rest = payload.slice(bytes(part.sectors())..payload.len());
-        write_backing(set, target, Range { start: end, end: range.end }, rest, fua).await.map(drop)?;
+    let first = write_blocks(set, target, blocks, &body, fua).await?;
+    if end == range.end {
+        return Ok(first);
     }
-    Ok(())
+    let rest = payload.slice(bytes(part.sectors())..payload.len());
+    let stamp = write_backing(set, target, Range { start: end, end: range.end }, rest, fua).await?;
+    Ok(Stamp::first_of(first, unproven(stamp, fua)))
+}
+
+/// What a flush can still take away: a durable write is not among it.
+fn unproven(stamp: Stamp, fua: bool) -> Option<Stamp> {
+    (!fua).then_some(stamp)
 }
 
 fn bytes(sectors: u64) -> usize {
@@ -121,24 +127,24 @@ async fn widen(
     Ok(whole.freeze())
 }
 
-/// Writes whole blocks, the range being locked.
+/// Writes whole blocks, the range being locked; as of [`write`].
 pub(crate) async fn write_blocks(
     set: &CacheSet,
     target: &Target,
     range: Range,
     payload: &Payload,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     let survey = survey(set, target, range).await?;
-    match set.with(|s| way(s, target, range, survey)) {
+    let unproven = match set.with(|s| way(s, target, range, survey)) {
         Way::Back => write_back(set, target, range, payload, survey, fua).await?,
         Way::Through => return write_through(set, target, range, payload, survey, fua).await,
         Way::Around => return write_out(set, target, (range, range), payload, survey, fua).await,
-    }
+    };
     if fua {
         writer::commit(set).await?;
     }
-    Ok(())
+    Ok(unproven)
 }
 
 fn way(s: &mut State, target: &Target, range: Range, survey: Survey) -> Way {
@@ -181,23 +187,13 @@ pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Resul
         match granted {
             Some(true) => return Ok(claim),
             Some(false) => {
-                unlock(set, target, claim);
+                release(set, target, claim);
                 return Err(Error::Uncached);
             }
             None => {}
         }
         set.signals().ranges.wait().await;
     }
-}
-
-/// The end of what [`lock`] began.
-pub(crate) fn unlock(set: &CacheSet, target: &Target, claim: Claim) {
-    set.with(|s| {
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.ranges.release(claim);
-        }
-    });
-    set.signals().ranges.notify_all();
 }
 
 /// Asks the tree about a range, leaf by leaf.
@@ -282,9 +278,10 @@ async fn write_back(
     payload: &Payload,
     survey: Survey,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     let inode = target.inode.expect("only attached volumes are cached");
     ensure_dirty(set, target).await?;
+    let mut unproven = None;
     let mut at = range.start;
     while at < range.end {
         let rest = Range { start: at, end: range.end };
@@ -293,20 +290,22 @@ async fn write_back(
             if wait_for_space(set).await? {
                 continue;
             }
-            return write_out(set, target, (range, rest), payload, survey, fua).await;
+            let written = write_out(set, target, (range, rest), payload, survey, fua).await?;
+            return Ok(Stamp::first_of(unproven, written));
         };
         at = last.end();
         for (chunk, stored) in set.store_dirty(target, &chunks, range.start, payload).await {
             match stored {
                 Err(Error::Io { doing: Doing::Data, .. }) if target.backing.is_some() => {
                     let part = Range { start: chunk.start, end: chunk.end() };
-                    write_out(set, target, (range, part), payload, survey, fua).await?;
+                    let written = write_out(set, target, (range, part), payload, survey, fua).await?;
+                    unproven = Stamp::first_of(unproven, written);
                 }
                 other => other?,
             }
         }
     }
-    Ok(())
+    Ok(unproven)
 }
 
 /// The cache has no space: waits if it will have some without anything being written back; false if not.
@@ -332,7 +331,7 @@ async fn write_out(
     payload: &Payload,
     survey: Survey,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     if target.backing.is_none() {
         return Err(Error::NoSpace);
     }
@@ -340,16 +339,19 @@ async fn write_out(
     let piece = payload.slice(from..from + bytes(part.sectors()));
     if !survey.dirty {
         invalidate(set, target, part, survey).await?;
-        return write_backing(set, target, part, piece, fua).await.map(drop);
+        return write_backing(set, target, part, piece, fua).await.map(|stamp| unproven(stamp, fua));
     }
-    // What is being written back would turn clean behind the holes.
+    // What is being written back would turn clean behind the holes; and who missed the dirty data, because he looked before it
+    // came, must not read the new data while others still read the old.
     wait_for_cleaning(set, target, part).await?;
+    wait_for_misses(set, target, part).await?;
     invalidate_clean(set, target, part).await?;
     let stamp = write_backing(set, target, part, piece, false).await?;
     // Old dirty data gives way to what is proven, and to nothing less.
     flush::prove(set, target, stamp).await?;
     punch(set, target, part).await?;
-    writer::commit(set).await
+    writer::commit(set).await?;
+    Ok(None)
 }
 
 /// To both devices at once; the clean key waits for the backing device's flush.
@@ -360,7 +362,7 @@ async fn write_through(
     payload: &Payload,
     survey: Survey,
     fua: bool,
-) -> Result<(), Error> {
+) -> Result<Option<Stamp>, Error> {
     invalidate(set, target, range, survey).await?;
     let chunks = set.take_chunks(Class::Clean, range);
     let both = (
@@ -374,7 +376,7 @@ async fn write_through(
             _ => set.release_chunks(&[chunk]),
         }
     }
-    backing.map(drop)
+    backing.map(|stamp| unproven(stamp, fua))
 }
 
 /// Parks a clean chunk, or indexes it if the backing device keeps what it has acknowledged. Its range is locked by
@@ -421,10 +423,20 @@ pub(crate) async fn write_backing(
 /// Waits until nothing older is on its way to the range of the backing device. The range is locked, so that nothing new
 /// sets out.
 pub(crate) async fn wait_for_cleaning(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    wait_until(set, target, |ranges| ranges.backing_is_free(range.start, range.end)).await
+}
+
+/// Waits until nobody reads the range from the backing device who began before.
+async fn wait_for_misses(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    let then = set.with(|s| s.volumes.get(target.id).map(|volume| volume.ranges.now()));
+    let then = then.ok_or(Error::NoVolume)?;
+    wait_until(set, target, |ranges| !ranges.has_misses(range.start, range.end, then)).await
+}
+
+async fn wait_until(set: &CacheSet, target: &Target, is_so: impl Fn(&Ranges) -> bool) -> Result<(), Error> {
     loop {
-        let free =
-            set.with(|s| Some(s.volumes.get(target.id)?.ranges.backing_is_free(range.start, range.end)));
-        if free.ok_or(Error::NoVolume)? {
+        let is_so = set.with(|s| Some(is_so(&s.volumes.get(target.id)?.ranges)));
+        if is_so.ok_or(Error::NoVolume)? {
             return Ok(());
         }
         set.signals().ranges.wait().await;

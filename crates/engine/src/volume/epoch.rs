@@ -9,7 +9,8 @@
 //! Clients learn of a failure by their flushes. A flush answers for the writes that were acknowledged before it was asked
 //! for, so acknowledgements are numbered. A failure puts all in doubt that were given before it; one that is given later, for
 //! a request that began before it, is in doubt from the start. A flush says so if it answers for one in doubt of which none
-//! had said so when it was asked for.
+//! had said so when it was asked for. A request of which some had been written before a flush that failed is not
+//! acknowledged at all: it would be told that what is gone is there.
 
 /// Flushes and writes of one backing device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,6 +19,8 @@ pub struct Epoch {
     begun: u64,
     /// Number of the newest flush that has succeeded.
     good: u64,
+    /// Number of the newest flush that has failed.
+    failed: u64,
     /// The newest flush has not ended.
     running: bool,
     /// Flushes that have failed.
@@ -88,6 +91,14 @@ pub enum Turn {
     Wait,
     /// Run one: it has begun.
     Run,
+}
+
+impl Stamp {
+    /// The one that more flushes are about, if there is any.
+    #[must_use]
+    pub fn first_of(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        one.into_iter().chain(other).min_by_key(|stamp| stamp.ended)
+    }
 }
 
 impl Epoch {
@@ -185,6 +196,7 @@ impl Epoch {
         if succeeded {
             self.good = self.begun;
         } else {
+            self.failed = self.begun;
             self.era += 1;
             self.doubtful = self.acknowledged;
         }
@@ -196,16 +208,24 @@ impl Epoch {
         Asked { era: self.era, client_writes: self.client_writes }
     }
 
-    /// The client is told that its request has been carried out. If no client has written to the device since it was asked,
-    /// the request did not, and no flush of the device is about it.
-    pub const fn acknowledge(&mut self, asked: Asked) {
+    /// Whether the client may be told that its request has been carried out, of which `first` was the first on the device
+    /// that is not proven durable: not if a flush that began since has failed, and may have dropped it.
+    ///
+    /// If no client has written to the device since the request was asked for it did not, and no flush of the device is
+    /// about it.
+    #[must_use]
+    pub fn acknowledge(&mut self, asked: Asked, first: Option<Stamp>) -> bool {
         if !self.volatile || self.client_writes == asked.client_writes {
-            return;
+            return true;
+        }
+        if first.is_some_and(|first| self.failed > first.ended) {
+            return false;
         }
         self.acknowledged += 1;
         if self.era != asked.era {
             self.doubtful = self.acknowledged;
         }
+        true
     }
 
     /// What a client's flush that is asked for now answers for.
@@ -300,8 +320,8 @@ mod tests {
     fn asked_and_written(epoch: &mut Epoch) {
         let asked = epoch.asks();
         let write = epoch.client_write_begins();
-        epoch.write_ends(write);
-        epoch.acknowledge(asked);
+        let stamp = epoch.write_ends(write);
+        assert!(epoch.acknowledge(asked, Some(stamp)));
     }
 
     fn fail(epoch: &mut Epoch) {
@@ -334,10 +354,10 @@ mod tests {
         let write = epoch.client_write_begins();
         fail(&mut epoch);
         assert!(epoch.report(before), "the flush that failed says so");
-        epoch.write_ends(write);
+        let stamp = epoch.write_ends(write);
         // Another that began before the acknowledgement does not answer for it.
         let early = epoch.answers();
-        epoch.acknowledge(asked);
+        assert!(epoch.acknowledge(asked, Some(stamp)), "no flush has failed that began after its end");
         assert!(!epoch.report(early));
         let next = epoch.answers();
         assert!(epoch.report(next), "the write may be gone, and nobody has said so");
@@ -353,9 +373,23 @@ mod tests {
         assert!(epoch.report(former), "a former process may have acknowledged something");
         let asked = epoch.asks();
         fail(&mut epoch);
-        epoch.acknowledge(asked);
+        assert!(epoch.acknowledge(asked, None));
         let next = epoch.answers();
         assert!(!epoch.report(next));
+    }
+
+    #[test]
+    fn what_was_dropped_before_the_answer_is_not_acknowledged() {
+        let mut epoch = Epoch::new(true);
+        let asked = epoch.asks();
+        let write = epoch.client_write_begins();
+        let first = epoch.write_ends(write);
+        let write = epoch.client_write_begins();
+        fail(&mut epoch);
+        let second = epoch.write_ends(write);
+        assert!(!epoch.acknowledge(asked, Stamp::first_of(Some(second), Some(first))));
+        assert!(epoch.acknowledge(asked, Some(second)), "it was not covered");
+        assert!(epoch.acknowledge(asked, None), "a durable one cannot be dropped");
     }
 
     #[test]

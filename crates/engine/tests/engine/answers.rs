@@ -45,16 +45,46 @@ fn durable(sector: u64) -> Request {
 /// A mode, a request, and which operation of it takes long.
 type Slow = (CacheMode, fn() -> Request, fn(DiskId, &Op) -> bool);
 
-/// A request was under way when a flush failed that has dropped a part of it, or may have. The failure was told to the flush
-/// that met it; then the request was acknowledged, and the next flush said that it was durable.
+const ONES: u8 = 1;
+
+fn is_ones(op: &Op) -> bool {
+    matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(|byte| *byte == ONES))
+}
+
+/// A request in mode `mode`, of which what `is_slow` says does not end before a flush has failed: how it was answered, and that
+/// flush and two later ones.
+fn beside_a_failing_flush(
+    mode: CacheMode,
+    request: Request,
+    is_slow: fn(DiskId, &Op) -> bool,
+) -> (bool, [Result<(), Error>; 3]) {
+    let mut rig = Rig::new(Sizes { block: 8, ..SIZES }, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, mode).await.expect("set");
+        let holds = Rc::new(Cell::new(true));
+        let (held, fails) = (Rc::clone(&holds), Cell::new(true));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            op if held.get() && is_slow(disk, op) => Some(Mishap::Waits),
+            Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
+            _ => None,
+        }));
+        let changing = start(&env, &set, volume, request);
+        env.sleep(Duration::from_millis(1)).await;
+        let told = set.serve(volume, Request::Flush).await.result;
+        holds.set(false);
+        let is_ok = answered(&env, &changing).await;
+        let next = set.serve(volume, Request::Flush).await.result;
+        (is_ok, [told, next, set.serve(volume, Request::Flush).await.result])
+    })
+}
+
+/// A request was under way when a flush failed that may have dropped it. The failure was told to the flush that met it; then
+/// the request was acknowledged, and the next flush said that it was durable.
 #[test]
 fn what_ends_after_a_failed_flush_is_not_called_durable_by_the_next_one() {
-    const ONES: u8 = 1;
-    let to_cache = |disk, op: &Op| {
-        matches!(op, Op::Write { payload, .. }
-            if disk == CACHE && payload.as_slice().iter().all(|byte| *byte == ONES))
-    };
-    let slow: [Slow; 3] = [
+    let slow: [Slow; 2] = [
         (
             CacheMode::Writearound,
             || write(1000, 8, ONES),
@@ -65,32 +95,32 @@ fn what_ends_after_a_failed_flush_is_not_called_durable_by_the_next_one() {
             || Request::WriteZeroes { sector: 1000, sectors: 8, fua: false },
             |disk, op| disk == BACKING && matches!(op, Op::Zero { sector: 1016, .. }),
         ),
-        // The other half is on the backing device already, where the flush drops it.
-        (CacheMode::Writethrough, || write(1000, 8, ONES), to_cache),
     ];
     for (mode, request, is_slow) in slow {
-        let mut rig = Rig::new(SIZES, 1);
-        let world = Rc::clone(&rig.world);
-        let (told, next, last) = run(&mut rig, move |env| async move {
-            let (set, volume) = open(env.clone(), options()).await.expect("sound");
-            set.set_cache_mode(volume, mode).await.expect("set");
-            let holds = Rc::new(Cell::new(true));
-            let (held, fails) = (Rc::clone(&holds), Cell::new(true));
-            world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
-                op if held.get() && is_slow(disk, op) => Some(Mishap::Waits),
-                Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
-                _ => None,
-            }));
-            let changing = start(&env, &set, volume, request());
-            env.sleep(Duration::from_millis(1)).await;
-            let told = set.serve(volume, Request::Flush).await.result;
-            holds.set(false);
-            assert!(answered(&env, &changing).await, "the device carried it out");
-            let next = set.serve(volume, Request::Flush).await.result;
-            (told, next, set.serve(volume, Request::Flush).await.result)
-        });
-        assert!(told.is_err(), "{mode:?}");
+        let (is_ok, [told, next, last]) = beside_a_failing_flush(mode, request(), is_slow);
+        assert!(is_ok && told.is_err(), "{mode:?}");
         assert_eq!((next, last), (Err(Error::LostWrites), Ok(())), "{mode:?}");
+    }
+}
+
+/// A part of the request stood on the backing device already when a flush dropped what was there. The client was told that
+/// all of it had been written, and read the old content.
+#[test]
+fn what_was_dropped_before_the_answer_is_not_acknowledged() {
+    let slow: [Slow; 2] = [
+        // The other half.
+        (CacheMode::Writethrough, || write(1000, 8, ONES), |disk, op| disk == CACHE && is_ones(op)),
+        // What is left of it when a part of a block has been written.
+        (
+            CacheMode::Writearound,
+            || Request::WriteZeroes { sector: 1004, sectors: 12, fua: false },
+            |disk, op| disk == BACKING && matches!(op, Op::Zero { .. }),
+        ),
+    ];
+    for (mode, request, is_slow) in slow {
+        let (is_ok, [told, next, last]) = beside_a_failing_flush(mode, request(), is_slow);
+        assert!(!is_ok && told.is_err(), "{mode:?}");
+        assert_eq!((next, last), (Ok(()), Ok(())), "it has been said");
     }
 }
 

@@ -1,8 +1,9 @@
-//! Reads over what the tree holds in unusual amounts.
+//! Reads over what the tree holds in unusual amounts, and reads that take long.
 
-use crate::rig::{Rig, Sizes, ask, open};
+use crate::memory::Mishap;
+use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{Options, Request};
-use bcached_env::Buffer;
+use bcached_env::{Buffer, Op};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -43,4 +44,48 @@ fn a_read_over_very_many_stale_keys_ends() {
         ended.get()
     });
     assert_eq!(content, Some(Some(9)), "the read is still under way, or found something else");
+}
+
+/// A read of the backing device takes long. Meanwhile its range is written into the cache, and then written again, which the
+/// cache refuses: that goes to the backing device while the cache still has the older data. The slow read returned the
+/// newer, and the next one the older again.
+#[test]
+fn a_slow_read_does_not_return_what_the_next_one_does_not() {
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("a sound set");
+        let (holds_read, holds_flush) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(false)));
+        let (is_slow, is_flush_slow) = (Rc::clone(&holds_read), Rc::clone(&holds_flush));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Read { sector: DATA_OFFSET, .. } if disk == BACKING => is_slow.get().then_some(Mishap::Waits),
+            Op::Flush if disk == BACKING => is_flush_slow.get().then_some(Mishap::Waits),
+            Op::Write { payload, .. } if disk == CACHE && payload.as_slice() == [NEW; 4096] => {
+                Some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        let (slow, written) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(None)));
+        let (reader, content) = (set.clone(), Rc::clone(&slow));
+        env.spawn(async move {
+            let reply = ask(&reader, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) }).await;
+            content.set(reply.buffer.map(|buffer| buffer.as_slice()[0]));
+        });
+        env.sleep(Duration::from_millis(1)).await;
+        ask(&set, volume, write(0, 8, OLD)).await;
+        holds_flush.set(true);
+        let (writer, done) = (set.clone(), Rc::clone(&written));
+        env.spawn(async move { done.set(Some(writer.serve(volume, write(0, 8, NEW)).await.result)) });
+        env.sleep(Duration::from_millis(5)).await;
+        holds_read.set(false);
+        env.sleep(Duration::from_millis(5)).await;
+        assert_eq!(slow.take(), Some(0), "it had come before the others");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [OLD; 8]);
+        holds_flush.set(false);
+        env.sleep(Duration::from_millis(5)).await;
+        assert_eq!(written.take(), Some(Ok(())));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [NEW; 8]);
+    });
 }
