@@ -2,7 +2,8 @@
 //! keep every promise that the kernel gave.
 //!
 //! The kernel's devices are recorded while it serves random requests in User-Mode Linux (see `power_cut`). Its clients end
-//! with a flush; then the power is cut, so that dirty data stands in the cache, the index partly in the journal. `BCACHED_STARTS` sets the number of seeds.
+//! with a flush; then the power is cut, so that dirty data stands in the cache, the index partly in the journal.
+//! `BCACHED_STARTS` sets the number of seeds.
 
 use bcached_sim::crashpoints::{Depth, sweep_on};
 use bcached_sim::disk::{Background, Device, Model};
@@ -17,6 +18,7 @@ use bcached_tests::recording::client::Plan;
 use bcached_tests::recording::cut::{BACKING, CACHE, Disks, Survivors};
 use bcached_tests::recording::judge::Promises;
 use bcached_tests::recording::writer::{Run, WriteBack, Writer, record};
+use bcached_tests::scope::number_from;
 use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::uml::Uml;
 use std::fs;
@@ -35,16 +37,8 @@ const CRASHED_STEPS: usize = 30;
 /// Shapes with one volume that fit into it.
 const SHAPES: [&str; 3] = ["hot", "points", "scarce"];
 
-/// Some of the points of that one: as the rounds of a hunt.
-const DEPTH: Depth = Depth {
-    every: 0,
-    novel: 1,
-    tries: Some(2),
-    recovery_one_in: 8,
-    recovery_every: 0,
-    work: Some(20_000),
-    ..Depth::QUICK
-};
+/// Some of the points of that one.
+const DEPTH: Depth = Depth { novel: 1, recovery_one_in: 8, work: Some(20_000), ..Depth::SPARSE };
 
 /// In write-back: a kernel in another mode leaves clean copies that differ from the backing device, which the simulator holds
 /// against whoever does it (`docs/reliability.md`).
@@ -103,7 +97,7 @@ fn workload(name: &str, steps: usize, seed: u64) -> Outcome<Workload> {
 #[test]
 fn the_engine_goes_on_from_what_a_kernel_left() -> Outcome {
     let Some(uml) = Uml::find_recordable() else { return Ok(()) };
-    let seeds = std::env::var("BCACHED_STARTS").ok().and_then(|count| count.parse().ok()).unwrap_or(1);
+    let seeds = number_from("BCACHED_STARTS").unwrap_or(1);
     let engine: Rc<dyn System> = Rc::new(system::engine::Engine);
     let mut figures = Figures::default();
     for seed in 0..seeds {

@@ -22,7 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub use novelty::Novelty;
+pub use novelty::{Novelty, Situation};
 
 /// How thorough a sweep is.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,20 @@ impl Depth {
     /// Every point, every recovery, each of its points, all with eight subsets; of the recoveries from these one in 4,096.
     pub const EXHAUSTIVE: Self =
         Self { recovery_one_in: 1, recovery_subsets: 8, third_one_in: 4096, ..Self::FULL };
+
+    /// Only points unlike those before, and few crashes at each: many points with a few are worth more than a few points with
+    /// many.
+    pub const SPARSE: Self = Self { every: 0, novel: 2, tries: Some(2), recovery_every: 0, ..Self::QUICK };
+
+    /// Whether `point`, after `level` crashes that `number` tells, is one in so many.
+    fn is_one_in(&self, number: u64, point: u64, level: usize) -> bool {
+        let every = if level == 0 { self.every } else { self.recovery_every };
+        match (every, level) {
+            (0, _) => false,
+            (_, 0) => point % every == number % every,
+            _ => mix(&[number, point]).is_multiple_of(every),
+        }
+    }
 
     /// The crashes tried at `point` of a workload.
     fn cuts(&self, seed: u64, point: u64) -> Vec<Cut> {
@@ -234,33 +248,33 @@ impl Judge {
         if let Some(only) = self.only.get(before.len()) {
             return if only.point == point { vec![*only] } else { Vec::new() };
         }
-        if before.is_empty() {
+        let (number, level) = (self.number_of(before), before.len());
+        if level == 0 {
             self.reached.set(point);
         }
-        let within = self.depth.within;
-        let is_within = within == 0 || phases.inside() & within != 0;
-        let spent = self.spent_percent();
-        if spent >= 100 || if before.is_empty() { !is_within } else { spent >= 50 } {
-            return Vec::new();
-        }
-        let (seed, number) = (self.workload.seed, self.number_of(before));
-        let is_one_in = match before {
-            _ if spent >= 50 => false,
-            [] => self.depth.every > 0 && point % self.depth.every == seed % self.depth.every,
-            _ => {
-                let every = self.depth.recovery_every;
-                every > 0 && mix(&[number, point]).is_multiple_of(every)
-            }
-        };
-        let is_novel = || {
-            let number = mix(&[number, point]);
-            self.novelty.borrow_mut().picks(self.depth.novel, number, before.len(), phases, view)
-        };
-        match before {
-            _ if !is_one_in && !is_novel() => Vec::new(),
-            [] => self.depth.cuts(seed, point),
+        match level {
+            _ if !self.is_judged(number, point, level, phases, view) => Vec::new(),
+            0 => self.depth.cuts(number, point),
             _ => self.depth.cuts_in_recovery(number, point),
         }
+    }
+
+    /// Whether `point`, after `level` crashes that `number` tells, is judged.
+    fn is_judged(&self, number: u64, point: u64, level: usize, phases: &Phases, view: &OpView) -> bool {
+        let (depth, spent) = (&self.depth, self.spent_percent());
+        let is_paid_for = spent < if level == 0 { 100 } else { 50 };
+        if !is_paid_for {
+            return false;
+        }
+        let inside = phases.inside();
+        if level == 0 && depth.within != 0 && inside & depth.within == 0 {
+            return false;
+        }
+        let is_novel = || {
+            let situation = Situation::of(view, level, inside, self.workload.geometry.cache_sectors());
+            self.novelty.borrow_mut().picks(depth.novel, mix(&[number, point]), situation)
+        };
+        spent < 50 && depth.is_one_in(number, point, level) || is_novel()
     }
 }
 

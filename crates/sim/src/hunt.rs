@@ -21,20 +21,8 @@ const WORK: u64 = 10_000;
 /// The same of sets with large trees, each recovery of which takes thousands.
 const WORK_LARGE: u64 = 50_000;
 
-/// Crashes tried at a point: many points with a few are worth more than a few points with many.
-const TRIES: usize = 2;
-
 /// Points unlike those of earlier rounds are crashed, and some of these recoveries.
-const DEPTH: Depth = Depth {
-    every: 0,
-    novel: 2,
-    tries: Some(TRIES),
-    recovery_one_in: 64,
-    recovery_every: 0,
-    third_one_in: 128,
-    work: Some(WORK),
-    ..Depth::QUICK
-};
+const DEPTH: Depth = Depth { third_one_in: 128, work: Some(WORK), ..Depth::SPARSE };
 
 /// Only where nodes become fewer, which takes a long run.
 const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN };
@@ -42,6 +30,9 @@ const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN
 /// Sets that have grown are crashed where the tree changes its form: for the rest there are smaller ones.
 const GROWN: Depth =
     Depth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
+
+/// Only where data is moved.
+const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 
 const TREE_PHASES: u32 =
     Phase::LeafSplit.bit() | Phase::InteriorSplit.bit() | Phase::RootSplit.bit() | Phase::Coalesce.bit();
@@ -69,22 +60,27 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 22] = [
+const KINDS: [Kind; 27] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
+    plain("through"),
     plain("mixed"),
     crashing("trouble", 100),
+    plain("moves-trouble"),
     plain("hot"),
     crashing_grown(80),
     crashing("restarts", 100),
     plain("trouble"),
     plain("scarce"),
+    Kind { depth: Some(MOVED), ..crashing("moves", 1800) },
     plain("scatter"),
     crashing("points", 100),
     plain("trouble"),
+    crashing("through", 150),
     crashing("turnover", 700),
     crashing("mixed", 150),
+    plain("moves"),
     crashing("scarce", 600),
     plain("trouble"),
     crashing("trouble", 200),

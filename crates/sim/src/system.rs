@@ -48,11 +48,16 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// Size of the cache device.
+    #[must_use]
+    pub fn cache_sectors(&self) -> u64 {
+        self.buckets * u64::from(self.bucket_sectors)
+    }
+
     /// The cache device, empty.
     #[must_use]
     pub fn cache_device(&self) -> Device {
-        let sectors = self.buckets * u64::from(self.bucket_sectors);
-        let model = Model::fast(sectors, self.block_sectors);
+        let model = Model::fast(self.cache_sectors(), self.block_sectors);
         Device::new(Model {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.cache_volatile,

@@ -4,19 +4,42 @@
 use crate::digest::mix;
 use crate::disk::OpKind;
 use crate::driver::OpView;
-use bcached_engine::Phases;
 use std::collections::BTreeMap;
 
 /// What points have in common that are alike.
-#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Situation {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Situation {
     /// Crashes before.
     level: usize,
-    /// See [`Phases::inside`].
+    /// See [`bcached_engine::Phases::inside`].
     phases: u32,
-    of_cache: bool,
+    place: Place,
     kind: OpKind,
+    fua: bool,
     completed: bool,
+}
+
+/// Where an operation is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Place {
+    Backing,
+    /// Where the cache has its superblock and its journal, or a flush of it.
+    CacheFront,
+    Cache,
+}
+
+impl Situation {
+    /// That of a point which `view` has made, after `level` crashes, in the middle of `phases`, with a cache of so many sectors.
+    pub const fn of(view: &OpView, level: usize, phases: u32, cache_sectors: u64) -> Self {
+        let &OpView { disk, kind, ref sectors, fua, completed } = view;
+        let place = match disk.0 {
+            // The journal is the first 128th or a little more of a device.
+            0 if sectors.start < cache_sectors / 64 => Place::CacheFront,
+            0 => Place::Cache,
+            _ => Place::Backing,
+        };
+        Self { level, phases, place, kind, fua, completed }
+    }
 }
 
 /// How often each situation has been judged.
@@ -26,12 +49,10 @@ pub struct Novelty(BTreeMap<Situation, u64>);
 impl Novelty {
     /// Whether a point, told by `number`, is to be judged: all of those that are alike at first, half of them when `few` have
     /// been (0: none), a third when twice as many have; so of ten thousand times as many a hundred times as many are.
-    pub fn picks(&mut self, few: u64, number: u64, level: usize, phases: &Phases, view: &OpView) -> bool {
+    pub fn picks(&mut self, few: u64, number: u64, situation: Situation) -> bool {
         if few == 0 {
             return false;
         }
-        let &OpView { disk, kind, completed, .. } = view;
-        let situation = Situation { level, phases: phases.inside(), of_cache: disk.0 == 0, kind, completed };
         let judged = self.0.entry(situation).or_default();
         let picked = mix(&[number, 9]) % (few + *judged) < few;
         *judged += u64::from(picked);
@@ -46,10 +67,11 @@ mod tests {
 
     #[test]
     fn what_is_alike_is_judged_less_and_less() {
-        let (mut novelty, phases) = (Novelty::default(), Phases::default());
+        let mut novelty = Novelty::default();
         let view = |kind| OpView { disk: DiskId(1), kind, sectors: 0..8, fua: false, completed: true };
         let count = |novelty: &mut Novelty, kind, few, points: std::ops::Range<u64>| {
-            points.filter(|point| novelty.picks(few, *point, 0, &phases, &view(kind))).count()
+            let situation = Situation::of(&view(kind), 0, 0, 1000);
+            points.filter(|point| novelty.picks(few, *point, situation)).count()
         };
         assert_eq!(count(&mut novelty, OpKind::Write, 0, 0..1000), 0, "none is asked for");
         let first = count(&mut novelty, OpKind::Write, 4, 0..1000);

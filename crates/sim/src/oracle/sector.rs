@@ -20,7 +20,8 @@
 //! **The death of a process** ends operations in flight: done or not. Nothing else changes, promises stay.
 //!
 //! **A failed write**, too, happened or did not; a read that begins afterwards and sees what it would have replaced shows
-//! that it did not, and it cannot come up later. **A discard** may have brought back any former value, or zero: a version that
+//! that it did not, and it cannot come up later. **A failed flush** takes versions back. What was in flight may have gone with them, though a
+//! read had seen it, or stand above what the device went back to, until a power cut. **A discard** may have brought back any former value, or zero: a version that
 //! matches all of these, until a read turns it into one.
 
 use crate::stamp::Value;
@@ -57,6 +58,8 @@ pub(super) struct Version {
     durable: bool,
     /// A power cut has left it (if it is the one), so being read makes it durable.
     on_medium: bool,
+    /// It is one of those that a device has gone back to: on the medium perhaps, whatever is read.
+    returned: bool,
     /// Reads that begin at or after this may not see it.
     dead_at: u64,
     /// Versions that surely came later, besides those that the times tell.
@@ -76,6 +79,7 @@ impl Version {
             promised: NEVER,
             durable: false,
             on_medium: false,
+            returned: false,
             dead_at: NEVER,
             before: Vec::new(),
         }
@@ -89,6 +93,11 @@ impl Version {
         version.happened = true;
         version.durable = true;
         version
+    }
+
+    /// Whether a read may return it.
+    const fn is_visible(&self, seen: &Seen) -> bool {
+        self.start < seen.end && self.dead_at > seen.start
     }
 
     fn precedes(&self, later: &Self) -> bool {
@@ -156,25 +165,23 @@ impl Sector {
     /// Whether a read may have returned that and there is nothing to learn from it.
     pub(super) fn is_known(&self, seen: &Seen) -> bool {
         let [only] = self.versions.as_slice() else { return false };
-        let is_visible = only.start < seen.end && only.dead_at > seen.start;
         let is_settled = only.happened && only.durable && !only.in_flight;
         let has_ended = only.by <= seen.end && only.promised <= seen.end;
-        is_visible && is_settled && has_ended && only.content == Content::Value(seen.value)
+        only.is_visible(seen) && is_settled && has_ended && only.content == Content::Value(seen.value)
     }
 
     /// A read has returned; false if it may not return that.
     pub(super) fn read(&mut self, seen: &Seen) -> bool {
-        let visible = |version: &Version| version.start < seen.end && version.dead_at > seen.start;
         let same = |version: &Version| version.content == Content::Value(seen.value);
         let matches: Vec<usize> = (0..self.versions.len())
-            .filter(|at| visible(&self.versions[*at]) && same(&self.versions[*at]))
+            .filter(|at| self.versions[*at].is_visible(seen) && same(&self.versions[*at]))
             .collect();
         let former = |version: &Version| match version.content {
             Content::Former { before } => seen.former.is_some_and(|number| number < before),
             Content::Value(_) => false,
         };
         let formers: Vec<&Version> =
-            self.versions.iter().filter(|version| visible(version) && former(version)).collect();
+            self.versions.iter().filter(|version| version.is_visible(seen) && former(version)).collect();
         if matches.is_empty() && formers.is_empty() {
             return false;
         }
@@ -190,13 +197,18 @@ impl Sector {
         let (number, by) = (self.versions[picked].number, self.versions[picked].by);
         // What failed, or was in flight when the process died, and would have replaced what was read, did not happen.
         self.versions.retain(|version| {
-            let undecided = !version.happened && matches!(version.content, Content::Value(_));
+            let undecided =
+                !version.happened && !version.returned && matches!(version.content, Content::Value(_));
             !(undecided && version.by < seen.start && by < version.start)
         });
         let mut replaced = Vec::new();
         for version in &mut self.versions {
             if version.number != number && version.by < seen.start {
                 version.before.push(number);
+                if version.returned {
+                    // What was read stands above it, and did so all the time.
+                    version.start = version.start.min(by);
+                }
                 version.by = version.by.min(by);
                 version.dead_at = version.dead_at.min(by);
                 replaced.push(version.number);
@@ -310,7 +322,15 @@ impl Sector {
             contents += usize::from(matches!(version.content, Content::Value(_)));
         }
         let single = (candidates, contents) == (1, 1);
-        if single && !power_cut {
+        let mut reopened = false;
+        if !power_cut {
+            // What is under way may consist of several writes, of which some had landed, were seen, and are gone.
+            for version in self.versions.iter_mut().filter(|version| version.in_flight && version.happened) {
+                (version.happened, version.by) = (false, NEVER);
+                reopened = true;
+            }
+        }
+        if single && !power_cut && !reopened {
             // There is nothing else that could have come back.
             return;
         }
@@ -323,6 +343,7 @@ impl Sector {
                 durable: single && (power_cut || version.durable),
                 promised: if single { version.promised } else { NEVER },
                 on_medium: power_cut,
+                returned: !power_cut,
                 ..fresh
             };
         }

@@ -372,6 +372,31 @@ fn rule_8_a_read_from_before_may_return_what_is_gone() {
 }
 
 #[test]
+fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is_cut() {
+    let mut bench = Bench::new();
+    let dropped = bench.write();
+    let in_flight = bench.begin();
+    let flush = bench.oracle.begin_flush(0);
+    assert!(bench.reads(in_flight.number()));
+    bench.oracle.device_dropped(0);
+    bench.oracle.end(flush, false);
+    assert_eq!(
+        bench.may_be(9),
+        [0, dropped, in_flight.number()],
+        "it was covered, or a part of it, or nothing"
+    );
+    assert!(bench.reads(in_flight.number()), "it was not covered");
+    assert_eq!(bench.may_be(9), [in_flight.number()], "what was read stays");
+    let mut cut = Bench { oracle: bench.oracle.clone() };
+    cut.oracle.power_cut();
+    assert_eq!(cut.may_be(9), [0, dropped, in_flight.number()], "any may be what is on the medium");
+    bench.oracle.end(in_flight, true);
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [in_flight.number()], "durable by now");
+}
+
+#[test]
 fn rule_8_a_drop_is_forgotten_with_its_process() {
     let mut bench = Bench::new();
     let kept = bench.write();

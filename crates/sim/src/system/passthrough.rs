@@ -133,10 +133,17 @@ impl Running for Open {
     }
 
     fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let disks: Vec<Disk> = (0..self.volumes).map(|volume| disk_of(&self.env, volume)).collect();
+        let flush = |volume| {
+            serve_durably(
+                disk_of(&self.env, volume),
+                Request::Flush,
+                Rc::clone(&self.failures[volume as usize]),
+            )
+        };
+        let flushes: Vec<_> = (0..self.volumes).map(flush).collect();
         Box::pin(async move {
-            for disk in disks {
-                disk.flush().await.map_err(Refusal::from_error)?;
+            for flush in flushes {
+                flush.await.result?;
             }
             Ok(())
         })

@@ -12,6 +12,7 @@ const DRAWINGS: &[u64] = &[
     0xe13b_21cb_692c_2e89,
     0x4a90_4fb0_3da8_c634,
     0xa382_4211_993e_54e2,
+    0x3c67_5ade_d5e4_51ad,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw) and the rounds of a hunt make of a seed.

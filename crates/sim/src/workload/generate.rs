@@ -52,6 +52,39 @@ pub struct Shape {
     fua_one_in: u64,
     /// How many buckets, of which sizes in sectors.
     buckets: Buckets,
+    /// Which devices fail, where any do.
+    failing: Failing,
+    /// What it needs of the tuning that was drawn.
+    tune: fn(Tuning) -> Tuning,
+}
+
+/// What fails in a shape with trouble.
+#[derive(Clone, Copy, Debug)]
+enum Failing {
+    /// Anything; half of it the cache.
+    Anything,
+    /// Backing devices.
+    Backing,
+    /// Flushes of the cache, and writes to some of it.
+    CacheData,
+}
+
+/// Nothing in particular.
+const fn as_drawn(tuning: Tuning) -> Tuning {
+    tuning
+}
+
+/// Volumes begin in write-through and write-around.
+const fn written_through(mut tuning: Tuning) -> Tuning {
+    tuning.devices.first_mode = 0;
+    tuning
+}
+
+/// Dirty data stays.
+const fn kept_dirty(mut tuning: Tuning) -> Tuning {
+    tuning.devices.first_mode = 2;
+    tuning.set.writeback_running = false;
+    tuning
 }
 
 /// The cache device of a shape.
@@ -61,8 +94,10 @@ enum Buckets {
     Usual,
     /// As many of 8 or 16 KiB, so that trees get deep.
     Small,
-    /// Fewer than the volume fills, of 4 or 8 KiB.
+    /// Fewer than the volume fills, of 8 KiB.
     Scarce,
+    /// As few as there can be, of 8 KiB.
+    Fewest,
     /// A set that has grown.
     Grown,
 }
@@ -87,7 +122,25 @@ const MIXED: Weights = Weights {
 /// Volumes stay attached.
 const STAYING: Weights = Weights { detach: 0, attach: 0, ..MIXED };
 
-const SHAPES: [Shape; 9] = [
+/// What most shapes do not say.
+const PLAIN: Shape = Shape {
+    name: "",
+    weights: MIXED,
+    steps: 300,
+    depth: 8,
+    volumes: 1,
+    span: 4096,
+    longest: 128,
+    fua_one_in: 8,
+    buckets: Buckets::Usual,
+    failing: Failing::Anything,
+    tune: as_drawn,
+};
+
+/// Small pieces of a volume of which about two thirds of the cache are full.
+const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
+
+const SHAPES: [Shape; 12] = [
     // A bit of everything, two volumes, restarts in between.
     Shape {
         name: "mixed",
@@ -99,6 +152,7 @@ const SHAPES: [Shape; 9] = [
         longest: 128,
         fua_one_in: 8,
         buckets: Buckets::Usual,
+        ..PLAIN
     },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
     Shape {
@@ -111,6 +165,7 @@ const SHAPES: [Shape; 9] = [
         longest: 64,
         fua_one_in: 6,
         buckets: Buckets::Small,
+        ..PLAIN
     },
     // A few blocks that everybody wants.
     Shape {
@@ -123,6 +178,7 @@ const SHAPES: [Shape; 9] = [
         longest: 24,
         fua_one_in: 5,
         buckets: Buckets::Usual,
+        ..PLAIN
     },
     // More data than the cache holds, over and over: buckets are reused, trees split.
     Shape {
@@ -135,6 +191,7 @@ const SHAPES: [Shape; 9] = [
         longest: 512,
         fua_one_in: 32,
         buckets: Buckets::Small,
+        ..PLAIN
     },
     // Small scattered writes: many keys, deep trees, a busy journal.
     Shape {
@@ -147,6 +204,7 @@ const SHAPES: [Shape; 9] = [
         longest: 9,
         fua_one_in: 16,
         buckets: Buckets::Small,
+        ..PLAIN
     },
     // Ends of processes, of all kinds, close to each other.
     Shape {
@@ -159,6 +217,7 @@ const SHAPES: [Shape; 9] = [
         longest: 128,
         fua_one_in: 8,
         buckets: Buckets::Small,
+        ..PLAIN
     },
     // Devices that fail, drop what they should flush, and are late; and ends of processes.
     Shape {
@@ -171,6 +230,7 @@ const SHAPES: [Shape; 9] = [
         longest: 128,
         fua_one_in: 8,
         buckets: Buckets::Small,
+        ..PLAIN
     },
     // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets. A detach
     // would write it all back, and then there would be room.
@@ -184,6 +244,7 @@ const SHAPES: [Shape; 9] = [
         longest: 160,
         fua_one_in: 16,
         buckets: Buckets::Scarce,
+        ..PLAIN
     },
     // A tree of two or three levels, a node of which is about to split.
     Shape {
@@ -196,8 +257,42 @@ const SHAPES: [Shape; 9] = [
         longest: 16,
         fua_one_in: 16,
         buckets: Buckets::Grown,
+        ..PLAIN
+    },
+    // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
+    Shape { name: "moves", weights: PACKED, ..MOVES },
+    // The same on a cache that drops what it should flush, and is worn in places.
+    Shape {
+        name: "moves-trouble",
+        weights: Weights { trouble: 1, flush: 10, restart: 1, ..PACKED },
+        failing: Failing::CacheData,
+        ..MOVES
+    },
+    // Write-through and write-around on backing devices that fail.
+    Shape {
+        name: "through",
+        weights: Weights { read: 46, flush: 8, mode: 0, restart: 2, trouble: 5, ..MIXED },
+        volumes: 2,
+        span: 1024,
+        longest: 64,
+        buckets: Buckets::Small,
+        failing: Failing::Backing,
+        tune: written_through,
+        ..PLAIN
     },
 ];
+
+/// See the shape of this name.
+const MOVES: Shape = Shape {
+    steps: 2500,
+    depth: 12,
+    span: 7 * 1024,
+    longest: 64,
+    fua_one_in: 16,
+    buckets: Buckets::Fewest,
+    tune: kept_dirty,
+    ..PLAIN
+};
 
 impl Shape {
     /// All shapes.
@@ -226,9 +321,7 @@ impl Shape {
         let geometry = self.geometry(&mut rng);
         let grown = matches!(self.buckets, Buckets::Grown)
             .then(|| if rng.one_in(2) { Brink::ThirdLevel } else { Brink::InteriorSplit });
-        let unit = u64::from(geometry.block_sectors);
-        let cache_sectors = geometry.buckets * u64::from(geometry.bucket_sectors);
-        let mut painter = Painter { shape: self, rng, unit, cache_sectors, recent: Vec::new(), next: None };
+        let mut painter = Painter::new(self, rng, &geometry);
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
             name: self.name.to_owned(),
@@ -251,16 +344,7 @@ impl Shape {
         }
         let shape = Self::named(&workload.name).unwrap_or_else(|| SHAPES[0].clone());
         let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
-        let unit = u64::from(workload.geometry.block_sectors);
-        let cache_sectors = workload.geometry.buckets * u64::from(workload.geometry.bucket_sectors);
-        let mut painter = Painter {
-            shape: &calm,
-            rng: Rng::new(seed),
-            unit,
-            cache_sectors,
-            recent: Vec::new(),
-            next: None,
-        };
+        let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
         (0..steps).map(|_| painter.step()).collect()
     }
 
@@ -271,7 +355,7 @@ impl Shape {
             Buckets::Grown => return growth::geometry(Tuning::draw(rng.next())),
             Buckets::Usual => either(rng, 128, 128),
             Buckets::Small => either(rng, 16, 32),
-            Buckets::Scarce => either(rng, 16, 16),
+            Buckets::Scarce | Buckets::Fewest => either(rng, 16, 16),
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
         Geometry {
@@ -281,6 +365,7 @@ impl Shape {
             buckets: match self.buckets {
                 // Fewer are no set with a journal.
                 Buckets::Scarce => (512 + rng.below(400)).max(516),
+                Buckets::Fewest => 516 + rng.below(64),
                 _ => 600 + rng.below(400),
             },
             volumes: vec![self.span; self.volumes],
@@ -288,7 +373,7 @@ impl Shape {
             backing_volatile: !rng.one_in(4),
             cache_volatile: !rng.one_in(4),
             note_records: 64 << rng.below(6),
-            tuning: Tuning::draw(rng.next()),
+            tuning: (self.tune)(Tuning::draw(rng.next())),
         }
     }
 }
@@ -308,7 +393,13 @@ struct Painter<'a> {
 /// Places remembered.
 const RECENT_MAX: usize = 32;
 
-impl Painter<'_> {
+impl<'a> Painter<'a> {
+    fn new(shape: &'a Shape, rng: Rng, geometry: &Geometry) -> Self {
+        let unit = u64::from(geometry.block_sectors);
+        let cache_sectors = geometry.cache_sectors();
+        Self { shape, rng, unit, cache_sectors, recent: Vec::new(), next: None }
+    }
+
     fn step(&mut self) -> Step {
         if let Some(step) = self.next.take() {
             return step;
@@ -363,26 +454,31 @@ impl Painter<'_> {
     /// Some operations of a device take their time, and others overtake them. No request fails for that.
     fn delay(&mut self) -> Step {
         let device = usize::try_from(self.rng.below(1 + self.shape.volumes as u64)).expect("few devices");
-        let on =
-            [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")];
+        let on = self.operation();
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let fault = Fault::Late(1 << (20 + self.rng.below(9)));
         let count = 1 << self.rng.below(4);
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
     }
 
-    /// Half of it of a backing device. Of the cache mostly where its data is: the first write of metadata that fails ends all
-    /// writing there.
+    /// Of the cache mostly where its data is: the first write of metadata that fails ends all writing there.
     fn trouble(&mut self) -> Step {
-        let device = if self.rng.one_in(2) { 0 } else { 1 + self.volume() as usize };
+        let cache_fails = match self.shape.failing {
+            Failing::Anything => self.rng.one_in(2),
+            Failing::Backing => false,
+            Failing::CacheData => true,
+        };
+        let device = if cache_fails { 0 } else { 1 + self.volume() as usize };
         if device == 0 && !self.rng.one_in(4) {
             return self.worn_region();
+        }
+        if matches!(self.shape.failing, Failing::CacheData) {
+            return Step::Trouble { device, rule: self.failing_flush() };
         }
         if device > 0 && self.rng.one_in(4) {
             return self.dropping(device);
         }
-        let on =
-            [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")];
+        let on = self.operation();
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
         let fault = match self.rng.below(8) {
             0 => Fault::Late(1 << (20 + self.rng.below(12))),
@@ -393,15 +489,20 @@ impl Painter<'_> {
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
     }
 
+    /// What a rule is about.
+    fn operation(&mut self) -> OpKind {
+        [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")]
+    }
+
+    /// One of the next flushes drops what it covers.
+    fn failing_flush(&mut self) -> Rule {
+        let skip = u32::try_from(self.rng.below(3)).expect("few");
+        Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip, count: 1, fault: Fault::Fail(Landed::Nothing) }
+    }
+
     /// A backing device that drops what a flush covers while writes that it has taken are not answered.
     fn dropping(&mut self, device: usize) -> Step {
-        let flush = Rule {
-            on: OpKind::Flush,
-            sectors: 0..u64::MAX,
-            skip: u32::try_from(self.rng.below(3)).expect("few"),
-            count: 1,
-            fault: Fault::Fail(Landed::Nothing),
-        };
+        let flush = self.failing_flush();
         let late = Fault::Late(1 << (23 + self.rng.below(6)));
         let writes = Rule { on: OpKind::Write, skip: 0, count: 16, fault: late, ..flush.clone() };
         self.next = Some(Step::Trouble { device, rule: flush });
