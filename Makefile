@@ -1,5 +1,5 @@
 # The menu. Each target installs what is missing (Debian packages with apt when root) or prints the exact line, builds, and does its job.
-.PHONY: test demo setup fuzz sim mutants
+.PHONY: test demo setup fuzz sim coverage mutants
 
 test: # Format, lints, every test, real kernels as judges; ends with "N passed, 0 failed, M skipped".
 	@tests/run
@@ -13,8 +13,10 @@ setup: # Only install what the two above need.
 fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
 	@fuzz/run
 
-sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS); and which of its lines that ran.
+sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).
 	@cargo run --quiet --release --package bcached-sim --bin sim -- hunt --seconds $${SIM_SECONDS:-300}
+
+coverage: # Which share of the engine's lines a minute of that runs (needs the component llvm-tools, which setup adds).
 	@cargo xtask coverage
 
 mutants: # Plants each deliberate fault of crates/sim/mutants and sees that the simulator's random workloads find it: an hour or two.
