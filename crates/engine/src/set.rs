@@ -12,6 +12,7 @@
 //! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
 //! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try |
+//! | a write past older dirty data | `ranges` | reads of the backing device from before have ended | the end of each |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
 //! | who wants dirty data in a cache that the volume is about to leave | `ranges` | it has left, or stays | who makes it leave |
 //! | an attach, for the requests of before; a stop, for both | `ranges` | the last has ended | the end of each; a detach's or attach's |

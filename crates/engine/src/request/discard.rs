@@ -45,8 +45,9 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
     write::end_backing_write(set, target, begun).map(drop)
 }
 
-/// Writes zeroes over a range, in parts; as of [`write::write`]. Each part that the cache cannot take goes past it, and none twice: somebody may
-/// have written over an earlier one meanwhile.
+/// Writes zeroes over a range, in parts. Each part that the cache cannot take goes past it, and none twice: somebody may
+/// have written over an earlier one meanwhile. The stamp is of the first that went to the backing device and is not proven
+/// durable.
 pub async fn write_zeroes(
     set: &CacheSet,
     target: &Target,
@@ -66,8 +67,8 @@ pub async fn write_zeroes(
     for edge in edges.into_iter().filter(|edge| edge.start < edge.end) {
         unproven = Stamp::first_of(unproven, write_zero_payload(set, target, edge, fua).await?);
     }
-    let zeroed = or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await;
-    Ok(Stamp::first_of(unproven, zeroed?))
+    let zeroed = or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await?;
+    Ok(Stamp::first_of(unproven, zeroed))
 }
 
 /// Writes zeroes over whole blocks.

@@ -292,6 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn misses_from_before_a_moment_are_told_from_later_ones() {
+        let mut ranges = Ranges::default();
+        let [early, _elsewhere] = [(0, 8), (8, 16)].map(|(start, end)| ranges.begin_miss(start, end));
+        let then = ranges.now();
+        let late = ranges.begin_miss(0, 8);
+        assert!(
+            ranges.has_misses(0, 8, then)
+                && ranges.has_misses(7, 9, then)
+                && !ranges.has_misses(16, 24, then)
+        );
+        ranges.release(early);
+        assert!(!ranges.has_misses(0, 8, then));
+        assert!(
+            ranges.begin_fill(0, 8).is_some() && ranges.backing_is_free(0, 8),
+            "a miss is in nobody's way"
+        );
+        ranges.release(late);
+    }
+
+    #[test]
     fn a_long_claim_is_found_from_its_far_end() {
         let mut ranges = Ranges::default();
         let long = ranges.begin_clean(0, 1_000_000).expect("free");

@@ -4,9 +4,10 @@
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, flush, insert, release};
+use crate::request::{Range, Target, flush, insert, release, write};
 use crate::set::CacheSet;
 use crate::state::State;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, join_all};
 use bcached_format::{CacheMode, Pointers};
@@ -112,9 +113,13 @@ async fn read_without_cache(
     buffer: Buffer,
     error: Error,
 ) -> (Result<(), Error>, Buffer) {
-    let is_clean = set.with(|s| target.inode.is_some_and(|inode| s.dirty.of(inode) == 0));
+    let is_clean = || set.with(|s| target.inode.is_some_and(|inode| s.dirty.of(inode) == 0));
     match &target.backing {
-        Some(backing) if is_clean => read_instead(set, backing, range.start, buffer).await,
+        Some(backing) if is_clean() => {
+            let (result, buffer) = read_instead(set, backing, range.start, buffer).await;
+            // What has become dirty meanwhile may not be what was read, nor what the next one reads.
+            (if is_clean() { result } else { Err(error) }, buffer)
+        }
         _ => (Err(error), buffer),
     }
 }
@@ -289,8 +294,30 @@ async fn read_cached(
     let result = if is_suspect { result.and_then(|()| set.check_alive()) } else { result };
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
-        (Err(_), Some(backing)) if !dirty => read_instead(set, backing, piece.start, buffer).await,
+        (Err(_), Some(_)) if !dirty => {
+            read_again(set, target, Range { start: piece.start, end: piece.end }, buffer).await
+        }
         (Err(error), _) => (Err(error), buffer),
+    }
+}
+
+/// Reads from the backing device what could not be read from the cache. If some of it has become dirty meanwhile it is read as
+/// any data: who writes past that does not know of this read, which may have seen what the next one does not.
+async fn read_again(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    let backing = target.backing.as_ref().expect("clean data has an original");
+    let (result, buffer) = read_instead(set, backing, range.start, buffer).await;
+    match write::survey(set, target, range).await {
+        Ok(survey) if !survey.dirty => (result, buffer),
+        Ok(_) => {
+            let (result, buffer) = Box::pin(read_whole(set, target, range, buffer)).await;
+            (result.map(drop), buffer)
+        }
+        Err(error) => read_without_cache(set, target, range, buffer, error).await,
     }
 }
 

@@ -209,7 +209,8 @@ impl Epoch {
     }
 
     /// Whether the client may be told that its request has been carried out, of which `first` was the first on the device
-    /// that is not proven durable: not if a flush that began since has failed, and may have dropped it.
+    /// that was not proven durable at its end: not if a flush that began since has failed, and may have dropped it. (It may
+    /// also have been proven by another in between; who failed then is not remembered.)
     ///
     /// If no client has written to the device since the request was asked for it did not, and no flush of the device is
     /// about it.

@@ -4,6 +4,7 @@ use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{Options, Request};
 use bcached_env::{Buffer, Op};
+use bcached_format::CacheMode;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -82,6 +83,63 @@ fn a_slow_read_does_not_return_what_the_next_one_does_not() {
         holds_read.set(false);
         env.sleep(Duration::from_millis(5)).await;
         assert_eq!(slow.take(), Some(0), "it had come before the others");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [OLD; 8]);
+        holds_flush.set(false);
+        env.sleep(Duration::from_millis(5)).await;
+        assert_eq!(written.take(), Some(Ok(())));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [NEW; 8]);
+    });
+}
+
+/// The same of a read whose clean copy in the cache cannot be read, and which turns to the backing device for it.
+#[test]
+fn a_read_that_turns_to_the_backing_device_does_not_return_what_the_next_one_does_not() {
+    const FIRST: u8 = 1;
+    const OLD: u8 = 2;
+    const NEW: u8 = 3;
+    let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let options = Options { parked_delay: Duration::from_millis(1), ..Options::default() };
+        let (set, volume) = open(env.clone(), options).await.expect("a sound set");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        ask(&set, volume, write(0, 8, FIRST)).await;
+        ask(&set, volume, Request::Flush).await;
+        env.sleep(Duration::from_millis(20)).await;
+        set.set_cache_mode(volume, CacheMode::Writeback).await.expect("set");
+        let (holds_read, holds_flush) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(false)));
+        let (is_slow, is_flush_slow) = (Rc::clone(&holds_read), Rc::clone(&holds_flush));
+        let fails = Cell::new(true);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            // The clean copy, the first data that is read.
+            Op::Read { buffer, .. } if disk == CACHE && buffer.len() == 4096 && fails.get() => {
+                if is_slow.get() {
+                    return Some(Mishap::Waits);
+                }
+                fails.set(false);
+                Some(Mishap::Fails)
+            }
+            Op::Flush if disk == BACKING => is_flush_slow.get().then_some(Mishap::Waits),
+            Op::Write { payload, .. } if disk == CACHE && payload.as_slice() == [NEW; 4096] => {
+                Some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        let (slow, written) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(None)));
+        let (reader, content) = (set.clone(), Rc::clone(&slow));
+        env.spawn(async move {
+            let reply = ask(&reader, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) }).await;
+            content.set(reply.buffer.map(|buffer| buffer.as_slice()[0]));
+        });
+        env.sleep(Duration::from_millis(1)).await;
+        ask(&set, volume, write(0, 8, OLD)).await;
+        holds_flush.set(true);
+        let (writer, done) = (set.clone(), Rc::clone(&written));
+        env.spawn(async move { done.set(Some(writer.serve(volume, write(0, 8, NEW)).await.result)) });
+        env.sleep(Duration::from_millis(5)).await;
+        holds_read.set(false);
+        env.sleep(Duration::from_millis(5)).await;
+        assert_eq!(slow.take(), Some(OLD));
         assert_eq!(bytes(&set, volume, 0, 8).await, [OLD; 8]);
         holds_flush.set(false);
         env.sleep(Duration::from_millis(5)).await;
