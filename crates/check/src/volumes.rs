@@ -32,7 +32,7 @@ pub struct Volume {
     pub end: Option<u64>,
     /// State of its backing device, if that was given.
     pub state: Option<&'static str>,
-    /// In that state its backing device is served by whoever has it at hand.
+    /// Its backing device says that nothing in the cache is newer: whoever has it at hand serves it.
     #[serde(skip)]
     pub claims_clean: bool,
     /// Sectors of live extents.

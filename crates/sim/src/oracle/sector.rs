@@ -269,7 +269,7 @@ impl Sector {
     /// The power was cut at `now`.
     pub(super) fn cut_power(&mut self, now: u64) {
         self.drop_lost(0);
-        self.forget_order(now, true, |_| true);
+        self.forget_order(now, true, false, |_| true);
     }
 
     /// What is not durable may have gone back to an older version, but the clients have not been told: a later flush that
@@ -277,36 +277,52 @@ impl Sector {
     pub(super) fn revert(&mut self, now: u64, oldest_read: u64) {
         self.drop_lost(oldest_read);
         let lost = self.lost();
-        let durable_order: Vec<Vec<u64>> = self
-            .versions
-            .iter()
-            .map(|older| {
-                let later =
-                    self.versions.iter().filter(|later| later.promised != NEVER && older.precedes(later));
-                later.map(|later| later.number).collect()
-            })
-            .collect();
+        let order = self.order(|later| later.promised != NEVER || later.in_flight);
         let promised: Vec<u64> = self.versions.iter().map(|version| version.promised).collect();
+        // What is under way may consist of several writes, of which some had landed, were seen, and are gone.
+        let mut reopened = false;
+        for version in self.versions.iter_mut().filter(|version| version.in_flight && version.happened) {
+            (version.happened, version.by) = (false, NEVER);
+            reopened = true;
+        }
         let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);
-        self.forget_order(now, false, back);
+        self.forget_order(now, false, !reopened, back);
         // `forget_order` merges nothing unless it forgets on a power cut, so places still agree.
-        for ((version, before), promised) in self.versions.iter_mut().zip(durable_order).zip(promised) {
+        for ((version, before), promised) in self.versions.iter_mut().zip(order).zip(promised) {
             if back(version) {
                 version.before = before;
                 version.promised = promised;
             }
         }
+        self.settle();
     }
 
     /// A flush has failed and its client knows: what was not durable may have gone back, and nothing of it is promised.
     pub(super) fn forget_promises(&mut self, now: u64, oldest_read: u64) {
         self.drop_lost(oldest_read);
         let lost = self.lost();
-        self.forget_order(now, false, |version| !version.in_flight && !lost.contains(&version.number));
+        let order = self.order(|later| later.in_flight);
+        let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);
+        self.forget_order(now, false, true, back);
+        for (version, before) in self.versions.iter_mut().zip(order) {
+            if back(version) {
+                version.before = before;
+            }
+        }
+        self.settle();
     }
 
-    /// Makes the `chosen` versions equal candidates, unless there is only one.
-    fn forget_order(&mut self, now: u64, power_cut: bool, chosen: impl Fn(&Version) -> bool) {
+    /// Of each version those that surely come later, of the ones that `counts`.
+    fn order(&self, counts: impl Fn(&Version) -> bool) -> Vec<Vec<u64>> {
+        let later = |older: &Version| {
+            let later = self.versions.iter().filter(|later| counts(later) && older.precedes(later));
+            later.map(|later| later.number).collect()
+        };
+        self.versions.iter().map(later).collect()
+    }
+
+    /// Makes the `chosen` versions equal candidates; a single one may stay as it is.
+    fn forget_order(&mut self, now: u64, power_cut: bool, may_stay: bool, chosen: impl Fn(&Version) -> bool) {
         if power_cut {
             let mut distinct: Vec<Version> = Vec::with_capacity(self.versions.len());
             for version in self.versions.drain(..) {
@@ -322,15 +338,7 @@ impl Sector {
             contents += usize::from(matches!(version.content, Content::Value(_)));
         }
         let single = (candidates, contents) == (1, 1);
-        let mut reopened = false;
-        if !power_cut {
-            // What is under way may consist of several writes, of which some had landed, were seen, and are gone.
-            for version in self.versions.iter_mut().filter(|version| version.in_flight && version.happened) {
-                (version.happened, version.by) = (false, NEVER);
-                reopened = true;
-            }
-        }
-        if single && !power_cut && !reopened {
+        if single && may_stay {
             // There is nothing else that could have come back.
             return;
         }
@@ -391,12 +399,12 @@ impl Sector {
     /// Draws the conclusions from the order of times.
     fn settle(&mut self) {
         for later in 0..self.versions.len() {
-            let Version { happened, start, by, .. } = self.versions[later];
+            let Version { number, happened, start, by, .. } = self.versions[later];
             if !happened {
                 continue;
             }
             for (other, version) in self.versions.iter_mut().enumerate() {
-                if other != later && version.by < start {
+                if other != later && (version.by < start || version.before.contains(&number)) {
                     version.dead_at = version.dead_at.min(by);
                 }
             }

@@ -371,21 +371,29 @@ fn rule_8_a_read_from_before_may_return_what_is_gone() {
     assert!(!bench.reads(kept));
 }
 
-#[test]
-fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is_cut() {
+/// A write was dropped, and another was seen while it was in flight, when a flush failed. The benches as they are before a client
+/// is told, and the numbers of the two writes.
+fn dropped_beside_one_in_flight() -> (Bench, OpId, u64, OpId) {
     let mut bench = Bench::new();
     let dropped = bench.write();
     let in_flight = bench.begin();
     let flush = bench.oracle.begin_flush(0);
     assert!(bench.reads(in_flight.number()));
     bench.oracle.device_dropped(0);
-    bench.oracle.end(flush, false);
+    (bench, flush, dropped, in_flight)
+}
+
+#[test]
+fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is_cut() {
+    let (mut bench, flush, dropped, in_flight) = dropped_beside_one_in_flight();
     assert_eq!(
         bench.may_be(9),
         [0, dropped, in_flight.number()],
         "it was covered, or a part of it, or nothing"
     );
     assert!(bench.reads(in_flight.number()), "it was not covered");
+    bench.oracle.end(flush, false);
+    assert!(bench.reads(in_flight.number()));
     assert_eq!(bench.may_be(9), [in_flight.number()], "what was read stays");
     let mut cut = Bench { oracle: bench.oracle.clone() };
     cut.oracle.power_cut();
@@ -394,6 +402,35 @@ fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is
     bench.flush();
     bench.oracle.power_cut();
     assert_eq!(bench.may_be(9), [in_flight.number()], "durable by now");
+}
+
+#[test]
+fn rule_8_what_is_acknowledged_after_a_drop_is_there() {
+    for told_first in [false, true] {
+        let (mut bench, flush, _, in_flight) = dropped_beside_one_in_flight();
+        if told_first {
+            bench.oracle.end(flush, false);
+        }
+        bench.oracle.end(in_flight, true);
+        assert_eq!(bench.may_be(9), [in_flight.number()]);
+        if told_first {
+            bench.flush();
+            bench.oracle.power_cut();
+            assert_eq!(bench.may_be(9), [in_flight.number()], "and durable");
+        }
+    }
+}
+
+#[test]
+fn rule_8_what_began_after_a_drop_was_not_dropped() {
+    let mut bench = Bench::new();
+    bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    bench.oracle.device_dropped(0);
+    let after = bench.begin();
+    assert!(bench.reads(after.number()));
+    bench.oracle.end(flush, false);
+    assert_eq!(bench.may_be(9), [after.number()]);
 }
 
 #[test]

@@ -137,7 +137,7 @@ const PLAIN: Shape = Shape {
     tune: as_drawn,
 };
 
-/// Small pieces of a volume of which about two thirds of the cache are full.
+/// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
 const SHAPES: [Shape; 12] = [
