@@ -2,8 +2,8 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{Options, Request};
-use bcached_env::{Buffer, Op};
+use bcached_engine::{CacheSet, Options, Request, VolumeId};
+use bcached_env::{Buffer, Env, Op};
 use bcached_format::CacheMode;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -47,13 +47,51 @@ fn a_read_over_very_many_stale_keys_ends() {
     assert_eq!(content, Some(Some(9)), "the read is still under way, or found something else");
 }
 
+/// What was there before the two below.
+const FIRST: u8 = 1;
+/// Goes into the cache.
+const OLD: u8 = 2;
+/// Goes past it.
+const NEW: u8 = 3;
+
+/// Reads eight sectors, which `holds_read` holds up. Meanwhile they are written into the cache, and then written past it, which
+/// `holds_flush` holds up when the backing device has it. What the slow read returned; the next one must see the former write,
+/// and one after both the latter.
+async fn slow_read(
+    env: &Env,
+    set: &CacheSet,
+    volume: VolumeId,
+    holds_read: &Cell<bool>,
+    holds_flush: &Cell<bool>,
+) -> Option<u8> {
+    let (slow, written) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(None)));
+    let (reader, content) = (set.clone(), Rc::clone(&slow));
+    env.spawn(async move {
+        let reply = ask(&reader, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) }).await;
+        content.set(reply.buffer.map(|buffer| buffer.as_slice()[0]));
+    });
+    env.sleep(Duration::from_millis(1)).await;
+    ask(set, volume, write(0, 8, OLD)).await;
+    holds_flush.set(true);
+    let (writer, done) = (set.clone(), Rc::clone(&written));
+    env.spawn(async move { done.set(Some(writer.serve(volume, write(0, 8, NEW)).await.result)) });
+    env.sleep(Duration::from_millis(5)).await;
+    holds_read.set(false);
+    env.sleep(Duration::from_millis(5)).await;
+    let read = slow.take();
+    assert_eq!(bytes(set, volume, 0, 8).await, [OLD; 8]);
+    holds_flush.set(false);
+    env.sleep(Duration::from_millis(5)).await;
+    assert_eq!(written.take(), Some(Ok(())));
+    assert_eq!(bytes(set, volume, 0, 8).await, [NEW; 8]);
+    read
+}
+
 /// A read of the backing device takes long. Meanwhile its range is written into the cache, and then written again, which the
 /// cache refuses: that goes to the backing device while the cache still has the older data. The slow read returned the
 /// newer, and the next one the older again.
 #[test]
 fn a_slow_read_does_not_return_what_the_next_one_does_not() {
-    const OLD: u8 = 1;
-    const NEW: u8 = 2;
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -68,35 +106,14 @@ fn a_slow_read_does_not_return_what_the_next_one_does_not() {
             }
             _ => None,
         }));
-        let (slow, written) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(None)));
-        let (reader, content) = (set.clone(), Rc::clone(&slow));
-        env.spawn(async move {
-            let reply = ask(&reader, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) }).await;
-            content.set(reply.buffer.map(|buffer| buffer.as_slice()[0]));
-        });
-        env.sleep(Duration::from_millis(1)).await;
-        ask(&set, volume, write(0, 8, OLD)).await;
-        holds_flush.set(true);
-        let (writer, done) = (set.clone(), Rc::clone(&written));
-        env.spawn(async move { done.set(Some(writer.serve(volume, write(0, 8, NEW)).await.result)) });
-        env.sleep(Duration::from_millis(5)).await;
-        holds_read.set(false);
-        env.sleep(Duration::from_millis(5)).await;
-        assert_eq!(slow.take(), Some(0), "it had come before the others");
-        assert_eq!(bytes(&set, volume, 0, 8).await, [OLD; 8]);
-        holds_flush.set(false);
-        env.sleep(Duration::from_millis(5)).await;
-        assert_eq!(written.take(), Some(Ok(())));
-        assert_eq!(bytes(&set, volume, 0, 8).await, [NEW; 8]);
+        let slow = slow_read(&env, &set, volume, &holds_read, &holds_flush).await;
+        assert_eq!(slow, Some(0), "it had come before the others");
     });
 }
 
 /// The same of a read whose clean copy in the cache cannot be read, and which turns to the backing device for it.
 #[test]
 fn a_read_that_turns_to_the_backing_device_does_not_return_what_the_next_one_does_not() {
-    const FIRST: u8 = 1;
-    const OLD: u8 = 2;
-    const NEW: u8 = 3;
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -125,25 +142,7 @@ fn a_read_that_turns_to_the_backing_device_does_not_return_what_the_next_one_doe
             }
             _ => None,
         }));
-        let (slow, written) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(None)));
-        let (reader, content) = (set.clone(), Rc::clone(&slow));
-        env.spawn(async move {
-            let reply = ask(&reader, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) }).await;
-            content.set(reply.buffer.map(|buffer| buffer.as_slice()[0]));
-        });
-        env.sleep(Duration::from_millis(1)).await;
-        ask(&set, volume, write(0, 8, OLD)).await;
-        holds_flush.set(true);
-        let (writer, done) = (set.clone(), Rc::clone(&written));
-        env.spawn(async move { done.set(Some(writer.serve(volume, write(0, 8, NEW)).await.result)) });
-        env.sleep(Duration::from_millis(5)).await;
-        holds_read.set(false);
-        env.sleep(Duration::from_millis(5)).await;
-        assert_eq!(slow.take(), Some(OLD));
-        assert_eq!(bytes(&set, volume, 0, 8).await, [OLD; 8]);
-        holds_flush.set(false);
-        env.sleep(Duration::from_millis(5)).await;
-        assert_eq!(written.take(), Some(Ok(())));
-        assert_eq!(bytes(&set, volume, 0, 8).await, [NEW; 8]);
+        let slow = slow_read(&env, &set, volume, &holds_read, &holds_flush).await;
+        assert_eq!(slow, Some(OLD));
     });
 }
