@@ -186,6 +186,15 @@ impl Device {
         }
     }
 
+    /// Where the data of a volume begins on it, in sectors; 0 if it holds no volume's first content.
+    #[must_use]
+    pub const fn data_start(&self) -> u64 {
+        match self.model.background {
+            Background::Zero => 0,
+            Background::Stamped { data_start, .. } => data_start,
+        }
+    }
+
     /// Whether the device would take a request of this form.
     #[must_use]
     pub fn accepts(&self, sector: u64, sectors: u64) -> bool {
@@ -239,9 +248,9 @@ impl Device {
         }
     }
 
-    /// Ends write `number` with a failure after `landed` of it had landed. True if a flush of its own has failed, and taken
-    /// with it what others had written.
-    pub fn fail(&mut self, number: u64, landed: Landed) -> bool {
+    /// Ends write `number` with a failure after `landed` of it had landed. If a flush of its own has failed: the sectors that
+    /// lost something.
+    pub fn fail(&mut self, number: u64, landed: Landed) -> BTreeSet<u64> {
         let write = self.in_flight.get(&number).expect("a write ends once").clone();
         let unit = self.model.torn_sectors;
         match landed {
@@ -257,14 +266,13 @@ impl Device {
             self.harden(write.range.start / PAGE_SECTORS..=(write.range.end - 1) / PAGE_SECTORS, |found| {
                 found == number
             });
-            return false;
+            return BTreeSet::new();
         }
-        let flushes = self.model.fua_flushes && write.fua;
-        if flushes {
+        if self.model.fua_flushes && write.fua {
             let flush = self.take_flush();
-            self.fail_flush(&flush);
+            return self.fail_flush(&flush);
         }
-        flushes
+        BTreeSet::new()
     }
 
     /// Starts a flush.
@@ -278,18 +286,20 @@ impl Device {
         self.harden(0..=u64::MAX, |number| flush.covers(number));
     }
 
-    /// Ends a flush with a failure: all that it covers is lost.
-    pub fn fail_flush(&mut self, flush: &Flush) {
-        let pages: Vec<u64> = self.volatile.keys().copied().collect();
-        for page in pages {
-            let versions = self.volatile.get_mut(&page).expect("listed above");
-            versions.retain(|version| !flush.covers(version.number));
-            self.view.copy_page(page * PAGE_SECTORS, &self.medium);
+    /// Ends a flush with a failure: all that it covers is lost. The sectors that lost something.
+    pub fn fail_flush(&mut self, flush: &Flush) -> BTreeSet<u64> {
+        let mut dropped = BTreeSet::new();
+        for (page, versions) in &mut self.volatile {
+            for version in versions.extract_if(.., |version| flush.covers(version.number)) {
+                dropped.extend(version.sectors(*page));
+            }
+            self.view.copy_page(*page * PAGE_SECTORS, &self.medium);
             for version in versions.iter() {
-                version.apply(&mut self.view, page);
+                version.apply(&mut self.view, *page);
             }
         }
         self.volatile.retain(|_, versions| !versions.is_empty());
+        dropped
     }
 
     /// Reads what is there now.

@@ -16,7 +16,7 @@ use crate::disk::{Device, Faults, Flush, Landed, OpKind, Survivors};
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
 use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use trace::Trace;
@@ -98,8 +98,8 @@ pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView) -> bool>;
 /// Ends the world at the first operation of which it says yes.
 pub type Trap = Box<dyn FnMut(&OpView) -> bool>;
 
-/// Told of each device whose flush has failed and dropped what it covered.
-pub type OnDrop = Box<dyn FnMut(usize)>;
+/// Told of each device whose flush has failed, and in which of its sectors something was dropped.
+pub type OnDrop = Box<dyn FnMut(usize, &BTreeSet<u64>)>;
 
 /// What happens at a moment of virtual time.
 enum Due {
@@ -337,15 +337,14 @@ impl World {
     }
 
     fn fail_write(&mut self, disk: usize, number: u64, landed: Landed) {
-        if self.devices[disk].fail(number, landed) {
-            self.tell_drop(disk);
-        }
+        let dropped = self.devices[disk].fail(number, landed);
+        self.tell_drop(disk, &dropped);
     }
 
-    /// A flush has failed and dropped what it covered.
-    fn tell_drop(&mut self, disk: usize) {
+    /// A flush has failed, and dropped something if it covered anything.
+    fn tell_drop(&mut self, disk: usize, dropped: &BTreeSet<u64>) {
         if let Some(tell) = &mut self.on_drop {
-            tell(disk);
+            tell(disk, dropped);
         }
     }
 
@@ -363,8 +362,8 @@ impl World {
                 (Ok(()), None)
             }
             Ending::Flush { flush, failed: true } => {
-                device.fail_flush(&flush);
-                self.tell_drop(disk);
+                let dropped = device.fail_flush(&flush);
+                self.tell_drop(disk, &dropped);
                 (Err(IoErrorKind::Io), None)
             }
             Ending::Flush { flush, failed: false } => {

@@ -60,7 +60,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 27] = [
+const KINDS: [Kind; 29] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
@@ -79,8 +79,10 @@ const KINDS: [Kind; 27] = [
     plain("trouble"),
     crashing("through", 150),
     crashing("turnover", 700),
+    plain("leaving"),
     crashing("mixed", 150),
     plain("moves"),
+    crashing("leaving", 100),
     crashing("scarce", 600),
     plain("trouble"),
     crashing("trouble", 200),

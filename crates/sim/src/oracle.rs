@@ -15,8 +15,12 @@
 //! 5. What was read once stays until it is written or the power is cut.
 //! 6. A failed write left each sector old or new.
 //! 7. A discard leaves each sector with any former value or zero; the first read fixes it.
-//! 8. A failed flush may have dropped what was not yet durable, and ends the promise for it. One that no client has heard
-//!    of when the process ends is told by its exit and its log; the next process knows nothing of it.
+//! 8. What a device drops that fails to flush may go back to an older value. A client's flush that fails ends the promise
+//!    of what was acknowledged before it was asked for; one that succeeds after a drop promises all the same. A drop that no
+//!    client has heard of when the process ends is told by its exit and its log; the next process knows nothing of it. If
+//!    it was the cache that dropped something, what had been acknowledged before that and is not durable may go back at the
+//!    death of the process. A write of a part of a block, under way during a drop, may bring back what was dropped of the
+//!    rest of the block.
 //! 9. An orderly stop is a flush.
 //!
 //! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
@@ -65,6 +69,8 @@ struct Open {
     volume: u32,
     sectors: Range<u64>,
     start: u64,
+    /// Beside its range: sectors, and by which number it may have brought them back; see rule 8.
+    echoes: Vec<(u64, u64)>,
 }
 
 /// A read that no correct device could have answered so.
@@ -98,8 +104,12 @@ pub struct Oracle {
     firsts: Vec<Value>,
     chunks: BTreeMap<(u32, u64), Rc<Chunk>>,
     open: BTreeMap<OpId, Open>,
-    /// Volumes whose device has dropped something in the life of this process.
-    dropped: BTreeSet<u32>,
+    /// In what units data is written at most, in sectors; a power of two.
+    block: u64,
+    /// Volumes whose device has dropped something in the life of this process, and when it last did.
+    dropped: BTreeMap<u32, u64>,
+    /// The same of devices that held nobody knows what, as a cache does.
+    cache_dropped: BTreeMap<u32, u64>,
     /// Where each write went, by number.
     writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
     /// The first operation that matters wherever it went; see [`Oracle::thin_out`].
@@ -115,9 +125,28 @@ impl Oracle {
     /// Volumes that hold, where nothing was written, what `firsts` says: zeroes or stamps of write 0.
     #[must_use]
     pub fn new(firsts: Vec<Value>) -> Self {
-        let (chunks, open, dropped) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (chunks, open, dropped) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (writes, thin_writes) = (Rc::default(), Rc::default());
-        Self { firsts, chunks, open, dropped, writes, dense_from: 0, thin_writes, clock: 0, next: 1 }
+        Self {
+            firsts,
+            chunks,
+            open,
+            block: 1,
+            cache_dropped: BTreeMap::new(),
+            dropped,
+            writes,
+            dense_from: 0,
+            thin_writes,
+            clock: 0,
+            next: 1,
+        }
+    }
+
+    /// The same volumes behind a system that reads and writes blocks of `sectors`, where less is asked of it.
+    #[must_use]
+    pub const fn with_blocks(mut self, sectors: u64) -> Self {
+        self.block = sectors;
+        self
     }
 
     /// A client asks for a write of its stamp.
@@ -161,6 +190,9 @@ impl Oracle {
     pub fn end(&mut self, id: OpId, success: bool) {
         let Some(open) = self.open.remove(&id) else { return };
         let now = self.tick();
+        for (sector, number) in open.echoes {
+            self.sector_mut(open.volume, sector).give_up(number, now);
+        }
         let oldest_read = self.oldest_read();
         match open.kind {
             Kind::Write { .. } | Kind::Discard => {
@@ -176,9 +208,7 @@ impl Oracle {
             }
             Kind::Flush if success => self.flush(Some(open.volume), open.start),
             Kind::Stop if success => self.flush(None, open.start),
-            Kind::Flush => {
-                self.each_touched(Some(open.volume), |sector| sector.forget_promises(now, oldest_read));
-            }
+            Kind::Flush => self.each_touched(Some(open.volume), |sector| sector.forget_promises(open.start)),
             Kind::Stop | Kind::Read => {}
         }
     }
@@ -193,6 +223,8 @@ impl Oracle {
         let sectors = open.sectors.clone();
         assert_eq!(bytes.len() as u64, (sectors.end - sectors.start) * SECTOR as u64, "the buffer asked for");
         let oldest_read = self.oldest_read();
+        // It may have seen what was there before the drop, and tells nothing of what is there now.
+        let is_crossed = self.dropped.get(&open.volume).is_some_and(|dropped| open.start < *dropped);
         for (sector, bytes) in sectors.zip(bytes.chunks_exact(SECTOR)) {
             let found = stamp::parse(bytes, open.volume, sector);
             let Ok(value) = found else { return Err(self.violation(&open, sector, found)) };
@@ -207,7 +239,8 @@ impl Oracle {
                 continue;
             }
             let state = self.sector_mut(open.volume, sector);
-            if !state.read(&seen) {
+            let is_allowed = if is_crossed { state.may_return(&seen) } else { state.read(&seen) };
+            if !is_allowed {
                 return Err(self.violation(&open, sector, found));
             }
             state.prune(oldest_read);
@@ -225,6 +258,7 @@ impl Oracle {
         let now = self.tick();
         self.open.clear();
         self.dropped.clear();
+        self.cache_dropped.clear();
         self.each_touched(None, |sector| sector.cut_power(now));
     }
 
@@ -232,22 +266,52 @@ impl Oracle {
     pub fn process_death(&mut self) {
         let now = self.tick();
         self.open.clear();
+        self.dropped.clear();
         self.each_touched(None, |sector| {
             sector.kill(now);
+            sector.forget_untold();
             sector.prune(NEVER);
         });
-        for volume in core::mem::take(&mut self.dropped) {
-            self.each_touched(Some(volume), |sector| sector.forget_promises(now, 0));
+        for (volume, dropped) in core::mem::take(&mut self.cache_dropped) {
+            self.each_touched(Some(volume), |sector| sector.go_back(now, dropped));
         }
     }
 
-    /// A device under `volume` has dropped what it had not made durable (a flush of the system's own failed). Reads may
-    /// show older values; a flush of a client that succeeds afterwards promises all the same.
-    pub fn device_dropped(&mut self, volume: u32) {
+    /// A device under `volume` has dropped what it had not made durable: of these sectors of the volume, or `None` of any.
+    pub fn device_dropped(&mut self, volume: u32, sectors: Option<&BTreeSet<u64>>) {
         let now = self.tick();
-        self.dropped.insert(volume);
+        self.dropped.insert(volume, now);
         let oldest_read = self.oldest_read();
-        self.each_touched(Some(volume), |sector| sector.revert(now, oldest_read));
+        let Some(sectors) = sectors else {
+            self.cache_dropped.insert(volume, now);
+            self.each_touched(Some(volume), |sector| sector.revert(now, oldest_read));
+            return;
+        };
+        for sector in sectors {
+            self.sector_mut(volume, *sector).revert(now, oldest_read);
+        }
+        self.add_echoes(volume, sectors);
+    }
+
+    /// Writes of a part of a block that are under way may have read the rest of it before the drop, and write it back.
+    fn add_echoes(&mut self, volume: u32, dropped: &BTreeSet<u64>) {
+        let (block, now) = (self.block, self.clock);
+        let mut open = std::mem::take(&mut self.open);
+        for write in
+            open.values_mut().filter(|open| matches!(open.kind, Kind::Write { .. }) && open.volume == volume)
+        {
+            let Range { start, end } = write.sectors;
+            let edges = (start / block * block..start).chain(end..end.next_multiple_of(block));
+            for sector in edges.filter(|sector| dropped.contains(sector)) {
+                for content in self.sector_mut(volume, sector).candidates() {
+                    let number = self.next;
+                    self.next += 1;
+                    self.sector_mut(volume, sector).begin(Version::begun(number, content, now));
+                    write.echoes.push((sector, number));
+                }
+            }
+        }
+        self.open = open;
     }
 
     /// All ranges that any client has written, zeroed, discarded or read anything unusual from, in order; neighbours
@@ -293,7 +357,7 @@ impl Oracle {
         let start = self.tick();
         let id = OpId(self.next);
         self.next += 1;
-        self.open.insert(id, Open { kind, volume, sectors, start });
+        self.open.insert(id, Open { kind, volume, sectors, start, echoes: Vec::new() });
         id
     }
 

@@ -45,7 +45,8 @@ impl Snapshot {
     pub fn made(system: &dyn System, geometry: &Geometry, seed: u64) -> Self {
         let devices = system.make(geometry, seed);
         // Backing devices are made holding stamps.
-        let oracle = Oracle::new(vec![Value::Written(0); geometry.volumes.len()]);
+        let oracle = Oracle::new(vec![Value::Written(0); geometry.volumes.len()])
+            .with_blocks(u64::from(geometry.set_block_sectors));
         let note = NoteState::new(geometry.note_records);
         Self { devices, note, oracle }
     }
@@ -113,14 +114,21 @@ impl Rig {
         seed: u64,
         snapshot: Snapshot,
     ) -> Self {
-        let world = World::new(snapshot.devices, mix(&[seed, 1]));
+        let data_starts: Vec<u64> = snapshot.devices.iter().map(Device::data_start).collect();
+        let mut world = World::new(snapshot.devices, mix(&[seed, 1]));
         let oracle = Rc::new(RefCell::new(snapshot.oracle));
         let (volumes, judge) = (geometry.volumes.len(), Rc::clone(&oracle));
-        let mut world = world;
-        world.on_drop(Box::new(move |device| {
-            let below = |volume: &usize| device == 0 || device == 1 + volume;
-            for volume in (0..volumes).filter(below) {
-                judge.borrow_mut().device_dropped(u32::try_from(volume).expect("few volumes"));
+        let number = |volume: usize| u32::try_from(volume).expect("few volumes");
+        world.on_drop(Box::new(move |device, sectors| {
+            let mut judge = judge.borrow_mut();
+            if device == 0 {
+                // Where anything of the volumes stood only the system knows; and who cannot tell that nothing was dropped must
+                // not bring back at the next start what may be gone.
+                (0..volumes).for_each(|volume| judge.device_dropped(number(volume), None));
+            } else {
+                let start = data_starts[device];
+                let of_volume = sectors.iter().filter_map(|sector| sector.checked_sub(start)).collect();
+                judge.device_dropped(number(device - 1), Some(&of_volume));
             }
         }));
         Self {

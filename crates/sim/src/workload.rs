@@ -5,6 +5,7 @@
 
 mod drawing;
 mod generate;
+mod shape;
 
 use crate::disk::Rule;
 use crate::growth::Brink;
@@ -13,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 
 pub use drawing::{DRAWING, OtherDrawing, check_drawing};
-pub use generate::Shape;
+pub use shape::Shape;
 
 /// One thing that clients do.
 #[derive(Clone, PartialEq, Eq, Debug)]

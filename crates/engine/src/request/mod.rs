@@ -154,15 +154,16 @@ impl CacheSet {
             Ok(begun) => begun,
             Err(error) => return refuse(request, error),
         };
-        let writes = matches!(request, Request::Write { .. } | Request::WriteZeroes { .. });
+        let changes = !matches!(request, Request::Read { .. } | Request::Flush);
         let (mut reply, unproven) = self.dispatch(&target, request).await;
         self.with(|s| {
             let Some(volume) = s.volumes.get_mut(volume) else { return };
             volume.requests -= 1;
             volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
-            let backing = volume.backing.as_mut().filter(|_| writes && reply.result.is_ok());
+            let backing = volume.backing.as_mut().filter(|_| changes);
             if let Some((backing, asked)) = backing.zip(asked)
-                && !backing.epoch.acknowledge(asked, unproven)
+                && !backing.epoch.change_ends(asked, unproven)
+                && reply.result.is_ok()
             {
                 reply.result = Err(Error::LostWrites);
             }

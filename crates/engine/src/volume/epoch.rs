@@ -6,11 +6,15 @@
 //! a stamp is worth something in its own era only. So a later success can never overrule a failure, nothing has to be
 //! remembered of past eras, and whoever asks too late gets the safe answer: what he wrote counts as lost.
 //!
-//! Clients learn of a failure by their flushes. A flush answers for the writes that were acknowledged before it was asked
-//! for, so acknowledgements are numbered. A failure puts all in doubt that were given before it; one that is given later, for
-//! a request that began before it, is in doubt from the start. A flush says so if it answers for one in doubt of which none
-//! had said so when it was asked for. A request of which some had been written before a flush that failed is not
-//! acknowledged at all: it would be told that what is gone is there.
+//! Clients learn of a failure by their flushes. A flush answers for the changes (writes, zeroes, discards of clients) that
+//! had ended when it was asked for, so their ends are numbered, and each failure puts all in doubt that came before it. A
+//! flush says so if it answers for one in doubt of which none had said so when it was asked for, and since the newest
+//! failure: what outlived one may have been read since, and be gone with the next. Changes that were refused count for the
+//! same reason.
+//!
+//! A request of which something was being written or waited for its proof when a flush failed does not succeed: it might be
+//! told that what is gone is there. (Whether the device had the data when it flushed, nobody can tell who sees completions
+//! later than they happen.)
 
 /// Flushes and writes of one backing device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,17 +23,15 @@ pub struct Epoch {
     begun: u64,
     /// Number of the newest flush that has succeeded.
     good: u64,
-    /// Number of the newest flush that has failed.
-    failed: u64,
     /// The newest flush has not ended.
     running: bool,
     /// Flushes that have failed.
     era: u64,
-    /// Acknowledgements of what clients wrote to the device; a former process is taken to have given one.
-    acknowledged: u64,
-    /// The newest of them that a failure has put in doubt.
+    /// Changes of clients that have ended; a former process is taken to have made one.
+    changes: u64,
+    /// The newest of them that the newest failure has put in doubt.
     doubtful: u64,
-    /// The newest in doubt of which a flush has said so.
+    /// The newest in doubt of which a flush has said so since.
     reported: u64,
     /// Writes of clients that have begun.
     client_writes: u64,
@@ -49,17 +51,18 @@ pub struct Begun {
 /// A request of a client has begun that may write to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    era: u64,
     client_writes: u64,
 }
 
 /// What a client's flush answers for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answers {
-    /// Acknowledgements up to this one,
+    /// Changes up to this one,
     upto: u64,
-    /// but those in doubt up to this one have been reported.
+    /// but of those in doubt up to this one it has been said,
     reported: u64,
+    /// if no flush has failed after this era.
+    era: u64,
 }
 
 /// When data was written, or read, relative to flushes.
@@ -94,10 +97,10 @@ pub enum Turn {
 }
 
 impl Stamp {
-    /// The one that more flushes are about, if there is any.
+    /// The one of the older era, if there is any.
     #[must_use]
     pub fn first_of(one: Option<Self>, other: Option<Self>) -> Option<Self> {
-        one.into_iter().chain(other).min_by_key(|stamp| stamp.ended)
+        one.into_iter().chain(other).min_by_key(|stamp| stamp.era)
     }
 }
 
@@ -106,12 +109,7 @@ impl Epoch {
     /// of a client goes through.
     #[must_use]
     pub fn new(volatile: bool) -> Self {
-        Self {
-            volatile,
-            last_write: volatile.then_some(0),
-            acknowledged: u64::from(volatile),
-            ..Self::default()
-        }
+        Self { volatile, last_write: volatile.then_some(0), changes: u64::from(volatile), ..Self::default() }
     }
 
     /// A write of what a client has sent begins.
@@ -196,43 +194,37 @@ impl Epoch {
         if succeeded {
             self.good = self.begun;
         } else {
-            self.failed = self.begun;
             self.era += 1;
-            self.doubtful = self.acknowledged;
+            (self.doubtful, self.reported) = (self.changes, 0);
         }
     }
 
-    /// A request of a client begins, for [`Epoch::acknowledge`].
+    /// A request of a client begins, for [`Epoch::change_ends`].
     #[must_use]
     pub const fn asks(&self) -> Asked {
-        Asked { era: self.era, client_writes: self.client_writes }
+        Asked { client_writes: self.client_writes }
     }
 
-    /// Whether the client may be told that its request has been carried out, of which `first` was the first on the device
-    /// that was not proven durable at its end: not if a flush that began since has failed, and may have dropped it. (It may
-    /// also have been proven by another in between; who failed then is not remembered.)
+    /// A client is about to be told how its change went, of which `first` is of the oldest era among what was put on the
+    /// device and not proven durable at its end. False if it must not be told of success, because a flush has failed since
+    /// that began, and may have dropped it. (A good flush in between may have proven it: who failed after that is not
+    /// remembered, the answer is the safe one.)
     ///
     /// If no client has written to the device since the request was asked for it did not, and no flush of the device is
     /// about it.
     #[must_use]
-    pub fn acknowledge(&mut self, asked: Asked, first: Option<Stamp>) -> bool {
+    pub fn change_ends(&mut self, asked: Asked, first: Option<Stamp>) -> bool {
         if !self.volatile || self.client_writes == asked.client_writes {
             return true;
         }
-        if first.is_some_and(|first| self.failed > first.ended) {
-            return false;
-        }
-        self.acknowledged += 1;
-        if self.era != asked.era {
-            self.doubtful = self.acknowledged;
-        }
-        true
+        self.changes += 1;
+        !first.is_some_and(|first| self.is_lost(first))
     }
 
     /// What a client's flush that is asked for now answers for.
     #[must_use]
     pub const fn answers(&self) -> Answers {
-        Answers { upto: self.acknowledged, reported: self.reported }
+        Answers { upto: self.changes, reported: self.reported, era: self.era }
     }
 
     /// At the end of a client's flush: true if it must say that something it answers for may be gone; then that has been
@@ -240,7 +232,7 @@ impl Epoch {
     pub fn report(&mut self, answers: Answers) -> bool {
         let doubtful = self.doubtful.min(answers.upto);
         self.reported = self.reported.max(doubtful);
-        doubtful > answers.reported
+        doubtful > if answers.era == self.era { answers.reported } else { 0 }
     }
 }
 
@@ -322,7 +314,7 @@ mod tests {
         let asked = epoch.asks();
         let write = epoch.client_write_begins();
         let stamp = epoch.write_ends(write);
-        assert!(epoch.acknowledge(asked, Some(stamp)));
+        assert!(epoch.change_ends(asked, Some(stamp)));
     }
 
     fn fail(epoch: &mut Epoch) {
@@ -344,26 +336,39 @@ mod tests {
         let fifth = epoch.answers();
         assert!(!epoch.report(fifth), "it has been said");
         fail(&mut epoch);
-        assert!(!epoch.report(fifth), "nothing was written since");
+        assert!(epoch.report(fifth), "what outlived the first may be gone now");
+        let sixth = epoch.answers();
+        assert!(!epoch.report(sixth), "it has been said");
     }
 
     #[test]
-    fn a_write_that_was_under_way_when_a_flush_failed_is_not_said_to_be_durable() {
+    fn a_write_that_was_under_way_when_a_flush_failed_is_not_acknowledged() {
+        // The device may have had it when it flushed, though its end is noticed after that of the flush.
+        for flush_first in [false, true] {
+            let mut epoch = Epoch::new(true);
+            let asked = epoch.asks();
+            if flush_first {
+                begin(&mut epoch);
+            }
+            let write = epoch.client_write_begins();
+            if !flush_first {
+                begin(&mut epoch);
+            }
+            epoch.flush_ends(false);
+            let stamp = epoch.write_ends(write);
+            assert!(!epoch.change_ends(asked, Some(stamp)));
+        }
         let mut epoch = Epoch::new(true);
-        asked_and_written(&mut epoch);
-        let (before, asked) = (epoch.answers(), epoch.asks());
-        let write = epoch.client_write_begins();
+        let asked = epoch.asks();
         fail(&mut epoch);
-        assert!(epoch.report(before), "the flush that failed says so");
+        let write = epoch.client_write_begins();
         let stamp = epoch.write_ends(write);
-        // Another that began before the acknowledgement does not answer for it.
-        let early = epoch.answers();
-        assert!(epoch.acknowledge(asked, Some(stamp)), "no flush has failed that began after its end");
-        assert!(!epoch.report(early));
+        assert!(epoch.change_ends(asked, Some(stamp)), "it began after the failure");
         let next = epoch.answers();
-        assert!(epoch.report(next), "the write may be gone, and nobody has said so");
+        assert!(epoch.report(next), "of a former process");
+        fail(&mut epoch);
         let last = epoch.answers();
-        assert!(!epoch.report(last), "it has been said");
+        assert!(epoch.report(last), "of the write");
     }
 
     #[test]
@@ -371,10 +376,9 @@ mod tests {
         let mut epoch = Epoch::new(true);
         let former = epoch.answers();
         fail(&mut epoch);
-        assert!(epoch.report(former), "a former process may have acknowledged something");
+        assert!(epoch.report(former), "a former process may have written something");
         let asked = epoch.asks();
-        fail(&mut epoch);
-        assert!(epoch.acknowledge(asked, None));
+        assert!(epoch.change_ends(asked, None));
         let next = epoch.answers();
         assert!(!epoch.report(next));
     }
@@ -385,12 +389,28 @@ mod tests {
         let asked = epoch.asks();
         let write = epoch.client_write_begins();
         let first = epoch.write_ends(write);
-        let write = epoch.client_write_begins();
         fail(&mut epoch);
+        let write = epoch.client_write_begins();
         let second = epoch.write_ends(write);
-        assert!(!epoch.acknowledge(asked, Stamp::first_of(Some(second), Some(first))));
-        assert!(epoch.acknowledge(asked, Some(second)), "it was not covered");
-        assert!(epoch.acknowledge(asked, None), "a durable one cannot be dropped");
+        assert!(!epoch.change_ends(asked, Stamp::first_of(Some(second), Some(first))));
+        assert!(epoch.change_ends(asked, Some(second)), "it began after the failure");
+        assert!(epoch.change_ends(asked, None), "a durable one cannot be dropped");
+    }
+
+    #[test]
+    fn what_a_refused_change_left_is_not_dropped_in_silence() {
+        let mut epoch = Epoch::new(true);
+        fail(&mut epoch);
+        let former = epoch.answers();
+        assert!(epoch.report(former));
+        let asked = epoch.asks();
+        let write = epoch.client_write_begins();
+        epoch.write_ends(write);
+        // It failed elsewhere. Somebody reads what is there now.
+        assert!(epoch.change_ends(asked, None));
+        fail(&mut epoch);
+        let next = epoch.answers();
+        assert!(epoch.report(next));
     }
 
     #[test]

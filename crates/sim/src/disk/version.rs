@@ -92,6 +92,14 @@ impl Version {
         }
     }
 
+    /// The sectors that it still stands for, in order.
+    pub(super) fn sectors(&self, page: u64) -> impl Iterator<Item = u64> + use<> {
+        let mask = self.mask;
+        (0..PAGE_SECTORS)
+            .filter(move |sector| mask >> sector & 1 == 1)
+            .map(move |sector| page * PAGE_SECTORS + sector)
+    }
+
     /// Gives up the sectors that `newer` stands for.
     pub(super) const fn give_up(&mut self, newer: &Self) {
         self.mask &= !newer.mask;

@@ -20,9 +20,18 @@
 //! **The death of a process** ends operations in flight: done or not. Nothing else changes, promises stay.
 //!
 //! **A failed write**, too, happened or did not; a read that begins afterwards and sees what it would have replaced shows
-//! that it did not, and it cannot come up later. **A failed flush** takes versions back. What was in flight may have gone with them, though a
-//! read had seen it, or stand above what the device went back to, until a power cut. **A discard** may have brought back any former value, or zero: a version that
-//! matches all of these, until a read turns it into one.
+//! that it did not, and it cannot come up later.
+//!
+//! **A device that drops** what it had not made durable takes versions back: those that are not lost become equal
+//! candidates, as after a power cut, but on no medium. What was in flight may have gone with them, though a read had seen
+//! it, or stand above what the device went back to, until a power cut. Promises stay, for nobody has been told: a flush
+//! that succeeds now must be true. They end with the flush that fails (*broken*), or with the process (*untold*), and a
+//! read that finds the data there all the same brings them back. An example: *a* is flushed, *b* acknowledged, the device
+//! drops it. A read may return *a* or *b*, and it stays. If the next flush succeeds the device must hold *b*; if it fails,
+//! either.
+//!
+//! **A discard** may have brought back any former value, or zero: a version that matches all of these, until a read turns
+//! it into one.
 
 use crate::stamp::Value;
 
@@ -55,11 +64,17 @@ pub(super) struct Version {
     happened: bool,
     /// A flush that begins later makes it durable.
     promised: u64,
+    /// A flush that was asked for later and fails is about it: when the operation was over, however it went.
+    ended: u64,
     durable: bool,
     /// A power cut has left it (if it is the one), so being read makes it durable.
     on_medium: bool,
     /// It is one of those that a device has gone back to: on the medium perhaps, whatever is read.
     returned: bool,
+    /// It was promised when a device went back, and no read has shown it since: it may be gone, and nobody was told.
+    untold: bool,
+    /// A flush that failed has ended the promise; a read that shows it gives it anew, from when it was given first.
+    broken: bool,
     /// Reads that begin at or after this may not see it.
     dead_at: u64,
     /// Versions that surely came later, besides those that the times tell.
@@ -77,9 +92,12 @@ impl Version {
             in_flight: true,
             happened: false,
             promised: NEVER,
+            ended: NEVER,
             durable: false,
             on_medium: false,
             returned: false,
+            untold: false,
+            broken: false,
             dead_at: NEVER,
             before: Vec::new(),
         }
@@ -88,7 +106,7 @@ impl Version {
     /// What was there before everything.
     pub(super) const fn first(value: Value) -> Self {
         let mut version = Self::begun(0, Content::Value(value), 0);
-        version.by = 0;
+        (version.by, version.ended) = (0, 0);
         version.in_flight = false;
         version.happened = true;
         version.durable = true;
@@ -98,6 +116,18 @@ impl Version {
     /// Whether a read may return it.
     const fn is_visible(&self, seen: &Seen) -> bool {
         self.start < seen.end && self.dead_at > seen.start
+    }
+
+    /// The operation is over, with whatever result.
+    fn end(&mut self, now: u64) {
+        self.in_flight = false;
+        self.by = self.by.min(now);
+        self.ended = self.ended.min(now);
+    }
+
+    /// Whether a flush that begins at `started` answers for it.
+    const fn is_covered(&self, started: u64) -> bool {
+        self.promised < started && !self.broken
     }
 
     fn precedes(&self, later: &Self) -> bool {
@@ -142,8 +172,7 @@ impl Sector {
     /// Operation `number` is acknowledged at `now`.
     pub(super) fn acknowledge(&mut self, number: u64, now: u64, fua: bool) {
         for version in self.versions.iter_mut().filter(|version| version.number == number) {
-            version.in_flight = false;
-            version.by = version.by.min(now);
+            version.end(now);
             // A discard promises nothing in particular: what it left is fixed, and promised, by the first read.
             if matches!(version.content, Content::Value(_)) {
                 version.happened = true;
@@ -156,10 +185,10 @@ impl Sector {
 
     /// Operation `number` has failed, or will never be heard of again: it took effect by `now` or not at all.
     pub(super) fn give_up(&mut self, number: u64, now: u64) {
-        for version in self.versions.iter_mut().filter(|version| version.number == number) {
-            version.in_flight = false;
-            version.by = version.by.min(now);
-        }
+        self.versions
+            .iter_mut()
+            .filter(|version| version.number == number)
+            .for_each(|version| version.end(now));
     }
 
     /// Whether a read may have returned that and there is nothing to learn from it.
@@ -170,18 +199,28 @@ impl Sector {
         only.is_visible(seen) && is_settled && has_ended && only.content == Content::Value(seen.value)
     }
 
-    /// A read has returned; false if it may not return that.
-    pub(super) fn read(&mut self, seen: &Seen) -> bool {
+    /// Whether a read may return that.
+    pub(super) fn may_return(&self, seen: &Seen) -> bool {
+        let (matches, formers) = self.sources(seen);
+        !matches.is_empty() || !formers.is_empty()
+    }
+
+    /// What a read can have seen: the places of versions with that content, and discards that may have left it.
+    fn sources(&self, seen: &Seen) -> (Vec<usize>, Vec<&Version>) {
         let same = |version: &Version| version.content == Content::Value(seen.value);
-        let matches: Vec<usize> = (0..self.versions.len())
-            .filter(|at| self.versions[*at].is_visible(seen) && same(&self.versions[*at]))
-            .collect();
+        let matches = (0..self.versions.len())
+            .filter(|at| self.versions[*at].is_visible(seen) && same(&self.versions[*at]));
         let former = |version: &Version| match version.content {
             Content::Former { before } => seen.former.is_some_and(|number| number < before),
             Content::Value(_) => false,
         };
-        let formers: Vec<&Version> =
-            self.versions.iter().filter(|version| version.is_visible(seen) && former(version)).collect();
+        let formers = self.versions.iter().filter(|version| version.is_visible(seen) && former(version));
+        (matches.collect(), formers.collect())
+    }
+
+    /// A read has returned; false if it may not return that.
+    pub(super) fn read(&mut self, seen: &Seen) -> bool {
+        let (matches, formers) = self.sources(seen);
         if matches.is_empty() && formers.is_empty() {
             return false;
         }
@@ -226,7 +265,7 @@ impl Sector {
     fn confirm(&mut self, at: usize, seen: &Seen) -> usize {
         let version = &mut self.versions[at];
         version.by = version.by.min(seen.end);
-        version.happened = true;
+        (version.happened, version.untold, version.broken) = (true, false, false);
         if !version.in_flight {
             version.promised = version.promised.min(seen.end);
         }
@@ -240,6 +279,7 @@ impl Sector {
         let mut version = Version::begun(seen.number, Content::Value(seen.value), start);
         version.by = seen.end;
         version.in_flight = false;
+        version.ended = sources.iter().map(|version| version.ended).max().expect("there is a source");
         version.happened = true;
         version.on_medium = sources.iter().all(|version| version.on_medium);
         version.durable = version.on_medium;
@@ -251,14 +291,14 @@ impl Sector {
 
     /// A flush that began at `started` has succeeded. True if that changed anything.
     pub(super) fn flush(&mut self, started: u64) {
-        for version in self.versions.iter_mut().filter(|version| version.promised < started) {
+        for version in self.versions.iter_mut().filter(|version| version.is_covered(started)) {
             version.durable = true;
         }
     }
 
     /// Whether a flush begun at `started` would change something.
     pub(super) fn flush_matters(&self, started: u64) -> bool {
-        self.versions.iter().any(|version| !version.durable && version.promised < started)
+        self.versions.iter().any(|version| !version.durable && version.is_covered(started))
     }
 
     /// Nothing is in doubt: one durable value.
@@ -277,8 +317,9 @@ impl Sector {
     pub(super) fn revert(&mut self, now: u64, oldest_read: u64) {
         self.drop_lost(oldest_read);
         let lost = self.lost();
-        let order = self.order(|later| later.promised != NEVER || later.in_flight);
-        let promised: Vec<u64> = self.versions.iter().map(|version| version.promised).collect();
+        let order = self.order(|later| later.is_covered(NEVER) || later.in_flight);
+        let promised: Vec<(u64, bool)> =
+            self.versions.iter().map(|version| (version.promised, version.broken)).collect();
         // What is under way may consist of several writes, of which some had landed, were seen, and are gone.
         let mut reopened = false;
         for version in self.versions.iter_mut().filter(|version| version.in_flight && version.happened) {
@@ -291,25 +332,48 @@ impl Sector {
         for ((version, before), promised) in self.versions.iter_mut().zip(order).zip(promised) {
             if back(version) {
                 version.before = before;
-                version.promised = promised;
+                (version.promised, version.broken) = promised;
+                version.untold = version.is_covered(NEVER);
             }
         }
         self.settle();
     }
 
-    /// A flush has failed and its client knows: what was not durable may have gone back, and nothing of it is promised.
-    pub(super) fn forget_promises(&mut self, now: u64, oldest_read: u64) {
-        self.drop_lost(oldest_read);
-        let lost = self.lost();
-        let order = self.order(|later| later.in_flight);
-        let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);
-        self.forget_order(now, false, true, back);
-        for (version, before) in self.versions.iter_mut().zip(order) {
-            if back(version) {
-                version.before = before;
+    /// A flush that was asked for at `started` has failed, and its client knows: what it should have covered is not promised.
+    pub(super) fn forget_promises(&mut self, started: u64) {
+        for version in self.versions.iter_mut().filter(|version| version.ended < started) {
+            version.broken |= !version.durable && version.promised != NEVER;
+        }
+    }
+
+    /// The process has died, and with it the knowledge of what a device has dropped.
+    pub(super) fn forget_untold(&mut self) {
+        for version in self.versions.iter_mut().filter(|version| version.untold) {
+            (version.untold, version.broken) = (false, true);
+        }
+    }
+
+    /// The process has died whose cache had dropped something at `dropped`: what had been acknowledged by then and is not
+    /// durable may have gone back once more, whatever was read since, unless something was acknowledged later.
+    pub(super) fn go_back(&mut self, now: u64, dropped: u64) {
+        let stands = |version: &Version| version.happened && version.start > dropped;
+        if self.versions.iter().any(stands) {
+            self.forget_untold();
+        } else {
+            self.drop_lost(0);
+            self.forget_order(now, false, true, |_| true);
+        }
+    }
+
+    /// The contents that may be there now.
+    pub(super) fn candidates(&self) -> Vec<Content> {
+        let mut contents: Vec<Content> = Vec::new();
+        for version in self.versions.iter().filter(|version| version.dead_at == NEVER) {
+            if !contents.contains(&version.content) {
+                contents.push(version.content);
             }
         }
-        self.settle();
+        contents
     }
 
     /// Of each version those that surely come later, of the ones that `counts`.
@@ -350,6 +414,7 @@ impl Sector {
                 happened: single,
                 durable: single && (power_cut || version.durable),
                 promised: if single { version.promised } else { NEVER },
+                ended: version.ended.min(now),
                 on_medium: power_cut,
                 returned: !power_cut,
                 ..fresh
@@ -359,10 +424,7 @@ impl Sector {
 
     /// The process died at `now`: what was in flight happened by now or not at all.
     pub(super) fn kill(&mut self, now: u64) {
-        for version in self.versions.iter_mut().filter(|version| version.in_flight) {
-            version.in_flight = false;
-            version.by = version.by.min(now);
-        }
+        self.versions.iter_mut().filter(|version| version.in_flight).for_each(|version| version.end(now));
     }
 
     /// Forgets versions that no read begun since `oldest_read` and no crash can bring up.

@@ -34,6 +34,11 @@ impl Bench {
         self.oracle.end(id, true);
     }
 
+    /// The device goes back to what it had before its last good flush.
+    fn drops(&mut self) {
+        self.oracle.device_dropped(0, None);
+    }
+
     fn discard(&mut self) {
         let id = self.oracle.begin_discard(0, 0..2);
         self.oracle.end(id, true);
@@ -336,6 +341,7 @@ fn rule_8_a_failed_flush_may_have_dropped_what_it_covered() {
     bench.flush();
     let dropped = bench.write();
     let flush = bench.oracle.begin_flush(0);
+    bench.drops();
     bench.oracle.end(flush, false);
     assert_eq!(bench.may_be(9), [kept, dropped]);
     bench.flush();
@@ -345,12 +351,102 @@ fn rule_8_a_failed_flush_may_have_dropped_what_it_covered() {
 }
 
 #[test]
+fn rule_8_a_failed_flush_that_dropped_nothing_takes_a_promise_and_no_value() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let last = bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    bench.oracle.end(flush, false);
+    assert_eq!(bench.may_be(9), [last], "no device went back");
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [kept, last]);
+}
+
+#[test]
+fn rule_8_a_failed_flush_does_not_answer_for_what_came_after_it_was_asked_for() {
+    let mut bench = Bench::new();
+    bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    let later = bench.write();
+    bench.oracle.end(flush, false);
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [later]);
+}
+
+#[test]
+fn rule_8_only_the_sectors_that_were_dropped_go_back() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    bench.oracle.device_dropped(0, Some(&BTreeSet::from([1])));
+    assert_eq!(bench.may_be(9), [write]);
+    bench.oracle.device_dropped(0, Some(&BTreeSet::from([0])));
+    assert_eq!(bench.may_be(9), [0, write]);
+}
+
+#[test]
+fn rule_8_the_next_process_keeps_what_came_after_a_drop() {
+    let mut bench = Bench::new();
+    bench.write();
+    bench.drops();
+    let after = bench.write();
+    bench.oracle.process_death();
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [after]);
+}
+
+#[test]
+fn rule_8_what_a_flush_has_disowned_is_promised_anew_by_a_read_but_not_against_that_flush() {
+    let mut bench = Bench::new();
+    let write = bench.write();
+    let flush = bench.oracle.begin_flush(0);
+    let other = bench.oracle.begin_flush(0);
+    bench.oracle.end(flush, false);
+    assert!(bench.reads(write), "it outlived the first drop");
+    bench.drops();
+    bench.oracle.end(other, false);
+    let mut cut = Bench { oracle: bench.oracle.clone() };
+    cut.flush();
+    assert_eq!(cut.may_be(9), [0, write], "the second error was about it");
+    assert!(bench.reads(write));
+    bench.flush();
+    bench.oracle.power_cut();
+    assert_eq!(bench.may_be(9), [write], "there, and flushed");
+}
+
+/// A block of eight sectors, of which a write of the first two is under way when a device drops what was in the third.
+#[test]
+fn rule_8_a_write_of_a_part_of_a_block_may_bring_back_what_was_dropped_of_the_rest() {
+    for block in [1, 8] {
+        let mut oracle = Oracle::new(vec![Value::Written(0)]).with_blocks(block);
+        let dropped = oracle.begin_write(0, 2..3, false);
+        oracle.end(dropped, true);
+        let part = oracle.begin_write(0, 0..2, false);
+        oracle.device_dropped(0, Some(&BTreeSet::from([2])));
+        let reads = |oracle: &mut Oracle, number: u64| {
+            let mut bytes = [0; SECTOR];
+            stamp::fill(&mut bytes, 0, 2, number);
+            let read = oracle.begin_read(0, 2..3);
+            oracle.end_read(read, &bytes).is_ok()
+        };
+        assert!(reads(&mut oracle, 0));
+        oracle.end(part, true);
+        assert_eq!(reads(&mut oracle.clone(), dropped.number()), block == 8);
+        assert!(reads(&mut oracle, 0));
+        assert!(!reads(&mut oracle, dropped.number()), "the write has ended, what was read stays");
+    }
+}
+
+#[test]
 fn rule_8_a_flush_that_hides_a_drop_is_caught() {
     let mut bench = Bench::new();
     let kept = bench.write();
     bench.flush();
     let dropped = bench.write();
-    bench.oracle.device_dropped(0);
+    bench.drops();
     assert_eq!(bench.may_be(9), [kept, dropped]);
     bench.flush();
     bench.oracle.power_cut();
@@ -371,6 +467,19 @@ fn rule_8_a_read_from_before_may_return_what_is_gone() {
     assert!(!bench.reads(kept));
 }
 
+#[test]
+fn rule_8_a_read_from_before_says_nothing_of_what_is_there_after() {
+    let mut bench = Bench::new();
+    let dropped = bench.write();
+    let (before, another) = (bench.begin_read(), bench.begin_read());
+    bench.drops();
+    assert!(bench.returns(before, Value::Written(dropped)));
+    assert_eq!(bench.may_be(9), [0, dropped], "it may be gone all the same");
+    assert!(bench.reads(0));
+    assert!(!bench.returns(another, Value::Written(9)), "never a third value");
+    assert!(!bench.reads(dropped), "what was read after it stays");
+}
+
 /// A write was dropped, and another was seen while it was in flight, when a flush failed. The benches as they are before a client
 /// is told, and the numbers of the two writes.
 fn dropped_beside_one_in_flight() -> (Bench, OpId, u64, OpId) {
@@ -379,7 +488,7 @@ fn dropped_beside_one_in_flight() -> (Bench, OpId, u64, OpId) {
     let in_flight = bench.begin();
     let flush = bench.oracle.begin_flush(0);
     assert!(bench.reads(in_flight.number()));
-    bench.oracle.device_dropped(0);
+    bench.drops();
     (bench, flush, dropped, in_flight)
 }
 
@@ -426,7 +535,7 @@ fn rule_8_what_began_after_a_drop_was_not_dropped() {
     let mut bench = Bench::new();
     bench.write();
     let flush = bench.oracle.begin_flush(0);
-    bench.oracle.device_dropped(0);
+    bench.drops();
     let after = bench.begin();
     assert!(bench.reads(after.number()));
     bench.oracle.end(flush, false);
@@ -439,7 +548,7 @@ fn rule_8_a_drop_is_forgotten_with_its_process() {
     let kept = bench.write();
     bench.flush();
     let dropped = bench.write();
-    bench.oracle.device_dropped(0);
+    bench.drops();
     bench.oracle.process_death();
     bench.flush();
     bench.oracle.power_cut();

@@ -1,319 +1,16 @@
-//! Drawing workloads: named shapes, each a set of weights and sizes that brings out one kind of trouble.
+//! Drawing a workload of a shape from a seed, step by step.
 
+use super::shape::{Buckets, Failing, Shape, Weights};
 use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
 use crate::system::{Geometry, Mode, Tuning};
 use bcached_env::rng::Rng;
+use std::collections::VecDeque;
 use std::ops::Range;
 
-/// How likely each kind of step is, in parts of the sum.
-#[derive(Clone, Copy, Debug)]
-struct Weights {
-    write: u64,
-    read: u64,
-    flush: u64,
-    discard: u64,
-    zero: u64,
-    mode: u64,
-    pause: u64,
-    settle: u64,
-    restart: u64,
-    trouble: u64,
-    detach: u64,
-    attach: u64,
-    delay: u64,
-}
-
-impl Weights {
-    /// As [`Painter::step`] numbers the kinds.
-    const fn in_order(self) -> [u64; 13] {
-        let Self { write, read, flush, discard, zero, mode, .. } = self;
-        let Self { pause, settle, restart, trouble, detach, attach, delay, .. } = self;
-        [write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay]
-    }
-}
-
-/// A kind of workload.
-#[derive(Clone, Debug)]
-pub struct Shape {
-    /// Its name on the command line.
-    pub name: &'static str,
-    weights: Weights,
-    steps: usize,
-    depth: usize,
-    volumes: usize,
-    /// Sectors of a volume that are used.
-    span: u64,
-    /// Longest request, in sectors.
-    longest: u64,
-    /// One write in so many carries FUA.
-    fua_one_in: u64,
-    /// How many buckets, of which sizes in sectors.
-    buckets: Buckets,
-    /// Which devices fail, where any do.
-    failing: Failing,
-    /// What it needs of the tuning that was drawn.
-    tune: fn(Tuning) -> Tuning,
-}
-
-/// What fails in a shape with trouble.
-#[derive(Clone, Copy, Debug)]
-enum Failing {
-    /// Anything; half of it the cache.
-    Anything,
-    /// Backing devices.
-    Backing,
-    /// Flushes of the cache, and writes to some of it.
-    CacheData,
-}
-
-/// Nothing in particular.
-const fn as_drawn(tuning: Tuning) -> Tuning {
-    tuning
-}
-
-/// Volumes begin in write-through and write-around.
-const fn written_through(mut tuning: Tuning) -> Tuning {
-    tuning.devices.first_mode = 0;
-    tuning
-}
-
-/// Dirty data stays.
-const fn kept_dirty(mut tuning: Tuning) -> Tuning {
-    tuning.devices.first_mode = 2;
-    tuning.set.writeback_running = false;
-    tuning
-}
-
-/// The cache device of a shape.
-#[derive(Clone, Copy, Debug)]
-enum Buckets {
-    /// 600 to 1,000 of 64 KiB.
-    Usual,
-    /// As many of 8 or 16 KiB, so that trees get deep.
-    Small,
-    /// Fewer than the volume fills, of 8 KiB.
-    Scarce,
-    /// As few as there can be, of 8 KiB.
-    Fewest,
-    /// A set that has grown.
-    Grown,
-}
-
-const MIXED: Weights = Weights {
-    write: 46,
-    read: 30,
-    flush: 6,
-    discard: 4,
-    zero: 4,
-    mode: 1,
-    pause: 4,
-    settle: 2,
-    restart: 1,
-    trouble: 0,
-    // Most of the time a volume is attached.
-    detach: 1,
-    attach: 3,
-    delay: 1,
-};
-
-/// Volumes stay attached.
-const STAYING: Weights = Weights { detach: 0, attach: 0, ..MIXED };
-
-/// What most shapes do not say.
-const PLAIN: Shape = Shape {
-    name: "",
-    weights: MIXED,
-    steps: 300,
-    depth: 8,
-    volumes: 1,
-    span: 4096,
-    longest: 128,
-    fua_one_in: 8,
-    buckets: Buckets::Usual,
-    failing: Failing::Anything,
-    tune: as_drawn,
-};
-
-/// A volume that fits into its cache, in small pieces.
-const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
-
-const SHAPES: [Shape; 12] = [
-    // A bit of everything, two volumes, restarts in between.
-    Shape {
-        name: "mixed",
-        weights: MIXED,
-        steps: 300,
-        depth: 8,
-        volumes: 2,
-        span: 4096,
-        longest: 128,
-        fua_one_in: 8,
-        buckets: Buckets::Usual,
-        ..PLAIN
-    },
-    // Few steps, no restarts of its own: for crash points, each of which restarts.
-    Shape {
-        name: "points",
-        weights: Weights { restart: 0, mode: 0, detach: 2, ..MIXED },
-        steps: 60,
-        depth: 6,
-        volumes: 1,
-        span: 1024,
-        longest: 64,
-        fua_one_in: 6,
-        buckets: Buckets::Small,
-        ..PLAIN
-    },
-    // A few blocks that everybody wants.
-    Shape {
-        name: "hot",
-        weights: Weights { flush: 10, discard: 6, zero: 6, ..MIXED },
-        steps: 400,
-        depth: 16,
-        volumes: 1,
-        span: 96,
-        longest: 24,
-        fua_one_in: 5,
-        buckets: Buckets::Usual,
-        ..PLAIN
-    },
-    // More data than the cache holds, over and over: buckets are reused, trees split.
-    Shape {
-        name: "turnover",
-        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..STAYING },
-        steps: 1500,
-        depth: 16,
-        volumes: 1,
-        span: 32 * 1024,
-        longest: 512,
-        fua_one_in: 32,
-        buckets: Buckets::Small,
-        ..PLAIN
-    },
-    // Small scattered writes: many keys, deep trees, a busy journal.
-    Shape {
-        name: "scatter",
-        weights: Weights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..STAYING },
-        steps: 1500,
-        depth: 16,
-        volumes: 2,
-        span: 16 * 1024,
-        longest: 9,
-        fua_one_in: 16,
-        buckets: Buckets::Small,
-        ..PLAIN
-    },
-    // Ends of processes, of all kinds, close to each other.
-    Shape {
-        name: "restarts",
-        weights: Weights { restart: 8, mode: 3, ..MIXED },
-        steps: 200,
-        depth: 8,
-        volumes: 2,
-        span: 2048,
-        longest: 128,
-        fua_one_in: 8,
-        buckets: Buckets::Small,
-        ..PLAIN
-    },
-    // Devices that fail, drop what they should flush, and are late; and ends of processes.
-    Shape {
-        name: "trouble",
-        weights: Weights { flush: 10, mode: 2, pause: 8, restart: 3, trouble: 4, ..MIXED },
-        steps: 300,
-        depth: 8,
-        volumes: 2,
-        span: 2048,
-        longest: 128,
-        fua_one_in: 8,
-        buckets: Buckets::Small,
-        ..PLAIN
-    },
-    // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets. A detach
-    // would write it all back, and then there would be room.
-    Shape {
-        name: "scarce",
-        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, ..STAYING },
-        steps: 1200,
-        depth: 12,
-        volumes: 1,
-        span: 10 * 1024,
-        longest: 160,
-        fua_one_in: 16,
-        buckets: Buckets::Scarce,
-        ..PLAIN
-    },
-    // A tree of two or three levels, a node of which is about to split.
-    Shape {
-        name: "forest",
-        weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..STAYING },
-        steps: 400,
-        depth: 12,
-        volumes: 1,
-        span: growth::SPAN,
-        longest: 16,
-        fua_one_in: 16,
-        buckets: Buckets::Grown,
-        ..PLAIN
-    },
-    // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
-    Shape { name: "moves", weights: PACKED, ..MOVES },
-    // The same on a cache that drops what it should flush, and is worn in places.
-    Shape {
-        name: "moves-trouble",
-        weights: Weights { trouble: 1, flush: 10, restart: 1, ..PACKED },
-        failing: Failing::CacheData,
-        ..MOVES
-    },
-    // Write-through and write-around on backing devices that fail.
-    Shape {
-        name: "through",
-        weights: Weights { read: 46, flush: 8, mode: 0, restart: 2, trouble: 5, ..MIXED },
-        volumes: 2,
-        span: 1024,
-        longest: 64,
-        buckets: Buckets::Small,
-        failing: Failing::Backing,
-        tune: written_through,
-        ..PLAIN
-    },
-];
-
-/// See the shape of this name.
-const MOVES: Shape = Shape {
-    steps: 2500,
-    depth: 12,
-    span: 7 * 1024,
-    longest: 64,
-    fua_one_in: 16,
-    buckets: Buckets::Fewest,
-    tune: kept_dirty,
-    ..PLAIN
-};
-
 impl Shape {
-    /// All shapes.
-    #[must_use]
-    pub const fn all() -> &'static [Self] {
-        &SHAPES
-    }
-
-    /// The shape of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        SHAPES.iter().find(|shape| shape.name == name).cloned()
-    }
-
-    /// The same shape with another number of steps.
-    #[must_use]
-    pub const fn with_steps(mut self, steps: usize) -> Self {
-        self.steps = steps;
-        self
-    }
-
     /// The workload of this shape and seed.
     #[must_use]
     pub fn draw(&self, seed: u64) -> Workload {
@@ -342,7 +39,7 @@ impl Shape {
         if let Origin::Script { after, .. } = &workload.origin {
             return after.clone();
         }
-        let shape = Self::named(&workload.name).unwrap_or_else(|| SHAPES[0].clone());
+        let shape = Self::named(&workload.name).unwrap_or_else(|| Self::all()[0].clone());
         let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
         let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
         (0..steps).map(|_| painter.step()).collect()
@@ -387,8 +84,11 @@ struct Painter<'a> {
     cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
     /// What belongs to the last step.
-    next: Option<Step>,
+    next: VecDeque<Step>,
 }
+
+/// In such pieces all of a volume is read.
+const READ_SECTORS: usize = 512;
 
 /// Places remembered.
 const RECENT_MAX: usize = 32;
@@ -397,11 +97,11 @@ impl<'a> Painter<'a> {
     fn new(shape: &'a Shape, rng: Rng, geometry: &Geometry) -> Self {
         let unit = u64::from(geometry.block_sectors);
         let cache_sectors = geometry.cache_sectors();
-        Self { shape, rng, unit, cache_sectors, recent: Vec::new(), next: None }
+        Self { shape, rng, unit, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
     }
 
     fn step(&mut self) -> Step {
-        if let Some(step) = self.next.take() {
+        if let Some(step) = self.next.pop_front() {
             return step;
         }
         let weights = self.shape.weights.in_order();
@@ -473,7 +173,10 @@ impl<'a> Painter<'a> {
             return self.worn_region();
         }
         if matches!(self.shape.failing, Failing::CacheData) {
-            return Step::Trouble { device, rule: self.failing_flush() };
+            return self.dropped_and_read(device);
+        }
+        if matches!(self.shape.failing, Failing::Backing) && self.rng.one_in(2) {
+            return self.dropped_and_read(device);
         }
         if device > 0 && self.rng.one_in(4) {
             return self.dropping(device);
@@ -505,8 +208,19 @@ impl<'a> Painter<'a> {
         let flush = self.failing_flush();
         let late = Fault::Late(1 << (23 + self.rng.below(6)));
         let writes = Rule { on: OpKind::Write, skip: 0, count: 16, fault: late, ..flush.clone() };
-        self.next = Some(Step::Trouble { device, rule: flush });
+        self.next.push_back(Step::Trouble { device, rule: flush });
         Step::Trouble { device, rule: writes }
+    }
+
+    /// A device that drops what the next flush covers; and all that was acknowledged is read then.
+    fn dropped_and_read(&mut self, device: usize) -> Step {
+        let volume = u32::try_from(device.saturating_sub(1)).expect("few volumes");
+        self.next.extend([Step::Flush { volume }, Step::Settle]);
+        let span = self.shape.span;
+        let pieces =
+            (0..span).step_by(READ_SECTORS).map(|start| start..span.min(start + READ_SECTORS as u64));
+        self.next.extend(pieces.map(|sectors| Step::Read { volume, sectors }));
+        Step::Trouble { device, rule: self.failing_flush() }
     }
 
     /// A stretch of the cache, up to an eighth of it, that cannot be written (or, seldom, read) for some time.

@@ -1,0 +1,305 @@
+//! The shapes of workloads: named sets of weights and sizes, each of which brings out one kind of trouble.
+
+use crate::growth;
+use crate::system::Tuning;
+
+/// How likely each kind of step is, in parts of the sum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weights {
+    pub(super) write: u64,
+    pub(super) read: u64,
+    pub(super) flush: u64,
+    pub(super) discard: u64,
+    pub(super) zero: u64,
+    pub(super) mode: u64,
+    pub(super) pause: u64,
+    pub(super) settle: u64,
+    pub(super) restart: u64,
+    pub(super) trouble: u64,
+    pub(super) detach: u64,
+    pub(super) attach: u64,
+    pub(super) delay: u64,
+}
+
+impl Weights {
+    /// As the drawing of a step numbers the kinds.
+    pub(super) const fn in_order(self) -> [u64; 13] {
+        let Self { write, read, flush, discard, zero, mode, .. } = self;
+        let Self { pause, settle, restart, trouble, detach, attach, delay, .. } = self;
+        [write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay]
+    }
+}
+
+/// A kind of workload.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Its name on the command line.
+    pub name: &'static str,
+    pub(super) weights: Weights,
+    pub(super) steps: usize,
+    pub(super) depth: usize,
+    pub(super) volumes: usize,
+    /// Sectors of a volume that are used.
+    pub(super) span: u64,
+    /// Longest request, in sectors.
+    pub(super) longest: u64,
+    /// One write in so many carries FUA.
+    pub(super) fua_one_in: u64,
+    /// How many buckets, of which sizes in sectors.
+    pub(super) buckets: Buckets,
+    /// Which devices fail, where any do.
+    pub(super) failing: Failing,
+    /// What it needs of the tuning that was drawn.
+    pub(super) tune: fn(Tuning) -> Tuning,
+}
+
+/// What fails in a shape with trouble.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Failing {
+    /// Anything; half of it the cache.
+    Anything,
+    /// Backing devices.
+    Backing,
+    /// Flushes of the cache, and writes to some of it.
+    CacheData,
+}
+
+/// Nothing in particular.
+const fn as_drawn(tuning: Tuning) -> Tuning {
+    tuning
+}
+
+/// Volumes begin in write-through and write-around.
+const fn written_through(mut tuning: Tuning) -> Tuning {
+    tuning.devices.first_mode = 0;
+    tuning
+}
+
+/// Dirty data stays.
+const fn kept_dirty(mut tuning: Tuning) -> Tuning {
+    tuning.devices.first_mode = 2;
+    tuning.set.writeback_running = false;
+    tuning
+}
+
+/// Data is dirty, and backing devices take their time.
+const fn behind_a_fast_cache(mut tuning: Tuning) -> Tuning {
+    tuning.devices.first_mode = 2;
+    tuning.devices.cache_latency_us = 20;
+    tuning.devices.backing_latency_us = 5000;
+    tuning
+}
+
+/// The cache device of a shape.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Buckets {
+    /// 600 to 1,000 of 64 KiB.
+    Usual,
+    /// As many of 8 or 16 KiB, so that trees get deep.
+    Small,
+    /// Fewer than the volume fills, of 8 KiB.
+    Scarce,
+    /// As few as there can be, of 8 KiB.
+    Fewest,
+    /// A set that has grown.
+    Grown,
+}
+
+const MIXED: Weights = Weights {
+    write: 46,
+    read: 30,
+    flush: 6,
+    discard: 4,
+    zero: 4,
+    mode: 1,
+    pause: 4,
+    settle: 2,
+    restart: 1,
+    trouble: 0,
+    // Most of the time a volume is attached.
+    detach: 1,
+    attach: 3,
+    delay: 1,
+};
+
+/// Volumes stay attached.
+const STAYING: Weights = Weights { detach: 0, attach: 0, ..MIXED };
+
+/// What most shapes do not say.
+const PLAIN: Shape = Shape {
+    name: "",
+    weights: MIXED,
+    steps: 300,
+    depth: 8,
+    volumes: 1,
+    span: 4096,
+    longest: 128,
+    fua_one_in: 8,
+    buckets: Buckets::Usual,
+    failing: Failing::Anything,
+    tune: as_drawn,
+};
+
+/// A volume that fits into its cache, in small pieces.
+const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
+
+const SHAPES: [Shape; 13] = [
+    // A bit of everything, two volumes, restarts in between.
+    Shape { name: "mixed", volumes: 2, ..PLAIN },
+    // Few steps, no restarts of its own: for crash points, each of which restarts.
+    Shape {
+        name: "points",
+        weights: Weights { restart: 0, mode: 0, detach: 2, ..MIXED },
+        steps: 60,
+        depth: 6,
+        span: 1024,
+        longest: 64,
+        fua_one_in: 6,
+        buckets: Buckets::Small,
+        ..PLAIN
+    },
+    // A few blocks that everybody wants.
+    Shape {
+        name: "hot",
+        weights: Weights { flush: 10, discard: 6, zero: 6, ..MIXED },
+        steps: 400,
+        depth: 16,
+        span: 96,
+        longest: 24,
+        fua_one_in: 5,
+        ..PLAIN
+    },
+    // More data than the cache holds, over and over: buckets are reused, trees split.
+    Shape {
+        name: "turnover",
+        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..STAYING },
+        steps: 1500,
+        depth: 16,
+        span: 32 * 1024,
+        longest: 512,
+        fua_one_in: 32,
+        buckets: Buckets::Small,
+        ..PLAIN
+    },
+    // Small scattered writes: many keys, deep trees, a busy journal.
+    Shape {
+        name: "scatter",
+        weights: Weights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..STAYING },
+        steps: 1500,
+        depth: 16,
+        volumes: 2,
+        span: 16 * 1024,
+        longest: 9,
+        fua_one_in: 16,
+        buckets: Buckets::Small,
+        ..PLAIN
+    },
+    // Ends of processes, of all kinds, close to each other.
+    Shape {
+        name: "restarts",
+        weights: Weights { restart: 8, mode: 3, ..MIXED },
+        steps: 200,
+        volumes: 2,
+        span: 2048,
+        buckets: Buckets::Small,
+        ..PLAIN
+    },
+    // Devices that fail, drop what they should flush, and are late; and ends of processes.
+    Shape {
+        name: "trouble",
+        weights: Weights { flush: 10, mode: 2, pause: 8, restart: 3, trouble: 4, ..MIXED },
+        volumes: 2,
+        span: 2048,
+        buckets: Buckets::Small,
+        ..PLAIN
+    },
+    // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets. A detach
+    // would write it all back, and then there would be room.
+    Shape {
+        name: "scarce",
+        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, ..STAYING },
+        steps: 1200,
+        depth: 12,
+        span: 10 * 1024,
+        longest: 160,
+        fua_one_in: 16,
+        buckets: Buckets::Scarce,
+        ..PLAIN
+    },
+    // A tree of two or three levels, a node of which is about to split.
+    Shape {
+        name: "forest",
+        weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..STAYING },
+        steps: 400,
+        depth: 12,
+        span: growth::SPAN,
+        longest: 16,
+        fua_one_in: 16,
+        buckets: Buckets::Grown,
+        ..PLAIN
+    },
+    // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
+    Shape { name: "moves", weights: PACKED, ..MOVES },
+    // The same on a cache that drops what it should flush, and is worn in places.
+    Shape {
+        name: "moves-trouble",
+        weights: Weights { trouble: 3, flush: 10, restart: 2, ..PACKED },
+        failing: Failing::CacheData,
+        ..MOVES
+    },
+    // Write-through and write-around on backing devices that fail.
+    Shape {
+        name: "through",
+        weights: Weights { read: 46, flush: 8, mode: 0, restart: 2, trouble: 5, ..MIXED },
+        volumes: 2,
+        span: 1024,
+        longest: 64,
+        buckets: Buckets::Small,
+        failing: Failing::Backing,
+        tune: written_through,
+        ..PLAIN
+    },
+    // Volumes that leave the cache with dirty data, while slow reads of their backing devices are under way; and come back.
+    Shape {
+        name: "leaving",
+        weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, ..MIXED },
+        span: 256,
+        longest: 24,
+        buckets: Buckets::Small,
+        tune: behind_a_fast_cache,
+        ..PLAIN
+    },
+];
+
+/// See the shape of this name.
+const MOVES: Shape = Shape {
+    steps: 2500,
+    depth: 12,
+    span: 7 * 1024,
+    longest: 64,
+    fua_one_in: 16,
+    buckets: Buckets::Fewest,
+    tune: kept_dirty,
+    ..PLAIN
+};
+
+impl Shape {
+    /// All shapes.
+    #[must_use]
+    pub const fn all() -> &'static [Self] {
+        &SHAPES
+    }
+
+    /// The shape of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        SHAPES.iter().find(|shape| shape.name == name).cloned()
+    }
+
+    /// The same shape with another number of steps.
+    #[must_use]
+    pub const fn with_steps(mut self, steps: usize) -> Self {
+        self.steps = steps;
+        self
+    }
+}
