@@ -2,19 +2,20 @@
 //! workloads of `sim hunt` must find it.
 //!
 //! A fault counts as caught when no hunt takes longer than the limit and, if enough starting numbers are tried for a median
-//! to mean something, half of the hunts find it within [`MEDIAN_SECONDS`].
+//! to mean something, more than half of the hunts find it within [`MEDIAN_SECONDS`].
 
 use crate::tree::Tree;
 use anyhow::{Context as _, Result, bail};
+use clap::builder::RangedU64ValueParser;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// How long a fault may hide from half of the hunts, in seconds of one processor.
+/// How long a fault may hide from the middle one of the hunts, in seconds of one processor.
 const MEDIAN_SECONDS: f64 = 60.0;
 /// From how many starting numbers on a median is asked for.
 const MEDIAN_OF: u64 = 3;
@@ -33,10 +34,10 @@ pub struct Args {
     #[arg(long)]
     only: Option<String>,
     /// Only so many faults, from the one whose turn it is by the commit that is checked out.
-    #[arg(long, conflicts_with = "only")]
+    #[arg(long, conflicts_with = "only", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rotate: Option<usize>,
     /// Starting numbers tried with each fault.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     starts: u64,
     /// The longest that a hunt may take, in seconds of the processor.
     #[arg(long, default_value_t = 600)]
@@ -108,6 +109,7 @@ fn select(mut mutants: Vec<Mutant>, args: &Args, origin: &Path) -> Result<Vec<Mu
         }
     }
     if let Some(count) = args.rotate {
+        let count = count.min(mutants.len());
         let turn = commits(origin)? * count % mutants.len().max(1);
         mutants.rotate_left(turn);
         mutants.truncate(count);
@@ -129,13 +131,16 @@ fn commits(origin: &Path) -> Result<usize> {
 fn is_caught(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
     let mut times = hunts(simulator, args)?;
     times.sort_unstable_by(f64::total_cmp);
-    let (Some(median), Some(worst)) = (times.get(times.len().saturating_sub(1) / 2), times.last()) else {
-        bail!("at least one start is needed");
-    };
-    let caught = worst.is_finite() && (args.starts < MEDIAN_OF || *median <= MEDIAN_SECONDS);
+    let (median, worst) = (median(&times), times.last().context("there is a start")?);
+    let caught = worst.is_finite() && (args.starts < MEDIAN_OF || median <= MEDIAN_SECONDS);
     let verdict = if caught { "caught" } else { "NOT CAUGHT" };
     println!("{:<44} {verdict}: median {median:.1} s, worst {worst:.1} s", mutant.name);
     Ok(caught)
+}
+
+/// The middle one of `sorted`, of an even number the later of the two: what is asked of it holds for more than half.
+fn median(sorted: &[f64]) -> f64 {
+    sorted[sorted.len() / 2]
 }
 
 /// The seconds after which each of the hunts found something; several run at once, each on a processor.
@@ -166,17 +171,125 @@ fn parallel() -> usize {
 /// One hunt: the seconds of the processor after which it found something, if it did.
 fn hunt(simulator: &Path, from: u64, limit: u64) -> Result<Option<f64>> {
     let mut hunt = Command::new(simulator);
-    hunt.args(["hunt", "--as-found", "--from", &from.to_string(), "--seconds", &limit.to_string()]);
+    hunt.args(["hunt", "--as-found", "--rounds", "--from", &from.to_string()]);
+    hunt.args(["--seconds", &limit.to_string()]);
     let began = Instant::now();
     let done = hunt.stdin(Stdio::null()).output().context("the simulator does not start")?;
-    if done.status.code() == Some(0) {
-        return Ok(None);
+    Ok(match Ending::of(&done)? {
+        Ending::Nothing => None,
+        Ending::Found { seconds } => Some(seconds),
+        Ending::Died => Some(began.elapsed().as_secs_f64()),
+    })
+}
+
+/// How a hunt ended.
+#[derive(PartialEq, Debug)]
+enum Ending {
+    /// Its time was over.
+    Nothing,
+    /// It found something after so many seconds of the processor.
+    Found { seconds: f64 },
+    /// The process died in the middle of a round: the fault has brought it down, a correct engine does not.
+    Died,
+}
+
+impl Ending {
+    /// What the hunt has told. A simulator that could not hunt has caught nothing, and neither has one that nobody
+    /// understands.
+    fn of(done: &Output) -> Result<Self> {
+        const PANIC: i32 = 101;
+        let told = String::from_utf8_lossy(&done.stdout);
+        match done.status.code() {
+            Some(0) if told.lines().any(|line| line.ends_with(" rounds, nothing found")) => {
+                return Ok(Self::Nothing);
+            }
+            Some(1) => {
+                if let Some(seconds) = told.lines().find_map(found_after) {
+                    return Ok(Self::Found { seconds });
+                }
+            }
+            // Killed by a signal, out of memory among others.
+            None | Some(PANIC) if is_inside_a_round(&told) => return Ok(Self::Died),
+            _ => {}
+        }
+        let complaint = String::from_utf8_lossy(&done.stderr);
+        let last = complaint.trim().lines().next_back().unwrap_or("without a word");
+        bail!("the hunt ended with {} and told of no finding: {last}", done.status)
     }
-    let told = String::from_utf8_lossy(&done.stdout);
-    let seconds = told.lines().find_map(|line| {
-        let (_, after) = line.strip_prefix("found in round ")?.split_once(" after ")?;
-        after.split_once(" s: ")?.0.parse().ok()
-    });
-    // Killed, or without memory: found as well, a correct engine is not.
-    Ok(Some(seconds.unwrap_or_else(|| began.elapsed().as_secs_f64())))
+}
+
+/// The seconds in the line that tells of a finding.
+fn found_after(line: &str) -> Option<f64> {
+    let (_, after) = line.strip_prefix("found in round ")?.split_once(" after ")?;
+    after.split_once(" s: ")?.0.parse().ok()
+}
+
+/// Whether the last round that was begun has not ended: its line is only half there.
+fn is_inside_a_round(told: &str) -> bool {
+    told.lines().next_back().is_some_and(|line| line.starts_with("round ")) && !told.ends_with('\n')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    /// The ending of a process that exited with `exit`, or was killed by a signal (as `wait` has it).
+    fn ending(wait: i32, told: &str) -> Result<Ending> {
+        let status = ExitStatus::from_raw(wait);
+        Ending::of(&Output { status, stdout: told.into(), stderr: b"sim: no such thing\n".to_vec() })
+    }
+
+    const fn exited(status: i32) -> i32 {
+        status << 8
+    }
+
+    const ABORTED: i32 = 6;
+
+    #[test]
+    fn only_a_finding_is_a_finding() {
+        let rounds = "hunt 1, drawing 7\nround 0: points 17, 12 crashes, 0.1 s\n";
+        let found = format!("{rounds}found in round 1 after 3.5 s: it panicked\n  again: sim run\n");
+        assert_eq!(ending(exited(1), &found).unwrap(), Ending::Found { seconds: 3.5 });
+        let nothing = format!("{rounds}1 rounds, nothing found\n");
+        assert_eq!(ending(exited(0), &nothing).unwrap(), Ending::Nothing);
+        let inside = format!("{rounds}round 1: mixed 18");
+        assert_eq!(ending(ABORTED, &inside).unwrap(), Ending::Died);
+        assert_eq!(ending(exited(101), &inside).unwrap(), Ending::Died);
+        for (wait, told) in [
+            (exited(2), ""),
+            (exited(2), &found),
+            (exited(1), rounds),
+            (exited(1), "found in round 1 after a while: it panicked\n"),
+            (exited(0), rounds),
+            (exited(101), "hunt 1, drawing 7\n"),
+            (ABORTED, "hunt 1, drawing 7\n"),
+            (ABORTED, rounds),
+        ] {
+            let refused = ending(wait, told).expect_err(told);
+            assert!(refused.to_string().ends_with("told of no finding: sim: no such thing"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_is_the_later_one() {
+        assert!((median(&[1.0, 2.0, 3.0]) - 2.0).abs() < f64::EPSILON);
+        assert!((median(&[1.0, 2.0, f64::INFINITY, f64::INFINITY])).is_infinite());
+    }
+
+    #[test]
+    fn nothing_is_not_a_number_of_faults_or_starts() {
+        #[derive(Parser)]
+        struct Cli {
+            #[command(flatten)]
+            _args: Args,
+        }
+        for option in ["--rotate", "--starts"] {
+            assert!(Cli::try_parse_from(["mutants", option, "1"]).is_ok());
+            let refused = Cli::try_parse_from(["mutants", option, "0"]).err().expect("none is refused");
+            assert!(refused.to_string().contains("0 is not in 1.."), "{refused}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use bcached_sim::figures::Figures;
 use bcached_sim::hunt::Round;
 use bcached_sim::workload::{DRAWING, check_drawing};
 use rustix::time::{ClockId, clock_gettime};
+use std::io::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub struct Args {
     /// Begin with this round of it.
     #[arg(long, default_value_t = 0, requires = "from")]
     round: u64,
-    /// Print a line for each round.
+    /// Print a line for each round, the first half of it when the round begins.
     #[arg(long)]
     rounds: bool,
     /// Report a failure as it is found, without looking for a shorter way.
@@ -53,16 +54,16 @@ pub fn hunt(args: &Args) -> Result<bool> {
         let index = args.round + rounds;
         let round = Round::of(from, index);
         rounds += 1;
+        if args.rounds {
+            // Told before, for the case that this round is the end of the process.
+            print!("round {index}: {} {}", round.workload.name, round.workload.seed);
+            std::io::stdout().flush()?;
+        }
         let judged = round.judge(&system, &novelty);
         if args.rounds {
-            let (workload, spent) = (&round.workload, processor_time().saturating_sub(began));
+            let spent = processor_time().saturating_sub(began).as_secs_f64();
             let crashes = judged.as_ref().map_or(0, |done| done.crashes);
-            println!(
-                "round {index}: {} {}, {crashes} crashes, {:.1} s",
-                workload.name,
-                workload.seed,
-                spent.as_secs_f64()
-            );
+            println!(", {crashes} crashes, {spent:.1} s");
         }
         match judged {
             Ok(done) => figures.add(&done),
