@@ -3,13 +3,12 @@
 //! A file is written only if it differs, so that cargo builds anew just what a fault touches.
 
 use anyhow::{Context as _, Result, bail};
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What is not copied: what tools make, and what no fault is planted in.
-const LEFT_OUT: [&str; 4] = ["target", ".git", "fuzz", "mutants"];
+/// What of the repository is not copied: what tools make, and what no fault is planted in.
+const LEFT_OUT: [&str; 4] = ["target", ".git", "fuzz", "crates/sim/mutants"];
 
 /// The copy.
 pub struct Tree {
@@ -34,7 +33,7 @@ impl Tree {
     /// # Errors
     /// A file that cannot be read or written.
     pub fn restore(&self) -> Result<()> {
-        copy(&self.origin, &self.root)
+        copy(&self.origin, &self.root, Path::new(""))
     }
 
     /// Applies a patch; nothing has changed if that fails.
@@ -45,8 +44,8 @@ impl Tree {
         // Without the ceiling git would take the copy for a folder of the repository around it, and skip every file.
         let above = self.root.parent().context("the copy lies in a folder")?;
         let mut git = Command::new("git");
-        // A line of context suffices: what stands around a fault may change.
-        git.current_dir(&self.root).env("GIT_CEILING_DIRECTORIES", above).args(["apply", "-C1"]).arg(patch);
+        // All of its context must be there: a single line of it stands in more than one place.
+        git.current_dir(&self.root).env("GIT_CEILING_DIRECTORIES", above).arg("apply").arg(patch);
         let done = git.stdin(Stdio::null()).output().context("git, which applies patches, does not start")?;
         if !done.status.success() {
             bail!("{}", String::from_utf8_lossy(&done.stderr).trim());
@@ -55,20 +54,22 @@ impl Tree {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| to.display().to_string())?;
-    remove_others(from, to)?;
-    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+/// Makes `folder` of the repository `origin` the same in `root`.
+fn copy(origin: &Path, root: &Path, folder: &Path) -> Result<()> {
+    let (from, to) = (origin.join(folder), root.join(folder));
+    fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
+    remove_others(&from, &to)?;
+    for entry in fs::read_dir(&from).with_context(|| from.display().to_string())? {
         let entry = entry?;
-        let name = entry.file_name();
-        if LEFT_OUT.iter().any(|left_out| name == OsStr::new(left_out)) {
+        let path = folder.join(entry.file_name());
+        if LEFT_OUT.iter().any(|left_out| path == Path::new(left_out)) {
             continue;
         }
-        let (from, to) = (entry.path(), to.join(&name));
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            copy(&from, &to)?;
+            copy(origin, root, &path)?;
         } else if kind.is_file() {
+            let (from, to) = (entry.path(), root.join(&path));
             let bytes = fs::read(&from).with_context(|| from.display().to_string())?;
             if fs::read(&to).is_ok_and(|there| there == bytes) {
                 continue;
@@ -92,4 +93,57 @@ fn remove_others(from: &Path, to: &Path) -> Result<()> {
         removed.with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of this test's own, empty.
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("bcached-xtask-{}-{name}", std::process::id()));
+        let _there_was_none = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn what_is_left_out_is_so_in_its_place_alone() {
+        let work = folder("left-out");
+        let (origin, root) = (work.join("origin"), work.join("copy"));
+        let copied = ["crates/engine/src/target/mod.rs", "crates/sim/src/mutants/one.rs", "mutants"];
+        let left_out = ["target/release/sim", "fuzz/run", "crates/sim/mutants/one.patch"];
+        copied.iter().chain(&left_out).for_each(|path| put(&origin, path, "text"));
+        Tree::of(&origin, root.clone()).unwrap();
+        let is_there = |path: &&str| root.join(path).exists();
+        assert!(copied.iter().all(is_there));
+        assert!(!left_out.iter().any(is_there));
+        fs::remove_dir_all(work).unwrap();
+    }
+
+    #[test]
+    fn a_patch_goes_where_all_of_its_context_stands() {
+        let work = folder("patch");
+        let (origin, patch) = (work.join("origin"), work.join("fault.patch"));
+        put(
+            &work,
+            "fault.patch",
+            "--- a/file\n+++ b/file\n@@ -1,5 +1,5 @@\n one\n {\n-    go();\n+    stop();\n }\n two\n",
+        );
+        put(&origin, "file", "one\n{\n    go();\n}\ntwo\n");
+        let tree = Tree::of(&origin, work.join("copy")).unwrap();
+        tree.apply(&patch).unwrap();
+        assert!(fs::read_to_string(tree.root.join("file")).unwrap().contains("stop()"));
+        // What it was made for has gone, and elsewhere the line stands in braces too.
+        put(&origin, "file", "one\n{\n}\ntwo\nthree\n{\n    go();\n}\nfour\n");
+        tree.restore().unwrap();
+        tree.apply(&patch).expect_err("that is another place");
+        fs::remove_dir_all(work).unwrap();
+    }
 }
