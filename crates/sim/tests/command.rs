@@ -109,6 +109,22 @@ fn a_seed_of_another_drawing_is_refused() {
     assert_eq!(ran.exit, 0);
 }
 
+/// Nobody listens from the start, so that no word comes through by chance.
+#[test]
+fn who_has_stopped_listening_is_told_nothing_and_not_complained_to() {
+    let scenario = "a_fua_write_is_there_from_its_answer_on";
+    let traced = run(&["--trace"]);
+    let hunt = ["hunt", "--system", "passthrough", "--from", "1", "--seconds", "0"];
+    for words in [&["list"], &["scenario"], &["scenario", scenario][..], &traced[..], &hunt[..]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
+        let done = command.args(words).stdin(Stdio::null()).stdout(writer).output().expect("it starts");
+        let err = String::from_utf8(done.stderr).expect("text");
+        assert_eq!((done.status.code(), err.as_str()), (Some(141), ""), "{words:?}");
+    }
+}
+
 #[test]
 fn scenarios_are_listed_told_and_played() {
     let listed = sim(&["scenario"]);

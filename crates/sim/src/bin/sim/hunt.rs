@@ -1,6 +1,7 @@
 //! `sim hunt`: fresh seeds of all workloads, until the time is over or something is found.
 
 use crate::figures::print_figures;
+use crate::out::{self, say};
 use crate::shorten::shorten;
 use crate::what::system;
 use anyhow::Result;
@@ -9,7 +10,6 @@ use bcached_sim::figures::Figures;
 use bcached_sim::hunt::Round;
 use bcached_sim::workload::{DRAWING, check_drawing};
 use rustix::time::{ClockId, clock_gettime};
-use std::io::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub fn hunt(args: &Args) -> Result<bool> {
     args.drawing.map_or(Ok(()), check_drawing)?;
     let system = system(&args.system)?;
     let from = args.from.unwrap_or_else(fresh_number);
-    println!("hunt {from}, drawing {DRAWING}");
+    say!("hunt {from}, drawing {DRAWING}");
     let (mut figures, mut rounds) = (Figures::default(), 0);
     let mut found = None;
     let novelty = Rc::default();
@@ -56,14 +56,13 @@ pub fn hunt(args: &Args) -> Result<bool> {
         rounds += 1;
         if args.rounds {
             // Told before, for the case that this round is the end of the process.
-            print!("round {index}: {} {}", round.workload.name, round.workload.seed);
-            std::io::stdout().flush()?;
+            out::print(format_args!("round {index}: {} {}", round.workload.name, round.workload.seed));
         }
         let judged = round.judge(&system, &novelty);
         if args.rounds {
             let spent = processor_time().saturating_sub(began).as_secs_f64();
             let crashes = judged.as_ref().map_or(0, |done| done.crashes);
-            println!(", {crashes} crashes, {spent:.1} s");
+            say!(", {crashes} crashes, {spent:.1} s");
         }
         match judged {
             Ok(done) => figures.add(&done),
@@ -73,10 +72,10 @@ pub fn hunt(args: &Args) -> Result<bool> {
     let spent = processor_time().as_secs_f64();
     print_figures(&figures, spent);
     let Some((round, failure)) = found else {
-        println!("{rounds} rounds, nothing found");
+        say!("{rounds} rounds, nothing found");
         return Ok(true);
     };
-    println!("found in round {rounds} after {spent:.1} s: {failure}");
+    say!("found in round {rounds} after {spent:.1} s: {failure}");
     if !args.as_found {
         shorten(&system, &round.workload, failure);
     }

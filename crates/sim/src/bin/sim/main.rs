@@ -1,10 +1,12 @@
 //! `sim`: runs seeds and scripts, and shows a failing one again.
 //!
-//! Exit status: 0 when nothing was found, 1 when a fault was, 2 when the command line or a script is wrong.
+//! Exit status: 0 when nothing was found, 1 when a fault was, 2 when the command line or a script is wrong, 141 when
+//! nobody reads any more what is printed.
 
 mod figures;
 mod hunt;
 mod names;
+mod out;
 mod run;
 mod scenario;
 mod shorten;
@@ -15,6 +17,7 @@ use bcached_sim::system::system_names;
 use bcached_sim::workload::{DRAWING, Shape};
 use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand;
 use clap::{Parser, Subcommand};
+use out::say;
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -53,12 +56,9 @@ fn main() -> ExitCode {
         Command::Hunt(args) => hunt::hunt(&args),
         Command::Scenario(args) => scenario::scenario(&args),
         Command::List => {
-            println!("systems: {}", system_names().join(" "));
-            println!(
-                "workloads: {}",
-                Shape::all().iter().map(|shape| shape.name).collect::<Vec<_>>().join(" ")
-            );
-            println!("drawing: {DRAWING}");
+            say!("systems: {}", system_names().join(" "));
+            say!("workloads: {}", Shape::all().iter().map(|shape| shape.name).collect::<Vec<_>>().join(" "));
+            say!("drawing: {DRAWING}");
             Ok(true)
         }
     };

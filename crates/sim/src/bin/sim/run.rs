@@ -1,5 +1,6 @@
 //! `sim run`: one workload, drawn or from a script, with the crashes that are asked for.
 
+use crate::out::say;
 use crate::shorten::shorten;
 use crate::what::What;
 use anyhow::{Result, anyhow, bail};
@@ -10,7 +11,6 @@ use bcached_sim::run::{play, rig_for, whole};
 use bcached_sim::script::{Script, limits::CUTS_MAX};
 use bcached_sim::system::System;
 use bcached_sim::workload::{Workload, check_drawing, parse_places};
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -88,15 +88,15 @@ pub fn run(args: &Args) -> Result<bool> {
     }
     let Script { mut workload, mut cuts } = args.script()?;
     if args.trace {
-        trace(&system, &workload)?;
+        trace(&system, &workload);
     }
     let found =
         if cuts.is_empty() { fault_of(&system, &workload) } else { crash(&system, &workload, &cuts)? };
     let passes = found.is_none();
     match found {
-        None => println!("nothing found"),
+        None => say!("nothing found"),
         Some(failure) => {
-            println!("{failure}");
+            say!("{failure}");
             if args.minimise {
                 let shorter = shorten(&system, &workload, failure);
                 (workload, cuts) = (shorter.workload, shorter.failure.cuts);
@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<bool> {
     }
     if let Some(path) = &args.save {
         Script::of(&workload, &cuts).save(path)?;
-        println!("saved, to be run with: sim run --system {} --script {}", args.what.system, path.display());
+        say!("saved, to be run with: sim run --system {} --script {}", args.what.system, path.display());
     }
     Ok(passes)
 }
@@ -135,18 +135,16 @@ fn crash(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut]) -> Result<O
     }
 }
 
-fn trace(system: &Rc<dyn System>, workload: &Workload) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+fn trace(system: &Rc<dyn System>, workload: &Workload) {
     for (place, step) in workload.steps.iter().enumerate() {
-        writeln!(out, "{place} {step}")?;
+        say!("{place} {step}");
     }
     // What goes wrong is reported by the run that follows.
     if let Ok(mut rig) = rig_for(system, workload) {
         rig.world.borrow_mut().trace.record();
         let _outcome = whole(&mut rig, workload);
         for line in rig.world.borrow().trace.lines() {
-            writeln!(out, "{line}")?;
+            say!("{line}");
         }
     }
-    Ok(())
 }

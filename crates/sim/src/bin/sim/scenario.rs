@@ -1,6 +1,7 @@
 //! `sim scenario`: named disasters, told and played.
 
 use crate::names::unknown;
+use crate::out::say;
 use anyhow::{Context as _, Result};
 use bcached_sim::scenarios::{Scenario, all};
 
@@ -21,7 +22,7 @@ pub fn scenario(args: &Args) -> Result<bool> {
     }
     if args.names.is_empty() {
         for scenario in all() {
-            println!("{}\n    {}", scenario.name, first_sentence(&scenario.story()));
+            say!("{}\n    {}", scenario.name, first_sentence(&scenario.story()));
         }
         return Ok(true);
     }
@@ -31,7 +32,7 @@ pub fn scenario(args: &Args) -> Result<bool> {
     };
     let scenarios = args.names.iter().map(named).collect::<Result<Vec<_>>>()?;
     if let [scenario] = scenarios[..] {
-        println!("{}\n", scenario.story());
+        say!("{}\n", scenario.story());
     }
     Ok(play(&scenarios))
 }
@@ -41,14 +42,14 @@ fn play(scenarios: &[Scenario]) -> bool {
     let mut failed = 0;
     for scenario in scenarios {
         match scenario.play() {
-            Ok(()) => println!("pass {}", scenario.name),
+            Ok(()) => say!("pass {}", scenario.name),
             Err(how) => {
                 failed += 1;
-                println!("FAIL {}: {how}", scenario.name);
+                say!("FAIL {}: {how}", scenario.name);
             }
         }
     }
-    println!("{} played, {failed} failed", scenarios.len());
+    say!("{} played, {failed} failed", scenarios.len());
     failed == 0
 }
 

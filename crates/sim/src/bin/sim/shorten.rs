@@ -1,5 +1,6 @@
 //! A shorter way to a failure, and what is said of it.
 
+use crate::out::say;
 use bcached_sim::failure::Failure;
 use bcached_sim::minimise::{Minimal, minimise};
 use bcached_sim::system::System;
@@ -13,9 +14,9 @@ pub const TRIES: u32 = 300;
 pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -> Minimal {
     let minimal = minimise(system, workload, failure, TRIES);
     let (steps, tries) = (minimal.workload.steps.len(), minimal.tries);
-    println!("shortened to {steps} steps in {tries} tries: {}", minimal.failure);
+    say!("shortened to {steps} steps in {tries} tries: {}", minimal.failure);
     for step in &minimal.workload.steps {
-        println!("    {step}");
+        say!("    {step}");
     }
     minimal
 }

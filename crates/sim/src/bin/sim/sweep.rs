@@ -1,6 +1,7 @@
 //! `sim sweep`: many seeds of one workload, with crashes at their points.
 
 use crate::figures::print_figures;
+use crate::out::say;
 use crate::shorten;
 use crate::what::What;
 use anyhow::Result;
@@ -94,7 +95,7 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
         Ok(figures) => Ok(figures),
         Err(failure) if args.as_found => Err(*failure),
         Err(failure) => {
-            println!("{failure}");
+            say!("{failure}");
             let minimal = minimise(&system, &workload, *failure, shorten::TRIES / 10);
             Err(minimal.failure)
         }
@@ -121,10 +122,10 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
                         Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
                         Ok(Err(failure)) => {
                             failures.fetch_add(1, Ordering::Relaxed);
-                            println!("seed {seed}: {failure}");
+                            say!("seed {seed}: {failure}");
                         }
                         // The arguments were tried before the first seed.
-                        Err(error) => println!("seed {seed}: {error:#}"),
+                        Err(error) => say!("seed {seed}: {error:#}"),
                     }
                 }
             });
@@ -133,6 +134,6 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     let figures = *total.lock().expect("no thread panics with it");
     print_figures(&figures, began.elapsed().as_secs_f64());
     let failures = failures.load(Ordering::Relaxed);
-    println!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
+    say!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
     Ok(failures == 0)
 }
