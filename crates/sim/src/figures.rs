@@ -21,7 +21,7 @@ pub struct Figures {
     pub crashes_in_third: u64,
     /// Virtual nanoseconds.
     pub virtual_ns: u64,
-    /// The longest that a task ran between two waits, in nanoseconds of charged work.
+    /// The longest poll: what a task did between two waits, in nanoseconds of charged work.
     pub longest_ns: u64,
     /// How often each phase began, in the order of [`Phase::ALL`].
     pub begun: [u64; PHASES],
@@ -42,6 +42,13 @@ impl Figures {
         self.longest_ns = self.longest_ns.max(other.longest_ns);
         add_each(&mut self.begun, &other.begun);
         add_each(&mut self.cuts, &other.cuts);
+    }
+
+    /// Recoveries judged: one process has opened after each crash that was tried. Those after the restarts that a workload has
+    /// of its own are counted among the processes alone.
+    #[must_use]
+    pub const fn recoveries(&self) -> u64 {
+        self.crashes
     }
 
     /// How often each phase of `phases` began.

@@ -10,14 +10,16 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
     let rate = |count: u64| count as f64 / seconds.max(0.001);
     let Figures { requests, operations, lives, crashes, crashes_in_recovery, crashes_in_third, .. } =
         *figures;
+    let recoveries = figures.recoveries();
     say!("requests            {requests:>12} {:>10.0}/s", rate(requests));
     say!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
-    say!("processes           {lives:>12} {:>10.0}/s", rate(lives));
-    say!("crashes             {crashes:>12} {:>10.0}/s", rate(crashes));
+    say!("processes           {lives:>12}");
+    say!("recoveries          {recoveries:>12} {:>10.0}/s", rate(recoveries));
+    say!("crashes             {crashes:>12}");
     say!("  inside recoveries {crashes_in_recovery:>12}");
     say!("  inside theirs     {crashes_in_third:>12}");
     say!("virtual seconds     {:>12.1}", figures.virtual_ns as f64 / 1e9);
-    say!("longest transition  {:>12.1} us", figures.longest_ns as f64 / 1e3);
+    say!("longest poll        {:>12.1} us", figures.longest_ns as f64 / 1e3);
     say!("{:<34} {:>10} {:>10}", "in the middle of", "times", "crashes");
     for ((phase, begun), cuts) in Phase::ALL.iter().zip(figures.begun).zip(figures.cuts) {
         say!("{:<34} {begun:>10} {cuts:>10}", phase.name());
