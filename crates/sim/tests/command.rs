@@ -62,6 +62,13 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
         &["sweep", "--seeds", "0..1", "--depth", "deep"],
         "[possible values: whole, quick, full, exhaustive]",
     );
+    for option in [["--every", "5"], ["--within", "leaf split"], ["--recovery-one-in", "2"]] {
+        let words = [&["sweep", "--seeds", "0..1", "--depth", "whole"], &option[..]].concat();
+        assert_refused(
+            &words,
+            "--depth whole crashes nothing: --every, --within and --recovery-one-in do not",
+        );
+    }
     assert_refused(&["swim"], "unrecognized subcommand 'swim'");
     let nine: Vec<&str> =
         [run(&["--cut", "1:power:nothing"]), ["--then", "1:power:nothing"].repeat(8)].concat();
@@ -123,6 +130,50 @@ fn who_has_stopped_listening_is_told_nothing_and_not_complained_to() {
         let err = String::from_utf8(done.stderr).expect("text");
         assert_eq!((done.status.code(), err.as_str()), (Some(141), ""), "{words:?}");
     }
+}
+
+#[test]
+fn the_round_that_found_something_is_begun_with_by_its_number() {
+    let hunt = |more: &[&str]| {
+        let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "3", "--as-found", "--rounds"];
+        sim(&[&words[..], more].concat())
+    };
+    let told = |out: &str| {
+        let line = out.lines().find_map(|line| line.strip_prefix("found in round ")).expect("it is found");
+        let (round, _) = line.split_once(' ').expect("words");
+        round.to_owned()
+    };
+    let all = hunt(&[]);
+    let round = told(&all.out);
+    let line = |out: &str| out.lines().rfind(|line| line.starts_with("round ")).map(str::to_owned);
+    assert!(round != "0" && all.exit == 1, "{}", all.out);
+    let again = hunt(&["--round", &round, "--seconds", "0"]);
+    assert_eq!((again.exit, told(&again.out)), (1, round.clone()), "{}", again.out);
+    assert!(line(&all.out).expect("a line").starts_with(&format!("round {round}: ")), "{}", all.out);
+    assert!(line(&again.out).expect("a line").starts_with(&format!("round {round}: ")), "{}", again.out);
+}
+
+#[test]
+fn after_the_last_number_there_is_no_round() {
+    let last = u64::MAX.to_string();
+    let Ran { exit, out, err } =
+        sim(&["hunt", "--system", "passthrough", "--from", "1", "--round", &last, "--seconds", "5"]);
+    assert_eq!((exit, err.as_str()), (0, ""), "{out}");
+    assert!(out.ends_with("\n1 rounds, nothing found\n"), "{out}");
+}
+
+#[test]
+fn recoveries_are_told_apart_from_processes() {
+    let words =
+        ["sweep", "--system", "passthrough", "--workload", "points", "--seeds", "0..1", "--every", "9"];
+    let Ran { exit, out, .. } = sim(&words);
+    let count = |name: &str| {
+        let line = out.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+        line.split_whitespace().next().and_then(|count| count.parse::<u64>().ok()).expect("a number")
+    };
+    assert!(count("recoveries") > 0 && exit == 0, "{out}");
+    assert_eq!(count("recoveries"), count("crashes"));
+    assert!(count("processes") > count("recoveries"), "the workload's own besides: {out}");
 }
 
 #[test]
@@ -191,6 +242,26 @@ fn a_shortened_failure_is_saved_as_it_is() {
     let (_, steps) = text.split_once("steps\n").expect("steps");
     assert!(steps.lines().count() <= 4 && steps.contains("zero "), "{text}");
     assert_eq!(sim(&[&["run", "--script", file], &system[..]].concat()).exit, 1);
+}
+
+#[test]
+fn what_a_sweep_or_hunt_has_found_is_saved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let system = ["--system", "mutant-FlushSkipped"];
+    let sweep = ["sweep", "--workload", "points", "--seeds", "3..5", "--keep-going"];
+    let hunt = ["hunt", "--from", "3"];
+    for (name, words) in [("sweep.sim", &sweep[..]), ("hunt.sim", &hunt[..])] {
+        let file = folder.path().join(name);
+        let file = file.to_str().expect("a name");
+        let words = [words, &system, &["--save", file]].concat();
+        let found = sim(&words);
+        assert_eq!((found.exit, found.err.as_str()), (1, ""), "{}", found.out);
+        let again = sim(&[&["run", "--script", file], &system[..]].concat());
+        assert_eq!(again.exit, 1, "{}", again.err);
+        let (fault, _) = again.out.split_once('\n').expect("a line");
+        assert!(found.out.contains(fault), "{fault}: {}", found.out);
+        assert_refused(&words, "exists already");
+    }
 }
 
 #[test]

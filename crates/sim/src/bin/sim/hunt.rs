@@ -2,6 +2,7 @@
 
 use crate::figures::print_figures;
 use crate::out::{self, say};
+use crate::save::{check_new, save};
 use crate::shorten::shorten;
 use crate::what::system;
 use anyhow::Result;
@@ -10,6 +11,7 @@ use bcached_sim::figures::Figures;
 use bcached_sim::hunt::Round;
 use bcached_sim::workload::{DRAWING, check_drawing};
 use rustix::time::{ClockId, clock_gettime};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -37,11 +39,15 @@ pub struct Args {
     /// Report a failure as it is found, without looking for a shorter way.
     #[arg(long)]
     as_found: bool,
+    /// Write what has failed, the shorter one if there is one, to this new file, for `sim run --script`.
+    #[arg(long)]
+    save: Option<PathBuf>,
 }
 
 /// Hunts; true if nothing was found. Ends with the first failure.
 pub fn hunt(args: &Args) -> Result<bool> {
     args.drawing.map_or(Ok(()), check_drawing)?;
+    check_new(args.save.as_deref())?;
     let system = system(&args.system)?;
     let from = args.from.unwrap_or_else(fresh_number);
     say!("hunt {from}, drawing {DRAWING}");
@@ -50,8 +56,9 @@ pub fn hunt(args: &Args) -> Result<bool> {
     let novelty = Rc::default();
     let limit = Duration::from_secs(args.seconds);
     while found.is_none() && (rounds == 0 || processor_time() < limit) {
+        // After the last number there is no round.
+        let Some(index) = args.round.checked_add(rounds) else { break };
         let began = processor_time();
-        let index = args.round + rounds;
         let round = Round::of(from, index);
         rounds += 1;
         if args.rounds {
@@ -66,18 +73,22 @@ pub fn hunt(args: &Args) -> Result<bool> {
         }
         match judged {
             Ok(done) => figures.add(&done),
-            Err(failure) => found = Some((round, *failure)),
+            Err(failure) => found = Some((index, round.workload, *failure)),
         }
     }
     let spent = processor_time().as_secs_f64();
     print_figures(&figures, spent);
-    let Some((round, failure)) = found else {
+    let Some((index, mut workload, mut failure)) = found else {
         say!("{rounds} rounds, nothing found");
         return Ok(true);
     };
-    say!("found in round {rounds} after {spent:.1} s: {failure}");
+    say!("found in round {index} after {spent:.1} s: {failure}");
     if !args.as_found {
-        shorten(&system, &round.workload, failure);
+        let shorter = shorten(&system, &workload, failure);
+        (workload, failure) = (shorter.workload, shorter.failure);
+    }
+    if let Some(path) = &args.save {
+        save(path, &args.system, &workload, &failure.cuts)?;
     }
     Ok(false)
 }

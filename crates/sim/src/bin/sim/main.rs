@@ -8,6 +8,7 @@ mod hunt;
 mod names;
 mod out;
 mod run;
+mod save;
 mod scenario;
 mod shorten;
 mod sweep;

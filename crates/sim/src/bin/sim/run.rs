@@ -1,6 +1,7 @@
 //! `sim run`: one workload, drawn or from a script, with the crashes that are asked for.
 
 use crate::out::say;
+use crate::save::{check_new, save};
 use crate::shorten::shorten;
 use crate::what::What;
 use anyhow::{Result, anyhow, bail};
@@ -83,9 +84,7 @@ impl Args {
 /// Runs it; true if nothing was found.
 pub fn run(args: &Args) -> Result<bool> {
     let system = args.what.system()?;
-    if let Some(path) = args.save.as_ref().filter(|path| path.exists()) {
-        bail!("{} exists already: a script is saved to a new file", path.display());
-    }
+    check_new(args.save.as_deref())?;
     let Script { mut workload, mut cuts } = args.script()?;
     if args.trace {
         trace(&system, &workload);
@@ -104,8 +103,7 @@ pub fn run(args: &Args) -> Result<bool> {
         }
     }
     if let Some(path) = &args.save {
-        Script::of(&workload, &cuts).save(path)?;
-        say!("saved, to be run with: sim run --system {} --script {}", args.what.system, path.display());
+        save(path, &args.what.system, &workload, &cuts)?;
     }
     Ok(passes)
 }

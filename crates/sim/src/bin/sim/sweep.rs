@@ -2,17 +2,20 @@
 
 use crate::figures::print_figures;
 use crate::out::say;
+use crate::save::{check_new, save};
 use crate::shorten;
 use crate::what::What;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, sweep};
 use bcached_sim::failure::Failure;
 use bcached_sim::figures::Figures;
 use bcached_sim::minimise::minimise;
 use bcached_sim::run::whole_of;
+use bcached_sim::workload::Workload;
 use clap::ValueEnum;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -28,9 +31,9 @@ pub struct Args {
     /// How thorough.
     #[arg(long, value_enum, default_value = "quick")]
     depth: Thoroughness,
-    /// Crash at one point in so many.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    every: u64,
+    /// Crash at one point in so many, instead of at each.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    every: Option<u64>,
     /// Crash only in the middle of this, by its name in the table that a sweep prints; may be repeated.
     #[arg(long, value_parser = parse_phase)]
     within: Vec<Phase>,
@@ -46,6 +49,9 @@ pub struct Args {
     /// Go on after a failure.
     #[arg(long)]
     keep_going: bool,
+    /// Write what has failed first, the shorter one if there is one, to this new file, for `sim run --script`.
+    #[arg(long)]
+    save: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -75,14 +81,22 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
     })
 }
 
+/// What has failed, and how.
+struct Found {
+    workload: Workload,
+    failure: Failure,
+}
+
 /// One seed: the whole workload, then the crash points.
-fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
+fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
     let system = args.what.system()?;
     let workload = args.what.draw(seed)?;
     let depth = match args.depth {
         Thoroughness::Whole => {
-            let result = whole_of(&system, &workload);
-            return Ok(result.map_err(|fault| Failure::new(fault, system.name(), &workload, &[])));
+            return Ok(whole_of(&system, &workload).map_err(|fault| {
+                let failure = Failure::new(fault, system.name(), &workload, &[]);
+                Box::new(Found { workload, failure })
+            }));
         }
         Thoroughness::Quick => Depth::QUICK,
         Thoroughness::Full => Depth::FULL,
@@ -90,14 +104,14 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
     };
     let recovery_one_in = args.recovery_one_in.unwrap_or(depth.recovery_one_in);
     let within = args.within.iter().fold(0, |bits, phase| bits | phase.bit());
-    let depth = Depth { every: args.every, within, recovery_one_in, ..depth };
+    let depth = Depth { every: args.every.unwrap_or(depth.every), within, recovery_one_in, ..depth };
     Ok(match sweep(&system, &workload, depth) {
         Ok(figures) => Ok(figures),
-        Err(failure) if args.as_found => Err(*failure),
+        Err(failure) if args.as_found => Err(Box::new(Found { workload, failure: *failure })),
         Err(failure) => {
             say!("{failure}");
             let minimal = minimise(&system, &workload, *failure, shorten::TRIES / 10);
-            Err(minimal.failure)
+            Err(Box::new(Found { workload: minimal.workload, failure: minimal.failure }))
         }
     })
 }
@@ -106,23 +120,28 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Failure>> {
 pub fn sweep_seeds(args: &Args) -> Result<bool> {
     args.what.system()?;
     args.what.shape()?;
+    let chooses_crashes = args.every.is_some() || !args.within.is_empty() || args.recovery_one_in.is_some();
+    if matches!(args.depth, Thoroughness::Whole) && chooses_crashes {
+        bail!("--depth whole crashes nothing: --every, --within and --recovery-one-in do not go with it");
+    }
+    check_new(args.save.as_deref())?;
     let next = AtomicU64::new(args.seeds.start);
     let (total, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0));
+    let first = Mutex::new(None);
     let began = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.clamp(1, 64) {
             scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let stop = !args.keep_going && failures.load(Ordering::Relaxed) > 0;
-                    if seed >= args.seeds.end || stop {
+                while let Some(seed) = take_seed(&next, args.seeds.end) {
+                    if !args.keep_going && failures.load(Ordering::Relaxed) > 0 {
                         return;
                     }
                     match sweep_seed(args, seed) {
                         Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
-                        Ok(Err(failure)) => {
+                        Ok(Err(found)) => {
                             failures.fetch_add(1, Ordering::Relaxed);
-                            say!("seed {seed}: {failure}");
+                            say!("seed {seed}: {}", found.failure);
+                            first.lock().expect("no thread panics with it").get_or_insert(found);
                         }
                         // The arguments were tried before the first seed.
                         Err(error) => say!("seed {seed}: {error:#}"),
@@ -135,5 +154,27 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     print_figures(&figures, began.elapsed().as_secs_f64());
     let failures = failures.load(Ordering::Relaxed);
     say!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
+    let first = first.into_inner().expect("no thread panics with it");
+    if let (Some(path), Some(found)) = (&args.save, first) {
+        save(path, &args.what.system, &found.workload, &found.failure.cuts)?;
+    }
     Ok(failures == 0)
+}
+
+/// The next seed that nobody has taken, below `end`.
+fn take_seed(next: &AtomicU64, end: u64) -> Option<u64> {
+    let following = |seed: u64| (seed < end).then(|| seed + 1);
+    next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_the_last_seed_there_is_none() {
+        let next = AtomicU64::new(u64::MAX - 1);
+        let seeds: [Option<u64>; 4] = std::array::from_fn(|_| take_seed(&next, u64::MAX));
+        assert_eq!(seeds, [Some(u64::MAX - 1), None, None, None]);
+    }
 }
