@@ -3,6 +3,7 @@
 use crate::disk::Survivors;
 use crate::driver::{Crash, Halt};
 use crate::oracle::Violation;
+use crate::stamp::{StampError, Value};
 use crate::system::Refusal;
 use crate::workload::Workload;
 use std::fmt;
@@ -73,15 +74,63 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether `other` is probably the same fault met elsewhere.
+    /// Whether `other` is probably the same fault met elsewhere: of the same kind, and what was found is of the same kind.
+    /// Places and numbers may differ.
     #[must_use]
     pub fn resembles(&self, other: &Self) -> bool {
         match (self, other) {
+            (Self::Read(here), Self::Read(there)) => Finding::of(here) == Finding::of(there),
+            (Self::Structure(here), Self::Structure(there)) => {
+                here.iter().any(|here| there.iter().any(|there| same_words(here, there)))
+            }
             (Self::Panic(here), Self::Panic(there)) => here == there,
             (Self::Waiting { halt: here, .. }, Self::Waiting { halt: there, .. }) => here == there,
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
         }
     }
+}
+
+/// What a read has found that it may not.
+#[derive(PartialEq, Eq, Debug)]
+enum Finding {
+    /// A sector that is torn inside.
+    Torn,
+    /// Data of another place.
+    Misplaced,
+    /// Zeroes: what a place holds that nothing was ever put into, or a zeroing.
+    Zeroes,
+    /// Something older than all that may be there: a value was lost.
+    Lost,
+    /// Neither what may be there nor anything older: a third value.
+    Third,
+}
+
+impl Finding {
+    fn of(violation: &Violation) -> Self {
+        match violation.found {
+            Err(StampError::Torn) => Self::Torn,
+            Err(StampError::Misplaced { .. }) => Self::Misplaced,
+            Ok(Value::Zero) => Self::Zeroes,
+            Ok(Value::Written(found)) => {
+                let oldest = violation.allowed.iter().filter_map(|text| number_of(text)).min();
+                if oldest.is_none_or(|oldest| found < oldest) { Self::Lost } else { Self::Third }
+            }
+        }
+    }
+}
+
+/// The number of the write that an allowed value is, if it has one.
+fn number_of(allowed: &str) -> Option<u64> {
+    if allowed == Value::Written(0).to_string() {
+        return Some(0);
+    }
+    allowed.strip_prefix("write ")?.parse().ok()
+}
+
+/// Whether two findings of the checker say the same, but for numbers.
+fn same_words(here: &str, there: &str) -> bool {
+    let is_word = |word: &&str| !word.contains(|letter: char| letter.is_ascii_digit());
+    here.split_whitespace().filter(is_word).eq(there.split_whitespace().filter(is_word))
 }
 
 /// Where a world is ended, how, and what survives: `point:crash:survivors`.
@@ -154,6 +203,45 @@ impl fmt::Display for Failure {
 mod tests {
     use super::*;
     use crate::workload::Shape;
+
+    #[test]
+    fn what_was_found_makes_two_faults_alike() {
+        let read = |found, allowed: &[&str]| {
+            let allowed = allowed.iter().map(ToString::to_string).collect();
+            Fault::Read(Violation { volume: 0, sector: 7, found, allowed })
+        };
+        let misplaced = |sector| StampError::Misplaced { volume: 1, sector, number: 3 };
+        let kinds = [
+            // An older value, whichever one, where something newer must be.
+            vec![
+                read(Ok(Value::Written(4)), &["write 9", "write 12"]),
+                read(Ok(Value::Written(0)), &["write 9"]),
+                read(Ok(Value::Written(4)), &["zeroes"]),
+            ],
+            vec![read(Ok(Value::Zero), &["write 9"]), read(Ok(Value::Zero), &["its first content"])],
+            // One that was replaced and has come back, or never happened.
+            vec![
+                read(Ok(Value::Written(10)), &["write 9", "write 12"]),
+                read(Ok(Value::Written(10)), &["its first content"]),
+            ],
+            vec![read(Err(StampError::Torn), &["write 9"]), read(Err(StampError::Torn), &["zeroes"])],
+            vec![read(Err(misplaced(1)), &["write 9"]), read(Err(misplaced(2)), &["write 9"])],
+            vec![
+                Fault::Structure(vec!["node 1024, level 0: set at block 3: checksum".to_owned()]),
+                Fault::Structure(vec!["node 64, level 1: set at block 1: checksum".to_owned()]),
+            ],
+            vec![Fault::Structure(vec!["node 1024, level 0: two living children at 0:8".to_owned()])],
+        ];
+        for (index, kind) in kinds.iter().enumerate() {
+            for (other, others) in kinds.iter().enumerate() {
+                for (here, there) in
+                    kind.iter().flat_map(|here| others.iter().map(move |there| (here, there)))
+                {
+                    assert_eq!(here.resembles(there), index == other, "{here} / {there}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_command_names_every_crash_in_its_order() {
