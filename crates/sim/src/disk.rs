@@ -231,8 +231,11 @@ impl Device {
             self.volatile.entry(page).or_default().push(version);
             at = next;
         }
-        for sector in range {
-            self.unreadable.remove(&sector);
+        // A discard that is not carried out writes nothing.
+        if !matches!(content, Content::Keep) {
+            for sector in range {
+                self.unreadable.remove(&sector);
+            }
         }
     }
 
@@ -323,7 +326,10 @@ impl Device {
     /// Bit rot on the medium (and in the view, which shows the medium where nothing newer stands).
     pub fn rot(&mut self, sector: u64, bit: u16) {
         self.medium.flip(sector, bit);
-        self.view.flip(sector, bit);
+        let versions = self.volatile.get(&(sector / PAGE_SECTORS)).into_iter().flatten();
+        if !versions.into_iter().any(|version| version.stands_for(sector % PAGE_SECTORS)) {
+            self.view.flip(sector, bit);
+        }
     }
 
     /// Puts content on the medium from outside, as a tool that makes a cache set does. Nothing may be in flight.

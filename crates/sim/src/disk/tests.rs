@@ -150,6 +150,38 @@ fn latent_errors_go_with_the_next_write() {
 }
 
 #[test]
+fn an_ignored_discard_repairs_nothing() {
+    let mut bytes = [0; SECTOR];
+    for (content, result) in [(Content::Keep, Err(IoErrorKind::Io)), (Content::Zero, Ok(()))] {
+        let mut device = device(1);
+        device.make_unreadable(3..4);
+        let taken = device.take(0..8, content, false);
+        device.complete(taken);
+        assert_eq!(device.read(3, &mut bytes), result);
+    }
+}
+
+#[test]
+fn rot_shows_where_nothing_newer_stands() {
+    let mut device = device(1);
+    write(&mut device, 1, 0..2);
+    let flush = device.take_flush();
+    device.complete_flush(&flush);
+    write(&mut device, 2, 1..2);
+    device.rot(0, 0);
+    device.rot(1, 0);
+    let torn = |device: &Device, sector| {
+        let mut bytes = [0; SECTOR];
+        device.read(sector, &mut bytes).unwrap();
+        stamp::parse(&bytes, 0, sector).is_err()
+    };
+    assert!(torn(&device, 0));
+    assert_eq!(read(&device, 1), Value::Written(2), "it is in the volatile cache, not on the medium");
+    assert!(torn(&cut(&device, Survivors::Nothing), 1));
+    assert_eq!(read(&cut(&device, Survivors::Everything), 1), Value::Written(2));
+}
+
+#[test]
 fn unaligned_and_outside_requests_are_refused() {
     let device = Device::new(Model::fast(64, 8));
     assert!(device.accepts(8, 16));

@@ -72,6 +72,11 @@ impl Version {
         self.mask == 0
     }
 
+    /// Whether it stands for this sector of the page.
+    pub(super) const fn stands_for(&self, sector: u64) -> bool {
+        self.mask >> sector & 1 == 1
+    }
+
     /// Puts its sectors into `store`.
     pub(super) fn apply(&self, store: &mut Store, page: u64) {
         let mut first = 0;
