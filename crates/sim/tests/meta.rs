@@ -1,6 +1,7 @@
 //! The simulator about itself: the same seed gives the same run to the byte, and a replay meets what a sweep met.
 
 use bcached_sim::crashpoints::{Depth, replay, sweep};
+use bcached_sim::digest::Digest;
 use bcached_sim::run::{rig_for, whole};
 use bcached_sim::system::System;
 use bcached_sim::system::mutant::{Fault, Mutant};
@@ -15,8 +16,10 @@ fn trace(name: &str, seed: u64) -> (Vec<String>, u64, u64) {
     rig.world.borrow_mut().trace.record();
     whole(&mut rig, &workload).expect("no fault");
     let world = rig.world.borrow();
-    let contents = world.devices.iter().fold(0, |sum, device| sum ^ device.medium().digest());
-    (world.trace.lines().to_vec(), world.trace.digest(), contents)
+    // In their order: two devices that have changed places are no equal run.
+    let mut contents = Digest::new();
+    world.devices.iter().for_each(|device| contents.word(device.medium().digest()));
+    (world.trace.lines().to_vec(), world.trace.digest(), contents.value())
 }
 
 #[test]

@@ -50,8 +50,10 @@ impl Trace {
     pub(super) fn completed(&mut self, now: u64, view: &OpView, completion: &Completion) {
         let mut sum = Digest::new();
         sum.word(u64::from(completion.result.is_ok()));
-        if let (Ok(()), Some(buffer)) = (completion.result, &completion.buffer) {
-            sum.bytes(buffer.as_slice());
+        match (completion.result, &completion.buffer) {
+            (Ok(()), Some(buffer)) => sum.bytes(buffer.as_slice()),
+            (Ok(()), None) => {}
+            (Err(kind), _) => sum.bytes(format!("{kind:?}").as_bytes()),
         }
         self.event(now, view, sum.value());
         self.line(|| {
@@ -96,6 +98,36 @@ impl Trace {
     fn line(&mut self, text: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             lines.push(text());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::OpKind;
+    use bcached_env::{DiskId, IoErrorKind, Token};
+
+    #[test]
+    fn runs_that_end_otherwise_are_not_equal() {
+        let traced = |result| {
+            let view =
+                OpView { disk: DiskId(0), kind: OpKind::Read, sectors: 0..8, fua: false, completed: true };
+            let mut trace = Trace::default();
+            trace.completed(7, &view, &Completion { token: Token(1), result, buffer: None });
+            trace.digest()
+        };
+        let results = [
+            Ok(()),
+            Err(IoErrorKind::Io),
+            Err(IoErrorKind::Unreachable),
+            Err(IoErrorKind::Invalid),
+            Err(IoErrorKind::Unsupported),
+        ];
+        for (index, one) in results.into_iter().enumerate() {
+            for (place, other) in results.into_iter().enumerate() {
+                assert_eq!(traced(one) == traced(other), index == place, "{one:?}, {other:?}");
+            }
         }
     }
 }
