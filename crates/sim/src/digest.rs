@@ -1,4 +1,5 @@
-//! A fixed hash for traces and contents: equal on every machine, in every run. FNV-1a over 64-bit words.
+//! A fixed hash for traces and contents: equal on every machine, in every run. It is made as FNV-1a is, with its numbers,
+//! but takes whole words of 64 bits and rotates after each: another hash, and no other program's.
 
 /// A running hash.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 //! there takes tens of thousands of writes, and every crash would be far away from what it is meant to hit; so a set grows
 //! once, without crashes, and many runs start from its image.
 
-use crate::disk::{Device, Survivors};
+use crate::disk::Survivors;
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::rig::{Rig, Snapshot};
@@ -99,9 +99,11 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
             client.go(Step::Pause(REST_MS)).await;
             client.ask(Step::Write { volume: 0, sectors: 0..1, fua: true }).await;
             client.ask(Step::Flush { volume: 0 }).await;
-            let (note, oracle) = (note.borrow().clone(), oracle.borrow().clone());
-            let devices: Vec<Device> = client.world().borrow().devices.clone();
-            images.push_back(Snapshot { devices, note, oracle });
+            images.push_back(Snapshot {
+                devices: client.world().borrow().devices.clone(),
+                note: note.borrow().clone(),
+                oracle: oracle.borrow().clone(),
+            });
             if images.len() > 2 {
                 images.pop_front();
             }

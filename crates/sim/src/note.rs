@@ -24,12 +24,6 @@ impl NoteState {
         self.records.clear();
     }
 
-    /// Records held now.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.records.len()
-    }
-
     /// No records are held.
     #[must_use]
     pub const fn is_empty(&self) -> bool {

@@ -105,7 +105,7 @@ impl Store {
         *self.slot(sector) = page;
     }
 
-    /// A number that equal content of the same history gives again: the FNV-1a hash of all pages written.
+    /// A number that equal content of the same history gives again: the hash of all pages written.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hash = crate::digest::Digest::new();

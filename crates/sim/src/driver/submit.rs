@@ -16,6 +16,14 @@ struct Change {
     kind: OpKind,
 }
 
+/// What a device makes of the form of a request.
+enum Screened {
+    /// It refuses it.
+    Refused,
+    /// It takes it, and this is what strikes it.
+    Taken(Option<Fault>),
+}
+
 impl World {
     pub(super) fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
         if self.halt.is_some() {
@@ -50,7 +58,7 @@ impl World {
         let view = OpView { disk, kind: OpKind::Read, sectors: range, fua: false, completed: false };
         self.trace.submitted(self.now, &view, &Content::Keep);
         self.pass(&view);
-        let Some(fault) = self.screen(token, &view, Some(&buffer)) else {
+        let Screened::Taken(fault) = self.screen(&view, Some(&buffer)) else {
             return self.refuse(token, &view, IoErrorKind::Invalid, Some(buffer));
         };
         let latency = self.latency(disk, 1);
@@ -94,7 +102,7 @@ impl World {
         let view = OpView { disk, kind, sectors: range.clone(), fua, completed: false };
         self.trace.submitted(self.now, &view, &content);
         let done = OpView { completed: true, ..view.clone() };
-        let Some(fault) = self.screen(token, &view, None) else {
+        let Screened::Taken(fault) = self.screen(&view, None) else {
             self.pass(&view);
             return self.refuse(token, &done, IoErrorKind::Invalid, None);
         };
@@ -134,8 +142,8 @@ impl World {
         self.schedule(whole, Due::Land { disk, number, end: range.end });
     }
 
-    /// `None` if the device refuses the form of the request, else the fault that strikes it.
-    fn screen(&mut self, _token: Token, view: &OpView, buffer: Option<&Buffer>) -> Option<Option<Fault>> {
+    /// Looks at the form of a request, and at the rules of the device.
+    fn screen(&mut self, view: &OpView, buffer: Option<&Buffer>) -> Screened {
         let device = &mut self.devices[view.disk.0 as usize];
         let sectors = view.sectors.end - view.sectors.start;
         let whole = buffer.is_none_or(|buffer| buffer.len().is_multiple_of(crate::stamp::SECTOR));
@@ -143,12 +151,12 @@ impl World {
             let what =
                 format!("disk {} refused a {:?} of sectors {:?}", view.disk.0, view.kind, view.sectors);
             self.refused.get_or_insert(what);
-            return None;
+            return Screened::Refused;
         }
         if device.gone {
-            return Some(Some(Fault::Unreachable));
+            return Screened::Taken(Some(Fault::Unreachable));
         }
-        Some(device.faults.strike(view.kind, &view.sectors))
+        Screened::Taken(device.faults.strike(view.kind, &view.sectors))
     }
 
     fn refuse(&mut self, token: Token, view: &OpView, kind: IoErrorKind, buffer: Option<Buffer>) {

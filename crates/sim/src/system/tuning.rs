@@ -98,9 +98,7 @@ impl SetTuning {
             parked_max: pick([2, 16, 1024, 1024]),
         }
     }
-}
 
-impl SetTuning {
     /// The same, but work in the background neither rests nor waits long.
     #[must_use]
     pub const fn hurried(self) -> Self {
