@@ -1,13 +1,14 @@
-//! What a lookup, an insert and a read of a full node cost: `cargo bench -p bcached-node`.
+//! What a lookup, an insert and a read of a full node cost, a key that is passed, and a sum: `cargo bench -p bcached-node`.
 //!
 //! Times only; nothing is asserted, so it can run on a busy machine. The figures that the crate's documentation
-//! quotes come from here.
+//! quotes come from here, and most of the rates in the engine's `work.rs`, which says which.
 
 use std::hint::black_box;
 use std::time::Instant;
 
+use bcached_format::checksum::checksum;
 use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, Position, SetMagic, Uuid};
-use bcached_node::Node;
+use bcached_node::{Node, NodeReader};
 
 const GEOMETRY: Geometry = Geometry {
     block_sectors: 8,
@@ -52,11 +53,18 @@ fn random(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-fn measure(what: &str, rounds: u64, mut round: impl FnMut(u64)) {
+fn measure(what: &str, rounds: u64, round: impl FnMut(u64)) {
+    measure_each(what, rounds, 1, round);
+}
+
+/// What one of `count` things costs, all of which a round does.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn measure_each(what: &str, rounds: u64, count: u64, mut round: impl FnMut(u64)) {
     let start = Instant::now();
     (0..rounds).for_each(&mut round);
-    let nanoseconds = start.elapsed().as_nanos() / u128::from(rounds);
-    println!("{what:<44} {nanoseconds:>8} ns");
+    let nanoseconds = start.elapsed().as_nanos() as f64 / (rounds * count) as f64;
+    let digits = if nanoseconds < 100.0 { 1 } else { 0 };
+    println!("{what:<44} {nanoseconds:>8.digits$} ns");
 }
 
 fn full_node() -> Node {
@@ -76,7 +84,37 @@ fn main() {
     for count in [1, 20] {
         measure_inserts(count, &mut seed);
     }
+    measure_passes(&mut seed);
     measure_read(&mut seed);
+    measure_sums();
+}
+
+/// Lookups and passes over all keys in nodes that do not stay in the processor's cache.
+fn measure_passes(seed: &mut u64) {
+    const COUNT: u64 = 20;
+    let nodes: Vec<Node> = (0..COUNT).map(|_| full_node()).collect();
+    let node = |round: u64| &nodes[usize::try_from(round % COUNT).expect("small")];
+    measure(&format!("look up 4 KiB, {COUNT} nodes"), 100_000, |round| {
+        let start = random(seed) % (KEYS * 16);
+        black_box(node(round).overlapping(Inode(0), start, start + 8).map(Key::sectors).sum::<u64>());
+    });
+    measure_each(&format!("pass a key, {COUNT} nodes"), 1000, KEYS, |round| {
+        node(round).keys().for_each(|key| {
+            black_box(key);
+        });
+    });
+}
+
+/// The sum of a node's bytes: of the same ones over and over, and of others each time.
+fn measure_sums() {
+    const KIB: u64 = 256;
+    for nodes in [1, 512] {
+        let bytes = vec![7; usize::try_from((nodes * KIB) << 10).expect("it fits memory")];
+        let all: Vec<&[u8]> = bytes.chunks_exact(256 << 10).collect();
+        measure_each(&format!("sum a KiB, in {} KiB", nodes * KIB), 1024, KIB, |round| {
+            black_box(checksum(black_box(all[usize::try_from(round % nodes).expect("small")])));
+        });
+    }
 }
 
 /// Inserts spread over `count` nodes: one stays in the processor's cache, 20 do not.
@@ -102,6 +140,7 @@ fn measure_inserts(count: u64, seed: &mut u64) {
 }
 
 /// A node of one large set and 32 small ones over it.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_read(seed: &mut u64) {
     let first: Vec<Key> = (0..KEYS / 2).map(|index| key(index, index * 2)).collect();
     let mut node = Node::from_keys(own(40), 0, 1, &GEOMETRY, &first);
@@ -119,10 +158,23 @@ fn measure_read(seed: &mut u64) {
     }
     let read = Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
     println!("a node of {sets} sets, {} keys merged", read.len());
+    measure_each("find the keys in a sector, with its sum", 200, u64::from(NODE_SECTORS), |_| {
+        black_box(NodeReader::new(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it"));
+    });
     measure(&format!("read it ({} KiB in memory)", read.memory_bytes() >> 10), 200, |_| {
         black_box(Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it"));
     });
+    let mut reader = NodeReader::new(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
+    while reader.step(1024).expect("we wrote it").is_none() {}
+    let steps = reader.handled() as u64;
+    measure_each(&format!("a step of it, {:.1} a key", steps as f64 / read.len() as f64), 200, steps, |_| {
+        let mut reader = NodeReader::new(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
+        while reader.step(1024).expect("we wrote it").is_none() {}
+    });
     measure("its living keys, for a fresh node", 200, |_| {
+        black_box(read.live_keys(&mut |_| true));
+    });
+    measure_each("one of them", 200, read.len() as u64, |_| {
         black_box(read.live_keys(&mut |_| true));
     });
 }
