@@ -205,7 +205,7 @@ impl Rig {
     }
 
     /// What the world itself has to complain of.
-    fn complaint(&self) -> Option<Fault> {
+    pub(crate) fn complaint(&self) -> Option<Fault> {
         let world = self.world.borrow();
         if let Some(what) = world.refused() {
             return Some(Fault::Form(what.to_owned()));

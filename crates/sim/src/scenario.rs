@@ -6,7 +6,7 @@
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
-use crate::driver::{Crash, OpView};
+use crate::driver::{Crash, Halt, OpView};
 use crate::failure::Fault;
 use crate::note::NoteState;
 use crate::rig::Rig;
@@ -43,7 +43,11 @@ impl Stage {
     pub fn start(&mut self) -> Result<(), Fault> {
         assert!(self.running.is_none(), "one process at a time");
         let (mut executor, birth) = self.rig.executor();
-        match executor.block_on(birth.open()) {
+        let opened = executor.block_on(birth.open());
+        if let Some(fault) = self.rig.complaint() {
+            return Err(fault);
+        }
+        match opened {
             Some(client) => {
                 self.running = Some((executor, client?));
                 Ok(())
@@ -118,12 +122,35 @@ impl Stage {
         crash: Crash,
         survivors: Survivors,
     ) -> Result<(), Fault> {
+        self.crash_within(|stage| stage.together(steps), trap, crash, survivors)
+    }
+
+    /// As [`Stage::crash_at`], in the middle of a start.
+    ///
+    /// # Errors
+    /// If the system has opened without that operation, or something goes wrong before.
+    pub fn crash_in_start(
+        &mut self,
+        trap: impl FnMut(&OpView) -> bool + 'static,
+        crash: Crash,
+        survivors: Survivors,
+    ) -> Result<(), Fault> {
+        self.crash_within(Self::start, trap, crash, survivors)
+    }
+
+    /// Only the trap's halt is the crash of the story: who hangs before it comes has not got there.
+    fn crash_within(
+        &mut self,
+        act: impl FnOnce(&mut Self) -> Result<(), Fault>,
+        trap: impl FnMut(&OpView) -> bool + 'static,
+        crash: Crash,
+        survivors: Survivors,
+    ) -> Result<(), Fault> {
         self.rig.world.borrow_mut().set_trap(Box::new(trap));
-        let done = self.together(steps);
-        let struck = self.rig.world.borrow().halted().is_some();
+        let done = act(self);
         self.crash(crash, survivors);
         match done {
-            Err(Fault::Waiting { .. }) if struck => Ok(()),
+            Err(Fault::Waiting { halt: Halt::Asked(_), .. }) => Ok(()),
             Err(fault) => Err(fault),
             Ok(()) => Err(Fault::Story("the operation to crash at never came".to_owned())),
         }
@@ -174,8 +201,8 @@ impl Stage {
         if let Some(fault) = client.noticed() {
             return Err(fault);
         }
-        if let Some(what) = self.rig.world.borrow().refused() {
-            return Err(Fault::Form(what.to_owned()));
+        if let Some(fault) = self.rig.complaint() {
+            return Err(fault);
         }
         match outcome {
             Some(result) => result,
@@ -187,5 +214,69 @@ impl Stage {
         let halt = self.rig.world.borrow().halted().cloned();
         let halt = halt.expect("only a halted world leaves a script unfinished");
         Fault::Waiting { halt, waiting: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::{Fault as DiskFault, OpKind, Rule};
+    use crate::driver::CHARGE_NS_MAX;
+    use crate::system::{Tuning, passthrough::Passthrough};
+
+    const WRITE: Step = Step::Write { volume: 0, sectors: 0..8, fua: false };
+    const FLUSH: Step = Step::Flush { volume: 0 };
+
+    fn stage() -> Stage {
+        let geometry = Geometry {
+            block_sectors: 8,
+            set_block_sectors: 8,
+            bucket_sectors: 128,
+            buckets: 100,
+            volumes: vec![1024],
+            torn_sectors: 8,
+            backing_volatile: true,
+            cache_volatile: true,
+            note_records: 100,
+            tuning: Tuning::draw(0),
+        };
+        let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
+        stage.start().expect("it opens");
+        stage
+    }
+
+    fn flush(op: &OpView) -> bool {
+        op.kind == OpKind::Flush
+    }
+
+    /// The write before the flush never ends: the story's crash is not this one.
+    #[test]
+    fn who_hangs_before_the_crash_has_not_crashed() {
+        let mut stage = stage();
+        let never =
+            Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 1, fault: DiskFault::Never };
+        stage.device(1).faults.add(never);
+        let steps = vec![WRITE, Step::Settle, FLUSH];
+        let done = stage.crash_at(steps, flush, Crash::PowerCut, Survivors::Nothing);
+        assert!(matches!(done, Err(Fault::Waiting { halt: Halt::Stuck, .. })), "{done:?}");
+    }
+
+    #[test]
+    fn who_is_done_before_the_crash_has_not_crashed() {
+        let mut stage = stage();
+        let done = stage.crash_at(vec![WRITE], flush, Crash::PowerCut, Survivors::Nothing);
+        assert!(matches!(done, Err(Fault::Story(_))), "{done:?}");
+        stage.start().expect("it opens");
+        stage.crash_at(vec![FLUSH], flush, Crash::PowerCut, Survivors::Nothing).expect("there it comes");
+    }
+
+    #[test]
+    fn one_long_piece_of_work_is_a_fault() {
+        let mut stage = stage();
+        let done = stage.play(|client| async move {
+            client.env().charge(CHARGE_NS_MAX + 1);
+            Ok(())
+        });
+        assert!(matches!(done, Err(Fault::Long(_))), "{done:?}");
     }
 }

@@ -2,8 +2,8 @@
 
 use super::bench::quiet;
 use super::stage::{
-    AROUND, DATA_START, FLUSH, THROUGH, bench, failure, geometry, keep, pause, power_cut, read, trouble,
-    unstarted, warm, write, write_fua,
+    AROUND, DATA_START, FLUSH, MILLISECOND, THROUGH, bench, failure, geometry, keep, pause, power_cut, read,
+    trouble, unstarted, warm, write, write_fua,
 };
 use crate::disk::{Fault as DiskFault, OpKind, Survivors};
 use crate::driver::Crash;
@@ -24,8 +24,6 @@ super::scenarios! {
     a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_back,
     a_cache_that_cannot_be_read_in_a_clean_mode_is_not_noticed,
 }
-
-const MILLISECOND: u64 = 1_000_000;
 
 /// A script writes past the cache while another reads the same block: the reader has fetched the old block and puts it
 /// into the cache after the write. From then on everybody reads the old one, until it is evicted (a user showed it with

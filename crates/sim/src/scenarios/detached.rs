@@ -3,7 +3,7 @@
 use super::bench::quiet;
 use super::image::{backing, records};
 use super::stage::{
-    ANYWHERE, BACK, FLUSH, bench, geometry, keep, pause, power_cut, read, trouble, warm, write,
+    ANYWHERE, BACK, FLUSH, MILLISECOND, bench, geometry, keep, pause, power_cut, read, trouble, warm, write,
 };
 use crate::disk::{Fault as DiskFault, OpKind};
 use crate::workload::Step;
@@ -18,7 +18,6 @@ super::scenarios! {
     old_copies_do_not_come_back_when_a_volume_is_put_back,
 }
 
-const MILLISECOND: u64 = 1_000_000;
 const DETACH: Step = Step::Detach { volume: 0 };
 const ATTACH: Step = Step::Attach { volume: 0 };
 

@@ -2,8 +2,11 @@
 
 use super::bench::quiet;
 use super::image::{backing, on_disk};
-use super::stage::{BACK, FLUSH, THROUGH, bench, failure, geometry, keep, pause, stage, write, write_fua};
-use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use super::stage::{
+    BACK, FLUSH, MILLISECOND, THROUGH, bench, failure, geometry, keep, pause, stage, trouble, write,
+    write_fua,
+};
+use crate::disk::{Fault as DiskFault, OpKind, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::scenario::Stage;
 use crate::stamp::Value;
@@ -89,21 +92,19 @@ fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
 /// flush fails, and the copy that had arrived is gone. Then the flush of the batch itself succeeds, as the flush after a
 /// failed one does: both keys turned clean, and data that had been durable for long was nowhere.
 fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
-    const SECOND: u64 = 1_000_000_000;
+    const SECOND: u64 = 1000 * MILLISECOND;
     let mut met = 0;
     for tuning in 0..8 {
         let varied = Geometry { tuning: Tuning::draw(tuning << 32 | 2 << 40), ..geometry(vec![16384], BACK) };
         let mut stage = Stage::new(Rc::new(Engine), varied, tuning);
         stage.start().expect("it opens");
         for (sectors, late) in [(16..24, SECOND), (656..664, 2 * SECOND)] {
-            let fault = DiskFault::Late(late);
-            stage.device(1).faults.add(Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault });
+            trouble(&mut stage, 1, OpKind::Write, sectors, 1, DiskFault::Late(late));
         }
         stage.together(vec![write(0..8), write(640..648)]).unwrap();
         stage.ask(FLUSH).unwrap();
         pause(&mut stage, 1_500).unwrap();
-        let fault = DiskFault::Fail(Landed::Nothing);
-        stage.device(1).faults.add(Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault });
+        failure(&mut stage, 1, OpKind::Flush, 1);
         if stage.attempt(vec![FLUSH]).unwrap()[0].is_ok() {
             // With these options nothing is under way now.
             continue;
@@ -122,14 +123,7 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
 fn what_a_failed_flush_of_the_cache_took_is_not_read() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();
-    let always = Rule {
-        on: OpKind::Flush,
-        sectors: 0..u64::MAX,
-        skip: 0,
-        count: u32::MAX,
-        fault: DiskFault::Fail(Landed::Nothing),
-    };
-    stage.device(0).faults.add(always);
+    failure(&mut stage, 0, OpKind::Flush, u32::MAX);
     assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err());
     let read = stage.attempt(vec![Step::Read { volume: 0, sectors: 0..64 }]).unwrap();
     assert!(read[0].is_err(), "it is gone");

@@ -3,12 +3,11 @@
 use super::bench::{Place, quiet};
 use super::image::change_table;
 use super::stage::{
-    AROUND, BACK, FLUSH, THROUGH, bench, geometry, keep, power_cut, read, small, stage, unstarted, warm,
-    write, write_fua,
+    AROUND, BACK, FLUSH, THROUGH, assert_not_opened, assert_refused, bench, geometry, keep, power_cut, read,
+    small, stage, unstarted, warm, write, write_fua,
 };
 use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
-use crate::failure::Fault;
 use crate::oracle::Oracle;
 use crate::scenario::Stage;
 use crate::stamp::Value;
@@ -45,11 +44,7 @@ fn a_volume_for_which_the_table_has_no_slot_is_refused() {
         }
     });
     bench.put(1, Place::Disk(2));
-    match stage.start() {
-        Err(Fault::Open(refusal)) => assert!(refusal.to_string().contains("all 64 slots"), "{refusal}"),
-        other => panic!("not refused: {other:?}"),
-    }
-    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    assert_not_opened(&mut stage, "all 64 slots");
     bench.put(1, Place::Missing);
     stage.start().unwrap();
     stage.verify().unwrap();
@@ -171,12 +166,9 @@ fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing(
 /// Sizes that a superblock may have and that leave no room to append: a bucket of one block (each set of a node needs
 /// its own), and a journal without room for the entries that free it. They are refused, not waited for.
 fn sizes_without_room_to_append_are_refused() {
-    let refused = |stage: &mut Stage| match stage.start() {
-        Err(Fault::Open(refusal)) => refusal.to_string().contains("a bucket must hold two blocks"),
-        other => panic!("not refused: {other:?}"),
-    };
+    const WORDS: &str = "a bucket must hold two blocks";
     let one_block = Geometry { bucket_sectors: 8, ..geometry(vec![4096], BACK) };
-    assert!(refused(&mut Stage::new(Rc::new(Engine), one_block, 1)));
+    assert_refused(&mut Stage::new(Rc::new(Engine), one_block, 1), WORDS);
 
     let mut stage = stage();
     stage.stop().unwrap();
@@ -188,7 +180,6 @@ fn sizes_without_room_to_append_are_refused() {
         let Ok(Superblock::Cache(mut superblock)) = raw else { panic!("a cache: {raw:?}") };
         superblock.set_journal_buckets(buckets);
         stage.device(0).place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
-        assert!(refused(&mut stage), "{buckets} journal buckets");
-        stage.crash(Crash::ProcessDeath, Survivors::Nothing);
+        assert_refused(&mut stage, WORDS);
     }
 }

@@ -1,15 +1,17 @@
 //! Scenarios on the smallest system: they show how a story is told, and that its end depends on its crash.
 
-use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use super::stage::{FLUSH, THROUGH, failure, geometry, write, write_fua};
+use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::failure::Fault;
 use crate::scenario::Stage;
 use crate::stamp::Value;
-use crate::system::{Geometry, Tuning, passthrough::Passthrough};
-use crate::workload::Step;
+use crate::system::passthrough::Passthrough;
 use bcached_env::DiskId;
-use std::ops::Range;
 use std::rc::Rc;
+
+/// The device of the only volume.
+const BACKING: DiskId = DiskId(1);
 
 super::scenarios! {
     include_str!("smallest.rs"),
@@ -19,30 +21,12 @@ super::scenarios! {
     a_dead_process_leaves_a_torn_write_behind,
 }
 
+/// The system without a cache, running.
 fn stage() -> Stage {
-    let geometry = Geometry {
-        block_sectors: 8,
-        set_block_sectors: 8,
-        bucket_sectors: 128,
-        buckets: 100,
-        volumes: vec![1024],
-        torn_sectors: 8,
-        backing_volatile: true,
-        cache_volatile: true,
-        note_records: 100,
-        tuning: Tuning::draw(0),
-    };
-    let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
+    let mut stage = Stage::new(Rc::new(Passthrough), geometry(vec![1024], THROUGH), 1);
     stage.start().expect("it opens");
     stage
 }
-
-const fn write(sectors: Range<u64>, fua: bool) -> Step {
-    Step::Write { volume: 0, sectors, fua }
-}
-
-const FLUSH: Step = Step::Flush { volume: 0 };
-const BACKING: DiskId = DiskId(1);
 
 /// A file system writes its journal block with FUA and counts on it from the moment of the answer. The power goes just
 /// before the answer: old or new. Just after it: new, whatever else is lost.
@@ -54,7 +38,7 @@ fn a_fua_write_is_there_from_its_answer_on() {
     ] {
         let mut stage = stage();
         let trap = move |op: &OpView| op.disk == BACKING && op.fua && op.completed == completed;
-        stage.crash_at(vec![write(0..8, true)], trap, Crash::PowerCut, survivors).unwrap();
+        stage.crash_at(vec![write_fua(0..8)], trap, Crash::PowerCut, survivors).unwrap();
         stage.start().unwrap();
         assert_eq!(stage.values(0, 0..8).unwrap(), [wanted; 8]);
     }
@@ -65,9 +49,8 @@ fn a_fua_write_is_there_from_its_answer_on() {
 /// databases in 2018).
 fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so() {
     let mut stage = stage();
-    stage.ask(write(0..8, false)).unwrap();
-    let fault = DiskFault::Fail(Landed::Nothing);
-    stage.device(1).faults.add(Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault });
+    stage.ask(write(0..8)).unwrap();
+    failure(&mut stage, 1, OpKind::Flush, 1);
     let answers = stage.attempt(vec![FLUSH]).unwrap();
     assert!(answers[0].is_err(), "the client is told");
     stage.ask(FLUSH).unwrap();
@@ -78,9 +61,8 @@ fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so(
 /// by a flush of our own that takes the blow for the client's.
 fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
     let mut stage = stage();
-    stage.ask(write(0..8, false)).unwrap();
-    let fault = DiskFault::Fail(Landed::Nothing);
-    stage.device(1).faults.add(Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault });
+    stage.ask(write(0..8)).unwrap();
+    failure(&mut stage, 1, OpKind::Flush, 1);
     let hidden = stage.play(|client| {
         let disk = client.env().disk(BACKING);
         async move { Ok(disk.flush().await.is_err()) }
@@ -93,20 +75,18 @@ fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
 /// The process dies with a write on its way: what was acknowledged is there, what was not is old or new in pieces.
 fn a_dead_process_leaves_a_torn_write_behind() {
     let mut stage = stage();
-    stage.ask(write(0..64, false)).unwrap();
+    stage.ask(write(0..64)).unwrap();
     let trap = |op: &OpView| op.kind == OpKind::Write && !op.completed;
     let torn = (0..100).find(|seed| {
         let mut other = self::stage();
-        other.ask(write(0..64, false)).unwrap();
-        other
-            .crash_at(vec![write(0..64, false)], trap, Crash::ProcessDeath, Survivors::Seeded(*seed))
-            .unwrap();
+        other.ask(write(0..64)).unwrap();
+        other.crash_at(vec![write(0..64)], trap, Crash::ProcessDeath, Survivors::Seeded(*seed)).unwrap();
         other.start().unwrap();
         let values = other.values(0, 0..64).unwrap();
         values.contains(&Value::Written(1)) && values.contains(&Value::Written(2))
     });
     let seed = torn.expect("one subset in four tears a write");
-    stage.crash_at(vec![write(0..64, false)], trap, Crash::ProcessDeath, Survivors::Seeded(seed)).unwrap();
+    stage.crash_at(vec![write(0..64)], trap, Crash::ProcessDeath, Survivors::Seeded(seed)).unwrap();
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();

@@ -2,8 +2,10 @@
 
 use super::bench::quiet;
 use super::image::{cached_at, change_generations};
-use super::stage::{BACK, FLUSH, THROUGH, bench, keep, pause, read, small, unstarted, write, write_to};
-use crate::disk::{Fault as DiskFault, OpKind, Rule};
+use super::stage::{
+    BACK, FLUSH, MILLISECOND, THROUGH, bench, keep, pause, read, small, trouble, unstarted, write, write_to,
+};
+use crate::disk::{Fault as DiskFault, OpKind};
 use crate::scenario::Stage;
 use crate::system::{Geometry, Mode, engine::Engine};
 use crate::workload::Step;
@@ -29,7 +31,7 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
         keep(&mut stage, 0..512);
         pause(&mut stage, 20).unwrap();
         let middle = stage.device(0).model.latency_ns;
-        stage.device(0).model.latency_ns = 1_000_000_000;
+        stage.device(0).model.latency_ns = 1000 * MILLISECOND;
         let turnover = stage.play(move |client| async move {
             client.go(read(0..512)).await;
             client.go(Step::Pause(1)).await;
@@ -75,16 +77,15 @@ fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
 /// A set is stopped while the allocator stores generations, on a device that takes its time for them: the journal, which
 /// the allocator needs for that, must go on until it has ended (found as a stop that never ended).
 fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
-    const LATE: u64 = 1_000_000_000;
+    const LATE: u64 = 1000 * MILLISECOND;
     let mut met = 0;
     for count in 20..40 {
         let small = small(vec![4096], BACK);
         let mut stage = Stage::new(Rc::new(Engine), small, count);
         stage.start().expect("it opens");
         // Superblock, four journal buckets, then the two chains of priorities.
-        let fault = DiskFault::Late(LATE);
         let chains = 6 * 16..8 * 16;
-        stage.device(0).faults.add(Rule { on: OpKind::Write, sectors: chains, skip: 0, count: 1, fault });
+        trouble(&mut stage, 0, OpKind::Write, chains, 1, DiskFault::Late(LATE));
         stage.together((0..count).map(|place| write(place * 16..(place + 1) * 16)).collect()).unwrap();
         let before = stage.rig().figures().virtual_ns;
         stage.stop().unwrap_or_else(|fault| panic!("after {count} writes: {fault}"));

@@ -11,34 +11,38 @@ use bcached_engine::Options;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Mode of the first volume, for [`geometry`]: a second one gets the next.
+/// Mode of the first volume, for [`geometry`]: its place in a round of write-through, write-around and four times
+/// write-back, in which each volume has the next place. Here write-through; a second volume is write-around.
 pub const THROUGH: u64 = 0;
-/// Write-around.
+/// Write-around, and a second volume write-back.
 pub const AROUND: u64 = 1;
-/// Write-back; after [`BACK_LAST`] comes write-through.
+/// Write-back, and a second volume too.
 pub const BACK: u64 = 2;
-/// Write-back, and a second volume is write-through.
+/// Write-back at the end of the round, and a second volume is write-through.
 pub const BACK_LAST: u64 = 5;
 
 /// Sector of a backing device where its volume begins.
 pub const DATA_START: u64 = 16;
 
-/// Everywhere on a device.
+/// Everywhere on a device, in sectors.
 pub const ANYWHERE: Range<u64> = 0..u64::MAX;
 
-/// A set of one volume in write-back mode.
+/// Nanoseconds, for operations that are late.
+pub const MILLISECOND: u64 = 1_000_000;
+
+/// A set of one volume of 8 MiB in write-back mode, running.
 pub fn stage() -> Stage {
     stage_of(vec![16384], BACK)
 }
 
-/// A set of these volumes.
+/// A set of volumes of these sizes in sectors, running.
 pub fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
     let mut stage = Stage::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
     stage.start().expect("it opens");
     stage
 }
 
-/// Buckets of 64 KiB, blocks of 4 KiB.
+/// 600 buckets of 64 KiB, blocks of 4 KiB, volumes of these sizes in sectors.
 pub fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
     Geometry {
         block_sectors: 8,
@@ -72,10 +76,12 @@ pub fn unstarted(geometry: Geometry, options: Options, seed: u64) -> (Stage, Rc<
     (Stage::new(Rc::<Bench>::clone(&bench), geometry, seed), bench)
 }
 
+/// A write to the first volume, in sectors of 512 bytes as everywhere here.
 pub const fn write(sectors: Range<u64>) -> Step {
     write_to(0, sectors)
 }
 
+/// A write to any volume.
 pub const fn write_to(volume: u32, sectors: Range<u64>) -> Step {
     Step::Write { volume, sectors, fua: false }
 }
@@ -85,10 +91,12 @@ pub const fn write_fua(sectors: Range<u64>) -> Step {
     Step::Write { volume: 0, sectors, fua: true }
 }
 
+/// A read of the first volume.
 pub const fn read(sectors: Range<u64>) -> Step {
     Step::Read { volume: 0, sectors }
 }
 
+/// Makes durable what was acknowledged of the first volume.
 pub const FLUSH: Step = Step::Flush { volume: 0 };
 
 /// Nobody asks for anything for so many milliseconds.
@@ -99,7 +107,8 @@ pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
     })
 }
 
-/// From now on so many operations of this kind suffer this on a device.
+/// From now on so many operations of this kind suffer this on a device, where they touch these sectors (a flush does
+/// everywhere).
 pub fn trouble(
     stage: &mut Stage,
     device: usize,
@@ -137,9 +146,8 @@ pub fn warm(stage: &mut Stage, sectors: Range<u64>) {
     stage.start().unwrap();
 }
 
-/// It does not open, says this, and has written nothing.
-pub fn assert_refused(stage: &mut Stage, words: &str) {
-    let before = digests(stage);
+/// It does not open and says this; nobody runs after that.
+pub fn assert_not_opened(stage: &mut Stage, words: &str) {
     match stage.start() {
         Err(Fault::Open(refusal)) => {
             let refusal = refusal.to_string();
@@ -148,6 +156,12 @@ pub fn assert_refused(stage: &mut Stage, words: &str) {
         other => panic!("not refused: {other:?}"),
     }
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
+}
+
+/// The same, and it has written nothing.
+pub fn assert_refused(stage: &mut Stage, words: &str) {
+    let before = digests(stage);
+    assert_not_opened(stage, words);
     assert_eq!(before, digests(stage), "a refusal leaves everything as it was");
 }
 
