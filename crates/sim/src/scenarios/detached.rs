@@ -3,7 +3,8 @@
 use super::bench::quiet;
 use super::image::{backing, records};
 use super::stage::{
-    ANYWHERE, BACK, FLUSH, MILLISECOND, bench, geometry, keep, pause, power_cut, read, trouble, warm, write,
+    ANYWHERE, ATTACH, BACK, DETACH, FLUSH, MILLISECOND, bench, geometry, keep, pause, power_cut, read,
+    trouble, warm, write,
 };
 use crate::disk::{Fault as DiskFault, OpKind};
 use crate::workload::Step;
@@ -17,9 +18,6 @@ super::scenarios! {
     a_volume_that_the_table_still_knows_after_a_detach_is_not_believed,
     old_copies_do_not_come_back_when_a_volume_is_put_back,
 }
-
-const DETACH: Step = Step::Detach { volume: 0 };
-const ATTACH: Step = Step::Attach { volume: 0 };
 
 /// A volume is detached, and a program writes on without a pause. The disk has said that it has no cache, so the write
 /// goes there alone; the SSD is slow at that moment, and the power goes before its table has forgotten the volume. The

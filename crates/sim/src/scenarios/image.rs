@@ -61,6 +61,13 @@ pub fn change_backing(stage: &mut Stage, device: usize, change: impl FnOnce(&mut
     stage.device(device).place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
 }
 
+/// Where the journal lies on the cache device.
+pub fn journal(stage: &mut Stage) -> Range<u64> {
+    let sizes = sizes(stage);
+    let first = sizes.first_bucket * sizes.bucket_sectors;
+    first..first + sizes.journal_buckets * sizes.bucket_sectors
+}
+
 /// What stands on a device.
 pub fn bytes(stage: &mut Stage, device: usize, sector: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];

@@ -1,20 +1,28 @@
 //! What a crash leaves of the journal and of the note.
 
 use super::bench::quiet;
-use super::image::{nodes, records, sizes};
-use super::stage::{BACK, DATA_START, FLUSH, bench, keep, pause, power_cut, small, stage, unstarted, write};
+use super::image::{bytes, journal, nodes, records, sizes};
+use super::stage::{
+    BACK, DATA_START, FLUSH, bench, keep, packed, pause, power_cut, small, stage, unstarted, write,
+};
 use crate::disk::{OpKind, Survivors};
-use crate::driver::{Crash, OpView};
+use crate::driver::{Crash, Halt, OpView};
+use crate::failure::Fault;
 use crate::scenario::Stage;
 use crate::stamp::Value;
 use crate::system::Geometry;
 use crate::workload::Step;
 use bcached_check::{NodeRecord, Record};
+use bcached_engine::Phase;
+use bcached_format::SECTOR_BYTES;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 super::scenarios! {
     include_str!("journal.rs"),
-    a_full_journal_is_replayed_though_leaves_split,
+    a_full_journal_is_replayed_though_leaves_and_root_split,
     a_torn_newest_entry_is_no_entry,
     a_damaged_newest_entry_after_a_clean_stop_loses_nothing,
     a_brand_new_set_starts_wherever_its_first_start_was_cut,
@@ -22,52 +30,106 @@ super::scenarios! {
     acknowledged_writes_are_durable_after_the_journal_delay,
 }
 
-/// The keys of a few old files wait in memory for their leaf to be worth writing, while new files come by the hundred:
-/// the journal runs full, and the power goes just as that leaf is written at last for the sake of its room. What is replayed comes on top of leaves
-/// that hold most of it: they split, with no more room in the journal than there was. (Kernels hung here, at every start
-/// from then on.)
-fn a_full_journal_is_replayed_though_leaves_split() {
-    let (mut stage, _) = bench(packed(), quiet());
-    stage.together((0..1200).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
+/// The keys of a few old files wait in memory for their leaf to be worth writing, while new files come by the thousand, all
+/// over the volume: the journal runs full, and the power goes just as that leaf is written at last for the sake of its room.
+/// What is replayed comes on top of leaves that hold most of it: they split, so many that their root does, with no more room
+/// in the journal than there was. (Kernels hung here, at every start from then on.)
+fn a_full_journal_is_replayed_though_leaves_and_root_split() {
+    // Of one root, which has room for some twenty children more.
+    const KEYS: u64 = 9200;
+    // The gap, the room for entries that free others, and what is free when leaves are written for the journal's sake.
+    const FREE_MAX: u64 = 3;
+    let wide =
+        Geometry { bucket_sectors: 8, buckets: 2600, note_records: 2000, ..packed(vec![3 * KEYS], BACK) };
+    let (mut stage, _) = bench(wide, quiet());
+    stage.together((0..KEYS).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
     stage.ask(FLUSH).unwrap();
     stage.stop().unwrap();
     stage.start().unwrap();
     let leaves: Vec<NodeRecord> = nodes(&mut stage).into_iter().filter(|node| node.level == 0).collect();
     let first = leaves[0].sector..leaves[0].sector + u64::from(leaves[0].sectors);
     let written = move |op: &OpView| op.kind == OpKind::Write && op.fua && first.contains(&op.sectors.start);
-    // Between the keys that are there: few for the first leaf, as many for the next as make it be written, then for a
-    // third, each durable.
-    let beside = |place: u64, fua| Step::Write { volume: 0, sectors: place * 3 + 1..place * 3 + 2, fua };
-    let mut all: Vec<Step> = (0..10).map(|place| beside(place, false)).collect();
-    all.extend([Step::Settle, Step::Pause(200)]);
-    let next = (leaves[1].low.offset - DATA_START) / 3 + 20;
-    all.extend((next..next + 90).map(|place| beside(place, false)));
-    all.extend([Step::Settle, Step::Pause(200)]);
-    let third = (leaves[2].low.offset - DATA_START) / 3 + 20;
-    all.extend((third..third + 400).map(|place| beside(place, true)));
+    // Between the keys that are there: few for the first leaf, and for each other one as many as make it be written.
+    let beside = |from: u64, count| (from..from + count).map(|place| write(place * 3 + 1..place * 3 + 2));
+    let mut all: Vec<Step> = beside(0, 10).chain([Step::Settle, Step::Pause(200)]).collect();
+    for leaf in &leaves[1..] {
+        all.extend(beside((leaf.low.offset - DATA_START) / 3 + 20, 43));
+        all.extend([Step::Settle, Step::Pause(150)]);
+    }
     stage.crash_at(all, written, Crash::PowerCut, Survivors::Everything).unwrap();
-    let before = nodes(&mut stage).len();
+    let (needed, buckets) = (needed_buckets(&mut stage), sizes(&mut stage).journal_buckets);
+    assert!(needed + FREE_MAX >= buckets, "{needed} of {buckets} journal buckets are needed");
+    let before = splits(&stage);
     stage.start().unwrap();
-    assert!(nodes(&mut stage).len() > before, "no leaf has split in the replay");
+    let after = splits(&stage);
+    assert!(after.leaves > before.leaves && after.roots > before.roots, "{before:?}, then {after:?}");
     stage.verify().unwrap();
     stage.stop().unwrap();
+}
+
+/// Buckets of the journal that a replay needs something of.
+fn needed_buckets(stage: &mut Stage) -> u64 {
+    let entry = |record| match record {
+        Record::JournalEntry { seq, last_seq, sector, .. } => Some((seq, last_seq, sector)),
+        _ => None,
+    };
+    let entries: Vec<(u64, u64, u64)> = records(stage).into_iter().filter_map(entry).collect();
+    let (_, oldest, _) = *entries.iter().max().expect("there are entries");
+    let bucket_sectors = sizes(stage).bucket_sectors;
+    let needed = entries.iter().filter(|(seq, ..)| *seq >= oldest);
+    needed.map(|(_, _, sector)| sector / bucket_sectors).collect::<BTreeSet<u64>>().len() as u64
+}
+
+/// Nodes that have become two so far.
+#[derive(Debug)]
+struct Splits {
+    leaves: u64,
+    roots: u64,
+}
+
+fn splits(stage: &Stage) -> Splits {
+    let begun = |phase| stage.rig().phases.begun(phase);
+    Splits { leaves: begun(Phase::LeafSplit), roots: begun(Phase::RootSplit) }
 }
 
 /// The power goes while an entry of the journal is being written, and half of it is there. What stood in it was not
 /// acknowledged; everything before it was.
 fn a_torn_newest_entry_is_no_entry() {
-    for seed in 0..8 {
-        let (mut stage, _) = bench(packed(), quiet());
-        keep(&mut stage, 0..8);
-        let journal = journal(&mut stage);
-        let torn = move |op: &OpView| op.kind == OpKind::Write && journal.contains(&op.sectors.start);
-        let mut steps: Vec<Step> = (10..90).map(|place| write(place * 2..place * 2 + 1)).collect();
-        steps.extend([Step::Settle, FLUSH]);
-        stage.crash_at(steps, torn, Crash::PowerCut, Survivors::Seeded(seed)).unwrap();
-        stage.start().unwrap();
+    let (_, whole) = cut_in_an_entry(Survivors::Everything);
+    let (_, none) = cut_in_an_entry(Survivors::Nothing);
+    let mut torn = 0;
+    for seed in 0..16 {
+        let (mut stage, left) = cut_in_an_entry(Survivors::Seeded(seed));
+        torn += u32::from(left != whole && left != none);
+        stage.start().unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
         stage.verify().unwrap();
         stage.stop().unwrap();
     }
+    assert!(torn > 1, "one entry in four is torn by a seeded subset");
+}
+
+/// A set whose power was cut when the device had been given an entry of several sectors, and what is left of that.
+fn cut_in_an_entry(survivors: Survivors) -> (Stage, Vec<u8>) {
+    let (mut stage, _) = bench(packed(vec![4096], BACK), quiet());
+    keep(&mut stage, 0..8);
+    let journal = journal(&mut stage);
+    let entry: Rc<RefCell<Range<u64>>> = Rc::default();
+    let met = Rc::clone(&entry);
+    let given = move |op: &OpView| {
+        let is_entry = op.kind == OpKind::Write && journal.contains(&op.sectors.start);
+        if is_entry {
+            *met.borrow_mut() = op.sectors.clone();
+        }
+        is_entry
+    };
+    let mut steps: Vec<Step> = (10..90).map(|place| write(place * 2..place * 2 + 1)).collect();
+    steps.extend([Step::Settle, FLUSH]);
+    stage.crash_at(steps, given, Crash::PowerCut, survivors).unwrap();
+    let entry = entry.take();
+    assert!(entry.end - entry.start > 1, "one sector cannot be torn");
+    let length = usize::try_from((entry.end - entry.start) * SECTOR_BYTES).unwrap();
+    let left = bytes(&mut stage, 0, entry.start, length);
+    (stage, left)
 }
 
 /// A bit of the newest entry has changed in a drawer. The set was stopped in order, so the entry before it says the same;
@@ -96,7 +158,10 @@ fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
         let ended = (1..).find(|point| {
             let (mut stage, _) = unstarted(small(vec![4096], BACK), quiet(), 1);
             stage.rig().world.borrow_mut().crash_at(*point);
-            let started = stage.start();
+            let is_over = match stage.start() {
+                Err(Fault::Waiting { halt: Halt::Asked(_), .. }) => false,
+                other => other.map(|()| true).unwrap(),
+            };
             stage.crash(Crash::PowerCut, survivors);
             stage.start().unwrap_or_else(|fault| panic!("cut at {point}, {survivors}: {fault}"));
             keep(&mut stage, 0..64);
@@ -104,30 +169,10 @@ fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
             stage.start().unwrap();
             stage.verify().unwrap();
             stage.stop().unwrap();
-            started.is_ok()
+            is_over
         });
         assert!(ended.is_some_and(|point| point > 10), "a first start is more than this");
     }
-}
-
-/// Buckets of 8 KiB and sectors for blocks: a small tree, entries of one sector, and room for many of them.
-fn packed() -> Geometry {
-    let (buckets, note_records) = (700, 2000);
-    Geometry {
-        block_sectors: 1,
-        set_block_sectors: 1,
-        torn_sectors: 1,
-        buckets,
-        note_records,
-        ..small(vec![4096], BACK)
-    }
-}
-
-/// Where the journal lies on the cache device.
-fn journal(stage: &mut Stage) -> Range<u64> {
-    let sizes = sizes(stage);
-    let first = sizes.first_bucket * sizes.bucket_sectors;
-    first..first + sizes.journal_buckets * sizes.bucket_sectors
 }
 
 /// The daemon is killed and leaves a note. Before it is started again somebody else runs the set, who knows nothing of

@@ -63,7 +63,12 @@ pub fn small(volumes: Vec<u64>, first_mode: u64) -> Geometry {
     Geometry { bucket_sectors: 16, ..geometry(volumes, first_mode) }
 }
 
-/// Such a set with these options, running.
+/// The same with blocks of one sector: a tree soon has many small keys, and several levels.
+pub fn packed(volumes: Vec<u64>, first_mode: u64) -> Geometry {
+    Geometry { block_sectors: 1, set_block_sectors: 1, torn_sectors: 1, ..small(volumes, first_mode) }
+}
+
+/// A set with this geometry and these options, running.
 pub fn bench(geometry: Geometry, options: Options) -> (Stage, Rc<Bench>) {
     let (mut stage, bench) = unstarted(geometry, options, 1);
     stage.start().expect("it opens");
@@ -98,6 +103,10 @@ pub const fn read(sectors: Range<u64>) -> Step {
 
 /// Makes durable what was acknowledged of the first volume.
 pub const FLUSH: Step = Step::Flush { volume: 0 };
+
+/// Takes the first volume from the cache, and puts it back.
+pub const DETACH: Step = Step::Detach { volume: 0 };
+pub const ATTACH: Step = Step::Attach { volume: 0 };
 
 /// Nobody asks for anything for so many milliseconds.
 pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
