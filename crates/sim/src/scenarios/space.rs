@@ -3,12 +3,15 @@
 use super::bench::quiet;
 use super::image::{cached_at, change_generations};
 use super::stage::{
-    BACK, FLUSH, MILLISECOND, THROUGH, bench, keep, pause, read, small, trouble, unstarted, write, write_to,
+    BACK, FLUSH, MILLISECOND, THROUGH, bench, keep, packed, pause, read, small, trouble, unstarted, write,
+    write_to,
 };
-use crate::disk::{Fault as DiskFault, OpKind};
+use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::driver::{Crash, OpView};
 use crate::scenario::Stage;
 use crate::system::{Geometry, Mode, engine::Engine};
 use crate::workload::Step;
+use bcached_engine::Options;
 use bcached_format::Gen;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -17,6 +20,7 @@ super::scenarios! {
     include_str!("space.rs"),
     a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight,
     a_pointer_from_before_the_generations_went_round_is_not_believed,
+    a_bucket_whose_last_dirty_extent_was_moved_away_is_reused,
     a_stop_waits_for_the_allocator_before_it_ends_the_journal,
 }
 
@@ -50,9 +54,7 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
 /// A generation has eight bits, and a cache that is used for years goes round. Keys from long ago, which nobody has asked
 /// for since, must not pass for those of now: their buckets are another's.
 fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
-    let sizes = small(vec![4096, 32768], THROUGH);
-    let geometry =
-        Geometry { block_sectors: 1, set_block_sectors: 1, torn_sectors: 1, buckets: 520, ..sizes };
+    let geometry = Geometry { buckets: 520, ..packed(vec![4096, 32768], THROUGH) };
     let (mut stage, _) = bench(geometry, quiet());
     stage.ask(Step::Mode { volume: 1, mode: Mode::Writethrough }).unwrap();
     // A leaf of their own for the old keys: who writes elsewhere does not come past them.
@@ -72,6 +74,45 @@ fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
     }
     stage.verify().unwrap();
     stage.stop().unwrap();
+}
+
+/// A cache is full of dirty data, and in many buckets only one old extent is still alive. These are moved together, and the
+/// buckets given to others; the power goes as the first of them is written. Whatever of that survives, the old extent is
+/// there: in its new place, with a key that says so.
+fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
+    // Buckets with one old extent; with what else is written they leave so few others that data is moved at once.
+    const SPARSE: u64 = 320;
+    let subsets =
+        [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..6).map(Survivors::Seeded));
+    for survivors in subsets {
+        let geometry = Geometry { buckets: 520, ..small(vec![32768], BACK) };
+        let full = Options { cutoff_writeback: 100, ..quiet() };
+        let (mut stage, bench) = unstarted(geometry, full, 1);
+        stage.start().unwrap();
+        // Two blocks in each bucket, neither beside the other in the volume; then the second of each is written anew.
+        let block = |place: u64| write(place * 16..place * 16 + 8);
+        for place in 0..2 * SPARSE {
+            stage.ask(block(place)).unwrap();
+        }
+        stage.together((0..SPARSE).map(|place| block(2 * place + 1)).collect()).unwrap();
+        stage.ask(FLUSH).unwrap();
+        assert_eq!(bench.status().stats.moved_bytes, 0, "there is room as yet");
+        // Nobody but the mover reads so much at once: clients only write.
+        let mut emptied: BTreeSet<u64> = BTreeSet::new();
+        let reused = move |op: &OpView| {
+            let bucket = op.sectors.start / 16;
+            if op.disk.0 == 0 && op.kind == OpKind::Read && op.sectors.end - op.sectors.start == 8 {
+                emptied.insert(bucket);
+            }
+            let is_write = op.disk.0 == 0 && op.kind == OpKind::Write && op.completed;
+            is_write && emptied.contains(&bucket)
+        };
+        let more = (2 * SPARSE..2 * SPARSE + 600).map(block).collect();
+        stage.crash_at(more, reused, Crash::PowerCut, survivors).unwrap();
+        stage.start().unwrap_or_else(|fault| panic!("{survivors}: {fault}"));
+        stage.verify().unwrap_or_else(|fault| panic!("{survivors}: {fault}"));
+        stage.stop().unwrap();
+    }
 }
 
 /// A set is stopped while the allocator stores generations, on a device that takes its time for them: the journal, which
