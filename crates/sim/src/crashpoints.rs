@@ -14,7 +14,7 @@ use crate::figures::Figures;
 use crate::note::NoteState;
 use crate::oracle::Oracle;
 use crate::rig::{Rig, Snapshot};
-use crate::run::{play, rig_for, verified_life};
+use crate::run::{hard_start, play, rig_for, verified_life};
 use crate::system::System;
 use crate::workload::{Shape, Step, Workload};
 use bcached_engine::Phases;
@@ -175,6 +175,9 @@ impl Judge {
     fn aftermath(&self, rig: &mut Rig, seed: u64) -> Result<(), Fault> {
         if self.workload.grown.is_none() || seed % 4 == 1 {
             rig.inspect()?;
+        }
+        if self.workload.troubled && !hard_start(rig, mix(&[seed, 12]))? {
+            return Ok(());
         }
         verified_life(rig, Shape::aftermath(&self.workload, mix(&[seed, 6]), self.depth.aftermath))?;
         if rig.world.borrow().halted().is_none() && seed.is_multiple_of(4) {

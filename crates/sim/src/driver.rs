@@ -213,6 +213,12 @@ impl World {
         }
     }
 
+    /// Whether any device has done something wrong since they were healed.
+    #[must_use]
+    pub fn has_struck(&self) -> bool {
+        self.devices.iter().any(|device| device.faults.struck() > 0)
+    }
+
     /// Ends the world now; no operation submitted from here on reaches a device.
     pub fn halt_now(&mut self) {
         self.halt.get_or_insert(Halt::Asked(self.points));
@@ -328,6 +334,10 @@ impl World {
                 self.schedule(end, Due::Done { disk, token, ending, view });
             }
             Due::Done { disk, token, ending, view } => {
+                if view.kind == OpKind::Flush && matches!(ending, Ending::Refused(..)) {
+                    // What it should have covered is as it was, but nobody can know.
+                    self.tell_drop(disk, &BTreeSet::new());
+                }
                 let completion = self.end(disk, token, ending);
                 self.trace.completed(self.now, &view, &completion);
                 events.push(Event::Done(completion));

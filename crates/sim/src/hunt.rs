@@ -60,7 +60,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One round after the other, then from the start.
-const KINDS: [Kind; 29] = [
+const KINDS: [Kind; 31] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
@@ -80,9 +80,11 @@ const KINDS: [Kind; 29] = [
     crashing("through", 150),
     crashing("turnover", 700),
     plain("leaving"),
+    crashing("leaving-trouble", 100),
     crashing("mixed", 150),
     plain("moves"),
     crashing("leaving", 100),
+    plain("leaving-trouble"),
     crashing("scarce", 600),
     plain("trouble"),
     crashing("trouble", 200),

@@ -1,7 +1,7 @@
 //! A whole workload, restarts included, from making to the last check; and what is done after each crash.
 
 use crate::digest::mix;
-use crate::disk::Survivors;
+use crate::disk::{self, Landed, OpKind, Rule, Survivors};
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::figures::Figures;
@@ -10,6 +10,7 @@ use crate::rig::client::Client;
 use crate::rig::{Rig, Snapshot};
 use crate::system::System;
 use crate::workload::{Restart, Shape, Step, Workload};
+use bcached_env::rng::Rng;
 use std::cell::Cell;
 use std::future::pending;
 use std::rc::Rc;
@@ -76,7 +77,10 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
     let place = Rc::new(Place { next: Cell::new(0), ending: Cell::new(None) });
     loop {
         let (script_steps, script_place) = (Rc::clone(&steps), Rc::clone(&place));
-        let verify = place.next.get() % 2 == 1;
+        let (next, verify) = (place.next.get(), place.next.get() % 2 == 1);
+        if next > 0 && workload.troubled && !hard_start(rig, mix(&[workload.seed, next as u64, 12]))? {
+            return Ok(false);
+        }
         place.ending.set(None);
         rig.world.borrow_mut().heal();
         let lived = rig.live(move |client| steps_from(client, script_steps, script_place, verify))?;
@@ -98,6 +102,49 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
         }
         rig.inspect()?;
     }
+}
+
+/// One process that a device lets down while it starts, or soon afterwards: it may refuse to, or serve what it can, until it
+/// dies. What is on the devices must be as good for the next one. Half of the seeds have none; false if the world was ended from
+/// outside.
+///
+/// # Errors
+/// The first fault; a refusal is one if no device has failed.
+pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
+    let mut rng = Rng::new(seed);
+    if rng.one_in(2) {
+        return Ok(true);
+    }
+    rig.heal();
+    rig.troubled = true;
+    let volumes = rig.geometry.volumes.len() as u64;
+    let device =
+        if rng.one_in(2) { 0 } else { usize::try_from(1 + rng.below(volumes)).expect("few devices") };
+    rig.world.borrow_mut().devices[device].faults.add(failing(&mut rng));
+    match rig.live(|client| async move {
+        client.verify().await;
+        Ok(())
+    }) {
+        Err(Fault::Open(_) | Fault::Volumes { .. }) if rig.world.borrow().has_struck() => {}
+        lived => drop(lived?),
+    }
+    if rig.world.borrow().closed() {
+        return Ok(false);
+    }
+    let crash = if rng.one_in(2) { Crash::ProcessDeath } else { Crash::PowerCut };
+    rig.crash(crash, survivors(rng.next()));
+    rig.inspect()?;
+    Ok(true)
+}
+
+/// Some operations of one kind fail, early in the life of a process.
+fn failing(rng: &mut Rng) -> Rule {
+    let mut pick = |count| usize::try_from(rng.below(count)).expect("few");
+    let on = [OpKind::Read, OpKind::Write, OpKind::Flush][pick(3)];
+    let landed = [Landed::Nothing, Landed::Part, Landed::Everything][pick(3)];
+    let (skip, count) = (pick(24) >> pick(4), 1 << pick(4));
+    let (skip, count) = (u32::try_from(skip).expect("few"), count);
+    Rule { on, sectors: 0..u64::MAX, skip, count, fault: disk::Fault::Fail(landed) }
 }
 
 /// A quarter of the seeds stand for each of the extremes.

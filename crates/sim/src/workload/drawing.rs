@@ -14,6 +14,7 @@ const DRAWINGS: &[u64] = &[
     0xa382_4211_993e_54e2,
     0x3c67_5ade_d5e4_51ad,
     0x8681_a8b0_49be_2ca5,
+    0xbd2e_c7a6_4bcd_6267,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw) and the rounds of a hunt make of a seed.

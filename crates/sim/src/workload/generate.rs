@@ -7,6 +7,7 @@ use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
 use crate::system::{Geometry, Mode, Tuning};
 use bcached_env::rng::Rng;
+use bcached_format::SUPERBLOCK_SECTOR;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -178,6 +179,12 @@ impl<'a> Painter<'a> {
         if matches!(self.shape.failing, Failing::Backing) && self.rng.one_in(2) {
             return self.dropped_and_read(device);
         }
+        if self.rng.one_in(8) {
+            return self.vanishing(device);
+        }
+        if device > 0 && self.rng.one_in(6) {
+            return Step::Trouble { device, rule: self.failing_superblock() };
+        }
         if device > 0 && self.rng.one_in(4) {
             return self.dropping(device);
         }
@@ -201,6 +208,25 @@ impl<'a> Painter<'a> {
     fn failing_flush(&mut self) -> Rule {
         let skip = u32::try_from(self.rng.below(3)).expect("few");
         Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip, count: 1, fault: Fault::Fail(Landed::Nothing) }
+    }
+
+    /// A device that cannot be reached for some time, and then can, with all that it had.
+    fn vanishing(&mut self, device: usize) -> Step {
+        let count = 4 << self.rng.below(5);
+        let unreachable = |on| {
+            let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault: Fault::Unreachable };
+            Step::Trouble { device, rule }
+        };
+        self.next.extend([unreachable(OpKind::Write), unreachable(OpKind::Flush)]);
+        unreachable(OpKind::Read)
+    }
+
+    /// The next change of what a backing device says of itself fails.
+    fn failing_superblock(&mut self) -> Rule {
+        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
+        let fault = Fault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
+        let sectors = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8;
+        Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault }
     }
 
     /// A backing device that drops what a flush covers while writes that it has taken are not answered.

@@ -143,7 +143,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
-const SHAPES: [Shape; 13] = [
+const SHAPES: [Shape; 14] = [
     // A bit of everything, two volumes, restarts in between.
     Shape { name: "mixed", volumes: 2, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -260,16 +260,25 @@ const SHAPES: [Shape; 13] = [
         ..PLAIN
     },
     // Volumes that leave the cache with dirty data, while slow reads of their backing devices are under way; and come back.
+    Shape { name: "leaving", ..LEAVING },
+    // The same where backing devices fail, and their superblocks with them.
     Shape {
-        name: "leaving",
-        weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, ..MIXED },
-        span: 256,
-        longest: 24,
-        buckets: Buckets::Small,
-        tune: behind_a_fast_cache,
-        ..PLAIN
+        name: "leaving-trouble",
+        weights: Weights { trouble: 6, restart: 2, ..LEAVING.weights },
+        failing: Failing::Backing,
+        ..LEAVING
     },
 ];
+
+/// See the shape of this name.
+const LEAVING: Shape = Shape {
+    weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, ..MIXED },
+    span: 256,
+    longest: 24,
+    buckets: Buckets::Small,
+    tune: behind_a_fast_cache,
+    ..PLAIN
+};
 
 /// See the shape of this name.
 const MOVES: Shape = Shape {
