@@ -54,6 +54,6 @@ pub use phases::{Phase, Phases};
 pub use request::{Reply, Request};
 pub use set::CacheSet;
 pub use stats::Stats;
-pub use status::{Status, Unserved};
+pub use status::{BucketCount, Status, Unserved};
 pub use volume::{VolumeId, VolumeInfo};
 pub use writeback::trouble::WritebackTrouble;

@@ -212,7 +212,7 @@ impl State {
         (count - self.buckets.available().min(count)) * 100 / count
     }
 
-    /// Asserts what must always hold; the simulator calls it between requests.
+    /// Asserts what must always hold; the simulator calls it where a process begins and ends.
     pub fn check_invariants(&self) {
         let total: u64 = self.buckets.iter().map(|(_, bucket)| u64::from(bucket.dirty)).sum();
         assert_eq!(total, self.dirty.total(), "dirty sectors by bucket and by volume agree");

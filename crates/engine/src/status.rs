@@ -3,7 +3,7 @@
 use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
 use crate::set::CacheSet;
-use crate::space::Usage;
+use crate::space::{Bucket, Usage};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::volume::VolumeInfo;
@@ -71,6 +71,17 @@ pub struct Unserved {
     pub dirty_sectors: u64,
 }
 
+/// What a set has counted of one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketCount {
+    /// Sectors that keys of the tree point to.
+    pub live: u32,
+    /// Of these, dirty.
+    pub dirty: u32,
+    /// It holds nothing, and may be handed out now or as soon as its generation is durable.
+    pub free: bool,
+}
+
 fn unserved(s: &State) -> Vec<Unserved> {
     let is_served = |inode| s.volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
     let left = s.uuids.used().filter(|(inode, _)| s.dirty.of(*inode) > 0 && !is_served(*inode));
@@ -113,7 +124,18 @@ impl CacheSet {
         })
     }
 
-    /// Asserts what must always hold, in memory; for the simulator, between requests.
+    /// What has been counted of each bucket, in their order, as keys came and went; for whoever counts the tree again.
+    #[must_use]
+    pub fn counted(&self) -> Vec<BucketCount> {
+        let count = |bucket: &Bucket| BucketCount {
+            live: bucket.live,
+            dirty: bucket.dirty,
+            free: matches!(bucket.usage, Usage::Free | Usage::Pending),
+        };
+        self.with(|s| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect())
+    }
+
+    /// Asserts what must always hold, in memory; the simulator calls it where a process begins and ends.
     ///
     /// # Panics
     /// If something does not hold.

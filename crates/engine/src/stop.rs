@@ -50,6 +50,9 @@ impl CacheSet {
             open.close_all(buckets);
         });
         self.check_alive()?;
+        // The keys that wait for an entry first: the last one is to have none. A hole in it would be replayed over clean copies
+        // that came after it and stand in the leaves alone.
+        writer::commit(self).await?;
         writer::checkpoint(self).await
     }
 }

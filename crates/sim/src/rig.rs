@@ -15,7 +15,7 @@ use crate::note::{MemoryNote, NoteState};
 use crate::oracle::Oracle;
 use crate::stamp::Value;
 use crate::system::{Geometry, System};
-use bcached_engine::Phases;
+use bcached_engine::{BucketCount, Phases};
 use bcached_env::rng::Rng;
 use bcached_env::{Executor, Order};
 use client::Client;
@@ -95,6 +95,8 @@ pub struct Rig {
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
+    /// What the last process had counted when it stopped in order.
+    counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
 }
 
 impl Rig {
@@ -143,6 +145,7 @@ impl Rig {
             seed,
             lives: 0,
             requests: Rc::default(),
+            counted: Rc::default(),
         }
     }
 
@@ -184,6 +187,7 @@ impl Rig {
     /// An executor for the next process, and what that process is born with.
     pub(crate) fn executor(&mut self) -> (Executor, client::Birth) {
         self.lives += 1;
+        *self.counted.borrow_mut() = None;
         let seed = mix(&[self.seed, self.lives, 2]);
         let driver = Box::new(SimDriver::new(Rc::clone(&self.world)));
         let executor = Executor::new(driver, Order::Seeded(Rng::new(seed)), mix(&[seed, 3]));
@@ -198,6 +202,7 @@ impl Rig {
             troubled: self.troubled,
             phases: Arc::clone(&self.phases),
             requests: Rc::clone(&self.requests),
+            counted: Rc::clone(&self.counted),
             fault: Rc::default(),
             waiting: Rc::default(),
         };
@@ -247,7 +252,9 @@ impl Rig {
     /// What is not sound.
     pub fn inspect(&self) -> Result<(), Fault> {
         let devices = &self.world.borrow().devices;
-        let faults = panic::caught(|| self.system.inspect(devices)).map_err(Fault::Panic)?;
+        let counted = self.counted.borrow();
+        let faults =
+            panic::caught(|| self.system.inspect(devices, counted.as_deref())).map_err(Fault::Panic)?;
         if faults.is_empty() { Ok(()) } else { Err(Fault::Structure(faults)) }
     }
 

@@ -9,7 +9,7 @@ pub mod passthrough;
 pub mod tuning;
 
 use crate::disk::{Background, Device, Model};
-use bcached_engine::Phases;
+use bcached_engine::{BucketCount, Phases};
 use bcached_env::{Buffer, Env, Note, Payload};
 use std::fmt;
 use std::future::Future;
@@ -177,8 +177,9 @@ pub trait System {
         phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>>;
 
-    /// Checks the structure on devices that nobody uses; one sentence for each fault found.
-    fn inspect(&self, _devices: &[Device]) -> Vec<String> {
+    /// Checks the structure on devices that nobody uses, and what [`Running::counted`] said after an orderly stop; one sentence
+    /// for each fault found.
+    fn inspect(&self, _devices: &[Device], _counted: Option<&[BucketCount]>) -> Vec<String> {
         Vec::new()
     }
 }
@@ -212,6 +213,14 @@ pub trait Running {
     /// Whether what is read twice should come from the cache the second time.
     fn caches(&self) -> bool {
         false
+    }
+
+    /// Panics if what must always hold does not, in memory.
+    fn assert_invariants(&self) {}
+
+    /// After an orderly stop: what it has counted of each bucket of its cache, if it has one.
+    fn counted(&self) -> Option<Vec<BucketCount>> {
+        None
     }
 
     /// Stops in order; everything acknowledged is durable then.

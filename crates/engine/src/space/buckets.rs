@@ -9,6 +9,7 @@
 use crate::policy::Lru;
 use crate::policy::lru::Rank;
 use crate::space::Flushes;
+use crate::space::flushes::Running;
 use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -305,6 +306,12 @@ impl Buckets {
     #[must_use]
     pub fn is_suspect(&self, pointer: Pointer) -> bool {
         self.of(pointer).is_some_and(|id| self.flushes.may_have_dropped(self.get(id).flush))
+    }
+
+    /// The flush of the cache device that is running, if it may have dropped data in the bucket of `pointer`.
+    #[must_use]
+    pub fn being_flushed(&self, pointer: Pointer) -> Option<Running> {
+        self.of(pointer).and_then(|id| self.flushes.may_be_dropping(self.get(id).flush))
     }
 
     /// A live extent is gone from the bucket. `sequence`: the journal entry that records it; if the last dirty sector

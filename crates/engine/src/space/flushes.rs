@@ -78,6 +78,25 @@ impl Flushes {
     }
 }
 
+/// Names the flush that runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Running(u64);
+
+impl Flushes {
+    /// The flush that is running, if it may have dropped data that was written while flush `number` was the newest: nobody
+    /// knows until it ends.
+    #[must_use]
+    pub fn may_be_dropping(&self, number: u64) -> Option<Running> {
+        (self.running && number >= self.succeeded.max(1)).then_some(Running(self.begun))
+    }
+
+    /// Whether that flush has not ended.
+    #[must_use]
+    pub fn runs(&self, flush: Running) -> bool {
+        self.running && self.begun == flush.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +118,26 @@ mod tests {
         assert_eq!(flushes.turn(third), Turn::Wait);
         flushes.ends(Ok(()));
         assert_eq!(flushes.turn(third), Turn::Done);
+    }
+
+    #[test]
+    fn what_a_running_flush_is_about_is_not_known_until_it_ends() {
+        let mut flushes = Flushes::default();
+        for _ in 0..2 {
+            assert_eq!(flushes.may_be_dropping(flushes.begun()), None);
+            assert_eq!(flushes.turn(flushes.wanted()), Turn::Run);
+            flushes.ends(Ok(()));
+        }
+        let (proven, written) = (flushes.begun() - 1, flushes.begun());
+        assert_eq!(flushes.turn(flushes.wanted()), Turn::Run);
+        assert_eq!(flushes.may_be_dropping(0), None, "it was there when the set was opened");
+        assert_eq!(flushes.may_be_dropping(proven), None);
+        let running = flushes.may_be_dropping(written).expect("it is not proven");
+        assert!(flushes.runs(running));
+        flushes.ends(Ok(()));
+        assert!(!flushes.runs(running) && flushes.may_be_dropping(written).is_none());
+        assert_eq!(flushes.turn(flushes.wanted()), Turn::Run);
+        assert!(!flushes.runs(running), "another one");
     }
 
     #[test]

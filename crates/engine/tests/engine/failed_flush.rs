@@ -70,6 +70,58 @@ fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
     assert!(failed, "nothing was moved, or no flush came after it");
 }
 
+/// A flush was about to fail and had dropped data already when that was read: the answer came before the failure, and was what
+/// stood there instead. Who reads what a running flush is about waits for its end.
+#[test]
+fn what_a_running_flush_may_have_dropped_is_not_read_before_its_end() {
+    const WRITTEN: u8 = 7;
+    const FOREIGN: u8 = 0xEE;
+    for fails in [false, true] {
+        let mut rig = Rig::new(SIZES, 1);
+        let world = Rc::clone(&rig.world);
+        let first = run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("sound");
+            let (place, holds) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(true)));
+            let (placed, held) = (Rc::clone(&place), Rc::clone(&holds));
+            world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+                Op::Write { sector, payload, .. } if disk == CACHE && payload.as_slice()[0] == WRITTEN => {
+                    placed.set(Some(*sector));
+                    None
+                }
+                Op::Flush if disk == CACHE && held.get() => Some(Mishap::Waits),
+                Op::Flush if disk == CACHE && fails => Some(Mishap::Fails),
+                _ => None,
+            }));
+            ask(&set, volume, write(0, 8, WRITTEN)).await;
+            let (flushing, reading) = (set.clone(), set.clone());
+            env.spawn(async move { drop(flushing.serve(volume, Request::Flush).await) });
+            env.sleep(Duration::from_millis(1)).await;
+            if fails {
+                let sector = place.get().expect("the cache has it");
+                world.borrow_mut().place(0, sector, &[FOREIGN; 8 * 512]);
+            }
+            let answer = Rc::new(RefCell::new(None));
+            let told = Rc::clone(&answer);
+            env.spawn(async move {
+                let read = Request::Read { sector: 0, buffer: Buffer::zeroed(8 * 512) };
+                let reply = reading.serve(volume, read).await;
+                let buffer = reply.buffer.expect("a read gives its memory back");
+                *told.borrow_mut() = Some(reply.result.map(|()| buffer.as_slice()[0]));
+            });
+            env.sleep(Duration::from_millis(1)).await;
+            assert!(answer.borrow().is_none(), "nobody knows yet");
+            holds.set(false);
+            env.sleep(Duration::from_millis(10)).await;
+            answer.take().expect("the flush has ended")
+        });
+        if fails {
+            assert!(first.is_err(), "{first:?}");
+        } else {
+            assert_eq!(first, Ok(WRITTEN));
+        }
+    }
+}
+
 /// A note that knows whether it has been made void, and what was added to it since.
 #[derive(Default)]
 struct Void {

@@ -9,7 +9,7 @@ use crate::oracle::Oracle;
 use crate::stamp::{self, SECTOR, Value};
 use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
 use crate::workload::Step;
-use bcached_engine::Phases;
+use bcached_engine::{BucketCount, Phases};
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Env, Note};
 use std::cell::{Cell, RefCell};
@@ -41,6 +41,7 @@ pub struct Birth {
     pub(super) troubled: bool,
     pub(super) phases: Arc<Phases>,
     pub(super) requests: Rc<Cell<u64>>,
+    pub(super) counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     /// The first fault noticed in this life.
     pub(super) fault: Rc<RefCell<Option<Fault>>>,
     /// What is asked and not answered, in words.
@@ -63,6 +64,7 @@ impl Birth {
         if found != wanted {
             return Err(Fault::Volumes { found, wanted });
         }
+        running.assert_invariants();
         self.world.borrow_mut().progress(PATIENCE_NS);
         let shared = Shared {
             env: self.env,
@@ -74,6 +76,7 @@ impl Birth {
             depth: self.depth,
             troubled: self.troubled,
             requests: self.requests,
+            counted: self.counted,
             fault: self.fault,
             waiting: self.waiting,
         };
@@ -92,6 +95,7 @@ struct Shared {
     depth: usize,
     troubled: bool,
     requests: Rc<Cell<u64>>,
+    counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     fault: Rc<RefCell<Option<Fault>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
 }
@@ -191,12 +195,16 @@ impl Client {
     /// If it says that it could not.
     pub async fn stop(&self) -> Result<(), Fault> {
         self.settle().await;
+        self.shared.running.assert_invariants();
         let id = self.shared.oracle.borrow_mut().begin_stop();
         self.shared.waiting.borrow_mut().insert(0, "stop".to_owned());
         let result = self.shared.running.stop().await;
         self.shared.waiting.borrow_mut().clear();
         self.shared.oracle.borrow_mut().end(id, result.is_ok());
         self.shared.world.borrow_mut().progress(PATIENCE_NS);
+        if result.is_ok() {
+            *self.shared.counted.borrow_mut() = self.shared.running.counted();
+        }
         if self.shared.troubled { Ok(()) } else { result.map_err(Fault::Stop) }
     }
 

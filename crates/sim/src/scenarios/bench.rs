@@ -4,7 +4,7 @@
 use crate::disk::Device;
 use crate::system::engine::{self, Engine};
 use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
-use bcached_engine::{CacheSet, Options, Phases, Status, VolumeId};
+use bcached_engine::{BucketCount, CacheSet, Options, Phases, Status, VolumeId};
 use bcached_env::{DiskId, Env, Note};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -61,8 +61,8 @@ impl System for Bench {
         Engine.make(geometry, seed)
     }
 
-    fn inspect(&self, devices: &[Device]) -> Vec<String> {
-        Engine.inspect(devices)
+    fn inspect(&self, devices: &[Device], counted: Option<&[BucketCount]>) -> Vec<String> {
+        Engine.inspect(devices, counted)
     }
 
     fn open(

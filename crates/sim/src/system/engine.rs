@@ -6,7 +6,7 @@ use super::tuning::SetTuning;
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{CacheSet, Error, Options, Phases, VolumeId};
+use bcached_engine::{BucketCount, CacheSet, Error, Options, Phases, VolumeId};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -148,16 +148,27 @@ impl System for Engine {
     /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy
     /// must equal its backing device: its key enters the tree only when that is durable. And a backing device that says that
     /// nothing is dirty is served by whoever has it at hand, whatever the cache holds.
-    fn inspect(&self, devices: &[Device]) -> Vec<String> {
+    fn inspect(&self, devices: &[Device], counted: Option<&[BucketCount]>) -> Vec<String> {
         let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
         let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
         let options = bcached_check::Options { compare_clean: true, ..Default::default() };
-        let report = bcached_check::check(&images[0], &backings, options).report;
+        let checked = bcached_check::check(&images[0], &backings, options);
+        let report = &checked.report;
+        let miscounted = counted.map(|counted| miscounted(counted, &checked.buckets)).unwrap_or_default();
+        let to_replay = report.journal.map_or(0, |journal| journal.keys_to_replay);
+        let unfinished = (counted.is_some() && to_replay > 0)
+            .then(|| format!("{to_replay} keys are left to replay after an orderly stop"));
         let broken = report.findings.iter().filter(|damage| damage.severity >= Severity::Error);
         let hidden = report.volumes.iter().filter(|volume| volume.dirty_sectors > 0 && volume.claims_clean);
         let hidden =
             hidden.map(|volume| format!("volume {} has dirty data and does not say so", volume.inode));
-        broken.map(ToString::to_string).chain(hidden).take(FINDINGS_SHOWN).collect()
+        broken
+            .map(ToString::to_string)
+            .chain(hidden)
+            .chain(miscounted)
+            .chain(unfinished)
+            .take(FINDINGS_SHOWN)
+            .collect()
     }
 
     fn open(
@@ -185,6 +196,18 @@ impl System for Engine {
             Ok(Rc::new(Open { set, volumes, shapes }) as Rc<dyn Running>)
         })
     }
+}
+
+/// Where the engine's counts and the checker's differ, and what is both free and referenced.
+fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> Vec<String> {
+    let differs = |(index, (engine, checker)): (usize, (&BucketCount, &bcached_check::Bucket))| {
+        let (live, dirty) = (checker.live_sectors, checker.dirty_sectors);
+        let agree = (engine.live, engine.dirty) == (live, dirty) && !(engine.free && live > 0);
+        (!agree).then(|| {
+            format!("bucket {index}: {engine:?}, but {live} sectors are live, {dirty} of them dirty")
+        })
+    };
+    counted.iter().zip(recounted).enumerate().filter_map(differs).collect()
 }
 
 /// Puts a request to the engine in its words, and its answer in ours.
@@ -261,6 +284,14 @@ impl Running for Open {
 
     fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
         attach(&self.set, self.volumes[volume as usize])
+    }
+
+    fn assert_invariants(&self) {
+        self.set.assert_invariants();
+    }
+
+    fn counted(&self) -> Option<Vec<BucketCount>> {
+        Some(self.set.counted())
     }
 
     fn dirty_sectors(&self) -> u64 {
