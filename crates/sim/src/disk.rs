@@ -252,8 +252,8 @@ impl Device {
     }
 
     /// Ends write `number` with a failure after `landed` of it had landed. If a flush of its own has failed: the sectors that
-    /// lost something.
-    pub fn fail(&mut self, number: u64, landed: Landed) -> BTreeSet<u64> {
+    /// lost something; `None` if there was none.
+    pub fn fail(&mut self, number: u64, landed: Landed) -> Option<BTreeSet<u64>> {
         let write = self.in_flight.get(&number).expect("a write ends once").clone();
         let unit = self.model.torn_sectors;
         match landed {
@@ -269,13 +269,13 @@ impl Device {
             self.harden(write.range.start / PAGE_SECTORS..=(write.range.end - 1) / PAGE_SECTORS, |found| {
                 found == number
             });
-            return BTreeSet::new();
+            return None;
         }
         if self.model.fua_flushes && write.fua {
             let flush = self.take_flush();
-            return self.fail_flush(&flush);
+            return Some(self.fail_flush(&flush));
         }
-        BTreeSet::new()
+        None
     }
 
     /// Starts a flush.

@@ -347,8 +347,9 @@ impl World {
     }
 
     fn fail_write(&mut self, disk: usize, number: u64, landed: Landed) {
-        let dropped = self.devices[disk].fail(number, landed);
-        self.tell_drop(disk, &dropped);
+        if let Some(dropped) = self.devices[disk].fail(number, landed) {
+            self.tell_drop(disk, &dropped);
+        }
     }
 
     /// A flush has failed, and dropped something if it covered anything.

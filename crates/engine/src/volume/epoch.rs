@@ -12,8 +12,8 @@
 //! failure: what outlived one may have been read since, and be gone with the next. Changes that were refused count for the
 //! same reason.
 //!
-//! A request of which something was being written or waited for its proof when a flush failed does not succeed: it might be
-//! told that what is gone is there. (Whether the device had the data when it flushed, nobody can tell who sees completions
+//! A write or zeroing of which something was being written, or waited for its proof, when a flush failed does not succeed
+//! unless it is durable by itself: it might be told that what is gone is there. (Whether the device had the data when it flushed, nobody can tell who sees completions
 //! later than they happen.)
 
 /// Flushes and writes of one backing device.

@@ -171,6 +171,7 @@ impl Sector {
 
     /// Operation `number` is acknowledged at `now`.
     pub(super) fn acknowledge(&mut self, number: u64, now: u64, fua: bool) {
+        self.over(now);
         for version in self.versions.iter_mut().filter(|version| version.number == number) {
             version.end(now);
             // A discard promises nothing in particular: what it left is fixed, and promised, by the first read.
@@ -185,10 +186,18 @@ impl Sector {
 
     /// Operation `number` has failed, or will never be heard of again: it took effect by `now` or not at all.
     pub(super) fn give_up(&mut self, number: u64, now: u64) {
+        self.over(now);
         self.versions
             .iter_mut()
             .filter(|version| version.number == number)
             .for_each(|version| version.end(now));
+    }
+
+    /// An operation is over: what reads have made of it while it was in flight is over with it.
+    fn over(&mut self, now: u64) {
+        for version in self.versions.iter_mut().filter(|version| !version.in_flight) {
+            version.ended = version.ended.min(now);
+        }
     }
 
     /// Whether a read may have returned that and there is nothing to learn from it.
@@ -289,7 +298,7 @@ impl Sector {
         version
     }
 
-    /// A flush that began at `started` has succeeded. True if that changed anything.
+    /// A flush that began at `started` has succeeded.
     pub(super) fn flush(&mut self, started: u64) {
         for version in self.versions.iter_mut().filter(|version| version.is_covered(started)) {
             version.durable = true;

@@ -417,6 +417,22 @@ fn rule_8_what_a_flush_has_disowned_is_promised_anew_by_a_read_but_not_against_t
     assert_eq!(bench.may_be(9), [write], "there, and flushed");
 }
 
+#[test]
+fn rule_8_a_failed_flush_is_about_what_a_discard_left_and_two_reads_have_shown() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let discard = bench.oracle.begin_discard(0, 0..2);
+    assert!(bench.reads_zero());
+    bench.oracle.end(discard, true);
+    assert!(bench.reads_zero());
+    let flush = bench.oracle.begin_flush(0);
+    bench.drops();
+    bench.oracle.end(flush, false);
+    bench.flush();
+    assert!(bench.reads(kept), "its client has heard that it may be gone");
+}
+
 /// A block of eight sectors, of which a write of the first two is under way when a device drops what was in the third.
 #[test]
 fn rule_8_a_write_of_a_part_of_a_block_may_bring_back_what_was_dropped_of_the_rest() {
