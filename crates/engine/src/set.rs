@@ -18,7 +18,7 @@
 //! | an attach, for the requests of before; a stop, for both | `ranges` | the last has ended | the end of each; a detach's or attach's |
 //! | a detach, beside writes or after trouble | `ranges`, `writeback_work`, with a timer | it is time to try again | the end of a write, a stop |
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
-//! | who wants the cache device flushed | `cache_flushed` | the flush that is running has ended | who runs it |
+//! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!

@@ -50,8 +50,8 @@ impl CacheSet {
             open.close_all(buckets);
         });
         self.check_alive()?;
-        // The keys that wait for an entry first: the last one is to have none. A hole in it would be replayed over clean copies
-        // that came after it and stand in the leaves alone.
+        // The keys that wait for an entry first: the last one is to have none. Fills are not journalled, and a replay would lay a
+        // hole over those made since.
         writer::commit(self).await?;
         writer::checkpoint(self).await
     }

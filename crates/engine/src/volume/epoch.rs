@@ -13,8 +13,8 @@
 //! same reason.
 //!
 //! A write or zeroing of which something was being written, or waited for its proof, when a flush failed does not succeed
-//! unless it is durable by itself: it might be told that what is gone is there. (Whether the device had the data when it flushed, nobody can tell who sees completions
-//! later than they happen.)
+//! unless it is durable by itself: it might be told that what is gone is there. (Whether the device had the data when it
+//! flushed, nobody can tell who sees completions later than they happen.)
 
 /// Flushes and writes of one backing device.
 #[derive(Clone, Copy, Debug, Default)]
