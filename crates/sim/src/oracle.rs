@@ -106,9 +106,7 @@ pub struct Oracle {
     open: BTreeMap<OpId, Open>,
     /// In what units data is written at most, in sectors; a power of two.
     block: u64,
-    /// Volumes whose device has dropped something in the life of this process, and when it last did.
-    dropped: BTreeMap<u32, u64>,
-    /// The same of devices that held nobody knows what, as a cache does.
+    /// Volumes of which a device has dropped nobody knows what in the life of this process, as a cache does, and when it last did.
     cache_dropped: BTreeMap<u32, u64>,
     /// Where each write went, by number.
     writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
@@ -125,18 +123,15 @@ impl Oracle {
     /// Volumes that hold, where nothing was written, what `firsts` says: zeroes or stamps of write 0.
     #[must_use]
     pub fn new(firsts: Vec<Value>) -> Self {
-        let (chunks, open, dropped) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (writes, thin_writes) = (Rc::default(), Rc::default());
         Self {
             firsts,
-            chunks,
-            open,
+            chunks: BTreeMap::new(),
+            open: BTreeMap::new(),
             block: 1,
             cache_dropped: BTreeMap::new(),
-            dropped,
-            writes,
+            writes: Rc::default(),
             dense_from: 0,
-            thin_writes,
+            thin_writes: Rc::default(),
             clock: 0,
             next: 1,
         }
@@ -223,8 +218,8 @@ impl Oracle {
         let sectors = open.sectors.clone();
         assert_eq!(bytes.len() as u64, (sectors.end - sectors.start) * SECTOR as u64, "the buffer asked for");
         let oldest_read = self.oldest_read();
-        // It may have seen what was there before the drop, and tells nothing of what is there now.
-        let is_crossed = self.dropped.get(&open.volume).is_some_and(|dropped| open.start < *dropped);
+        // Who may have seen what was there before a drop tells nothing of what is there now.
+        let is_crossed = self.cache_dropped.get(&open.volume).is_some_and(|dropped| open.start < *dropped);
         for (sector, bytes) in sectors.zip(bytes.chunks_exact(SECTOR)) {
             let found = stamp::parse(bytes, open.volume, sector);
             let Ok(value) = found else { return Err(self.violation(&open, sector, found)) };
@@ -239,7 +234,13 @@ impl Oracle {
                 continue;
             }
             let state = self.sector_mut(open.volume, sector);
-            let is_allowed = if is_crossed { state.may_return(&seen) } else { state.read(&seen) };
+            let is_allowed = if state.is_crossed(open.start) {
+                former.is_some()
+            } else if is_crossed {
+                state.may_return(&seen)
+            } else {
+                state.read(&seen)
+            };
             if !is_allowed {
                 return Err(self.violation(&open, sector, found));
             }
@@ -257,7 +258,6 @@ impl Oracle {
     pub fn power_cut(&mut self) {
         let now = self.tick();
         self.open.clear();
-        self.dropped.clear();
         self.cache_dropped.clear();
         self.each_touched(None, |sector| sector.cut_power(now));
     }
@@ -266,7 +266,6 @@ impl Oracle {
     pub fn process_death(&mut self) {
         let now = self.tick();
         self.open.clear();
-        self.dropped.clear();
         self.each_touched(None, |sector| {
             sector.kill(now);
             sector.forget_untold();
@@ -277,18 +276,18 @@ impl Oracle {
         }
     }
 
-    /// A device under `volume` has dropped what it had not made durable: of these sectors of the volume, or `None` of any.
+    /// A device under `volume` has dropped what it had not made durable: its backing device of these sectors of the volume, or
+    /// (`None`) its cache of any.
     pub fn device_dropped(&mut self, volume: u32, sectors: Option<&BTreeSet<u64>>) {
         let now = self.tick();
-        self.dropped.insert(volume, now);
-        let oldest_read = self.oldest_read();
         let Some(sectors) = sectors else {
+            let oldest_read = self.oldest_read();
             self.cache_dropped.insert(volume, now);
             self.each_touched(Some(volume), |sector| sector.revert(now, oldest_read));
             return;
         };
         for sector in sectors {
-            self.sector_mut(volume, *sector).revert(now, oldest_read);
+            self.sector_mut(volume, *sector).drop_backing(now);
         }
         self.add_echoes(volume, sectors);
     }

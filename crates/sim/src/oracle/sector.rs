@@ -152,11 +152,13 @@ pub(super) struct Seen {
 #[derive(Clone, Debug)]
 pub(super) struct Sector {
     versions: Vec<Version>,
+    /// When a backing device last went back to what it had before.
+    reverted: u64,
 }
 
 impl Sector {
     pub(super) fn new(first: Value) -> Self {
-        Self { versions: vec![Version::first(first)] }
+        Self { versions: vec![Version::first(first)], reverted: 0 }
     }
 
     /// The number of the newest operation that still matters.
@@ -212,6 +214,11 @@ impl Sector {
     pub(super) fn may_return(&self, seen: &Seen) -> bool {
         let (matches, formers) = self.sources(seen);
         !matches.is_empty() || !formers.is_empty()
+    }
+
+    /// Whether the backing device went back to what it had before while a read was under way that began at `started`.
+    pub(super) const fn is_crossed(&self, started: u64) -> bool {
+        self.reverted > started
     }
 
     /// What a read can have seen: the places of versions with that content, and discards that may have left it.
@@ -288,7 +295,12 @@ impl Sector {
         let mut version = Version::begun(seen.number, Content::Value(seen.value), start);
         version.by = seen.end;
         version.in_flight = false;
-        version.ended = sources.iter().map(|version| version.ended).max().expect("there is a source");
+        let ended = |version: &&Version| match version.content {
+            Content::Value(_) => version.ended,
+            // It may be the data of any operation before.
+            Content::Former { .. } => 0,
+        };
+        version.ended = sources.iter().map(ended).min().expect("there is a source");
         version.happened = true;
         version.on_medium = sources.iter().all(|version| version.on_medium);
         version.durable = version.on_medium;
@@ -321,6 +333,13 @@ impl Sector {
         self.forget_order(now, true, false, |_| true);
     }
 
+    /// A backing device has gone back to what it had before it was written to last. Nothing is kept for reads under way: they may
+    /// have seen that too, however long ago a durable version replaced it in the cache.
+    pub(super) fn drop_backing(&mut self, now: u64) {
+        self.reverted = now;
+        self.revert(now, 0);
+    }
+
     /// What is not durable may have gone back to an older version, but the clients have not been told: a later flush that
     /// claims success still promises what was acknowledged.
     pub(super) fn revert(&mut self, now: u64, oldest_read: u64) {
@@ -329,10 +348,11 @@ impl Sector {
         let order = self.order(|later| later.is_covered(NEVER) || later.in_flight);
         let promised: Vec<(u64, bool)> =
             self.versions.iter().map(|version| (version.promised, version.broken)).collect();
-        // What is under way may consist of several writes, of which some had landed, were seen, and are gone.
+        // What is under way may consist of several writes, of which some had landed, were seen, and are gone; or are what has come
+        // back over a later one.
         let mut reopened = false;
         for version in self.versions.iter_mut().filter(|version| version.in_flight && version.happened) {
-            (version.happened, version.by) = (false, NEVER);
+            (version.happened, version.by, version.dead_at) = (false, NEVER, NEVER);
             reopened = true;
         }
         let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);

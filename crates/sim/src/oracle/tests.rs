@@ -496,6 +496,38 @@ fn rule_8_a_read_from_before_says_nothing_of_what_is_there_after() {
     assert!(!bench.reads(dropped), "what was read after it stays");
 }
 
+/// In write-back: what a backing device goes back to has long been replaced in the cache.
+#[test]
+fn rule_8_a_read_from_before_may_return_what_a_backing_device_went_back_to() {
+    let mut bench = Bench::new();
+    let (kept, _) = (bench.write(), bench.flush());
+    bench.write();
+    let (read, another) = (bench.begin_read(), bench.begin_read());
+    let cached = bench.write();
+    bench.flush();
+    bench.oracle.device_dropped(0, Some(&BTreeSet::from([0])));
+    assert!(bench.returns(read, Value::Written(kept)));
+    assert!(!bench.returns(another, Value::Written(99)), "never written there");
+    assert_eq!(bench.may_be(99), [cached], "nor for reads that begin later");
+}
+
+#[test]
+fn rule_8_a_failed_flush_is_about_what_a_later_discard_left() {
+    let mut bench = Bench::new();
+    let kept = bench.write();
+    bench.flush();
+    let zeroes = bench.oracle.begin_zeroes(0, 0..2, false);
+    bench.oracle.end(zeroes, true);
+    let flush = bench.oracle.begin_flush(0);
+    let discard = bench.oracle.begin_discard(0, 0..2);
+    bench.oracle.end(discard, true);
+    assert!(bench.reads_zero(), "that of before");
+    bench.drops();
+    bench.oracle.end(flush, false);
+    bench.flush();
+    assert!(bench.reads(kept), "its client has heard that it may be gone");
+}
+
 /// A write was dropped, and another was seen while it was in flight, when a flush failed. The benches as they are before a client
 /// is told, and the numbers of the two writes.
 fn dropped_beside_one_in_flight() -> (Bench, OpId, u64, OpId) {
@@ -527,6 +559,18 @@ fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is
     bench.flush();
     bench.oracle.power_cut();
     assert_eq!(bench.may_be(9), [in_flight.number()], "durable by now");
+}
+
+#[test]
+fn rule_8_a_part_of_what_is_in_flight_may_come_back_over_a_later_write() {
+    let mut bench = Bench::new();
+    let in_flight = bench.begin();
+    assert!(bench.reads(in_flight.number()));
+    let dropped = bench.write();
+    assert_eq!(bench.may_be(9), [dropped]);
+    bench.oracle.device_dropped(0, Some(&BTreeSet::from([0])));
+    bench.oracle.end(in_flight, false);
+    assert_eq!(bench.may_be(9), [0, in_flight.number(), dropped]);
 }
 
 #[test]
