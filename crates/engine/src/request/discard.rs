@@ -46,7 +46,7 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
 }
 
 /// Writes zeroes over a range, in parts. Each part that the cache cannot take goes past it, and none twice: somebody may
-/// have written over an earlier one meanwhile. The stamp is of the first that went to the backing device and is not proven
+/// have written over an earlier one meanwhile. The stamp is the oldest of what went to the backing device and is not proven
 /// durable.
 pub async fn write_zeroes(
     set: &CacheSet,
@@ -65,10 +65,10 @@ pub async fn write_zeroes(
     let edges = [Range { start: range.start, end: body.start }, Range { start: body.end, end: range.end }];
     let mut unproven = None;
     for edge in edges.into_iter().filter(|edge| edge.start < edge.end) {
-        unproven = Stamp::first_of(unproven, write_zero_payload(set, target, edge, fua).await?);
+        unproven = Stamp::older(unproven, write_zero_payload(set, target, edge, fua).await?);
     }
     let zeroed = or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await?;
-    Ok(Stamp::first_of(unproven, zeroed))
+    Ok(Stamp::older(unproven, zeroed))
 }
 
 /// Writes zeroes over whole blocks.
@@ -132,7 +132,7 @@ async fn zero_blocks(
         let end = range.end.min(at + ZERO_SECTORS_MAX);
         let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
         let written = write::write_blocks(set, target, Range { start: at, end }, &payload, fua).await?;
-        unproven = Stamp::first_of(unproven, written);
+        unproven = Stamp::older(unproven, written);
         at = end;
     }
     Ok(unproven)
@@ -153,7 +153,7 @@ async fn write_zero_payload(
         let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
         let part = Range { start: at, end };
         let write = async |target: &Target| write::write(set, target, part, payload.clone(), fua).await;
-        unproven = Stamp::first_of(unproven, or_uncached(set, target, write).await?);
+        unproven = Stamp::older(unproven, or_uncached(set, target, write).await?);
         at = end;
     }
     Ok(unproven)

@@ -172,7 +172,7 @@ impl CacheSet {
         reply
     }
 
-    /// The reply, and the first of what was put on the backing device and is not proven durable.
+    /// The reply, and the oldest stamp of what was put on the backing device and is not proven durable.
     async fn dispatch(&self, target: &Target, request: Request) -> (Reply, Option<Stamp>) {
         let written = |result: Result<Option<Stamp>, Error>| match result {
             Ok(unproven) => (Reply { result: Ok(()), buffer: None }, unproven),

@@ -284,7 +284,9 @@ async fn read_cached(
     let (result, buffer) = set.cache().read(pointer.sector(), buffer).await;
     // What a flush that runs is about to fail for may be gone already, and anything may have been read. The bucket tells when it
     // was written to last, so data that is proven waits too while more comes into its bucket.
-    if let Some(flush) = set.with(|s| s.buckets.being_flushed(pointer)) {
+    if result.is_ok()
+        && let Some(flush) = set.with(|s| s.buckets.being_flushed(pointer))
+    {
         while set.with(|s| s.buckets.flushes().runs(flush)) {
             set.signals().cache_flushed.wait().await;
         }

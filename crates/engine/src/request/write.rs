@@ -46,7 +46,7 @@ enum Way {
 }
 
 /// Writes `payload` over `range`. The part that can be cached goes by the table; a rest behind the last whole block
-/// goes to the backing device. The stamp is of the first that went there and is not proven durable.
+/// goes to the backing device. The stamp is the oldest of what went there and is not proven durable.
 pub async fn write(
     set: &CacheSet,
     target: &Target,
@@ -98,7 +98,7 @@ async fn write_locked(
     }
     let rest = payload.slice(bytes(part.sectors())..payload.len());
     let stamp = write_backing(set, target, Range { start: end, end: range.end }, rest, fua).await?;
-    Ok(Stamp::first_of(first, unproven(stamp, fua)))
+    Ok(Stamp::older(first, unproven(stamp, fua)))
 }
 
 /// What a flush can still take away: a durable write is not among it.
@@ -291,7 +291,7 @@ async fn write_back(
                 continue;
             }
             let written = write_out(set, target, (range, rest), payload, survey, fua).await?;
-            return Ok(Stamp::first_of(unproven, written));
+            return Ok(Stamp::older(unproven, written));
         };
         at = last.end();
         for (chunk, stored) in set.store_dirty(target, &chunks, range.start, payload).await {
@@ -299,7 +299,7 @@ async fn write_back(
                 Err(Error::Io { doing: Doing::Data, .. }) if target.backing.is_some() => {
                     let part = Range { start: chunk.start, end: chunk.end() };
                     let written = write_out(set, target, (range, part), payload, survey, fua).await?;
-                    unproven = Stamp::first_of(unproven, written);
+                    unproven = Stamp::older(unproven, written);
                 }
                 other => other?,
             }

@@ -31,6 +31,10 @@ pub enum Turn {
     Run,
 }
 
+/// Names the flush that runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Running(u64);
+
 impl Flushes {
     /// Number of the newest flush that has begun: who writes data now is covered by later ones only.
     #[must_use]
@@ -76,13 +80,7 @@ impl Flushes {
     pub fn may_have_dropped(&self, number: u64) -> bool {
         self.failure.is_some() && number >= self.succeeded.max(1)
     }
-}
 
-/// Names the flush that runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Running(u64);
-
-impl Flushes {
     /// The flush that is running, if it may have dropped data that was written while flush `number` was the newest: nobody
     /// knows until it ends.
     #[must_use]

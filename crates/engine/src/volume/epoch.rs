@@ -99,7 +99,7 @@ pub enum Turn {
 impl Stamp {
     /// The one of the older era, if there is any.
     #[must_use]
-    pub fn first_of(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+    pub fn older(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         one.into_iter().chain(other).min_by_key(|stamp| stamp.era)
     }
 }
@@ -392,7 +392,7 @@ mod tests {
         fail(&mut epoch);
         let write = epoch.client_write_begins();
         let second = epoch.write_ends(write);
-        assert!(!epoch.change_ends(asked, Stamp::first_of(Some(second), Some(first))));
+        assert!(!epoch.change_ends(asked, Stamp::older(Some(second), Some(first))));
         assert!(epoch.change_ends(asked, Some(second)), "it began after the failure");
         assert!(epoch.change_ends(asked, None), "a durable one cannot be dropped");
     }

@@ -207,6 +207,7 @@ fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> V
             format!("bucket {index}: {engine:?}, but {live} sectors are live, {dirty} of them dirty")
         })
     };
+    assert_eq!(counted.len(), recounted.len(), "the engine and the checker know of the same buckets");
     counted.iter().zip(recounted).enumerate().filter_map(differs).collect()
 }
 
