@@ -133,6 +133,8 @@ pub struct World {
     pub trace: Trace,
     now: u64,
     deadline: u64,
+    /// Nanoseconds by which faults have delayed operations so far, all added up.
+    late: u64,
     rng: Rng,
     due: BTreeMap<(u64, u64), Due>,
     next_due: u64,
@@ -162,6 +164,7 @@ impl World {
             trace: Trace::default(),
             now: 0,
             deadline: u64::MAX,
+            late: 0,
             rng: Rng::new(seed),
             due: BTreeMap::new(),
             next_due: 0,
@@ -213,10 +216,10 @@ impl World {
         }
     }
 
-    /// Whether any device has done something wrong since they were healed.
+    /// Whether any device has failed since they were healed; one that is late has not.
     #[must_use]
-    pub fn has_struck(&self) -> bool {
-        self.devices.iter().any(|device| device.faults.struck() > 0)
+    pub fn has_failed(&self) -> bool {
+        self.devices.iter().any(|device| device.gone || device.faults.failures() > 0)
     }
 
     /// Ends the world now; no operation submitted from here on reaches a device.
@@ -224,9 +227,16 @@ impl World {
         self.halt.get_or_insert(Halt::Asked(self.points));
     }
 
-    /// Something the clients wait for has happened: they wait `patience` more nanoseconds for the next.
+    /// Something the clients wait for has happened: they wait `patience` more nanoseconds for the next, and as much longer as
+    /// faults delay operations from now on.
     pub const fn progress(&mut self, patience: u64) {
         self.deadline = self.now.saturating_add(patience);
+    }
+
+    /// Nanoseconds by which faults have delayed operations so far, all added up.
+    #[must_use]
+    pub const fn late(&self) -> u64 {
+        self.late
     }
 
     /// Points passed.

@@ -50,6 +50,14 @@ pub enum Fault {
         /// Some of what was not answered.
         waiting: Vec<String>,
     },
+    /// A request was answered, but far too late.
+    #[error("{request} took {milliseconds} ms")]
+    Slow {
+        /// The request in words.
+        request: String,
+        /// Without what faults had delayed meanwhile.
+        milliseconds: u64,
+    },
     /// Dirty data stays dirty though nobody writes and every device works.
     #[error("write-back does not end: {0} sectors are dirty")]
     NotWrittenBack(u64),

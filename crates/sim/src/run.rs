@@ -125,7 +125,7 @@ pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
         client.verify().await;
         Ok(())
     }) {
-        Err(Fault::Open(_) | Fault::Volumes { .. }) if rig.world.borrow().has_struck() => {}
+        Err(Fault::Open(_) | Fault::Volumes { .. }) if rig.world.borrow().has_failed() => {}
         lived => drop(lived?),
     }
     if rig.world.borrow().closed() {
@@ -142,9 +142,8 @@ fn failing(rng: &mut Rng) -> Rule {
     let mut pick = |count| usize::try_from(rng.below(count)).expect("few");
     let on = [OpKind::Read, OpKind::Write, OpKind::Flush][pick(3)];
     let landed = [Landed::Nothing, Landed::Part, Landed::Everything][pick(3)];
-    let (skip, count) = (pick(24) >> pick(4), 1 << pick(4));
-    let (skip, count) = (u32::try_from(skip).expect("few"), count);
-    Rule { on, sectors: 0..u64::MAX, skip, count, fault: disk::Fault::Fail(landed) }
+    let skip = u32::try_from(pick(24) >> pick(4)).expect("few");
+    Rule { on, sectors: 0..u64::MAX, skip, count: 1 << pick(4), fault: disk::Fault::Fail(landed) }
 }
 
 /// A quarter of the seeds stand for each of the extremes.

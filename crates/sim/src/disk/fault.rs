@@ -58,7 +58,7 @@ pub struct Rule {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     rules: Vec<Rule>,
-    struck: u64,
+    failures: u64,
 }
 
 impl Faults {
@@ -67,10 +67,10 @@ impl Faults {
         self.rules.push(rule);
     }
 
-    /// How many operations have suffered a fault.
+    /// How many operations have failed, or never end: all that have suffered a fault but the late ones.
     #[must_use]
-    pub const fn struck(&self) -> u64 {
-        self.struck
+    pub const fn failures(&self) -> u64 {
+        self.failures
     }
 
     /// What the operation of this kind on `range` suffers.
@@ -86,7 +86,7 @@ impl Faults {
                 continue;
             }
             rule.count -= 1;
-            self.struck += 1;
+            self.failures += u64::from(!matches!(rule.fault, Fault::Late(_)));
             return Some(rule.fault);
         }
         None

@@ -200,5 +200,5 @@ fn rules_strike_where_and_as_often_as_they_say() {
     assert_eq!(faults.strike(OpKind::Read, &(8..12)), None);
     assert_eq!(faults.strike(OpKind::Write, &(19..30)), Some(Fault::Never));
     assert_eq!(faults.strike(OpKind::Write, &(10..20)), None, "used up");
-    assert_eq!(faults.struck(), 1);
+    assert_eq!(faults.failures(), 1);
 }

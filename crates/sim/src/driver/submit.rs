@@ -69,7 +69,7 @@ impl World {
             Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, Some(buffer)),
             Some(Fault::Fail(_)) => self.refuse(token, &done, IoErrorKind::Io, Some(buffer)),
             Some(Fault::Late(_)) | None => {
-                let end = self.now + latency + late(fault);
+                let end = self.now + latency + self.delay(fault);
                 let sample = self.now + self.rng.below(latency + 1);
                 self.schedule(sample, Due::Sample { disk: index, token, sector, buffer, end });
             }
@@ -82,7 +82,7 @@ impl World {
         let index = disk.0 as usize;
         let fault = self.devices[index].faults.strike(OpKind::Flush, &(0..0));
         let flush = self.devices[index].take_flush();
-        let end = self.now + self.latency(disk, FLUSH_FACTOR) + late(fault);
+        let end = self.now + self.latency(disk, FLUSH_FACTOR) + self.delay(fault);
         self.pass(&view);
         let done = OpView { completed: true, ..view };
         match fault {
@@ -124,7 +124,7 @@ impl World {
         }
         if !matches!(fault, Some(Fault::Never)) {
             let ending = Ending::Write { number, failed };
-            let end = self.now + latency + late(fault);
+            let end = self.now + latency + self.delay(fault);
             self.schedule(end, Due::Done { disk: index, token, ending, view: done });
         }
         self.pass(&view);
@@ -166,18 +166,19 @@ impl World {
         self.schedule(end, Due::Done { disk, token, ending: Ending::Refused(kind, buffer), view });
     }
 
+    /// By how much a fault delays an operation; who waits for anything may have to wait so much longer.
+    const fn delay(&mut self, fault: Option<Fault>) -> u64 {
+        let Some(Fault::Late(late)) = fault else { return 0 };
+        self.late += late;
+        self.deadline = self.deadline.saturating_add(late);
+        late
+    }
+
     /// From a quarter of the device's middle latency to four times of it; one in 64 takes ten times as long.
     fn latency(&mut self, disk: DiskId, factor: u64) -> u64 {
         let middle = self.devices[disk.0 as usize].model.latency_ns * factor;
         let latency = middle / 4 + self.rng.below(middle * 15 / 4 + 1) + 1;
         if self.rng.one_in(64) { latency * 10 } else { latency }
-    }
-}
-
-const fn late(fault: Option<Fault>) -> u64 {
-    match fault {
-        Some(Fault::Late(nanoseconds)) => nanoseconds,
-        _ => 0,
     }
 }
 

@@ -19,9 +19,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long clients wait for the next answer of any kind, in virtual nanoseconds: thousands of times what the slowest
-/// device takes for one operation.
+/// How long clients wait for the next answer of any kind, in virtual nanoseconds, when no fault delays anything: five hundred
+/// times what the slowest device takes for one operation, as a rule.
 pub const PATIENCE_NS: u64 = 20_000_000_000;
+
+/// How long a client waits for the answer to one request, while others are answered.
+const REQUEST_NS: u64 = 60_000_000_000;
 
 /// Longest read of a verification, in sectors.
 const VERIFY_SECTORS: u64 = 128;
@@ -205,14 +208,19 @@ impl Client {
         if result.is_ok() {
             *self.shared.counted.borrow_mut() = self.shared.running.counted();
         }
-        if self.shared.troubled { Ok(()) } else { result.map_err(Fault::Stop) }
+        if self.may_refuse() { Ok(()) } else { result.map_err(Fault::Stop) }
     }
 
-    /// One request from asking to answer; a refusal is a fault, unless devices are in trouble.
+    /// Whether a device has failed, so that not everything can succeed.
+    fn may_refuse(&self) -> bool {
+        self.shared.troubled && self.shared.world.borrow().has_failed()
+    }
+
+    /// One request from asking to answer; a refusal is a fault, unless a device has failed.
     pub async fn ask(&self, step: Step) {
         let words = step.to_string();
         if let Err(refusal) = self.attempt(step).await
-            && !self.shared.troubled
+            && !self.may_refuse()
         {
             self.notice(Fault::Refused { request: words, refusal });
         }
@@ -225,6 +233,7 @@ impl Client {
     pub async fn attempt(&self, step: Step) -> Result<(), Refusal> {
         self.shared.requests.set(self.shared.requests.get() + 1);
         let (number, words) = (self.shared.requests.get(), step.to_string());
+        let asked = self.time_worked();
         self.shared.waiting.borrow_mut().insert(number, words.clone());
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
@@ -234,11 +243,21 @@ impl Client {
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);
+        let took = self.time_worked().saturating_sub(asked);
+        if took > REQUEST_NS {
+            self.notice(Fault::Slow { request: words.clone(), milliseconds: took / 1_000_000 });
+        }
         let now = self.shared.env.now().0;
         let mut world = self.shared.world.borrow_mut();
         world.progress(PATIENCE_NS);
         world.trace.note(now, || format!("{words}: {result:?}"));
         result
+    }
+
+    /// Virtual time without what faults have delayed.
+    fn time_worked(&self) -> u64 {
+        let world = self.shared.world.borrow();
+        world.now().saturating_sub(world.late())
     }
 
     /// Reads, judges, and says what stood there.

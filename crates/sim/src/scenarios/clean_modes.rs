@@ -103,7 +103,7 @@ fn a_failed_write_to_the_cache_is_not_indexed() {
         keep(&mut stage, 640..704);
         failure(&mut stage, 0, OpKind::Write, 1);
         stage.ask(write(0..64)).unwrap();
-        assert_eq!(stage.device(0).faults.struck(), 1);
+        assert_eq!(stage.device(0).faults.failures(), 1);
         assert_eq!(bench.status().failed, None, "it was the data that failed");
         stage.ask(FLUSH).unwrap();
         pause(&mut stage, 20).unwrap();

@@ -231,7 +231,7 @@ fn a_torn_append_to_a_leaf_is_no_set() {
     let steps = (0..290).map(|place| write(place * 3 + 1..place * 3 + 2)).collect();
     stage.attempt(steps).unwrap();
     pause(&mut stage, 200).unwrap();
-    assert!(stage.device(0).faults.struck() > 0, "no leaf was appended to");
+    assert!(stage.device(0).faults.failures() > 0, "no leaf was appended to");
     stage.crash(Crash::PowerCut, Survivors::Everything);
     stage.rig().world.borrow_mut().heal();
     stage.start().unwrap();
