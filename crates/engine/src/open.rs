@@ -1,8 +1,9 @@
 //! Start-up (format 15): a set that has been started is recovered, one that has not is initialised.
 //!
 //! Recovery reads in the order in which things point at each other: superblock, journal, priorities, the tree from
-//! its root, the table of volumes. Nothing is written before all of that has been read and verified; then the journal
-//! is replayed through the same transitions as writes.
+//! its root, the table of volumes. Nothing is written before all of that has been read and verified, and flushed: a process
+//! that was killed may have left the newest of it in the device's volatile cache, and what only the older state refers to
+//! would be written over. Then the journal is replayed through the same transitions as writes.
 
 use crate::btree::budget::Shares;
 use crate::btree::cache::NodeCache;
@@ -202,6 +203,7 @@ async fn recover(
     let parts =
         Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty, shares };
     let set = assemble(env, disk, superblock, note, options, parts);
+    write::flush_cache(&set).await?;
     let pin = load::load(&set, root).await?;
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(&set);

@@ -14,6 +14,7 @@ use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
 use bcached_engine::Options;
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ super::scenarios! {
     include_str!("flushes.rs"),
     write_back_calls_nothing_clean_before_the_backing_device_is_flushed,
     a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable,
+    a_start_makes_durable_what_it_has_read_before_it_writes_anything,
     a_good_flush_after_a_failed_one_brings_nothing_back,
     many_clean_copies_before_the_first_flush_do_not_stop_the_world,
     a_flush_that_fails_in_the_middle_of_write_back_loses_nothing,
@@ -56,6 +58,26 @@ fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable
     stage.crash(Crash::PowerCut, Survivors::Nothing);
     assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty);
     stage.rig().inspect().unwrap();
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// The daemon dies when an SSD has taken its newest journal entry and has not made it durable. The next one reads that, and uses
+/// buckets that nothing refers to any more, as far as it knows. Then the power goes: the entry before is the newest, and what
+/// it refers to, the priorities at least, had been written over.
+fn a_start_makes_durable_what_it_has_read_before_it_writes_anything() {
+    let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+    stage.together((0..32).map(|at| write(at * 64..at * 64 + 8)).collect()).unwrap();
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    let is_flushed = Rc::new(Cell::new(false));
+    let seen = Rc::clone(&is_flushed);
+    let first_write = move |op: &OpView| {
+        seen.set(seen.get() || (op.disk.0, op.kind, op.completed) == (0, OpKind::Flush, true));
+        (op.disk.0, op.kind) == (0, OpKind::Write)
+    };
+    stage.crash_in_start(first_write, Crash::PowerCut, Survivors::Nothing).unwrap();
+    assert!(is_flushed.get(), "the first write comes before the flush has ended");
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
