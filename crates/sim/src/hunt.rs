@@ -45,21 +45,30 @@ struct Kind {
     steps: Option<usize>,
     /// Crash it so, rather than let it run to its end.
     depth: Option<Depth>,
+    /// So many of them one after the other.
+    times: u64,
 }
 
+/// Such a round takes a few milliseconds, others a hundred times as long: each kind gets its share of the time.
+const MANY: u64 = 12;
+
 const fn plain(shape: &'static str) -> Kind {
-    Kind { shape, steps: None, depth: None }
+    Kind { shape, steps: None, depth: None, times: MANY }
+}
+
+const fn repeated(shape: &'static str, times: u64) -> Kind {
+    Kind { times, ..plain(shape) }
 }
 
 const fn crashing(shape: &'static str, steps: usize) -> Kind {
-    Kind { shape, steps: Some(steps), depth: Some(DEPTH) }
+    Kind { shape, steps: Some(steps), depth: Some(DEPTH), times: 1 }
 }
 
 const fn crashing_grown(steps: usize) -> Kind {
     Kind { depth: Some(GROWN), ..crashing("forest", steps) }
 }
 
-/// One round after the other, then from the start.
+/// One after the other, then from the start.
 const KINDS: [Kind; 31] = [
     plain("restarts"),
     crashing("points", 60),
@@ -67,32 +76,54 @@ const KINDS: [Kind; 31] = [
     plain("through"),
     plain("mixed"),
     crashing("trouble", 100),
-    plain("moves-trouble"),
+    repeated("moves-trouble", 2),
     plain("hot"),
-    crashing_grown(80),
+    Kind { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),
     plain("trouble"),
-    plain("scarce"),
+    repeated("scarce", 1),
     Kind { depth: Some(MOVED), ..crashing("moves", 1800) },
-    plain("scatter"),
+    repeated("scatter", 1),
     crashing("points", 100),
     plain("trouble"),
-    crashing("through", 150),
+    Kind { times: 2, ..crashing("through", 150) },
     crashing("turnover", 700),
-    plain("leaving"),
-    crashing("leaving-trouble", 100),
+    repeated("leaving", 60),
+    Kind { times: 2, ..crashing("leaving-trouble", 100) },
     crashing("mixed", 150),
-    plain("moves"),
-    crashing("leaving", 100),
+    repeated("moves", 1),
+    Kind { times: 2, ..crashing("leaving", 100) },
     plain("leaving-trouble"),
     crashing("scarce", 600),
-    plain("trouble"),
+    repeated("moves-trouble", 2),
     crashing("trouble", 200),
     plain("restarts"),
     Kind { depth: Some(THINNED), ..crashing("scatter", 1500) },
     crashing("hot", 200),
     crashing_grown(400),
 ];
+
+/// Rounds until the kinds begin again.
+const CYCLE: u64 = {
+    let (mut rounds, mut at) = (0, 0);
+    while at < KINDS.len() {
+        rounds += KINDS[at].times;
+        at += 1;
+    }
+    rounds
+};
+
+/// Of which kind round `index` of a hunt is.
+fn kind_of(index: u64) -> Kind {
+    let mut left = index % CYCLE;
+    for kind in KINDS {
+        if left < kind.times {
+            return kind;
+        }
+        left -= kind.times;
+    }
+    unreachable!("the kinds make up a cycle")
+}
 
 /// One round of a hunt.
 pub struct Round {
@@ -108,8 +139,7 @@ impl Round {
     /// Never: the shapes it names exist.
     #[must_use]
     pub fn of(from: u64, index: u64) -> Self {
-        let count = KINDS.len() as u64;
-        let kind = KINDS[usize::try_from(index % count).expect("few kinds")];
+        let kind = kind_of(index);
         let shape = Shape::named(kind.shape).expect("a shape of its own");
         let shape = kind.steps.map_or(shape.clone(), |steps| shape.with_steps(steps));
         // Short enough to be typed.
@@ -144,6 +174,6 @@ mod tests {
         let steps = |from, index| Round::of(from, index).workload.steps;
         assert_eq!(steps(1, 3), steps(1, 3));
         assert_ne!(steps(1, 3), steps(2, 3));
-        assert_ne!(steps(1, 3), steps(1, 3 + KINDS.len() as u64));
+        assert_ne!(steps(1, 3), steps(1, 3 + CYCLE));
     }
 }

@@ -25,7 +25,7 @@ fn every_workload_passes() {
     let mut figures = Figures::default();
     for shape in Shape::all() {
         // Data is moved when buckets have run out, which takes a while.
-        let steps = if shape.name == "scarce" { 2000 } else { 250 };
+        let steps = if shape.name == "moves" { 2000 } else { 250 };
         for seed in 0..6 {
             let workload = shape.clone().with_steps(steps).draw(seed);
             match whole_of(&engine(), &workload) {
@@ -90,7 +90,7 @@ fn the_same_seed_is_the_same_run() {
         let world = rig.world.borrow();
         (world.trace.lines().to_vec(), world.trace.digest())
     };
-    for name in ["mixed", "restarts"] {
+    for name in ["mixed", "restarts", "trouble", "leaving-trouble", "moves-trouble", "scatter"] {
         let (first, second) = (trace(name), trace(name));
         for (line, other) in first.0.iter().zip(&second.0) {
             assert_eq!(line, other, "{name}");

@@ -15,6 +15,7 @@ const DRAWINGS: &[u64] = &[
     0x3c67_5ade_d5e4_51ad,
     0x8681_a8b0_49be_2ca5,
     0xbd2e_c7a6_4bcd_6267,
+    0xc7c9_90ce_b633_85d9,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw) and the rounds of a hunt make of a seed.
@@ -51,7 +52,7 @@ mod tests {
     /// Some seeds of all shapes, what follows a recovery, and two rounds of each kind of some hunt.
     fn drawn() -> Vec<Workload> {
         let shapes = Shape::all().iter().flat_map(|shape| (0..4).map(|seed| shape.draw(seed)));
-        shapes.chain((0..40).map(|index| Round::of(1, index).workload)).collect()
+        shapes.chain((0..300).map(|index| Round::of(1, index).workload)).collect()
     }
 
     /// All that a script says, and what is done after a crash.

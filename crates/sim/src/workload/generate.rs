@@ -40,7 +40,8 @@ impl Shape {
         if let Origin::Script { after, .. } = &workload.origin {
             return after.clone();
         }
-        let shape = Self::named(&workload.name).unwrap_or_else(|| Self::all()[0].clone());
+        let shape = Self::named(&workload.name)
+            .expect("a workload is drawn from a shape, or a script says what follows");
         let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
         let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
         (0..steps).map(|_| painter.step()).collect()
@@ -48,12 +49,11 @@ impl Shape {
 
     fn geometry(&self, rng: &mut Rng) -> Geometry {
         let block_sectors = if rng.one_in(2) { 1 } else { 8 };
-        let either = |rng: &mut Rng, one: u32, other: u32| if rng.one_in(2) { one } else { other };
         let bucket_sectors = match self.buckets {
-            Buckets::Grown => return growth::geometry(Tuning::draw(rng.next())),
-            Buckets::Usual => either(rng, 128, 128),
-            Buckets::Small => either(rng, 16, 32),
-            Buckets::Scarce | Buckets::Fewest => either(rng, 16, 16),
+            Buckets::Grown => return growth::geometry((self.tune)(Tuning::draw(rng.next()))),
+            Buckets::Usual => 128,
+            Buckets::Small if rng.one_in(2) => 32,
+            Buckets::Small | Buckets::Scarce | Buckets::Fewest => 16,
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
         Geometry {
@@ -154,12 +154,32 @@ impl<'a> Painter<'a> {
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.
     fn delay(&mut self) -> Step {
+        if self.shape.weights.detach > 1 && self.rng.one_in(3) {
+            return self.overtaken();
+        }
         let device = usize::try_from(self.rng.below(1 + self.shape.volumes as u64)).expect("few devices");
         let on = self.operation();
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let fault = Fault::Late(1 << (20 + self.rng.below(9)));
         let count = 1 << self.rng.below(4);
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+    }
+
+    /// A read of a backing device, of what is not in the cache, takes so long that this is written twice meanwhile, the second
+    /// time while the volume leaves the cache; and it is read again and again.
+    fn overtaken(&mut self) -> Step {
+        let (volume, sectors) = self.place();
+        let pause = |rng: &mut Rng| Step::Pause(1 << rng.below(5));
+        let read = || Step::Read { volume, sectors: sectors.clone() };
+        let write = || Step::Write { volume, sectors: sectors.clone(), fua: false };
+        let fault = Fault::Late(1 << (23 + self.rng.below(5)));
+        let rule = Rule { on: OpKind::Read, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+        self.next.extend([Step::Trouble { device: 1 + volume as usize, rule }, read()]);
+        self.next.extend([pause(&mut self.rng), write(), Step::Detach { volume }, write()]);
+        for _ in 0..4 {
+            self.next.extend([pause(&mut self.rng), read()]);
+        }
+        Step::Discard { volume, sectors: sectors.clone() }
     }
 
     /// Of the cache mostly where its data is: the first write of metadata that fails ends all writing there.
@@ -210,7 +230,7 @@ impl<'a> Painter<'a> {
         Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip, count: 1, fault: Fault::Fail(Landed::Nothing) }
     }
 
-    /// A device that cannot be reached for some time, and then can, with all that it had.
+    /// A device that cannot be reached for some time, and then can, with all that it had. (Only discards reach it meanwhile.)
     fn vanishing(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(5);
         let unreachable = |on| {
@@ -238,7 +258,7 @@ impl<'a> Painter<'a> {
         Step::Trouble { device, rule: writes }
     }
 
-    /// A device that drops what the next flush covers; and all that was acknowledged is read then.
+    /// A device that drops what one of the next flushes covers; and all of a volume is read after one.
     fn dropped_and_read(&mut self, device: usize) -> Step {
         let volume = u32::try_from(device.saturating_sub(1)).expect("few volumes");
         self.next.extend([Step::Flush { volume }, Step::Settle]);

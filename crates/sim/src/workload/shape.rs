@@ -90,6 +90,15 @@ const fn behind_a_fast_cache(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
+/// Of every other set the leaves are written soon, so that little holds back what the journal may let go.
+const fn half_of_them_prompt(mut tuning: Tuning) -> Tuning {
+    if tuning.devices.first_mode % 2 == 1 {
+        tuning.set.leaf_delay_ms = 2;
+        tuning.set.journal_delay_ms = 1;
+    }
+    tuning
+}
+
 /// The cache device of a shape.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Buckets {
@@ -144,8 +153,8 @@ const PLAIN: Shape = Shape {
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
 const SHAPES: [Shape; 14] = [
-    // A bit of everything, two volumes, restarts in between.
-    Shape { name: "mixed", volumes: 2, ..PLAIN },
+    // A bit of everything, three volumes, restarts in between.
+    Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
     Shape {
         name: "points",
@@ -236,6 +245,7 @@ const SHAPES: [Shape; 14] = [
         longest: 16,
         fua_one_in: 16,
         buckets: Buckets::Grown,
+        tune: half_of_them_prompt,
         ..PLAIN
     },
     // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
@@ -260,7 +270,8 @@ const SHAPES: [Shape; 14] = [
         ..PLAIN
     },
     // Volumes that leave the cache with dirty data, while slow reads of their backing devices are under way; and come back.
-    Shape { name: "leaving", ..LEAVING },
+    // Small ones, so that who reads and who writes meet.
+    Shape { name: "leaving", span: 64, longest: 16, ..LEAVING },
     // The same where backing devices fail, and their superblocks with them.
     Shape {
         name: "leaving-trouble",
