@@ -218,8 +218,10 @@ async fn recover(
     }
     drop(replaying);
     let _start = set.begin(Phase::CacheStart);
-    let written = record::write_superblock(set.cache(), &next_superblock(&set)).await;
-    written.map_err(|error| set.fail(error))?;
+    let placed = record::place_superblock(set.cache(), &next_superblock(&set)).await;
+    placed.map_err(|error| set.fail(error))?;
+    // The allocator may want one too, and there is one at a time.
+    write::flush_cache(&set).await?;
     finish(&set).await;
     Ok(set)
 }

@@ -168,8 +168,10 @@ impl State {
 
     /// The flush of the cache device that was running has ended. After a failure what it covered may be gone.
     pub fn cache_flush_ends(&mut self, result: Result<(), IoError>) {
+        // What the former process noted is older than the first flush of a start.
+        let is_proven = self.note_held && self.buckets.flushes().have_succeeded();
         self.buckets.flushes().ends(result);
-        if result.is_err() {
+        if result.is_err() && !is_proven {
             // The data of keys that only the note holds may be gone too: whoever starts next must not bring them back.
             self.note.forget_through(u64::MAX);
         }

@@ -131,6 +131,8 @@ pub struct World {
     pub devices: Vec<Device>,
     /// What happened, hashed and on request recorded.
     pub trace: Trace,
+    /// A second flush of a device beside the first is a fault, see [`World::refused`].
+    pub one_flush: bool,
     now: u64,
     deadline: u64,
     /// Nanoseconds by which faults have delayed operations so far, all added up.
@@ -149,6 +151,8 @@ pub struct World {
     looks: Cell<u64>,
     charge_max: u64,
     refused: Option<String>,
+    /// Devices with a flush under way.
+    flushing: BTreeSet<usize>,
     operations: u64,
     /// Reads taken, by device.
     reads: Vec<u64>,
@@ -162,6 +166,7 @@ impl World {
         Self {
             devices,
             trace: Trace::default(),
+            one_flush: false,
             now: 0,
             deadline: u64::MAX,
             late: 0,
@@ -179,6 +184,7 @@ impl World {
             looks: Cell::new(0),
             charge_max: 0,
             refused: None,
+            flushing: BTreeSet::new(),
             operations: 0,
             reads,
         }
@@ -269,7 +275,7 @@ impl World {
         self.closed
     }
 
-    /// The first request whose form a device refused, in words.
+    /// The first request whose form a device refused, in words, or that was a flush too many.
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
@@ -290,6 +296,7 @@ impl World {
     /// Crashes all devices and makes the world ready for the next process. Counts and trace go on.
     pub fn reboot(&mut self, crash: Crash, survivors: Survivors) {
         self.due.clear();
+        self.flushing.clear();
         for (number, device) in self.devices.iter_mut().enumerate() {
             match crash {
                 Crash::PowerCut => device.cut_power(number as u64, survivors),
@@ -344,9 +351,12 @@ impl World {
                 self.schedule(end, Due::Done { disk, token, ending, view });
             }
             Due::Done { disk, token, ending, view } => {
-                if view.kind == OpKind::Flush && matches!(ending, Ending::Refused(..)) {
-                    // What it should have covered is as it was, but nobody can know.
-                    self.tell_drop(disk, &BTreeSet::new());
+                if view.kind == OpKind::Flush {
+                    self.flushing.remove(&disk);
+                    if matches!(ending, Ending::Refused(..)) {
+                        // What it should have covered is as it was, but nobody can know.
+                        self.tell_drop(disk, &BTreeSet::new());
+                    }
                 }
                 let completion = self.end(disk, token, ending);
                 self.trace.completed(self.now, &view, &completion);

@@ -118,6 +118,7 @@ impl Rig {
     ) -> Self {
         let data_starts: Vec<u64> = snapshot.devices.iter().map(Device::data_start).collect();
         let mut world = World::new(snapshot.devices, mix(&[seed, 1]));
+        world.one_flush = system.flushes_alone();
         let oracle = Rc::new(RefCell::new(snapshot.oracle));
         let (volumes, judge) = (geometry.volumes.len(), Rc::clone(&oracle));
         let number = |volume: usize| u32::try_from(volume).expect("few volumes");

@@ -177,6 +177,11 @@ pub trait System {
         phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>>;
 
+    /// Whether it never asks a device for a flush while another one runs there. Of two the kernel may tell a failure to one only.
+    fn flushes_alone(&self) -> bool {
+        false
+    }
+
     /// Checks the structure on devices that nobody uses, and what [`Running::counted`] said after an orderly stop; one sentence
     /// for each fault found.
     fn inspect(&self, _devices: &[Device], _counted: Option<&[BucketCount]>) -> Vec<String> {

@@ -214,7 +214,9 @@ impl Driver for ThreadDriver {
     }
 
     fn info(&self, disk: DiskId) -> DiskInfo {
-        self.table.disks().info(disk)
+        // To a durable write from a thread the kernel adds a flush of the whole device, and who asked could not tell whose failure
+        // is reported: that flush is for the engine to ask for.
+        DiskInfo { fua: false, ..self.table.disks().info(disk) }
     }
 }
 

@@ -42,6 +42,12 @@ impl Flushes {
         self.begun
     }
 
+    /// Whether one has succeeded before any failed.
+    #[must_use]
+    pub const fn have_succeeded(&self) -> bool {
+        self.succeeded > 0
+    }
+
     /// Number that a flush must have to cover what has been written by now.
     #[must_use]
     pub const fn wanted(&self) -> u64 {

@@ -1,7 +1,6 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
-use crate::phases::Phase;
 use crate::request::Target;
 use crate::request::ranges::Ranges;
 use crate::request::write::Survey;
@@ -40,10 +39,11 @@ impl CacheSet {
             _ => {}
         }
         self.check_block_size(&superblock)?;
-        if let (Some(inode), BackingState::Dirty) = (known, superblock.state()) {
+        let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
+        let has_dirty = known.is_some_and(|inode| !fresh && self.with(|s| s.dirty.of(inode) > 0));
+        if let Some(inode) = known.filter(|_| has_dirty) {
             self.check_end(inode, disk.info().sectors).await?;
         }
-        let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let inode = self.take_slot(&superblock, known, fresh).await?;
         let before = superblock.clone();
         if known.is_none() || fresh {
@@ -54,8 +54,12 @@ impl CacheSet {
         if let Some(mode) = mode {
             superblock.set_cache_mode(mode);
         }
-        if superblock != before {
-            let _phase = self.begin(Phase::BackingAttached);
+        if has_dirty {
+            superblock.set_state(BackingState::Dirty);
+        }
+        // A kernel says *dirty* when it has dirty data already, and flushes that no sooner than anything else.
+        if superblock != before || has_dirty {
+            let _phase = self.begin(record::phase_of(&before, &superblock));
             record::write_superblock(&disk, &superblock.seal()).await?;
         }
         // Nothing can fail any more. Somebody else may have added it meanwhile.

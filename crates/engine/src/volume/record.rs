@@ -29,14 +29,14 @@ pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
 }
 
 /// Writes a superblock in place: one logical block. Not durable yet.
-async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
+pub async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     let length = usize::try_from(disk.info().logical_block_sectors).expect("a block is small") * 512;
     let payload = Buffer::copied_from(&bytes[..length.clamp(512, SUPERBLOCK_BYTES)]).freeze();
     disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))
 }
 
-/// Writes a superblock durably, of a device that holds nothing else which waits for a flush: the cache at its start, or
-/// a backing device that is not served yet.
+/// Writes a superblock durably, of a device that nobody else has flushed meanwhile: the cache at its first start, or a backing
+/// device that is not served yet.
 pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     place_superblock(disk, bytes).await?;
     disk.flush().await.map_err(Error::io(Doing::Superblock))
@@ -120,7 +120,7 @@ pub async fn update(
 }
 
 /// What the change from `before` to `after` is.
-fn phase_of(before: &BackingSuperblock, after: &BackingSuperblock) -> Phase {
+pub(super) fn phase_of(before: &BackingSuperblock, after: &BackingSuperblock) -> Phase {
     match after.state() {
         _ if before.state() == after.state() => Phase::BackingRecord,
         BackingState::Dirty => Phase::BackingDirty,

@@ -80,6 +80,9 @@ impl World {
         let view = OpView { disk, kind: OpKind::Flush, sectors: 0..0, fua: false, completed: false };
         self.trace.submitted(self.now, &view, &Content::Keep);
         let index = disk.0 as usize;
+        if !self.flushing.insert(index) && self.one_flush {
+            self.refused.get_or_insert(format!("a second flush of disk {index} beside the first"));
+        }
         let fault = self.devices[index].faults.strike(OpKind::Flush, &(0..0));
         let flush = self.devices[index].take_flush();
         let end = self.now + self.latency(disk, FLUSH_FACTOR) + self.delay(fault);

@@ -57,6 +57,10 @@ impl System for Bench {
         "bench"
     }
 
+    fn flushes_alone(&self) -> bool {
+        true
+    }
+
     fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device> {
         Engine.make(geometry, seed)
     }

@@ -1,12 +1,12 @@
 //! What a flush covers, and what is left when it fails or is left out.
 
 use super::bench::quiet;
-use super::image::{backing, on_disk};
+use super::image::{backing, change_backing, on_disk};
 use super::stage::{
-    BACK, FLUSH, MILLISECOND, THROUGH, bench, failure, geometry, keep, pause, stage, trouble, write,
-    write_fua,
+    ANYWHERE, BACK, FLUSH, MILLISECOND, THROUGH, assert_not_opened, bench, failure, geometry, keep, pause,
+    stage, trouble, write, write_fua,
 };
-use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::scenario::Stage;
 use crate::stamp::Value;
@@ -22,7 +22,9 @@ super::scenarios! {
     include_str!("flushes.rs"),
     write_back_calls_nothing_clean_before_the_backing_device_is_flushed,
     a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable,
+    a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it,
     a_start_makes_durable_what_it_has_read_before_it_writes_anything,
+    a_flush_that_fails_in_a_replay_takes_nothing_from_the_note,
     a_good_flush_after_a_failed_one_brings_nothing_back,
     many_clean_copies_before_the_first_flush_do_not_stop_the_world,
     a_flush_that_fails_in_the_middle_of_write_back_loses_nothing,
@@ -63,6 +65,18 @@ fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable
     stage.stop().unwrap();
 }
 
+/// A kernel says *dirty* beside its first dirty data and flushes neither, and the power goes: the set knows of dirty data, the disk
+/// calls itself clean. The daemon serves it, and the disk says what it is from then on, before somebody takes the cache away.
+fn a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it() {
+    let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+    keep(&mut stage, 0..8);
+    stage.stop().unwrap();
+    change_backing(&mut stage, 1, |superblock| superblock.set_state(BackingState::Clean));
+    stage.start().unwrap();
+    stage.crash(Crash::PowerCut, Survivors::Nothing);
+    assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty);
+}
+
 /// The daemon dies when an SSD has taken its newest journal entry and has not made it durable. The next one reads that, and uses
 /// buckets that nothing refers to any more, as far as it knows. Then the power goes: the entry before is the newest, and what
 /// it refers to, the priorities at least, had been written over.
@@ -80,6 +94,21 @@ fn a_start_makes_durable_what_it_has_read_before_it_writes_anything() {
     assert!(is_flushed.get(), "the first write comes before the flush has ended");
     stage.start().unwrap();
     stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// The daemon is killed; what it had acknowledged stands in the note alone. The next one makes the data durable and replays, and
+/// then a flush of the SSD fails. It gives up, and the one after it knows of nothing, if the note is void by then.
+fn a_flush_that_fails_in_a_replay_takes_nothing_from_the_note() {
+    let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+    stage.ask(write(0..64)).unwrap();
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    let fault = DiskFault::Fail(Landed::Nothing);
+    stage.device(0).faults.add(Rule { on: OpKind::Flush, sectors: ANYWHERE, skip: 1, count: 1, fault });
+    assert_not_opened(&mut stage, "flush of the cache device");
+    stage.rig().world.borrow_mut().heal();
+    stage.start().unwrap();
+    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(1); 64]);
     stage.stop().unwrap();
 }
 

@@ -109,6 +109,10 @@ impl System for Engine {
         "engine"
     }
 
+    fn flushes_alone(&self) -> bool {
+        true
+    }
+
     fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device> {
         let mut rng = Rng::new(seed);
         let set_uuid = uuid(&mut rng);
