@@ -203,16 +203,12 @@ async fn recover(
     let parts =
         Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty, shares };
     let set = assemble(env, disk, superblock, note, options, parts);
-    write::flush_cache(&set).await?;
+    write::flush_cache(&set).await.map_err(first_reason)?;
     let pin = load::load(&set, root).await?;
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(&set);
-    // What latches the set while nobody else uses it is the reason itself.
     let replaying = set.begin(Phase::Replay);
-    replay::apply(&set, pending, oldest).await.map_err(|error| match error {
-        Error::Failed(first) => *first,
-        error => error,
-    })?;
+    replay::apply(&set, pending, oldest).await.map_err(first_reason)?;
     if old_uuids {
         uuids::store(&set).await?;
     }
@@ -221,9 +217,17 @@ async fn recover(
     let placed = record::place_superblock(set.cache(), &next_superblock(&set)).await;
     placed.map_err(|error| set.fail(error))?;
     // The allocator may want one too, and there is one at a time.
-    write::flush_cache(&set).await?;
+    write::flush_cache(&set).await.map_err(first_reason)?;
     finish(&set).await;
     Ok(set)
+}
+
+/// What latches the set while nobody else uses it is the reason itself.
+fn first_reason(error: Error) -> Error {
+    match error {
+        Error::Failed(first) => *first,
+        error => error,
+    }
 }
 
 /// Refuses a number from which it could not be counted on: no set lives that long.

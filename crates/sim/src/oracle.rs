@@ -19,7 +19,8 @@
 //!    of what was acknowledged before it was asked for; one that succeeds after a drop promises all the same. A drop that no
 //!    client has heard of when the process ends is told by its exit and its log; the next process knows nothing of it. If
 //!    it was the cache that dropped something, what had been acknowledged before that and is not durable may go back at the
-//!    death of the process. A write of a part of a block, under way during a drop, may bring back what was dropped of the
+//!    death of the process. A read under way while a backing device drops something may see what the device goes back to, though the
+//!    cache has long replaced that. A write of a part of a block, under way during a drop, may bring back what was dropped of the
 //!    rest of the block.
 //! 9. An orderly stop is a flush.
 //!
@@ -235,7 +236,7 @@ impl Oracle {
             }
             let state = self.sector_mut(open.volume, sector);
             let is_allowed = if state.is_crossed(open.start) {
-                former.is_some()
+                state.has_been(&seen)
             } else if is_crossed {
                 state.may_return(&seen)
             } else {

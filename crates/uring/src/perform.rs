@@ -1,8 +1,8 @@
 //! One operation done with blocking calls, from start to end. The thread-pool driver does all of them this way; the
 //! ring those it cannot do itself.
 //!
-//! - *Force unit access* is `RWF_DSYNC`: on a block device opened `O_DIRECT` the kernel makes it `REQ_FUA` (or a flush
-//!   behind the write where the device has none), on a file it syncs the written range and what is needed to find it.
+//! - *Force unit access* is `RWF_DSYNC`: on a block device opened `O_DIRECT` the kernel makes it `REQ_FUA` and a flush (only
+//!   the flush where the device knows no FUA), on a file it syncs the written range and what is needed to find it.
 //!   A file system that refuses the flag gets a write and an `fdatasync`, from then on without asking.
 //! - *Flush* is `fdatasync`, which reaches the device's own cache on both.
 //! - *Discard* on a file punches a hole. On a block device it is `BLKDISCARD`: punching a hole there means "write

@@ -55,10 +55,10 @@ impl CacheSet {
             superblock.set_cache_mode(mode);
         }
         if has_dirty {
+            // A kernel says so when it has dirty data already, and the power may have gone in between.
             superblock.set_state(BackingState::Dirty);
         }
-        // A kernel says *dirty* when it has dirty data already, and flushes that no sooner than anything else.
-        if superblock != before || has_dirty {
+        if superblock != before {
             let _phase = self.begin(record::phase_of(&before, &superblock));
             record::write_superblock(&disk, &superblock.seal()).await?;
         }

@@ -154,11 +154,13 @@ pub(super) struct Sector {
     versions: Vec<Version>,
     /// When a backing device last went back to what it had before.
     reverted: u64,
+    /// It may have held zeroes at some time.
+    zeroed: bool,
 }
 
 impl Sector {
     pub(super) fn new(first: Value) -> Self {
-        Self { versions: vec![Version::first(first)], reverted: 0 }
+        Self { versions: vec![Version::first(first)], reverted: 0, zeroed: first == Value::Zero }
     }
 
     /// The number of the newest operation that still matters.
@@ -168,6 +170,7 @@ impl Sector {
 
     /// An operation begins.
     pub(super) fn begin(&mut self, version: Version) {
+        self.zeroed |= matches!(version.content, Content::Value(Value::Zero) | Content::Former { .. });
         self.versions.push(version);
     }
 
@@ -219,6 +222,11 @@ impl Sector {
     /// Whether the backing device went back to what it had before while a read was under way that began at `started`.
     pub(super) const fn is_crossed(&self, started: u64) -> bool {
         self.reverted > started
+    }
+
+    /// Whether the sector may ever have held what was seen.
+    pub(super) fn has_been(&self, seen: &Seen) -> bool {
+        seen.former.is_some() && (seen.value != Value::Zero || self.zeroed)
     }
 
     /// What a read can have seen: the places of versions with that content, and discards that may have left it.

@@ -502,12 +502,13 @@ fn rule_8_a_read_from_before_may_return_what_a_backing_device_went_back_to() {
     let mut bench = Bench::new();
     let (kept, _) = (bench.write(), bench.flush());
     bench.write();
-    let (read, another) = (bench.begin_read(), bench.begin_read());
+    let (read, another, third) = (bench.begin_read(), bench.begin_read(), bench.begin_read());
     let cached = bench.write();
     bench.flush();
     bench.oracle.device_dropped(0, Some(&BTreeSet::from([0])));
     assert!(bench.returns(read, Value::Written(kept)));
     assert!(!bench.returns(another, Value::Written(99)), "never written there");
+    assert!(!bench.returns(third, Value::Zero), "never zeroed");
     assert_eq!(bench.may_be(99), [cached], "nor for reads that begin later");
 }
 

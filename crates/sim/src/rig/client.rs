@@ -233,7 +233,7 @@ impl Client {
     pub async fn attempt(&self, step: Step) -> Result<(), Refusal> {
         self.shared.requests.set(self.shared.requests.get() + 1);
         let (number, words) = (self.shared.requests.get(), step.to_string());
-        let asked = self.time_worked();
+        let (asked, late) = self.times();
         self.shared.waiting.borrow_mut().insert(number, words.clone());
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
@@ -243,7 +243,8 @@ impl Client {
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);
-        let took = self.time_worked().saturating_sub(asked);
+        let (answered, late_since) = self.times();
+        let took = (answered - asked).saturating_sub(late_since - late);
         if took > REQUEST_NS {
             self.notice(Fault::Slow { request: words.clone(), milliseconds: took / 1_000_000 });
         }
@@ -254,10 +255,10 @@ impl Client {
         result
     }
 
-    /// Virtual time without what faults have delayed.
-    fn time_worked(&self) -> u64 {
+    /// Virtual time, and how much faults have delayed so far, all added up.
+    fn times(&self) -> (u64, u64) {
         let world = self.shared.world.borrow();
-        world.now().saturating_sub(world.late())
+        (world.now(), world.late())
     }
 
     /// Reads, judges, and says what stood there.

@@ -54,7 +54,7 @@ mod tests {
     use crate::workload::{Shape, Workload};
     use std::rc::Rc;
 
-    /// Some seeds of all shapes, what follows a recovery, and two rounds of each kind of some hunt.
+    /// Some seeds of all shapes, what follows a recovery, and some rounds of each kind of some hunt.
     fn drawn() -> Vec<Workload> {
         let shapes = Shape::all().iter().flat_map(|shape| (0..4).map(|seed| shape.draw(seed)));
         shapes.chain((0..300).map(|index| Round::of(1, index).workload)).collect()
