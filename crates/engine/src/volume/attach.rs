@@ -40,8 +40,8 @@ impl CacheSet {
         }
         self.check_block_size(&superblock)?;
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        let has_dirty = known.is_some_and(|inode| !fresh && self.with(|s| s.dirty.of(inode) > 0));
-        if let Some(inode) = known.filter(|_| has_dirty) {
+        let with_dirty = known.filter(|inode| !fresh && self.with(|s| s.dirty.of(*inode) > 0));
+        if let Some(inode) = with_dirty {
             self.check_end(inode, disk.info().sectors).await?;
         }
         let inode = self.take_slot(&superblock, known, fresh).await?;
@@ -54,7 +54,7 @@ impl CacheSet {
         if let Some(mode) = mode {
             superblock.set_cache_mode(mode);
         }
-        if has_dirty {
+        if with_dirty.is_some() {
             // A kernel says so when it has dirty data already, and the power may have gone in between.
             superblock.set_state(BackingState::Dirty);
         }
