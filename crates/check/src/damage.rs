@@ -148,7 +148,9 @@ pub enum DamageKind {
         error: JsetError,
     },
     /// A newer entry stands behind a damaged one, where nobody looks for it.
-    #[error("entry {seq} is newer than {newest}, but stands behind a damaged one: a start would lose it")]
+    #[error(
+        "entry {seq} is newer than {newest}, but stands behind a damaged one: a start that did not look would lose it"
+    )]
     JournalHidden {
         /// The hidden entry.
         seq: u64,

@@ -42,7 +42,8 @@ pub fn of_open(error: &Error) -> Failure {
         | Error::Format { .. }
         | Error::Inconsistent(_)
         | Error::NoJournal
-        | Error::JournalGap { .. } => failure(Kind::Damaged)
+        | Error::JournalGap { .. }
+        | Error::JournalHidden { .. } => failure(Kind::Damaged)
             .next("`bcached check` looks at all of it and writes nothing; keep its devices as they are"),
         Error::NotACache => failure(Kind::NotBcache),
         _ => failure(Kind::Io),
@@ -90,5 +91,7 @@ mod tests {
         assert_eq!((budget.kind.exit(), budget.to_string().contains("400M or more")), (2, true), "{budget}");
         let gap = of_open(&Error::JournalGap { from: 3, to: 5 });
         assert_eq!((gap.kind, gap.kind.exit()), (Kind::Damaged, 4), "{gap}");
+        let hidden = of_open(&Error::JournalHidden { sequence: 44, found: 36 });
+        assert_eq!((hidden.kind.exit(), hidden.to_string().contains("44")), (4, true), "{hidden}");
     }
 }

@@ -197,6 +197,17 @@ pub enum Error {
         /// Last missing sequence.
         to: u64,
     },
+    /// A newer entry stands behind a damaged one, so that others before and behind it may be missing too.
+    #[error(
+        "journal entry {sequence} is newer than {found}, but stands behind one that is damaged: what was written since \
+         {found} would be lost"
+    )]
+    JournalHidden {
+        /// The newest hidden entry.
+        sequence: u64,
+        /// The newest one that is found.
+        found: u64,
+    },
 }
 
 impl Error {

@@ -92,6 +92,15 @@ impl Journal {
         }
     }
 
+    /// The same, where entries up to `sequence` stand that are of a former set with the same uuid: all of this one's are newer.
+    #[must_use]
+    pub const fn behind(mut self, sequence: u64) -> Self {
+        self.next = sequence + 1;
+        self.durable = sequence;
+        self.durable_last = sequence + 1;
+        self
+    }
+
     /// The journal as found: `newest[i]` is the newest sequence in bucket i (0 = none), `current` the bucket holding
     /// the newest entry, `used_sectors` where that entry ends.
     ///

@@ -47,6 +47,7 @@ struct Found {
 pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
     let mut kept = Kept::default();
     let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
+    let mut ends = newest.clone();
     let mut current = (0, 0, 0);
     let indices: Vec<u64> = (0..geometry.journal_buckets).collect();
     for indices in indices.chunks(DEPTH) {
@@ -56,6 +57,7 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
             for Found { entry, end_sector } in log? {
                 let sequence = entry.header.seq;
                 newest[index] = newest[index].max(sequence);
+                ends[index] = end_sector;
                 current = current.max((sequence, index, end_sector));
                 kept.add(entry);
             }
@@ -63,7 +65,44 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
     }
     let (sequence, bucket, used_sectors) = current;
     let entries = kept.complete(sequence)?;
+    for index in [bucket, (bucket + 1) % ends.len()] {
+        let hidden = newest_behind(disk, geometry, index as u64, ends[index]).await?;
+        if hidden > sequence {
+            return Err(Error::JournalHidden { sequence: hidden, found: sequence });
+        }
+    }
     Ok(Scan { entries, newest, current: bucket, used_sectors })
+}
+
+/// The newest whole entry at or behind sector `from` of a journal bucket, 0 if there is none.
+///
+/// An entry is written only when the one before it is durable (ours and a kernel's), and goes behind it or to the start of the
+/// next bucket. So no crash leaves an entry behind the end of a log that is newer than the log's: what is there was hidden when
+/// an entry before it was damaged, and a start that did not look would put older keys over newer ones.
+async fn newest_behind(disk: &Disk, geometry: &Geometry, index: u64, from: u64) -> Result<u64, Error> {
+    let start = geometry.sector_of(geometry.journal_bucket(index)) + from;
+    let limit = usize::try_from((geometry.bucket_sectors - from) * 512).expect("a bucket fits in memory");
+    let mut bytes: Vec<u8> = Vec::with_capacity(limit);
+    while bytes.len() < limit {
+        read_more(disk, start, &mut bytes, limit).await?;
+    }
+    let (mut at, mut newest) = (0, 0);
+    while at < limit {
+        let entry = Jset::parse(&bytes[at..], geometry.magic).ok();
+        newest = newest.max(entry.map_or(0, |entry| entry.header.seq));
+        at += geometry.whole_blocks(entry.map_or(1, |entry| entry.byte_len()));
+    }
+    Ok(newest)
+}
+
+/// The newest entry that was ever written and is whole, wherever it stands, 0 if there is none: a set that is made anew with
+/// the uuid of a former one takes that one's entries for its own, and has to begin behind them.
+pub async fn newest_of_all(disk: &Disk, geometry: &Geometry) -> Result<u64, Error> {
+    let mut newest = 0;
+    for index in 0..geometry.journal_buckets {
+        newest = newest_behind(disk, geometry, index, 0).await?.max(newest);
+    }
+    Ok(newest)
 }
 
 /// The entries that may have to be replayed.

@@ -35,7 +35,8 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
         keep(&mut stage, 0..512);
         pause(&mut stage, 20).unwrap();
         let middle = stage.device(0).model.latency_ns;
-        stage.device(0).model.latency_ns = 1000 * MILLISECOND;
+        // Not so slow that the longest a device takes, forty times as long, is too long for those who wait.
+        stage.device(0).model.latency_ns = 400 * MILLISECOND;
         let turnover = stage.play(move |client| async move {
             client.go(read(0..512)).await;
             client.go(Step::Pause(1)).await;
