@@ -131,6 +131,8 @@ fn a_note_left_behind_is_named() {
     assert!(ran.out.contains("a killed bcached left a note") && ran.out.contains(&note), "{ran:?}");
     let ran = with_notes(&["doctor", &cache]);
     assert!(ran.out.contains("a killed bcached left a note") && ran.out.contains(&note), "{ran:?}");
+    let ran = with_notes(&["make", "--cache", &cache, "--wipe-bcache"]);
+    assert!(ran.exit == 3 && ran.err.contains("left a note") && ran.err.contains(&note), "{ran:?}");
     Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).stop();
     let ran = with_notes(&["check", &cache, "--backing", &backing]);
     assert!(!ran.out.contains("note"), "an orderly stop leaves none: {ran:?}");

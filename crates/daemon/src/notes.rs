@@ -35,8 +35,20 @@ pub fn directory() -> Result<PathBuf, Failure> {
 /// it is a killed one's, and may hold acknowledged writes. Only looks.
 #[must_use]
 pub fn left_behind(set: Uuid) -> Option<PathBuf> {
-    let places = chosen().map_or_else(usual, |chosen| vec![chosen]);
+    let places = chosen().map_or_else(looked_through, |chosen| vec![chosen]);
     places.iter().map(|place| place.join(format!("{set}.note"))).find(|note| note.is_file())
+}
+
+/// The note of the set: in `directory`, as [`directory`] says, or where a killed process has left it. Such a one may have run in
+/// another of this user's places, with or without a login session's directory, and what it has acknowledged is there only.
+#[must_use]
+pub fn of_set(directory: &Path, set: Uuid) -> PathBuf {
+    let usual = directory.join(format!("{set}.note"));
+    if usual.is_file() {
+        return usual;
+    }
+    let is_ours = |note: &PathBuf| note.parent().is_some_and(|place| usable(place).is_ok());
+    left_behind(set).filter(is_ours).unwrap_or(usual)
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -56,6 +68,13 @@ fn usual() -> Vec<PathBuf> {
         _ => variable("XDG_RUNTIME_DIR").map(|runtime| runtime.join("bcached")),
     };
     better.into_iter().chain([PathBuf::from(format!("/dev/shm/bcached-{user}"))]).collect()
+}
+
+/// Where notes may lie: also in the login session's directory of somebody who is not told of it.
+fn looked_through() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let session = (user != 0).then(|| PathBuf::from(format!("/run/user/{user}/bcached")));
+    usual().into_iter().chain(session).collect()
 }
 
 /// A daemon that starts in another directory would not find the note again, and lose what it holds without a word.
@@ -89,6 +108,13 @@ fn usable(place: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_note_that_nobody_left_goes_where_notes_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let note = of_set(folder.path(), Uuid([0x5a; 16]));
+        assert_eq!(note.parent(), Some(folder.path()));
+    }
 
     #[test]
     fn a_place_is_made_and_must_be_ours_alone() {

@@ -182,7 +182,7 @@ async fn recover(
     let found =
         walk::walk((&env, &disk), &geometry, root, &mut buckets, known.tickets, &options.opening).await?;
     let shares = Shares::new(budget, geometry.node_sectors().max(found.node_sectors_max), root.level)?;
-    let recovered = note.recovered(superblock.seq());
+    let recovered = note.recovered(superblock.checksum());
     let sequence = header.seq;
     let oldest = header.last_seq;
     let journal_buckets = journal_sectors(&geometry);
@@ -386,7 +386,7 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
 async fn finish(set: &CacheSet) {
     set.with(|s| {
         // What it held is durable now, and the superblock says that a new session has begun.
-        s.note.begin(s.superblock.seq());
+        s.note.begin(s.superblock.checksum());
         s.note_held = false;
     });
     crate::volume::attach::add_flash_only(set);

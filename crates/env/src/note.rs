@@ -3,7 +3,9 @@
 //!
 //! A note ends the history of one *session*, the time between two writes of the cache superblock. Whoever runs the set
 //! next (a kernel, a daemon with its note elsewhere) writes the superblock first thing: from then on the note's keys are
-//! older than what the set holds, and replaying them would put old data over new.
+//! older than what the set holds, and replaying them would put old data over new. The superblock's count of writes does not
+//! tell sessions apart: a set and its copy, or a set and its restored backup, come to the same number by different ways. Its sum
+//! does, which covers the time of the start as well.
 //!
 //! In production a small memory-mapped file with the boot id; in simulation a vector that process death leaves alone.
 
@@ -35,6 +37,6 @@ pub trait Note {
     /// another session.
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord>;
 
-    /// Forgets everything; what is appended from now on belongs to `session`, the superblock's number as written.
+    /// Forgets everything; what is appended from now on belongs to `session`, the sum of the superblock as written.
     fn begin(&mut self, session: u64);
 }

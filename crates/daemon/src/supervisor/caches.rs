@@ -7,6 +7,7 @@ use crate::control::status::Progress;
 use crate::devices;
 use crate::engine_thread::{self, Opened, Start};
 use crate::failure::{Failure, Kind};
+use crate::notes;
 use bcached_engine::{Opening, Options, Status};
 use bcached_format::{CacheSuperblock, Replacement};
 use bcached_uring::NoteFound;
@@ -35,7 +36,7 @@ impl Supervisor {
                 let name = self.shared().table.name_cache(index, label, set);
                 self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
                 tell_what_is_ignored(&name, &cache.superblock);
-                let note = self.notes.join(format!("{set}.note"));
+                let note = notes::of_set(&self.notes, set);
                 let options = self.options();
                 let progress = Arc::clone(&options.opening);
                 let start = Start { device: cache.device, set_uuid: set, note, options };

@@ -30,6 +30,7 @@ super::scenarios! {
     a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries,
     a_brand_new_set_starts_wherever_its_first_start_was_cut,
     a_note_that_comes_back_after_others_ran_the_set_is_void,
+    the_note_of_a_copy_is_not_believed_by_the_original,
     acknowledged_writes_are_durable_after_the_journal_delay,
 }
 
@@ -253,6 +254,34 @@ fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
     stage.ask(FLUSH).unwrap();
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
 
+    *stage.note() = left;
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// All devices of a set are copied after a stop. Somebody serves the copy, and the daemon is killed; the original goes on by itself.
+/// Both have been started as often, and the note of the copy once put its keys over those of the original.
+fn the_note_of_a_copy_is_not_believed_by_the_original() {
+    let mut stage = stage();
+    keep(&mut stage, 0..64);
+    stage.stop().unwrap();
+    let original = stage.rig().snapshot();
+    stage.start().unwrap();
+    // The other is started some seconds later.
+    pause(&mut stage, 3000).unwrap();
+    (0..8).for_each(|_| keep(&mut stage, 0..64));
+    stage.ask(write(0..64)).unwrap();
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    let left = stage.note().clone();
+    assert!(!left.is_empty(), "the write is in the note alone");
+
+    stage.rig().world.borrow_mut().devices = original.devices;
+    *stage.rig().oracle.borrow_mut() = original.oracle;
+    *stage.note() = original.note;
+    stage.start().unwrap();
+    stage.ask(write(0..64)).unwrap();
+    stage.stop().unwrap();
     *stage.note() = left;
     stage.start().unwrap();
     stage.verify().unwrap();

@@ -33,7 +33,7 @@ use thiserror::Error;
 /// "bcchNOTE", read as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"bcchNOTE");
 /// Grows when the layout changes; a note of another layout is void.
-const LAYOUT: u64 = 2;
+const LAYOUT: u64 = 3;
 
 /// Words before the first record: one page, so that records never share one with the counters.
 const HEADER_WORDS: usize = 512;

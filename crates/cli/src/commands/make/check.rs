@@ -8,6 +8,7 @@ use crate::image::Image;
 use crate::signatures::{self, Class, Signature};
 use crate::sizes::human;
 use crate::superblock::{self, Found};
+use bcached_daemon::notes;
 use bcached_format::units::bytes_of;
 use bcached_format::{BackingState, Superblock};
 
@@ -68,6 +69,11 @@ fn already_bcache(device: &Device, flags: &Make) -> Result<(), Failure> {
                 "it is the cache of a set in use that is damaged: what is dirty in it cannot be told",
             )
             .next("`bcached check` says what is damaged; `wipefs` removes it if nothing is needed")),
+            // Not seen by the checker, and overridden by nothing either: serving the set once is all it takes.
+            Some(0) if let Some(note) = notes::left_behind(cache.set_uuid()) => Err(refuse(
+                "a killed bcached left a note, which may hold acknowledged writes of it",
+            )
+            .next(format!("serve the set once, or remove {} if nothing in it is needed", note.display()))),
             Some(0) if flags.wipe_bcache => Ok(()),
             Some(0) => Err(refuse("it is the cache of a set in use")
                 .next(format!("nothing dirty is in it: {OPTION} overwrites it"))
