@@ -257,3 +257,22 @@ fn what_this_version_ignores_is_said() {
     assert!(log.contains("replaces buckets by lru, not by fifo [event=replacement-lru]"), "{log}");
     assert!(log.contains("[event=discard-ignored]"), "{log}");
 }
+
+/// "No space left at sector 1641" named neither the device nor what to do about it.
+#[test]
+fn a_cache_without_room_below_it_is_named() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    // The note exists already, whole: what needs room at the next start is the cache.
+    Daemon::start(&images, &["--cache", &cache]).kill();
+    // A limit of file size stands for a full file system; the first superblock lies within it.
+    let serve = Daemon::command(&images, "run", &["--cache", &cache]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -f 96; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    limited.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let ran = run(&mut limited);
+    let sentence = format!("cannot open the cache set on {cache}: ");
+    assert!(ran.err.contains(&sentence) && ran.err.contains("no space left at sector"), "{ran:?}");
+    let next = format!("free space on the file system below {cache}, then start again");
+    assert_eq!((ran.exit, ran.err.contains(&next)), (4, true), "{ran:?}");
+}
