@@ -88,8 +88,9 @@ pub struct VolumeEntry {
 pub struct Table {
     pub caches: Vec<CacheEntry>,
     pub volumes: Vec<VolumeEntry>,
-    /// Final reasons are logged here; without it the first of them ends the program, which prints it.
-    pub logs_failures: bool,
+    /// The devices are those of the command line: all are meant now. `ready` waits for all of them, and the first final
+    /// reason ends the program, which prints it; else it is logged here.
+    pub strict: bool,
 }
 
 /// What a volume needs next.
@@ -119,18 +120,20 @@ impl Table {
             || self.volumes.iter().any(|volume| matches!(volume.state, VolumeState::Waiting(_)))
     }
 
-    /// Everything is served or has a final reason, or was waited for long enough.
+    /// Everything is served or has a final reason, or was waited for long enough. For the command line's devices no time
+    /// is.
     pub fn is_settled(&self, since_start: Duration) -> bool {
+        let is_enough = |patience| !self.strict && since_start >= patience;
         // A cache alone may bring volumes of its own: it is waited for as well.
         let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
             CacheState::Open { .. } | CacheState::Stopped | CacheState::Failed(_) => true,
-            CacheState::Waiting(_) | CacheState::Opening { .. } => since_start >= patience,
+            CacheState::Waiting(_) | CacheState::Opening { .. } => is_enough(patience),
         });
         caches
             && self.volumes.iter().all(|volume| match volume.state {
                 VolumeState::Served(_) | VolumeState::Failed(_) => true,
-                VolumeState::Waiting(_) | VolumeState::Attaching => since_start >= volume.wait,
+                VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })
     }
 
@@ -295,7 +298,7 @@ impl Table {
         let entry = &mut self.caches[index];
         let name = entry.name.as_ref().unwrap_or(&entry.device);
         match &state {
-            CacheState::Failed(failure) if self.logs_failures => {
+            CacheState::Failed(failure) if !self.strict => {
                 tracing::error!(event = "cache-failed", "cache {name}: {failure}");
             }
             CacheState::Waiting(failure) if !std::mem::replace(&mut entry.wait_logged, true) => {
@@ -310,7 +313,7 @@ impl Table {
         let entry = &mut self.volumes[index];
         let name = entry.display_name();
         match &state {
-            VolumeState::Failed(failure) if self.logs_failures => {
+            VolumeState::Failed(failure) if !self.strict => {
                 tracing::error!(event = "volume-failed", "volume {name}: {failure}");
             }
             VolumeState::Waiting(failure) if entry.wait_logged.as_ref() != Some(&failure.what) => {
