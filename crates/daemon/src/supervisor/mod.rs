@@ -5,9 +5,11 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod caches;
+mod claims;
 mod exports;
 mod health;
 mod patience;
+mod reasons;
 mod report;
 mod stop;
 mod table;
@@ -162,7 +164,7 @@ impl Supervisor {
         self.check_strict()?;
         self.name_exports();
         self.start_nbd()?;
-        let outcome = self.look_at_volumes().and_then(|()| self.advance()).and_then(|()| self.serve_events());
+        let outcome = self.claim_devices().and_then(|()| self.advance()).and_then(|()| self.serve_events());
         let stopped = self.stop();
         outcome.and(stopped)
     }

@@ -57,6 +57,15 @@ impl<T: Send + 'static> Patience<T> {
     }
 }
 
+impl<T> Patience<T> {
+    /// Keeps what was opened before its time, for whoever opens `name` next.
+    pub fn keep(&mut self, name: &str, opened: T) {
+        let (sender, receiver) = mpsc::channel();
+        let _the_receiver_is_here = sender.send(Ok(opened));
+        self.pending.insert(name.to_owned(), receiver);
+    }
+}
+
 /// Why a device is not open.
 #[derive(Debug)]
 pub enum Unopened {

@@ -6,9 +6,9 @@ use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::sizes::human;
-use crate::supervisor::{health, report};
+use crate::supervisor::{health, reasons, report};
 use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo};
-use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
+use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -106,9 +106,9 @@ pub type CacheName = String;
 
 impl Table {
     /// Nothing has been looked for yet.
-    pub fn of(config: &Config, logs_failures: bool) -> Self {
+    pub fn of(config: &Config, strict: bool) -> Self {
         Self {
-            logs_failures,
+            strict,
             caches: config.caches.iter().map(CacheEntry::of).collect(),
             volumes: config.volumes.iter().map(VolumeEntry::of).collect(),
         }
@@ -147,7 +147,7 @@ impl Table {
         let concerned: Vec<_> =
             (0..self.volumes.len()).filter(|volume| is_concerned(&self.volumes[*volume])).collect();
         for volume in &concerned {
-            self.set_volume(*volume, VolumeState::Failed(cache_not_served(failure)));
+            self.set_volume(*volume, VolumeState::Failed(reasons::cache_not_served(failure)));
         }
         concerned.into_iter().map(|volume| self.volumes[volume].clone()).collect()
     }
@@ -377,7 +377,7 @@ impl Table {
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
             Some(CacheState::Failed(failure)) => {
-                let failure = cache_not_served(failure);
+                let failure = reasons::cache_not_served(failure);
                 self.set_volume(index, VolumeState::Failed(failure));
                 None
             }
@@ -387,7 +387,7 @@ impl Table {
             }
             // An opening takes a moment, which is nothing to be warned of.
             Some(CacheState::Opening { .. }) => {
-                self.volumes[index].state = VolumeState::Waiting(its_cache_opens());
+                self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
                 None
             }
             Some(CacheState::Stopped) => None,
@@ -404,7 +404,7 @@ impl Table {
         if let Some(index) = cache {
             return match &self.caches[index].state {
                 CacheState::Open { engine, .. } => Ok((index, engine.clone())),
-                _ => Err(Unserved::Waits(its_cache_opens())),
+                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
             };
         }
         for (index, cache) in self.caches.iter().enumerate() {
@@ -415,21 +415,14 @@ impl Table {
             }
         }
         if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. })) {
-            return Err(Unserved::Waits(its_cache_opens()));
+            return Err(Unserved::Waits(reasons::its_cache_opens()));
         }
         if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
-            return Err(Unserved::Waits(missing_cache(superblock, None)));
+            return Err(Unserved::Waits(reasons::missing_cache(superblock, None)));
         }
-        let (kind, why) = match superblock.state() {
-            BackingState::None => {
-                (Kind::Usage, "several caches are served, and it names none of them".to_owned())
-            }
-            _ => (Kind::WrongSet, format!("it belongs to the cache set {}", superblock.set_uuid())),
-        };
-        let failure = Failure::new(kind, "no cache for it is served")
-            .why(why)
-            .next("say which with `cache = \"NAME\"` in its section, or serve that set too");
-        Err(Unserved::Failed(failure))
+        let failure = reasons::no_cache("no cache for it is served", superblock);
+        let next = "say which with `cache = \"NAME\"` in its section, or serve that set too";
+        Err(Unserved::Failed(failure.next(next)))
     }
 
     /// An engine has answered. The entry, if the volume is served now.
@@ -556,31 +549,4 @@ pub enum Unserved {
     Waits(Failure),
     /// For good.
     Failed(Failure),
-}
-
-fn its_cache_opens() -> Failure {
-    Failure::new(Kind::NotFound, "its cache is not open yet")
-}
-
-/// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
-pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
-    let name = name.map_or_else(String::new, |name| format!(" {name}"));
-    let set = superblock.set_uuid();
-    let failure = |what: String| Failure::new(Kind::NotFound, what);
-    match superblock.state() {
-        BackingState::Dirty => {
-            failure(format!("its newest data is in the cache set {set}, which is missing"))
-                .next("connect the cache's device; without it the volume holds old data")
-        }
-        BackingState::None => {
-            failure(format!("its cache{name} is missing")).next("connect the cache's device")
-        }
-        BackingState::Clean | BackingState::Stale => {
-            failure(format!("its cache{name} (set {set}) is missing")).next("connect the cache's device")
-        }
-    }
-}
-
-fn cache_not_served(failure: &Failure) -> Failure {
-    Failure::new(failure.kind, "its cache is not served").why(failure.to_string())
 }
