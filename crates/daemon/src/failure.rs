@@ -115,6 +115,13 @@ impl Failure {
         self
     }
 
+    /// True for a device that may be had later without anybody having mended anything: it may be plugged in, or given up
+    /// by whoever has it.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(self.kind, Kind::NotFound | Kind::InUse)
+    }
+
     /// Which kind of failure a superblock's refusal is.
     #[must_use]
     pub fn kind_of_superblock(error: SuperblockError) -> Kind {

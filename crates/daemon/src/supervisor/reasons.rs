@@ -32,6 +32,14 @@ pub fn cache_not_served(failure: &Failure) -> Failure {
     Failure::new(failure.kind, "its cache is not served").why(failure.to_string())
 }
 
+/// What it means for a volume that the device of its cache, called so, cannot be had yet.
+pub fn cache_waits(superblock: &BackingSuperblock, cache: &str, reason: &Failure) -> Failure {
+    if reason.kind != Kind::InUse {
+        return missing_cache(superblock, Some(cache));
+    }
+    Failure { what: format!("its cache {cache} is in use").into(), ..reason.clone() }
+}
+
 /// No cache for the volume with `superblock` is among those that are served.
 pub fn no_cache(what: impl Into<Box<str>>, superblock: &BackingSuperblock) -> Failure {
     let (kind, why) = match superblock.state() {

@@ -97,8 +97,8 @@ pub struct Table {
 pub enum Step {
     /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
     Open(Option<usize>),
-    /// Its cache's device is missing: the volume's own tells what that means for it.
-    Look(CacheName),
+    /// Its cache's device cannot be had yet, for this reason: the volume's own tells what that means for it.
+    Look(CacheName, Failure),
 }
 
 /// What a cache is called, for a sentence.
@@ -381,9 +381,10 @@ impl Table {
                 self.set_volume(index, VolumeState::Failed(failure));
                 None
             }
-            Some(CacheState::Waiting(_)) => {
-                let cache = &self.caches[cache?];
-                Some((device, Step::Look(cache.name.clone().unwrap_or_else(|| cache.device.clone()))))
+            Some(CacheState::Waiting(reason)) => {
+                let (cache, reason) = (&self.caches[cache?], reason.clone());
+                let name = cache.name.clone().unwrap_or_else(|| cache.device.clone());
+                Some((device, Step::Look(name, reason)))
             }
             // An opening takes a moment, which is nothing to be warned of.
             Some(CacheState::Opening { .. }) => {

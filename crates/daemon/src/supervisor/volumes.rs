@@ -4,7 +4,6 @@ use super::patience::Unopened;
 use super::table::{Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
 use crate::devices;
-use crate::failure::Kind;
 use bcached_engine::{Error, VolumeInfo};
 use bcached_format::BackingSuperblock;
 
@@ -14,8 +13,8 @@ impl Supervisor {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
         let state = match step {
             Step::Open(cache) => self.open_volume(index, &device, cache),
-            Step::Look(cache) => match self.look(index, &device) {
-                Ok(superblock) => VolumeState::Waiting(reasons::missing_cache(&superblock, Some(&cache))),
+            Step::Look(cache, reason) => match self.look(index, &device) {
+                Ok(superblock) => VolumeState::Waiting(reasons::cache_waits(&superblock, &cache, &reason)),
                 Err(reason) => self.without_device(reason),
             },
         };
@@ -54,13 +53,13 @@ impl Supervisor {
         Ok(superblock)
     }
 
-    /// A device that is missing may come; of the command line's devices all are meant now.
+    /// A device that is missing may come, and one in use be given up; of the command line's devices all are meant now.
     fn without_device(&self, reason: Unopened) -> VolumeState {
         let failure = match reason {
             Unopened::Hangs(failure) => return VolumeState::Waiting(failure),
             Unopened::Failed(failure) => failure,
         };
-        if failure.kind == Kind::NotFound && !self.strict {
+        if failure.may_pass() && !self.strict {
             VolumeState::Waiting(failure)
         } else {
             VolumeState::Failed(failure)
