@@ -266,7 +266,39 @@ fn blocks_that_do_not_fit_say_which_option_mends_it() {
     let (cache, backing) = (images.blank("cache", CACHE_BYTES), images.blank("backing", BACKING_BYTES));
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
     assert_eq!(bcached(&["make", "-w", "512", "-B", &backing]).exit, 0);
-    refuses(&["--cache", &cache, "--backing", &backing], &[&backing], 2, "bcached make --for");
+    let both = [cache.as_str(), &backing];
+    refuses(&["--cache", &cache, "--backing", &backing], &both, 2, "bcached make --for");
+}
+
+/// Each of these was refused after the cache had been initialised, and the good backing device attached to it.
+#[test]
+fn a_refused_command_line_has_written_to_no_device() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let (elsewhere, small) = (images.blank("elsewhere", BACKING_BYTES), images.blank("small", BACKING_BYTES));
+    assert_eq!(bcached(&["make", "-B", &elsewhere]).exit, 0);
+    reseal(&elsewhere, 111, 0x20);
+    assert_eq!(bcached(&["make", "-w", "512", "-B", &small]).exit, 0);
+    let (link, copy, twin) = (images.path("link"), images.path("copy"), images.path("twin"));
+    std::os::unix::fs::symlink(&backing, &link).expect("a link");
+    std::fs::copy(&backing, &copy).expect("a copy");
+    std::fs::copy(&cache, &twin).expect("a copy");
+    let [link, copy, twin] = [&link, &copy, &twin].map(|path| path.to_str().expect("text"));
+    let all = [cache.as_str(), &backing, &elsewhere, &small, copy, twin];
+    let refuses_second = |option, second, exit, sentence| {
+        refuses(&["--cache", &cache, "--backing", &backing, option, second], &all, exit, sentence);
+    };
+    refuses_second("--backing", link, 3, "this process has opened it already, perhaps by another path");
+    refuses_second("--backing", copy, 3, "one is a copy of the other");
+    refuses_second("--backing", &elsewhere, 3, "which is not this one");
+    refuses_second("--backing", &small, 2, "bcached make --for");
+    refuses_second("--cache", twin, 3, "one is a copy of the other");
+    reseal(&elsewhere, 111, 0x40);
+    refuses_second("--backing", &elsewhere, 3, "the backing device has dirty data in cache set");
+    let other = images.blank("other", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
+    let two = ["--cache", &cache, "--cache", &other, "--backing", &elsewhere];
+    refuses(&two, &[&cache, &other, &elsewhere], 3, "it belongs to the cache set");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, bytes, json, patch, requires, reseal, run, tool};
+use common::{Daemon, Images, Locked, bcached, bytes, json, patch, requires, reseal, run, tool};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use std::os::fd::OwnedFd;
@@ -256,4 +256,55 @@ fn what_this_version_ignores_is_said() {
     assert_eq!(exit, 0, "{log}");
     assert!(log.contains("replaces buckets by lru, not by fifo [event=replacement-lru]"), "{log}");
     assert!(log.contains("[event=discard-ignored]"), "{log}");
+}
+
+/// After a SIGKILL the kernel ends what the process had begun, and until then its devices are in use: whoever started the
+/// daemon at once had a volume that was given up for good.
+#[test]
+fn a_device_in_use_is_taken_up_when_it_is_free() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let config = images.path("config.toml");
+    let text = format!(
+        "version = 1\n[defaults]\nwait = \"1s\"\n[cache.fast]\ndevice = {cache:?}\n\
+         [volume.slow]\nbacking = {backing:?}\n"
+    );
+    std::fs::write(&config, text).expect("a file");
+    let holders = [Locked::new(&cache), Locked::new(&backing)];
+    let daemon = Daemon::start(&images, &["--config", config.to_str().expect("text")]);
+    let status = daemon.status();
+    assert_eq!(status["caches"][0]["state"], "waiting", "{status}");
+    assert!(status["caches"][0]["reason"].as_str().is_some_and(|why| why.contains("in use by process")));
+    let why = "its cache fast is in use: it is in use by process";
+    assert!(status["volumes"][0]["reason"].as_str().is_some_and(|said| said.starts_with(why)), "{status}");
+    let [of_cache, of_backing] = holders;
+    drop(of_cache);
+    daemon.wait_for("the cache is open", |status| status["caches"][0]["state"] == "open");
+    daemon.wait_for("the volume waits for its own device", |status| {
+        status["volumes"][0]["reason"].as_str().is_some_and(|why| why.contains("/backing"))
+    });
+    drop(of_backing);
+    daemon.wait_for("the volume is served", |status| status["volumes"][0]["state"] == "served");
+    let log = daemon.log();
+    assert_eq!(log.matches("event=cache-waits").count(), 1, "told once: {log}");
+    assert_eq!((log.contains("cache-failed"), log.contains("volume-failed")), (false, false), "{log}");
+}
+
+/// "No space left at sector 1641" named neither the device nor what to do about it.
+#[test]
+fn a_cache_without_room_below_it_is_named() {
+    let images = Images::new();
+    let (cache, _) = set(&images);
+    // The note exists already, whole: what needs room at the next start is the cache.
+    Daemon::start(&images, &["--cache", &cache]).kill();
+    // A limit of file size stands for a full file system; the first superblock lies within it.
+    let serve = Daemon::command(&images, "run", &["--cache", &cache]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -f 96; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    limited.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let ran = run(&mut limited);
+    let sentence = format!("cannot open the cache set on {cache}: ");
+    assert!(ran.err.contains(&sentence) && ran.err.contains("no space left at sector"), "{ran:?}");
+    let next = format!("free space on the file system below {cache}, then start again");
+    assert_eq!((ran.exit, ran.err.contains(&next)), (4, true), "{ran:?}");
 }

@@ -2,7 +2,9 @@
 
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
+use bcached_env::IoErrorKind;
 use bcached_uring::note::NoteError;
+use std::path::Path;
 
 const OPEN: &str = "cannot open the cache set";
 
@@ -26,10 +28,23 @@ pub fn of_note(error: &NoteError) -> Failure {
     }
 }
 
-/// Why a set cannot be opened.
-pub fn of_open(error: &Error) -> Failure {
-    let failure = |kind| Failure::new(kind, OPEN).why(error.to_string());
+/// True if the file system below a file, or the pool below a volume, has no room for a write.
+pub fn is_full(error: &Error) -> bool {
     match error {
+        Error::Io { source, .. } => source.kind == IoErrorKind::NoSpace,
+        Error::Failed(first) => is_full(first),
+        _ => false,
+    }
+}
+
+/// Why the set on the cache device at `device` cannot be opened.
+pub fn of_open(device: &Path, error: &Error) -> Failure {
+    let device = device.display();
+    let failure = |kind| Failure::new(kind, format!("{OPEN} on {device}")).why(error.to_string());
+    match error {
+        error if is_full(error) => {
+            failure(Kind::Io).next(format!("free space on the file system below {device}, then start again"))
+        }
         Error::NodeBudget { needed, .. } => {
             // Half of the memory is for nodes; a set of several shares that with the others.
             let memory = needed.saturating_mul(2).div_ceil(1 << 20);
@@ -69,6 +84,9 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         ),
         Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
         Error::Format { .. } => (Kind::Damaged, None),
+        error if is_full(error) => {
+            (Kind::Io, Some("free space on the file systems below it and below its cache, then start again"))
+        }
         _ => (Kind::Io, None),
     };
     let failure = Failure::new(kind, format!("cannot serve {name}")).why(error.to_string());
@@ -81,17 +99,25 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bcached_engine::Doing;
+    use bcached_env::{DiskId, IoError};
     use std::path::PathBuf;
 
     #[test]
     fn each_reason_has_its_exit_status() {
         let in_use = of_note(&NoteError::InUse(PathBuf::from("/run/bcached/x.note")));
         assert_eq!((in_use.kind, in_use.kind.exit()), (Kind::InUse, 3), "{in_use}");
-        let budget = of_open(&Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
+        let ssd = Path::new("/dev/ssd");
+        let budget = of_open(ssd, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
         assert_eq!((budget.kind.exit(), budget.to_string().contains("400M or more")), (2, true), "{budget}");
-        let gap = of_open(&Error::JournalGap { from: 3, to: 5 });
+        let gap = of_open(ssd, &Error::JournalGap { from: 3, to: 5 });
         assert_eq!((gap.kind, gap.kind.exit()), (Kind::Damaged, 4), "{gap}");
-        let hidden = of_open(&Error::JournalHidden { sequence: 44, found: 36 });
+        let hidden = of_open(ssd, &Error::JournalHidden { sequence: 44, found: 36 });
         assert_eq!((hidden.kind.exit(), hidden.to_string().contains("44")), (4, true), "{hidden}");
+        assert!(gap.to_string().starts_with("cannot open the cache set on /dev/ssd: "), "{gap}");
+        let source = IoError { kind: IoErrorKind::NoSpace, disk: DiskId(0), sector: 8 };
+        let full = Error::Failed(Box::new(Error::Io { doing: Doing::Journal, source }));
+        assert!(of_attach("tank", &full).to_string().contains("free space on the file systems below"));
+        assert!(!is_full(&Error::NoSpace), "buckets are another matter");
     }
 }

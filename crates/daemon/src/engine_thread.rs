@@ -143,6 +143,7 @@ impl EngineThread {
     fn open(start: Start) -> Result<Self, Failure> {
         let driver = open_driver(&DriverOptions::default())
             .map_err(|error| engine_failure::of_machine(error.to_string()))?;
+        let device = start.device.path().to_owned();
         let cache = driver.disks.add(start.device);
         let identity =
             NoteIdentity::of_this_boot(start.set_uuid.0).map_err(|error| engine_failure::of_note(&error))?;
@@ -155,7 +156,7 @@ impl EngineThread {
         let set = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))?
-            .map_err(|error| engine_failure::of_open(&error))?;
+            .map_err(|error| engine_failure::of_open(&device, &error))?;
         let (commands, receiver) = mpsc::channel();
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));

@@ -34,6 +34,8 @@ pub enum Kind {
     AlreadyBcache,
     /// The same device was named twice.
     SameDevice,
+    /// Several devices go by the name that was given.
+    Ambiguous,
     /// The process may not do this.
     Permission,
     /// A named file or device does not exist.
@@ -60,7 +62,7 @@ impl Kind {
             Self::No => 1,
             Self::Usage | Self::NotInThisVersion | Self::Config | Self::NotBcache | Self::Geometry => 2,
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
-            Self::WrongSet => 3,
+            Self::WrongSet | Self::Ambiguous => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
             Self::NoDaemon => 5,
             Self::TimeLimit => 6,
@@ -111,6 +113,13 @@ impl Failure {
     pub fn option(mut self, option: impl Into<Box<str>>) -> Self {
         self.option = Some(option.into());
         self
+    }
+
+    /// True for a device that may be had later without anybody having mended anything: it may be plugged in, or given up
+    /// by whoever has it.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(self.kind, Kind::NotFound | Kind::InUse)
     }
 
     /// Which kind of failure a superblock's refusal is.

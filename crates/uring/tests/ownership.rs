@@ -8,10 +8,15 @@ mod common;
 use bcached_env::{Buffer, IoErrorKind};
 use bcached_uring::{Access, Device, DeviceErrorKind, DeviceKind, Holder};
 use common::{image, on_each, own, skip};
-use std::io::{BufRead as _, BufReader};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{BufRead as _, BufReader, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 /// The same in memory.
@@ -291,4 +296,31 @@ fn owner_of(path: &Path) -> Child {
     let output = BufReader::new(child.stdout.take().expect("piped"));
     assert!(output.lines().map_while(Result::ok).any(|line| line == "owned"), "the child ended early");
     child
+}
+
+/// A process that was killed keeps its devices until its last operations have ended, when it is in no list any more:
+/// whoever came at once was refused. A claim in a message that nobody has received is one that nobody seems to hold.
+#[test]
+fn a_claim_that_nobody_seems_to_hold_is_waited_for() {
+    let _turn = one_at_a_time();
+    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    for access in [Access::Own, Access::Check] {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        {
+            let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+            let claim = rustix::fs::open(&under.device, flags, Mode::empty()).unwrap();
+            let claims = [claim.as_fd()];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut message = SendAncillaryBuffer::new(&mut space);
+            assert!(message.push(SendAncillaryMessage::ScmRights(&claims)));
+            sendmsg(&near, &[IoSlice::new(b"x")], &mut message, SendFlags::empty()).unwrap();
+        }
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop((near, far));
+        });
+        let opened = Device::open(&under.device, access);
+        ends.join().unwrap();
+        opened.unwrap();
+    }
 }

@@ -27,7 +27,7 @@ impl Supervisor {
         };
         let state = match self.slow_caches.open(&device, devices::open_cache) {
             Err(Unopened::Hangs(failure)) => CacheState::Waiting(failure),
-            Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound && !self.strict => {
+            Err(Unopened::Failed(failure)) if failure.may_pass() && !self.strict => {
                 CacheState::Waiting(failure)
             }
             Err(Unopened::Failed(failure)) => CacheState::Failed(failure),

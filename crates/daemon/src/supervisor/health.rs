@@ -1,5 +1,6 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
+use crate::engine_failure;
 use bcached_engine::{DiskHealth, Error, UnreadableNode, VolumeId, VolumeInfo};
 use bcached_env::IoErrorKind;
 use std::time::Duration;
@@ -66,9 +67,14 @@ pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
 
 /// Why a set has stopped writing, and what that means.
 pub fn stopped(error: &Error) -> String {
+    let mend = if engine_failure::is_full(error) {
+        "free space on the file system below the device"
+    } else {
+        "mend the device"
+    };
     format!(
-        "it has stopped writing ({error}): volumes with dirty data refuse writes, the others go on without it; mend \
-         the device and start the daemon again"
+        "it has stopped writing ({error}): volumes with dirty data refuse writes, the others go on without it; {mend} \
+         and start the daemon again"
     )
 }
 

@@ -5,9 +5,11 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod caches;
+mod claims;
 mod exports;
 mod health;
 mod patience;
+mod reasons;
 mod report;
 mod stop;
 mod table;
@@ -41,6 +43,9 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// How often the sets are looked at when nothing else happens.
 const HEALTH: Duration = Duration::from_secs(5);
+
+/// How often the log hears what a command line still waits for.
+const WAITS_TOLD: Duration = Duration::from_secs(30);
 
 /// What the loop waits for.
 enum Event {
@@ -82,6 +87,8 @@ struct Supervisor {
     slow_backings: Patience<BackingDevice>,
     /// What it has said of openings.
     openings: caches::Openings,
+    /// When it has said what it waits for, since the start.
+    waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     nbd: Arc<Mutex<Option<NbdServer>>>,
@@ -127,7 +134,7 @@ impl Supervisor {
     fn new(line: CommandLine, config: Config, notes: PathBuf) -> Self {
         let (sender, events) = mpsc::channel();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
-        let table = Table::of(&config, !strict);
+        let table = Table::of(&config, strict);
         let is_machines = line.config.is_none();
         let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };
         Self {
@@ -141,6 +148,7 @@ impl Supervisor {
             slow_looks: Patience::default(),
             slow_backings: Patience::default(),
             openings: caches::Openings::default(),
+            waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared { phase: Phase::Starting, table })),
             exports: ExportTable::new(),
             nbd: Arc::new(Mutex::new(None)),
@@ -156,7 +164,7 @@ impl Supervisor {
         self.check_strict()?;
         self.name_exports();
         self.start_nbd()?;
-        let outcome = self.look_at_volumes().and_then(|()| self.advance()).and_then(|()| self.serve_events());
+        let outcome = self.claim_devices().and_then(|()| self.advance()).and_then(|()| self.serve_events());
         let stopped = self.stop();
         outcome.and(stopped)
     }
@@ -170,6 +178,7 @@ impl Supervisor {
         loop {
             self.announce_if_ready();
             self.tell_openings();
+            self.tell_waits(self.started.elapsed());
             let pending = self.shared().phase == Phase::Starting || self.shared().table.is_waiting();
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(()),
@@ -236,11 +245,8 @@ impl Supervisor {
             return;
         }
         shared.phase = Phase::Ready;
-        let missing = shared.table.not_served_yet();
         drop(shared);
-        for told in missing {
-            tracing::warn!(event = "not-served-yet", "{told}");
-        }
+        self.tell_not_served();
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
             if let Some(status) = engine.status() {
@@ -251,6 +257,24 @@ impl Supervisor {
         let _unread = writeln!(std::io::stdout(), "ready");
         tracing::info!(event = "ready", "ready");
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    }
+
+    /// Logs, now and then, for what a command line is not `ready` yet: it may be for hours. True if it did.
+    fn tell_waits(&mut self, since_start: Duration) -> bool {
+        let is_due = since_start >= self.waits_told + WAITS_TOLD;
+        if !self.strict || !is_due || self.shared().phase != Phase::Starting {
+            return false;
+        }
+        self.waits_told = since_start;
+        self.tell_not_served();
+        true
+    }
+
+    fn tell_not_served(&self) {
+        let missing = self.shared().table.not_served_yet();
+        for told in missing {
+            tracing::warn!(event = "not-served-yet", "{told}");
+        }
     }
 
     /// Reads the configuration again: new caches and volumes are served, new cache modes take effect. What is no

@@ -3,7 +3,9 @@
 //! signals and writes the log.
 //!
 //! So each opening has a thread of its own. What has not come after a while is waited for like a missing device, and taken
-//! when it comes; until then nobody asks the same device the same question again.
+//! when it comes; until then nobody asks the same device the same question again. A device that could not be opened is
+//! asked again without holding up anybody: it may take its time to say the same (it is in use, and by whom cannot be found
+//! out).
 
 use crate::failure::{Failure, Kind};
 use std::collections::BTreeMap;
@@ -14,15 +16,20 @@ use std::time::Duration;
 /// How long an opening may hold up everybody else, once.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// The same when the device was asked before: an ordinary one needs much less, and what comes later is taken later.
+const LIMIT_AGAIN: Duration = Duration::from_millis(100);
+
 /// Openings of one kind that have not ended, by the device's name.
 pub struct Patience<T> {
     limit: Duration,
     pending: BTreeMap<String, Receiver<Result<T, Failure>>>,
+    /// What devices said when they could not be opened: it holds until they say something else.
+    refused: BTreeMap<String, Failure>,
 }
 
 impl<T> Default for Patience<T> {
     fn default() -> Self {
-        Self { limit: LIMIT, pending: BTreeMap::new() }
+        Self { limit: LIMIT, pending: BTreeMap::new(), refused: BTreeMap::new() }
     }
 }
 
@@ -38,22 +45,41 @@ impl<T: Send + 'static> Patience<T> {
     ) -> Result<T, Unopened> {
         let (receiver, limit) = match self.pending.remove(name) {
             Some(receiver) => (receiver, Duration::ZERO),
-            None => (ask(name, open).map_err(Unopened::Failed)?, self.limit),
+            None => {
+                let limit = if self.refused.contains_key(name) { LIMIT_AGAIN } else { LIMIT };
+                (ask(name, open).map_err(Unopened::Failed)?, limit.min(self.limit))
+            }
         };
         match receiver.recv_timeout(limit) {
-            Ok(answer) => answer.map_err(Unopened::Failed),
+            Ok(Ok(opened)) => {
+                self.refused.remove(name);
+                Ok(opened)
+            }
+            Ok(Err(failure)) => {
+                self.refused.insert(name.to_owned(), failure.clone());
+                Err(Unopened::Failed(failure))
+            }
             Err(RecvTimeoutError::Timeout) => {
                 self.pending.insert(name.to_owned(), receiver);
-                Err(Unopened::Hangs(
+                Err(Unopened::Hangs(self.refused.get(name).cloned().unwrap_or_else(|| {
                     Failure::new(Kind::TimeLimit, format!("{name} does not answer"))
                         .why("reading its superblock has not ended")
-                        .next("look at the device; it is taken up when it answers"),
-                ))
+                        .next("look at the device; it is taken up when it answers")
+                })))
             }
             Err(RecvTimeoutError::Disconnected) => Err(Unopened::Failed(
                 Failure::new(Kind::Io, format!("cannot open {name}")).why("its thread ended by a panic"),
             )),
         }
+    }
+}
+
+impl<T> Patience<T> {
+    /// Keeps what was opened before its time, for whoever opens `name` next.
+    pub fn keep(&mut self, name: &str, opened: T) {
+        let (sender, receiver) = mpsc::channel();
+        let _the_receiver_is_here = sender.send(Ok(opened));
+        self.pending.insert(name.to_owned(), receiver);
     }
 }
 
@@ -110,5 +136,20 @@ mod tests {
         }
         let failed = others.open("sdd", |_| Err(Failure::new(Kind::NotFound, "no such device")));
         assert!(matches!(failed, Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound));
+    }
+
+    /// Its reason does not come and go with each question.
+    #[test]
+    fn a_device_that_was_refused_keeps_its_reason_until_it_says_another() {
+        let mut patience = Patience::default();
+        let in_use = || Failure::new(Kind::InUse, "sdb is in use");
+        let refused = patience.open("sdb", move |_| Err::<u32, _>(in_use()));
+        assert!(matches!(refused, Err(Unopened::Failed(_))), "{refused:?}");
+        let (answer, hangs) = mpsc::channel::<u32>();
+        let again = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
+        assert!(matches!(&again, Err(Unopened::Hangs(told)) if *told == in_use()), "{again:?}");
+        answer.send(7).expect("it still waits");
+        patience.keep("sdc", 8);
+        assert_eq!(patience.open("sdc", |_| panic!("it is open already")).ok(), Some(8));
     }
 }

@@ -6,9 +6,9 @@ use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::sizes::human;
-use crate::supervisor::{health, report};
+use crate::supervisor::{health, reasons, report};
 use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo};
-use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
+use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -88,16 +88,17 @@ pub struct VolumeEntry {
 pub struct Table {
     pub caches: Vec<CacheEntry>,
     pub volumes: Vec<VolumeEntry>,
-    /// Final reasons are logged here; without it the first of them ends the program, which prints it.
-    pub logs_failures: bool,
+    /// The devices are those of the command line: all are meant now. `ready` waits for all of them, and the first final
+    /// reason ends the program, which prints it; else it is logged here.
+    pub strict: bool,
 }
 
 /// What a volume needs next.
 pub enum Step {
     /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
     Open(Option<usize>),
-    /// Its cache's device is missing: the volume's own tells what that means for it.
-    Look(CacheName),
+    /// Its cache's device cannot be had yet, for this reason: the volume's own tells what that means for it.
+    Look(CacheName, Failure),
 }
 
 /// What a cache is called, for a sentence.
@@ -105,9 +106,9 @@ pub type CacheName = String;
 
 impl Table {
     /// Nothing has been looked for yet.
-    pub fn of(config: &Config, logs_failures: bool) -> Self {
+    pub fn of(config: &Config, strict: bool) -> Self {
         Self {
-            logs_failures,
+            strict,
             caches: config.caches.iter().map(CacheEntry::of).collect(),
             volumes: config.volumes.iter().map(VolumeEntry::of).collect(),
         }
@@ -119,18 +120,20 @@ impl Table {
             || self.volumes.iter().any(|volume| matches!(volume.state, VolumeState::Waiting(_)))
     }
 
-    /// Everything is served or has a final reason, or was waited for long enough.
+    /// Everything is served or has a final reason, or was waited for long enough. For the command line's devices no time
+    /// is.
     pub fn is_settled(&self, since_start: Duration) -> bool {
+        let is_enough = |patience| !self.strict && since_start >= patience;
         // A cache alone may bring volumes of its own: it is waited for as well.
         let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
             CacheState::Open { .. } | CacheState::Stopped | CacheState::Failed(_) => true,
-            CacheState::Waiting(_) | CacheState::Opening { .. } => since_start >= patience,
+            CacheState::Waiting(_) | CacheState::Opening { .. } => is_enough(patience),
         });
         caches
             && self.volumes.iter().all(|volume| match volume.state {
                 VolumeState::Served(_) | VolumeState::Failed(_) => true,
-                VolumeState::Waiting(_) | VolumeState::Attaching => since_start >= volume.wait,
+                VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })
     }
 
@@ -144,7 +147,7 @@ impl Table {
         let concerned: Vec<_> =
             (0..self.volumes.len()).filter(|volume| is_concerned(&self.volumes[*volume])).collect();
         for volume in &concerned {
-            self.set_volume(*volume, VolumeState::Failed(cache_not_served(failure)));
+            self.set_volume(*volume, VolumeState::Failed(reasons::cache_not_served(failure)));
         }
         concerned.into_iter().map(|volume| self.volumes[volume].clone()).collect()
     }
@@ -295,7 +298,7 @@ impl Table {
         let entry = &mut self.caches[index];
         let name = entry.name.as_ref().unwrap_or(&entry.device);
         match &state {
-            CacheState::Failed(failure) if self.logs_failures => {
+            CacheState::Failed(failure) if !self.strict => {
                 tracing::error!(event = "cache-failed", "cache {name}: {failure}");
             }
             CacheState::Waiting(failure) if !std::mem::replace(&mut entry.wait_logged, true) => {
@@ -310,7 +313,7 @@ impl Table {
         let entry = &mut self.volumes[index];
         let name = entry.display_name();
         match &state {
-            VolumeState::Failed(failure) if self.logs_failures => {
+            VolumeState::Failed(failure) if !self.strict => {
                 tracing::error!(event = "volume-failed", "volume {name}: {failure}");
             }
             VolumeState::Waiting(failure) if entry.wait_logged.as_ref() != Some(&failure.what) => {
@@ -374,17 +377,18 @@ impl Table {
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
             Some(CacheState::Failed(failure)) => {
-                let failure = cache_not_served(failure);
+                let failure = reasons::cache_not_served(failure);
                 self.set_volume(index, VolumeState::Failed(failure));
                 None
             }
-            Some(CacheState::Waiting(_)) => {
-                let cache = &self.caches[cache?];
-                Some((device, Step::Look(cache.name.clone().unwrap_or_else(|| cache.device.clone()))))
+            Some(CacheState::Waiting(reason)) => {
+                let (cache, reason) = (&self.caches[cache?], reason.clone());
+                let name = cache.name.clone().unwrap_or_else(|| cache.device.clone());
+                Some((device, Step::Look(name, reason)))
             }
             // An opening takes a moment, which is nothing to be warned of.
             Some(CacheState::Opening { .. }) => {
-                self.volumes[index].state = VolumeState::Waiting(its_cache_opens());
+                self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
                 None
             }
             Some(CacheState::Stopped) => None,
@@ -401,7 +405,7 @@ impl Table {
         if let Some(index) = cache {
             return match &self.caches[index].state {
                 CacheState::Open { engine, .. } => Ok((index, engine.clone())),
-                _ => Err(Unserved::Waits(its_cache_opens())),
+                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
             };
         }
         for (index, cache) in self.caches.iter().enumerate() {
@@ -412,21 +416,14 @@ impl Table {
             }
         }
         if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. })) {
-            return Err(Unserved::Waits(its_cache_opens()));
+            return Err(Unserved::Waits(reasons::its_cache_opens()));
         }
         if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
-            return Err(Unserved::Waits(missing_cache(superblock, None)));
+            return Err(Unserved::Waits(reasons::missing_cache(superblock, None)));
         }
-        let (kind, why) = match superblock.state() {
-            BackingState::None => {
-                (Kind::Usage, "several caches are served, and it names none of them".to_owned())
-            }
-            _ => (Kind::WrongSet, format!("it belongs to the cache set {}", superblock.set_uuid())),
-        };
-        let failure = Failure::new(kind, "no cache for it is served")
-            .why(why)
-            .next("say which with `cache = \"NAME\"` in its section, or serve that set too");
-        Err(Unserved::Failed(failure))
+        let failure = reasons::no_cache("no cache for it is served", superblock);
+        let next = "say which with `cache = \"NAME\"` in its section, or serve that set too";
+        Err(Unserved::Failed(failure.next(next)))
     }
 
     /// An engine has answered. The entry, if the volume is served now.
@@ -553,31 +550,4 @@ pub enum Unserved {
     Waits(Failure),
     /// For good.
     Failed(Failure),
-}
-
-fn its_cache_opens() -> Failure {
-    Failure::new(Kind::NotFound, "its cache is not open yet")
-}
-
-/// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
-pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
-    let name = name.map_or_else(String::new, |name| format!(" {name}"));
-    let set = superblock.set_uuid();
-    let failure = |what: String| Failure::new(Kind::NotFound, what);
-    match superblock.state() {
-        BackingState::Dirty => {
-            failure(format!("its newest data is in the cache set {set}, which is missing"))
-                .next("connect the cache's device; without it the volume holds old data")
-        }
-        BackingState::None => {
-            failure(format!("its cache{name} is missing")).next("connect the cache's device")
-        }
-        BackingState::Clean | BackingState::Stale => {
-            failure(format!("its cache{name} (set {set}) is missing")).next("connect the cache's device")
-        }
-    }
-}
-
-fn cache_not_served(failure: &Failure) -> Failure {
-    Failure::new(failure.kind, "its cache is not served").why(failure.to_string())
 }

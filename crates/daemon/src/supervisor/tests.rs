@@ -107,6 +107,27 @@ fn volumes_are_known_before_they_are_served() {
     assert_eq!(asked("three"), NoExport::Unknown("three".to_owned()));
 }
 
+/// A command line whose recovery took more than half a minute said `ready` and served nothing.
+#[test]
+fn a_command_line_is_not_ready_before_all_is_served() {
+    let started_with = |caches: &[&str]| {
+        let line = CommandLine {
+            caches: caches.iter().map(|name| (*name).to_owned()).collect(),
+            ..CommandLine::default()
+        };
+        let supervisor = Supervisor::new(line, config(&[]), PathBuf::from("/nonexistent"));
+        supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
+        supervisor
+    };
+    let (hour, minute) = (Duration::from_secs(3600), Duration::from_secs(60));
+    let of_configuration = started_with(&[]);
+    assert!(of_configuration.shared().table.is_settled(hour), "others are not stopped by one");
+    let mut of_line = started_with(&["/nonexistent/fast"]);
+    assert!(!of_line.shared().table.is_settled(hour));
+    assert!(!of_line.tell_waits(Duration::from_secs(29)) && of_line.tell_waits(minute));
+    assert!(!of_line.tell_waits(minute + Duration::from_secs(29)) && of_line.tell_waits(minute * 2));
+}
+
 /// An opening that takes minutes said "opening" and nothing else, in `status` as in the log.
 #[test]
 fn an_opening_says_how_far_it_is() {

@@ -1,34 +1,20 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
 use super::patience::Unopened;
-use super::table::{self, Step, Unserved, VolumeEntry, VolumeState};
-use super::{Event, Supervisor};
+use super::table::{Step, Unserved, VolumeEntry, VolumeState};
+use super::{Event, Supervisor, reasons};
 use crate::devices;
-use crate::failure::{Failure, Kind};
 use bcached_engine::{Error, VolumeInfo};
 use bcached_format::BackingSuperblock;
 
 impl Supervisor {
-    /// A backing device of the command line that cannot be used ends the program, so it is found out before an engine
-    /// writes to a cache. One that hangs is waited for like any other.
-    pub(super) fn look_at_volumes(&mut self) -> Result<(), Failure> {
-        let named = if self.strict { self.shared().table.volumes.len() } else { 0 };
-        for index in 0..named {
-            let Some(device) = self.shared().table.volumes[index].backing.clone() else { continue };
-            if let Err(Unopened::Failed(failure)) = self.look(index, &device) {
-                return Err(failure);
-            }
-        }
-        Ok(())
-    }
-
     /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
     pub(super) fn try_volume(&mut self, index: usize) {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
         let state = match step {
             Step::Open(cache) => self.open_volume(index, &device, cache),
-            Step::Look(cache) => match self.look(index, &device) {
-                Ok(superblock) => VolumeState::Waiting(table::missing_cache(&superblock, Some(&cache))),
+            Step::Look(cache, reason) => match self.look(index, &device) {
+                Ok(superblock) => VolumeState::Waiting(reasons::cache_waits(&superblock, &cache, &reason)),
                 Err(reason) => self.without_device(reason),
             },
         };
@@ -67,13 +53,13 @@ impl Supervisor {
         Ok(superblock)
     }
 
-    /// A device that is missing may come; of the command line's devices all are meant now.
+    /// A device that is missing may come, and one in use be given up; of the command line's devices all are meant now.
     fn without_device(&self, reason: Unopened) -> VolumeState {
         let failure = match reason {
             Unopened::Hangs(failure) => return VolumeState::Waiting(failure),
             Unopened::Failed(failure) => failure,
         };
-        if failure.kind == Kind::NotFound && !self.strict {
+        if failure.may_pass() && !self.strict {
             VolumeState::Waiting(failure)
         } else {
             VolumeState::Failed(failure)

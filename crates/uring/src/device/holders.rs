@@ -1,4 +1,5 @@
-//! Who has a device. Only for the sentence of a refusal: the refusal itself is the kernel's (`O_EXCL`, locks).
+//! Who has a device. For the sentence of a refusal, and for whether it may soon be free; the refusal itself is the
+//! kernel's (`O_EXCL`, locks).
 //!
 //! Everything is best effort: without privileges other users' processes cannot be seen, and what is found may be gone
 //! a moment later. Sources: `/proc/PID/fd` and `fdinfo` (also in containers: only what is visible there), the mount
@@ -76,7 +77,68 @@ pub(super) fn find(identity: Identity) -> Vec<Holder> {
         }
     }
     // With a kernel holder found, a process that has the device open is probably only looking.
-    if holders.is_empty() { processes(identity, |_| true) } else { holders }
+    if holders.is_empty() {
+        holders = processes(&|found| found == identity, |_| true);
+    }
+    if holders.is_empty() {
+        // A claim of a disk is one of its partitions, and the other way round.
+        let relatives = relatives(identity);
+        let is_relative = |found| matches!(found, Identity::Block { .. }) && relatives.contains(&found);
+        holders = processes(&is_relative, |_| true);
+    }
+    holders
+}
+
+/// True if nobody of them goes on: no one can be found, or they are processes that were killed.
+pub(super) fn are_dying(holders: &[Holder]) -> bool {
+    holders.iter().all(|holder| matches!(holder, Holder::Process { id, .. } if is_dying(*id)))
+}
+
+/// True for a process that ends, or will when it comes back from where the kernel waits.
+fn is_dying(id: u32) -> bool {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{id}/{name}"));
+    let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else { return true };
+    ends(&stat) || has_been_killed(&status)
+}
+
+/// `/proc/PID/stat` says that the process is a zombie, or in the middle of its end.
+fn ends(stat: &str) -> bool {
+    /// From `linux/sched.h`.
+    const PF_EXITING: u64 = 4;
+    // "123 (a name) S ..": the name may hold anything; see proc(5). The flags are seven fields from the state.
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    let state = fields.next();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
+    matches!(state, Some("Z" | "X")) || flags & PF_EXITING != 0
+}
+
+/// `/proc/PID/status` names SIGKILL among what is pending.
+fn has_been_killed(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << 8;
+    status.lines().any(|line| {
+        let set = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set & SIGKILL != 0)
+    })
+}
+
+/// The disk of a partition, or the partitions of a disk.
+fn relatives(identity: Identity) -> Vec<Identity> {
+    let Identity::Block { major, minor } = identity else { return Vec::new() };
+    let place = sysfs(major, minor);
+    let mut numbers: Vec<_> =
+        with_partitions(major, minor).into_iter().skip(1).map(|found| found.0).collect();
+    if place.join("partition").exists() {
+        // The link of a partition leads into the folder of its disk.
+        let disk = std::fs::canonicalize(&place).ok().and_then(|place| Some(place.parent()?.join("dev")));
+        numbers.extend(disk.and_then(|path| std::fs::read_to_string(path).ok()));
+    }
+    numbers.iter().filter_map(|number| block(number)).collect()
+}
+
+/// The block device with a number as sysfs writes it: `8:1`.
+fn block(number: &str) -> Option<Identity> {
+    let (major, minor) = number.trim().split_once(':')?;
+    Some(Identity::Block { major: major.parse().ok()?, minor: minor.parse().ok()? })
 }
 
 /// The processes that hold a lock on the file.
@@ -84,7 +146,7 @@ pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
     let holds_lock = |fdinfo: &Path| {
         std::fs::read_to_string(fdinfo).is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
     };
-    processes(identity, holds_lock)
+    processes(&|found| found == identity, holds_lock)
 }
 
 /// The file under a loop device, if the device is one and its file can be seen from here.
@@ -186,15 +248,15 @@ fn unescape(text: &str) -> String {
         .fold(text.to_owned(), |text, (escaped, plain)| text.replace(escaped, plain))
 }
 
-/// Processes that have the device open, as far as they can be seen; `counts` is asked with the path of the fdinfo.
-fn processes(identity: Identity, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
+/// Processes that have such a device open, as far as they can be seen; `counts` is asked with the path of the fdinfo.
+fn processes(is_it: &dyn Fn(Identity) -> bool, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let place = entry.path();
         for descriptor in std::fs::read_dir(place.join("fd")).into_iter().flatten().flatten() {
             let fdinfo = place.join("fdinfo").join(descriptor.file_name());
-            if identity_of(&descriptor.path()) != Some(identity) || !counts(&fdinfo) {
+            if !identity_of(&descriptor.path()).is_some_and(is_it) || !counts(&fdinfo) {
                 continue;
             }
             let name = std::fs::read_to_string(place.join("comm")).unwrap_or_default();
@@ -216,6 +278,19 @@ mod tests {
         let number = format!("{}:{}", rustix::fs::major(root.dev()), rustix::fs::minor(root.dev()));
         assert!(mounts(&number).contains(&Holder::Mount("/".into())));
         assert!(mounts("4095:1048575").is_empty());
+    }
+
+    #[test]
+    fn a_killed_process_is_told_from_one_that_lives() {
+        let stat = |state, flags| format!("7 (a ) b) {state} 1 7 7 0 -1 {flags} 0 0 0");
+        assert!(!ends(&stat("S", 4_194_560)) && !ends(&stat("D", 4_194_560)));
+        assert!(ends(&stat("Z", 4_194_560)) && ends(&stat("D", 4_194_564)));
+        let status = |own, shared| format!("Name:\tx\nSigPnd:\t{own}\nShdPnd:\t{shared}\n");
+        assert!(!has_been_killed(&status("0000000000000000", "0000000000004000")));
+        assert!(has_been_killed(&status("0000000000000100", "0000000000000000")));
+        assert!(!is_dying(std::process::id()) && is_dying(u32::MAX));
+        let own = Holder::Process { id: std::process::id(), name: "this".into() };
+        assert!(are_dying(&[]) && !are_dying(&[Holder::Swap]) && !are_dying(&[own]));
     }
 
     #[test]

@@ -118,7 +118,8 @@ impl Device {
         })
     }
 
-    /// Opens and claims the device at `path`.
+    /// Opens and claims the device at `path`. A claim of others of which no holder is alive, or can be found out, is
+    /// waited for up to five seconds.
     ///
     /// # Errors
     /// Nothing is claimed then. If somebody else has the device, the error names who, as far as can be found out.
@@ -130,7 +131,7 @@ impl Device {
         if access == Access::Own && limits::is_read_only(identity) {
             return Err(failed(DeviceErrorKind::ReadOnly));
         }
-        let (file, direct) = open_file(path, kind, access).map_err(|errno| {
+        let (file, direct) = open_unless_dying(path, kind, access, identity).map_err(|errno| {
             failed(match errno {
                 Errno::BUSY => busy(holders::find(identity)),
                 Errno::ROFS => DeviceErrorKind::ReadOnly,
@@ -417,19 +418,37 @@ fn claim_file(
     if loops.is_empty() { Ok(()) } else { Err(busy(loops)) }
 }
 
-/// Locks a file. A process that was killed keeps its locks until its last operations have ended, some time after it is
-/// gone from every list: a lock that nobody seems to hold is waited for.
+/// Opens; a block device that only a process on its way out seems to have claimed is waited for.
+fn open_unless_dying(
+    path: &Path,
+    kind: DeviceKind,
+    access: Access,
+    identity: Identity,
+) -> Result<(File, bool), Errno> {
+    let is_free_soon = |errno| errno == Errno::BUSY && holders::are_dying(&holders::find(identity));
+    with_patience(|| open_file(path, kind, access), is_free_soon)
+}
+
+/// Locks a file; one that only a process on its way out seems to have locked is waited for.
 fn lock_unless_dying(file: &File, lock: Lock, identity: Identity) -> Result<(), Errno> {
+    let is_free_soon = |errno| {
+        matches!(errno, Errno::AGAIN | Errno::ACCESS) && holders::are_dying(&holders::find_lockers(identity))
+    };
+    with_patience(|| crate::ioctl::lock(file, lock), is_free_soon)
+}
+
+/// Tries again while `is_free_soon` says so of the error, for a while. A process that was killed keeps its claims and
+/// locks until its last operations have ended, some time after it is gone from every list.
+fn with_patience<T>(
+    attempt: impl Fn() -> Result<T, Errno>,
+    is_free_soon: impl Fn(Errno) -> bool,
+) -> Result<T, Errno> {
     const PATIENCE: Duration = Duration::from_secs(5);
     const PAUSE: Duration = Duration::from_millis(50);
     let until = Instant::now() + PATIENCE;
     loop {
-        match crate::ioctl::lock(file, lock) {
-            Err(Errno::AGAIN | Errno::ACCESS)
-                if Instant::now() < until && holders::find_lockers(identity).is_empty() =>
-            {
-                std::thread::sleep(PAUSE);
-            }
+        match attempt() {
+            Err(errno) if Instant::now() < until && is_free_soon(errno) => std::thread::sleep(PAUSE),
             other => return other,
         }
     }

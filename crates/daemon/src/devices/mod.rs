@@ -1,12 +1,14 @@
 //! From a name in the configuration to an open, claimed device with a sound superblock.
 
+mod twins;
+
 use crate::failure::{Failure, Kind};
 use bcached_format::{
     BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
-    Superblock, Uuid,
+    Superblock,
 };
 use bcached_uring::{Access, Device};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A claimed cache device.
 pub struct CacheDevice {
@@ -99,32 +101,9 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
 
 /// The path that `name` means: itself, or the device with that UUID.
 fn resolve(name: &str) -> Result<PathBuf, Failure> {
-    let Some(wanted) = name.strip_prefix("UUID=") else { return Ok(PathBuf::from(name)) };
-    let uuid = Uuid::from_text(wanted)
-        .ok_or_else(|| Failure::new(Kind::Config, format!("`{name}` holds no UUID")))?;
-    let mut found: Vec<PathBuf> = candidates(uuid).into_iter().filter(|path| has_uuid(path, uuid)).collect();
-    // Of several paths to one device the mapped one is meant: the others are its components.
-    found.sort_by_key(|path| !path.to_string_lossy().starts_with("/dev/dm-"));
-    found.into_iter().next().ok_or_else(|| {
-        Failure::new(Kind::NotFound, format!("no device has the {name}"))
-            .why("none of the block devices here carries a bcache superblock with it")
-    })
-}
-
-fn candidates(uuid: Uuid) -> Vec<PathBuf> {
-    let link = PathBuf::from(format!("/dev/disk/by-uuid/{uuid}"));
-    let linked = std::fs::canonicalize(link).ok();
-    let all = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    let all = all.map(|entry| Path::new("/dev").join(entry.file_name()));
-    linked.into_iter().chain(all).collect()
-}
-
-fn has_uuid(path: &Path, wanted: Uuid) -> bool {
-    let Ok(device) = Device::open(path, Access::Look) else { return false };
-    match read_superblock(&device) {
-        Ok(Superblock::Backing(superblock)) => superblock.uuid() == wanted,
-        Ok(Superblock::Cache(superblock)) => superblock.uuid() == wanted || superblock.set_uuid() == wanted,
-        Err(_) => false,
+    match name.strip_prefix("UUID=") {
+        Some(uuid) => twins::find(name, uuid),
+        None => Ok(PathBuf::from(name)),
     }
 }
 

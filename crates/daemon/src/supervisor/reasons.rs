@@ -1,0 +1,52 @@
+//! Why a volume is not served because of its cache, in the program's words.
+
+use crate::failure::{Failure, Kind};
+use bcached_format::{BackingState, BackingSuperblock};
+
+/// Its cache recovers.
+pub fn its_cache_opens() -> Failure {
+    Failure::new(Kind::NotFound, "its cache is not open yet")
+}
+
+/// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
+pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
+    let name = name.map_or_else(String::new, |name| format!(" {name}"));
+    let set = superblock.set_uuid();
+    let failure = |what: String| Failure::new(Kind::NotFound, what);
+    match superblock.state() {
+        BackingState::Dirty => {
+            failure(format!("its newest data is in the cache set {set}, which is missing"))
+                .next("connect the cache's device; without it the volume holds old data")
+        }
+        BackingState::None => {
+            failure(format!("its cache{name} is missing")).next("connect the cache's device")
+        }
+        BackingState::Clean | BackingState::Stale => {
+            failure(format!("its cache{name} (set {set}) is missing")).next("connect the cache's device")
+        }
+    }
+}
+
+/// Its cache will not be served, for this reason.
+pub fn cache_not_served(failure: &Failure) -> Failure {
+    Failure::new(failure.kind, "its cache is not served").why(failure.to_string())
+}
+
+/// What it means for a volume that the device of its cache, called so, cannot be had yet.
+pub fn cache_waits(superblock: &BackingSuperblock, cache: &str, reason: &Failure) -> Failure {
+    if reason.kind != Kind::InUse {
+        return missing_cache(superblock, Some(cache));
+    }
+    Failure { what: format!("its cache {cache} is in use").into(), ..reason.clone() }
+}
+
+/// No cache for the volume with `superblock` is among those that are served.
+pub fn no_cache(what: impl Into<Box<str>>, superblock: &BackingSuperblock) -> Failure {
+    let (kind, why) = match superblock.state() {
+        BackingState::None => {
+            (Kind::Usage, "several caches are served, and it names none of them".to_owned())
+        }
+        _ => (Kind::WrongSet, format!("it belongs to the cache set {}", superblock.set_uuid())),
+    };
+    Failure::new(kind, what).why(why)
+}
