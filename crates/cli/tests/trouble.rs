@@ -308,3 +308,27 @@ fn a_cache_without_room_below_it_is_named() {
     let next = format!("free space on the file system below {cache}, then start again");
     assert_eq!((ran.exit, ran.err.contains(&next)), (4, true), "{ran:?}");
 }
+
+/// A backing file that had been cut while it was served came back as a smaller volume, without a word.
+#[test]
+fn a_backing_device_that_was_longer_is_told_of() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (cache, backing) = (images.blank("cache", 36 << 20), images.blank("backing", 20 << 20));
+    assert_eq!(bcached(&["make", "-b", "64k", "--label", "tank", "-C", &cache, "-B", &backing]).exit, 0);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    fill(&daemon, &images);
+    assert_eq!(daemon.stop().0, 0);
+    let cut = |bytes| {
+        let file = std::fs::File::options().write(true).open(&backing);
+        file.and_then(|file| file.set_len(bytes)).expect("another size");
+        let (exit, log) = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).stop();
+        assert_eq!(exit, 0, "{log}");
+        log.contains("warning: volume tank: data of it is cached behind the end of")
+    };
+    assert!(!cut(20 << 20), "it is whole");
+    assert!(cut(512 << 10));
+    assert!(!cut(20 << 20), "it is whole again");
+}

@@ -69,11 +69,19 @@ pub struct Opened {
     pub note_path: PathBuf,
 }
 
+/// A volume that an engine has taken up.
+pub struct Added {
+    /// What it is.
+    pub volume: VolumeInfo,
+    /// Data of it is cached behind the end of its backing device.
+    pub cut_short: bool,
+}
+
 /// An answer that goes back to whoever asked, on the engine's thread: it must not wait.
 pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
 
 enum Command {
-    AddBacking(Device, Option<CacheMode>, Answer<Result<VolumeInfo, Error>>),
+    AddBacking(Device, Option<CacheMode>, Answer<Result<Added, Error>>),
     SetCacheMode(VolumeId, CacheMode, Answer<Result<(), Error>>),
     Status(Answer<Status>),
     Stop(Answer<Result<(), Error>>),
@@ -300,25 +308,23 @@ async fn add_backing(
     disks: &Disks,
     device: Device,
     mode: Option<CacheMode>,
-) -> Result<VolumeInfo, Error> {
+) -> Result<Added, Error> {
     let disk = disks.add(device);
     let added = set.add_backing(disk, mode).await;
     if added.is_err() {
         // Nobody will use it: the claim is given up.
         drop(disks.remove(disk));
     }
-    let volume = added?;
-    set.volumes().into_iter().find(|info| info.id == volume).ok_or(Error::NoVolume)
+    let id = added?;
+    let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
+    // An index that cannot be read is told of by whoever needs it.
+    let cut_short = set.is_cut_short(id).await.unwrap_or(false);
+    Ok(Added { volume, cut_short })
 }
 
 impl Engine {
     /// Adds a backing device; with `mode`, its cache mode becomes that.
-    pub fn add_backing(
-        &self,
-        device: Device,
-        mode: Option<CacheMode>,
-        answer: Answer<Result<VolumeInfo, Error>>,
-    ) {
+    pub fn add_backing(&self, device: Device, mode: Option<CacheMode>, answer: Answer<Result<Added, Error>>) {
         self.send(Command::AddBacking(device, mode, answer));
     }
 

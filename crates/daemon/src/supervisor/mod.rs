@@ -20,12 +20,12 @@ mod volumes;
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
 use crate::devices::{self, BackingDevice, CacheDevice};
-use crate::engine_thread::News;
+use crate::engine_thread::{Added, News};
 use crate::failure::{Failure, Kind};
 use crate::log;
 use crate::notes;
 use crate::owned::OwnedList;
-use bcached_engine::{Error, VolumeInfo};
+use bcached_engine::Error;
 use bcached_format::BackingSuperblock;
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
@@ -51,7 +51,7 @@ const WAITS_TOLD: Duration = Duration::from_secs(30);
 enum Event {
     Signal(Signal),
     Cache(usize, News),
-    VolumeAdded(usize, Result<VolumeInfo, Error>),
+    VolumeAdded(usize, Result<Added, Error>),
     Stopped(usize, Result<(), Error>),
 }
 

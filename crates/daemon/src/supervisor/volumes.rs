@@ -4,7 +4,8 @@ use super::patience::Unopened;
 use super::table::{Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
 use crate::devices;
-use bcached_engine::{Error, VolumeInfo};
+use crate::engine_thread::Added;
+use bcached_engine::Error;
 use bcached_format::BackingSuperblock;
 
 impl Supervisor {
@@ -67,9 +68,19 @@ impl Supervisor {
     }
 
     /// An engine has attached a volume, or says why not.
-    pub(super) fn volume_added(&mut self, index: usize, result: Result<VolumeInfo, Error>) {
+    pub(super) fn volume_added(&mut self, index: usize, result: Result<Added, Error>) {
+        let is_cut_short = result.as_ref().is_ok_and(|added| added.cut_short);
+        let result = result.map(|added| added.volume);
         let entry: Option<VolumeEntry> = self.shared().table.volume_added(index, result);
         if let Some(entry) = entry {
+            if is_cut_short {
+                let (name, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
+                tracing::warn!(
+                    event = "volume-cut-short",
+                    "volume {name}: data of it is cached behind the end of {device}: was that cut short? It is served as \
+                     long as it is now"
+                );
+            }
             self.export(&entry);
         }
     }

@@ -83,12 +83,35 @@ impl CacheSet {
 
     /// Refuses a device that ends before its dirty data does: it was cut, or is another one's copy.
     async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
+        let beyond = self.survey_beyond(inode, sectors, |beyond| beyond.dirty).await?;
+        if beyond.dirty { Err(Error::TooSmall { sectors }) } else { Ok(()) }
+    }
+
+    /// True if data of the volume is cached behind the end of its backing device: that was longer once.
+    ///
+    /// # Errors
+    /// The index of that part cannot be read.
+    pub async fn is_cut_short(&self, id: VolumeId) -> Result<bool, Error> {
+        let end = self.with(|s| {
+            let volume = s.volumes.get(id)?;
+            Some((volume.inode?, volume.backing.as_ref()?.disk.info().sectors))
+        });
+        let Some((inode, sectors)) = end else { return Ok(false) };
+        Ok(self.survey_beyond(inode, sectors, |beyond| beyond.present).await?.present)
+    }
+
+    /// What the set holds of a volume from sector `at` on; no more than it takes until it is `enough`.
+    async fn survey_beyond(
+        &self,
+        inode: Inode,
+        mut at: u64,
+        enough: impl Fn(&Survey) -> bool,
+    ) -> Result<Survey, Error> {
         let mut beyond = Survey::default();
-        let mut at = sectors;
-        while at < Position::MAX.offset && !beyond.dirty {
+        while at < Position::MAX.offset && !enough(&beyond) {
             at = self.attempt(|s| s.survey_leaf(inode, at, Position::MAX.offset, &mut beyond)).await?;
         }
-        if beyond.dirty { Err(Error::TooSmall { sectors }) } else { Ok(()) }
+        Ok(beyond)
     }
 
     /// The volume's number: the one it had, or a new slot. `fresh`: cached data from before must never be used.
