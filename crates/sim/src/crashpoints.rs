@@ -43,6 +43,9 @@ pub struct Depth {
     pub recovery_subsets: u64,
     /// The same for the recovery from a crash inside a recovery.
     pub third_one_in: u64,
+    /// Of the workload itself only processes die, and only the power of what comes after them is cut, both inside `within`: what
+    /// the dead had written and not flushed is there, is read, and is gone.
+    pub dies_first: bool,
     /// Steps done after each recovery.
     pub aftermath: usize,
     /// Of the crashes that could be tried at a point try so many; `None`: all.
@@ -68,6 +71,7 @@ impl Depth {
         recovery_every: 1,
         recovery_subsets: 1,
         third_one_in: 512,
+        dies_first: false,
         aftermath: 4,
         tries: None,
         work: None,
@@ -97,6 +101,7 @@ impl Depth {
         let power =
             [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..self.subsets).map(subset));
         let death = [Survivors::Nothing, subset(self.subsets)];
+        let power = power.filter(|_| !self.dies_first);
         self.some_of(cuts(point, power, death), mix(&[seed, point, 8]))
     }
 
@@ -106,7 +111,8 @@ impl Depth {
         let everything = (self.recovery_subsets > 1).then_some(Survivors::Everything);
         let power =
             [Survivors::Nothing].into_iter().chain(everything).chain((0..self.recovery_subsets).map(subset));
-        self.some_of(cuts(point, power, [subset(0)]), mix(&[seed, point, 8]))
+        let death = (!self.dies_first).then(|| subset(0));
+        self.some_of(cuts(point, power, death), mix(&[seed, point, 8]))
     }
 
     /// As many of `cuts` as are tried, which ones `number` tells.
@@ -270,7 +276,7 @@ impl Judge {
             return false;
         }
         let inside = phases.inside();
-        if level == 0 && depth.within != 0 && inside & depth.within == 0 {
+        if (level == 0 || depth.dies_first) && depth.within != 0 && inside & depth.within == 0 {
             return false;
         }
         let is_novel = || {

@@ -34,6 +34,20 @@ const GROWN: Depth =
 /// Only where data is moved.
 const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 
+/// Processes die while they write priorities or uuids, and so do their heirs, who do that early, for lack of power.
+const INHERITED: Depth = Depth {
+    within: TABLE_PHASES,
+    dies_first: true,
+    novel: 8,
+    tries: None,
+    recovery_one_in: 1,
+    recovery_subsets: 2,
+    work: Some(3 * WORK),
+    ..DEPTH
+};
+
+const TABLE_PHASES: u32 = Phase::PriorityChain.bit() | Phase::PriorityEntry.bit() | Phase::UuidTable.bit();
+
 const TREE_PHASES: u32 =
     Phase::LeafSplit.bit() | Phase::InteriorSplit.bit() | Phase::RootSplit.bit() | Phase::Coalesce.bit();
 
@@ -68,16 +82,21 @@ const fn crashing_grown(steps: usize) -> Kind {
     Kind { depth: Some(GROWN), ..crashing("forest", steps) }
 }
 
+const fn inherited(shape: &'static str, steps: usize) -> Kind {
+    Kind { depth: Some(INHERITED), ..crashing(shape, steps) }
+}
+
 /// One after the other, then from the start.
-const KINDS: [Kind; 31] = [
+const KINDS: [Kind; 35] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
     plain("through"),
     plain("mixed"),
     crashing("trouble", 100),
-    repeated("moves-trouble", 2),
+    repeated("moves-trouble", 4),
     plain("hot"),
+    Kind { times: 6, ..inherited("chains", 30) },
     Kind { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),
     plain("trouble"),
@@ -88,14 +107,17 @@ const KINDS: [Kind; 31] = [
     plain("trouble"),
     Kind { times: 2, ..crashing("through", 150) },
     crashing("turnover", 700),
-    repeated("leaving", 60),
+    repeated("turnover", 1),
+    repeated("leaving", 120),
     Kind { times: 2, ..crashing("leaving-trouble", 100) },
     crashing("mixed", 150),
     repeated("moves", 1),
     Kind { times: 2, ..crashing("leaving", 100) },
     plain("leaving-trouble"),
+    repeated("chains", 24),
+    crashing("chains", 60),
     crashing("scarce", 600),
-    repeated("moves-trouble", 2),
+    repeated("moves-trouble", 4),
     crashing("trouble", 200),
     plain("restarts"),
     Kind { depth: Some(THINNED), ..crashing("scatter", 1500) },

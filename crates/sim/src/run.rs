@@ -98,10 +98,37 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             }
             (None, Some(Restart::Death(seed))) => rig.crash(Crash::ProcessDeath, survivors(seed)),
             (None, Some(Restart::Power(seed))) => rig.crash(Crash::PowerCut, survivors(seed)),
+            (None, Some(Restart::Twice(points, seed))) => {
+                rig.crash(Crash::ProcessDeath, survivors(seed));
+                if !short_life(rig, points, mix(&[seed, 1]))? {
+                    return Ok(false);
+                }
+            }
             (None, _) => return Ok(false),
         }
         rig.inspect()?;
     }
+}
+
+/// One process that loses its power after so many `points`, and what `seed` says survives; false if the world was ended from
+/// outside.
+fn short_life(rig: &mut Rig, points: u64, seed: u64) -> Result<bool, Fault> {
+    rig.inspect()?;
+    {
+        let mut world = rig.world.borrow_mut();
+        world.heal();
+        let end = world.points() + points;
+        world.crash_at(end);
+    }
+    rig.live(|client| async move {
+        client.verify().await;
+        Ok(())
+    })?;
+    if rig.world.borrow().closed() {
+        return Ok(false);
+    }
+    rig.crash(Crash::PowerCut, survivors(seed));
+    Ok(true)
 }
 
 /// One process that a device lets down while it starts, or soon afterwards: it may refuse to, or serve what it can, until it

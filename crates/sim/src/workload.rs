@@ -88,7 +88,7 @@ pub enum Step {
     Restart(Restart),
 }
 
-/// How a process ends within a workload.
+/// How a process, or two, end within a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Restart {
     /// All answers are awaited, then it stops in order.
@@ -97,6 +97,20 @@ pub enum Restart {
     Death(u64),
     /// The power goes with requests in flight; the seed says what survives.
     Power(u64),
+    /// It dies with requests in flight, and the next one loses its power after so many points of the world (see
+    /// [`driver`](crate::driver)), most of which are of its start; the seed, last, says what lands and what survives.
+    Twice(u64, u64),
+}
+
+impl fmt::Display for Restart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stop => write!(f, "Stop"),
+            Self::Death(seed) => write!(f, "Death({seed})"),
+            Self::Power(seed) => write!(f, "Power({seed})"),
+            Self::Twice(points, seed) => write!(f, "Twice({points},{seed})"),
+        }
+    }
 }
 
 /// Where a workload's steps come from.
@@ -240,7 +254,7 @@ impl fmt::Display for Step {
             Self::Attach { volume } => write!(f, "attach {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
-            Self::Restart(restart) => write!(f, "restart {restart:?}"),
+            Self::Restart(restart) => write!(f, "restart {restart}"),
         }
     }
 }
@@ -286,6 +300,22 @@ mod tests {
                     shape.clone().with_steps(0).draw(seed).geometry;
                 assert!(buckets > 512 && bucket_sectors >= 2 * block_sectors, "{} {seed}", shape.name);
             }
+        }
+    }
+
+    /// Each run of it fills the cache five times over, at the least.
+    #[test]
+    fn a_cache_is_turned_over() {
+        let shape = Shape::named("turnover").unwrap();
+        for seed in 0..100 {
+            let workload = shape.draw(seed);
+            let length = |step: &Step| match step {
+                Step::Write { sectors, .. } => sectors.end - sectors.start,
+                _ => 0,
+            };
+            let (written, cache) =
+                (workload.steps.iter().map(length).sum::<u64>(), workload.geometry.cache_sectors());
+            assert!(written >= 5 * cache, "seed {seed}: {written} sectors through a cache of {cache}");
         }
     }
 

@@ -355,11 +355,14 @@ fn restart_of(word: &str) -> Option<Restart> {
     if word == "Stop" {
         return Some(Restart::Stop);
     }
-    let (how, seed) = word.strip_suffix(')')?.split_once('(')?;
-    let seed = seed.parse().ok()?;
+    let (how, numbers) = word.strip_suffix(')')?.split_once('(')?;
     match how {
-        "Death" => Some(Restart::Death(seed)),
-        "Power" => Some(Restart::Power(seed)),
+        "Death" => Some(Restart::Death(numbers.parse().ok()?)),
+        "Power" => Some(Restart::Power(numbers.parse().ok()?)),
+        "Twice" => {
+            let (points, seed) = numbers.split_once(',')?;
+            Some(Restart::Twice(points.parse().ok()?, seed.parse().ok()?))
+        }
         _ => None,
     }
 }

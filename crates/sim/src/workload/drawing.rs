@@ -16,6 +16,7 @@ const DRAWINGS: &[u64] = &[
     0x8681_a8b0_49be_2ca5,
     0xbd2e_c7a6_4bcd_6267,
     0x0c44_650b_f5a3_a0b6,
+    0x50ca_5332_4582_061b,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

@@ -53,7 +53,7 @@ impl Shape {
             Buckets::Grown => return growth::geometry((self.tune)(Tuning::draw(rng.next()))),
             Buckets::Usual => 128,
             Buckets::Small if rng.one_in(2) => 32,
-            Buckets::Small | Buckets::Scarce | Buckets::Fewest => 16,
+            Buckets::Small | Buckets::Scarce | Buckets::Fewest | Buckets::Many => 16,
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
         Geometry {
@@ -64,6 +64,7 @@ impl Shape {
                 // Fewer are no set with a journal.
                 Buckets::Scarce => (512 + rng.below(400)).max(516),
                 Buckets::Fewest => 516 + rng.below(64),
+                Buckets::Many => 2800 + rng.below(400),
                 _ => 600 + rng.below(400),
             },
             volumes: vec![self.span; self.volumes],
@@ -140,10 +141,11 @@ impl<'a> Painter<'a> {
             }
             6 => Step::Pause(1 << self.rng.below(8)),
             7 => Step::Settle,
-            8 => Step::Restart(match self.rng.below(3) {
+            8 => Step::Restart(match self.rng.below(4) {
                 0 => Restart::Stop,
                 1 => Restart::Death(self.rng.next()),
-                _ => Restart::Power(self.rng.next()),
+                2 => Restart::Power(self.rng.next()),
+                _ => Restart::Twice(1 + (self.rng.below(96) >> self.rng.below(5)), self.rng.next()),
             }),
             9 => self.trouble(),
             10 => Step::Detach { volume: self.volume() },
@@ -154,7 +156,7 @@ impl<'a> Painter<'a> {
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.
     fn delay(&mut self) -> Step {
-        if self.shape.weights.detach > 1 && self.rng.one_in(3) {
+        if self.shape.weights.detach > 2 && self.rng.one_in(2) {
             return self.overtaken();
         }
         let device = usize::try_from(self.rng.below(1 + self.shape.volumes as u64)).expect("few devices");

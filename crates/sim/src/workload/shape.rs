@@ -110,6 +110,8 @@ pub(super) enum Buckets {
     Scarce,
     /// As few as there can be, of 8 KiB.
     Fewest,
+    /// So many of 8 KiB that their priorities do not fit into one.
+    Many,
     /// A set that has grown.
     Grown,
 }
@@ -152,7 +154,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
-const SHAPES: [Shape; 14] = [
+const SHAPES: [Shape; 15] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -182,7 +184,7 @@ const SHAPES: [Shape; 14] = [
     Shape {
         name: "turnover",
         weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..STAYING },
-        steps: 1500,
+        steps: 2600,
         depth: 16,
         span: 32 * 1024,
         longest: 512,
@@ -211,6 +213,15 @@ const SHAPES: [Shape; 14] = [
         volumes: 2,
         span: 2048,
         buckets: Buckets::Small,
+        ..PLAIN
+    },
+    // The same on a set whose priorities are a chain of buckets, each of which may be torn or missing.
+    Shape {
+        name: "chains",
+        weights: Weights { restart: 12, mode: 0, ..MIXED },
+        steps: 120,
+        span: 2048,
+        buckets: Buckets::Many,
         ..PLAIN
     },
     // Devices that fail, drop what they should flush, and are late; and ends of processes.
