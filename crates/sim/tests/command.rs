@@ -193,10 +193,39 @@ fn scenarios_are_listed_told_and_played() {
     assert_refused(&["scenario", name, "fua_write_is_there"], &words);
 }
 
-/// The command in a report of a failure.
+/// The command in a report of a failure, without the program.
 fn again(out: &str) -> Vec<&str> {
-    let line = out.lines().find_map(|line| line.trim().strip_prefix("again: sim ")).expect("a command");
+    let start = concat!("again: ", env!("CARGO_BIN_EXE_sim"), " ");
+    let line = out.lines().find_map(|line| line.trim().strip_prefix(start)).expect("a command");
     line.split(' ').collect()
+}
+
+#[test]
+fn commands_run_as_they_are_printed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("it's here");
+    std::fs::create_dir(&place).expect("a folder");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_sim"), place.join("sim")).expect("a link");
+    let ran = |command: &str| {
+        let mut shell = Command::new("sh");
+        let done = shell.args(["-c", command]).current_dir(folder.path()).output().expect("it starts");
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        (done.status.code(), text(done.stdout), text(done.stderr))
+    };
+    let words = "run --system mutant-ZeroesHalf --workload mixed --seed 1 --minimise --save 'the file.sim'";
+    let (exit, out, err) = ran(&format!("\"it's here/sim\" {words}"));
+    assert_eq!((exit, err.as_str()), (Some(1), ""), "{out}");
+    let commands: Vec<&str> = out
+        .lines()
+        .filter_map(|line| Some(line.split_once("again: ").or(line.split_once("run with: "))?.1))
+        .collect();
+    assert_eq!(commands.len(), 3, "as found, shortened, saved: {out}");
+    for command in commands {
+        assert!(command.starts_with(r"'it'\''s here/sim' run "), "{command}");
+        let (exit, again, err) = ran(command);
+        assert_eq!((exit, err.as_str()), (Some(1), ""), "{command}");
+        assert!(out.contains(again.lines().next().expect("a line")), "{command}: {again}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::figures::print_figures;
 use crate::out::{self, say};
+use crate::program;
 use crate::save::{check_new, save};
 use crate::shorten::shorten;
 use crate::what::system;
@@ -82,7 +83,7 @@ pub fn hunt(args: &Args) -> Result<bool> {
         say!("{rounds} rounds, nothing found");
         return Ok(true);
     };
-    say!("found in round {index} after {spent:.1} s: {failure}");
+    say!("found in round {index} after {spent:.1} s: {}", failure.told(&program::name()));
     if !args.as_found {
         let shorter = shorten(&system, &workload, failure);
         (workload, failure) = (shorter.workload, shorter.failure);

@@ -7,6 +7,7 @@ mod figures;
 mod hunt;
 mod names;
 mod out;
+mod program;
 mod run;
 mod save;
 mod scenario;

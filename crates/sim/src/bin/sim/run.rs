@@ -1,6 +1,7 @@
 //! `sim run`: one workload, drawn or from a script, with the crashes that are asked for.
 
 use crate::out::say;
+use crate::program;
 use crate::save::{check_new, save};
 use crate::shorten::shorten;
 use crate::what::What;
@@ -95,7 +96,7 @@ pub fn run(args: &Args) -> Result<bool> {
     match found {
         None => say!("nothing found"),
         Some(failure) => {
-            say!("{failure}");
+            say!("{}", failure.told(&program::name()));
             if args.minimise {
                 let shorter = shorten(&system, &workload, failure);
                 (workload, cuts) = (shorter.workload, shorter.failure.cuts);

@@ -1,6 +1,7 @@
 //! A failing workload as a script, for `sim run --script`.
 
 use crate::out::say;
+use crate::program;
 use anyhow::{Result, bail};
 use bcached_sim::failure::Cut;
 use bcached_sim::script::Script;
@@ -20,6 +21,7 @@ pub fn check_new(path: Option<&Path>) -> Result<()> {
 /// Writes `workload`, ended by `cuts`, to `path`, and says how to run it on `system`.
 pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Result<()> {
     Script::of(workload, cuts).save(path)?;
-    say!("saved, to be run with: sim run --system {system} --script {}", path.display());
+    let (program, file) = (program::name(), program::quoted(path));
+    say!("saved, to be run with: {program} run --system {system} --script {file}");
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! A shorter way to a failure, and what is said of it.
 
 use crate::out::say;
+use crate::program;
 use bcached_sim::failure::Failure;
 use bcached_sim::minimise::{Minimal, minimise};
 use bcached_sim::system::System;
@@ -15,7 +16,7 @@ pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -
     let minimal = minimise(system, workload, failure, TRIES);
     let (steps, tries) = (minimal.workload.steps.len(), minimal.tries);
     let cut_off = if minimal.cut_off { " (no longer looked for)" } else { "" };
-    say!("shortened to {steps} steps in {tries} tries{cut_off}: {}", minimal.failure);
+    say!("shortened to {steps} steps in {tries} tries{cut_off}: {}", minimal.failure.told(&program::name()));
     for step in &minimal.workload.steps {
         say!("    {step}");
     }

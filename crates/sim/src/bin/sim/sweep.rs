@@ -2,6 +2,7 @@
 
 use crate::figures::print_figures;
 use crate::out::say;
+use crate::program;
 use crate::save::{check_new, save};
 use crate::shorten;
 use crate::what::What;
@@ -109,7 +110,7 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
         Ok(figures) => Ok(figures),
         Err(failure) if args.as_found => Err(Box::new(Found { workload, failure: *failure })),
         Err(failure) => {
-            say!("{failure}");
+            say!("{}", failure.told(&program::name()));
             let minimal = minimise(&system, &workload, *failure, shorten::TRIES / 10);
             Err(Box::new(Found { workload: minimal.workload, failure: minimal.failure }))
         }
@@ -140,7 +141,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
                         Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
                         Ok(Err(found)) => {
                             failures.fetch_add(1, Ordering::Relaxed);
-                            say!("seed {seed}: {}", found.failure);
+                            say!("seed {seed}: {}", found.failure.told(&program::name()));
                             first.lock().expect("no thread panics with it").get_or_insert(found);
                         }
                         // The arguments were tried before the first seed.
