@@ -312,7 +312,14 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
     refused(&vec![b'#'; 2 << 20], "line 1: a script has at most 1048576 bytes");
     refused(&sound.as_bytes()[..sound.len() / 2], "line ");
     refused(sound.replace("script 1", "script 9").as_bytes(), "line 1: the script is of version \"9\"");
-    assert_refused(&["run", "--script", "/nowhere.sim"], "sim: cannot read /nowhere.sim: No such file");
+    let whole = |file: &str| sim(&["run", "--script", file]).err;
+    assert_eq!(
+        whole("/nowhere.sim"),
+        "sim: cannot read /nowhere.sim: No such file or directory (os error 2)\n"
+    );
+    let file = write("version.sim", b"sim script 9\n");
+    let words = "line 1: the script is of version \"9\" and this simulator reads version 1 only";
+    assert_eq!(whole(&file), format!("sim: {file}: {words}\n"));
     assert_refused(&["run"], "required arguments were not provided");
     assert_refused(&["run", "--script", "x", "--seed", "1"], "cannot be used with");
 }
