@@ -59,7 +59,7 @@ use crate::failure::Cut;
 use crate::growth::Brink;
 use crate::workload::{Origin, Workload};
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
@@ -139,8 +139,13 @@ impl Script {
         let (text, file) = (self.to_string(), path.display().to_string());
         let readable = parse::text_of(text.as_bytes()).and_then(|text| Self::parse(text, &file));
         readable.map_err(|why| FileError::Script { file: file.clone(), why })?;
-        let written = File::create_new(path).and_then(|mut new| new.write_all(text.as_bytes()));
-        written.map_err(|why| FileError::File { what: "write", file, why })
+        let wrong = |why| FileError::File { what: "write", file, why };
+        let mut new = File::create_new(path).map_err(wrong.clone())?;
+        new.write_all(text.as_bytes()).map_err(|why| {
+            // Half a script is none, and would stand in the way of the next one.
+            let _left_behind = fs::remove_file(path);
+            wrong(why)
+        })
     }
 }
 

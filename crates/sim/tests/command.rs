@@ -31,7 +31,7 @@ fn assert_refused(words: &[&str], wanted: &str) {
 const RUN: [&str; 5] = ["run", "--system", "passthrough", "--workload", "points"];
 
 /// The arguments of a short run.
-fn run(more: &[&'static str]) -> Vec<&'static str> {
+fn run<'a>(more: &[&'a str]) -> Vec<&'a str> {
     RUN.into_iter().chain(["--seed", "1"]).chain(more.iter().copied()).collect()
 }
 
@@ -291,6 +291,44 @@ fn what_a_sweep_or_hunt_has_found_is_saved() {
         assert!(found.out.contains(fault), "{fault}: {}", found.out);
         assert_refused(&words, "exists already");
     }
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_before_anything_is_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let name = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
+    let (nowhere, taken, free) = (name("nowhere/it.sim"), name("taken.sim"), name("free.sim"));
+    std::fs::write(&taken, "mine").expect("written");
+    let system = ["--system", "mutant-FlushSkipped"];
+    let sweep = ["sweep", "--workload", "points", "--seeds", "3..4"];
+    for words in [&run(&[])[..], &sweep, &["hunt", "--from", "3"]] {
+        let words = [words, if words[0] == "run" { &[] } else { &system[..] }].concat();
+        let save = |file| [&words[..], &["--save", file]].concat();
+        assert_refused(&save(&nowhere), &format!("sim: cannot write {nowhere}: No such file or directory"));
+        assert_refused(&save(&taken), &format!("sim: {taken} exists already"));
+    }
+    assert_refused(&run(&["--cut", "17", "--save", &free]), "a cut is POINT");
+    assert!(!Path::new(&free).exists(), "nothing was run");
+    assert_eq!(std::fs::read_to_string(&taken).expect("it is there"), "mine");
+}
+
+/// What fails is longer than a script may be.
+#[test]
+fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("long.sim");
+    let file = file.to_str().expect("a name");
+    let long = |system: &str, more: &[&str]| {
+        let words = ["run", "--workload", "mixed", "--length", "30000", "--seed", "1", "--save", file];
+        sim(&[&words[..], &["--system", system], more].concat())
+    };
+    let refused = format!("sim: not saved: {file}: line 20033: a script has at most 20000 steps\n");
+    let found = long("mutant-ZeroesHalf", &[]);
+    assert_eq!((found.exit, found.err.as_str()), (1, refused.as_str()), "{}", found.out);
+    assert!(found.out.contains("again: "), "{}", found.out);
+    let sound = long("passthrough", &["--steps", "0-20000"]);
+    assert_eq!((sound.exit, sound.err.as_str()), (2, refused.as_str()), "{}", sound.out);
+    assert!(!Path::new(file).exists());
 }
 
 #[test]

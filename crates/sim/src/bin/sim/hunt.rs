@@ -3,7 +3,7 @@
 use crate::figures::print_figures;
 use crate::out::{self, say};
 use crate::program;
-use crate::save::{check_new, save};
+use crate::save::{check_new, save_found};
 use crate::shorten::shorten;
 use crate::what::system;
 use anyhow::Result;
@@ -89,7 +89,7 @@ pub fn hunt(args: &Args) -> Result<bool> {
         (workload, failure) = (shorter.workload, shorter.failure);
     }
     if let Some(path) = &args.save {
-        save(path, &args.system, &workload, &failure.cuts)?;
+        save_found(path, &args.system, &workload, &failure.cuts);
     }
     Ok(false)
 }

@@ -2,7 +2,7 @@
 
 use crate::out::say;
 use crate::program;
-use crate::save::{check_new, save};
+use crate::save::{check_new, save, save_found};
 use crate::shorten::shorten;
 use crate::what::What;
 use anyhow::{Result, anyhow, bail};
@@ -104,7 +104,12 @@ pub fn run(args: &Args) -> Result<bool> {
         }
     }
     if let Some(path) = &args.save {
-        save(path, &args.what.system, &workload, &cuts)?;
+        let system = &args.what.system;
+        if passes {
+            save(path, system, &workload, &cuts)?;
+        } else {
+            save_found(path, system, &workload, &cuts);
+        }
     }
     Ok(passes)
 }

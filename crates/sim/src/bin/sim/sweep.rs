@@ -3,7 +3,7 @@
 use crate::figures::print_figures;
 use crate::out::say;
 use crate::program;
-use crate::save::{check_new, save};
+use crate::save::{check_new, save_found};
 use crate::shorten;
 use crate::what::What;
 use anyhow::{Result, bail};
@@ -157,7 +157,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     say!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
     let first = first.into_inner().expect("no thread panics with it");
     if let (Some(path), Some(found)) = (&args.save, first) {
-        save(path, &args.what.system, &found.workload, &found.failure.cuts)?;
+        save_found(path, &args.what.system, &found.workload, &found.failure.cuts);
     }
     Ok(failures == 0)
 }
