@@ -93,6 +93,44 @@ fn a_point_that_never_comes_is_no_success() {
     );
 }
 
+/// The number at the end of a line of an operation that is a point.
+fn point_of(line: &str) -> Option<u64> {
+    line.rsplit_once(" point ")?.1.parse().ok()
+}
+
+#[test]
+fn a_trace_shows_the_crashes_that_were_asked_for_and_what_follows_them() {
+    let crashes = ["--cut", "40:power:nothing", "--then", "2:death:everything"];
+    let Ran { exit, out, err } =
+        sim(&[&["run", "--workload", "points", "--seed", "1", "--trace"], &crashes[..]].concat());
+    assert_eq!(exit, 0, "{err}");
+    assert!(out.starts_with("0 ") && out.ends_with("\nnothing found\n"), "{out}");
+    let lines: Vec<&str> = out.lines().collect();
+    let lives: Vec<&[&str]> = lines.split(|line| line.contains(": its recovery follows")).collect();
+    assert_eq!(lives.len(), 3, "{out}");
+    for (life, last) in lives.iter().zip([Some(40), Some(2), None]) {
+        let points: Vec<u64> = life.iter().filter_map(|line| point_of(line)).collect();
+        let count = last.unwrap_or(points.len() as u64);
+        assert_eq!(points, (1..=count).collect::<Vec<_>>(), "each in its order: {out}");
+        assert!(last.is_none() || life.last().and_then(|line| point_of(line)) == last, "{out}");
+    }
+    let crash = |place: usize| lines[lives[..=place].iter().map(|life| life.len() + 1).sum::<usize>() - 1];
+    let follows = "its recovery follows, on a clock and with points of its own";
+    assert_eq!(crash(0), format!("= crash power:nothing: {follows}"));
+    assert_eq!(crash(1), format!("= crash death:everything: {follows}"));
+}
+
+/// What is told of a run that fails is that run, and then its fault.
+#[test]
+fn a_trace_ends_with_what_was_found() {
+    let words = ["run", "--workload", "mixed", "--seed", "1", "--system", "mutant-ZeroesHalf"];
+    let (plain, traced) = (sim(&words), sim(&[&words[..], &["--trace"]].concat()));
+    assert_eq!((plain.exit, traced.exit), (1, 1));
+    let trace = traced.out.strip_suffix(&plain.out).expect("the fault comes last");
+    let points: Vec<u64> = trace.lines().filter_map(point_of).collect();
+    assert!(!points.is_empty() && points == (1..=points.len() as u64).collect::<Vec<_>>(), "{trace}");
+}
+
 #[test]
 fn recoveries_of_recoveries_are_crashed() {
     let crashes = "--cut 40:power:nothing --then 2:power:nothing --then 2:death:nothing";
