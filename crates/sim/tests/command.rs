@@ -69,7 +69,23 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
             "--depth whole crashes nothing: --every, --within and --recovery-one-in do not",
         );
     }
-    assert_refused(&["swim"], "unrecognized subcommand 'swim'");
+    assert_refused(
+        &["swim"],
+        "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, list",
+    );
+    let help = concat!("found: `", env!("CARGO_BIN_EXE_sim"), " COMMAND --help` names the options");
+    assert_refused(&["--swim"], &format!("unexpected argument '--swim' {help}"));
+    assert_refused(&["run", "--swim"], &format!("unexpected argument '--swim' {help}"));
+    for seed in ["x", "1.5", ""] {
+        let words =
+            format!("invalid value '{seed}' for '--seed <SEED>': a whole number is wanted, such as 7");
+        assert_refused(&["run", "--seed", seed], &words);
+    }
+    assert_refused(&["run", "--seed", "18446744073709551616"], "'--seed <SEED>': the number is too large");
+    for jobs in ["0", "100000"] {
+        let words = format!("'--jobs <JOBS>': {jobs} is not in 1..=64");
+        assert_refused(&["sweep", "--seeds", "0..1", "--jobs", jobs], &words);
+    }
     let nine: Vec<&str> =
         [run(&["--cut", "1:power:nothing"]), ["--then", "1:power:nothing"].repeat(8)].concat();
     assert_refused(&nine, "at most 8 crashes follow each other, not 9");
@@ -396,6 +412,22 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
     let file = write("version.sim", b"sim script 9\n");
     let words = "line 1: the script is of version \"9\" and this simulator reads version 1 only";
     assert_eq!(whole(&file), format!("sim: {file}: {words}\n"));
-    assert_refused(&["run"], "required arguments were not provided");
-    assert_refused(&["run", "--script", "x", "--seed", "1"], "cannot be used with");
+    assert_refused(&["run"], "sim: a run needs a seed or a script: --seed NUMBER or --script FILE");
+    for option in ["--seed", "--drawing"] {
+        let words = format!("'{option} <{}>' cannot be used with", option[2..].to_uppercase());
+        assert_refused(&["run", option, "1", "--script", "x"], &words);
+    }
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("it starts").success());
+    for place in [&pipe, folder.path()] {
+        let words =
+            format!("sim: cannot read {}: a script is a regular file, and this is none", place.display());
+        let mut command = Command::new("timeout");
+        command.arg("5").arg(env!("CARGO_BIN_EXE_sim")).args(["run", "--script"]).arg(place);
+        let done = command.stdin(Stdio::null()).output().expect("it starts");
+        assert_eq!(
+            (done.status.code(), String::from_utf8_lossy(&done.stderr).trim_end()),
+            (Some(2), &words[..])
+        );
+    }
 }

@@ -23,13 +23,13 @@ pub struct Args {
     #[command(flatten)]
     what: What,
     /// The seed.
-    #[arg(long, required_unless_present = "script")]
+    #[arg(long)]
     seed: Option<u64>,
     /// The drawing that the seed is of, as it was printed; another one than this simulator's is refused.
     #[arg(long, requires = "seed")]
     drawing: Option<u32>,
     /// Run the workload in this file instead of drawing one.
-    #[arg(long, conflicts_with_all = ["workload", "length", "seed"])]
+    #[arg(long, conflicts_with_all = ["workload", "length", "seed", "drawing"])]
     script: Option<PathBuf>,
     /// Only these of the steps, as 0-3,7.
     #[arg(long)]
@@ -60,7 +60,7 @@ impl Args {
                 self.drawing.map_or(Ok(()), check_drawing)?;
                 Script { workload: self.what.draw(seed)?, cuts: Vec::new() }
             }
-            (None, None) => bail!("a run needs a seed or a script"),
+            (None, None) => bail!("a run needs a seed or a script: --seed NUMBER or --script FILE"),
         };
         if let Some(text) = &self.steps {
             let places = parse_places(text).map_err(|sentence| anyhow!(sentence))?;

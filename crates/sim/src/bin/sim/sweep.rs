@@ -15,11 +15,15 @@ use bcached_sim::minimise::minimise;
 use bcached_sim::run::whole_of;
 use bcached_sim::workload::Workload;
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+/// Most threads: each has devices of its own in memory.
+const JOBS_MAX: u64 = 64;
 
 /// Options of `sim sweep`.
 #[derive(clap::Args)]
@@ -45,7 +49,7 @@ pub struct Args {
     #[arg(long)]
     as_found: bool,
     /// Threads.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=JOBS_MAX))]
     jobs: usize,
     /// Go on after a failure.
     #[arg(long)]
@@ -131,7 +135,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     let first = Mutex::new(None);
     let began = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..args.jobs.clamp(1, 64) {
+        for _ in 0..args.jobs {
             scope.spawn(|| {
                 while let Some(seed) = take_seed(&next, args.seeds.end) {
                     if !args.keep_going && failures.load(Ordering::Relaxed) > 0 {
