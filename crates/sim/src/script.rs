@@ -126,10 +126,10 @@ impl Script {
         let wrong = |why| FileError::File { what: "read", file: file.clone(), why };
         let mut bytes = Vec::new();
         // A pipe would be waited for, perhaps for ever.
-        if !fs::metadata(path).map_err(wrong.clone())?.is_file() {
+        if !fs::metadata(path).map_err(wrong)?.is_file() {
             return Err(wrong(io::Error::other("a script is a regular file, and this is none")));
         }
-        let opened = File::open(path).map_err(wrong.clone())?;
+        let opened = File::open(path).map_err(wrong)?;
         opened.take(limits::BYTES_MAX + 1).read_to_end(&mut bytes).map_err(wrong)?;
         let text = parse::text_of(&bytes).and_then(|text| Self::parse(text, &file));
         text.map_err(|why| FileError::Script { file: file.clone(), why })

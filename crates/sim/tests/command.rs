@@ -207,6 +207,38 @@ fn the_round_that_found_something_is_begun_with_by_its_number() {
     assert!(line(&again.out).expect("a line").starts_with(&format!("round {round}: ")), "{}", again.out);
 }
 
+/// The lines after the one that begins with `start`, as far as they are steps.
+fn steps_after<'a>(out: &'a str, start: &str) -> Vec<&'a str> {
+    let lines = out.lines().skip_while(|line| !line.contains(start)).skip(2);
+    lines.map_while(|line| line.strip_prefix("    ")).collect()
+}
+
+#[test]
+fn what_a_hunt_or_sweep_shortens_it_shows() {
+    let system = ["--system", "mutant-FlushSkipped"];
+    let sweep = ["sweep", "--workload", "points", "--seeds", "3..5", "--keep-going"];
+    for words in [&sweep[..], &["hunt", "--from", "3"]] {
+        let found = sim(&[words, &system].concat());
+        assert_eq!((found.exit, found.out.matches("shortened to ").count()), (1, 1), "{}", found.out);
+        let (_, told) = found.out.split_once("shortened to ").expect("counted");
+        let (count, _) = told.split_once(" steps in ").expect("a number");
+        let steps = steps_after(&found.out, "shortened to ");
+        assert_eq!(steps.len().to_string(), count, "{}", found.out);
+        assert!(steps.iter().any(|step| step.starts_with("flush ")), "{}", found.out);
+    }
+}
+
+#[test]
+fn the_table_of_a_failing_hunt_says_that_more_follows() {
+    let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "3", "--as-found"];
+    let found = sim(&words);
+    let (above, rest) = found.out.split_once("\nrequests ").expect("a table");
+    let (_, after) = rest.split_once("found in round ").expect("it is found");
+    let round = after.split(' ').next().expect("a number");
+    let last = above.lines().next_back().expect("a line");
+    assert_eq!(last, format!("something was found, told below; of the {round} rounds before it:"));
+}
+
 #[test]
 fn after_the_last_number_there_is_no_round() {
     let last = u64::MAX.to_string();
@@ -227,6 +259,8 @@ fn recoveries_are_told_apart_from_processes() {
     };
     assert!(count("recoveries") > 0 && exit == 0, "{out}");
     assert_eq!(count("recoveries"), count("crashes"));
+    // The word of docs/reliability.md.
+    assert!(count("  three deep") <= count("  inside recoveries"));
     assert!(count("processes") > count("recoveries"), "the workload's own besides: {out}");
 }
 

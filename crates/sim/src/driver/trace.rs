@@ -11,8 +11,11 @@ use bcached_env::Completion;
 use std::cell::RefCell;
 use std::fmt;
 
+/// Told each line.
+type Teller = Box<dyn FnMut(&str)>;
+
 thread_local! {
-    static TELLER: RefCell<Option<Box<dyn FnMut(&str)>>> = const { RefCell::new(None) };
+    static TELLER: RefCell<Option<Teller>> = const { RefCell::new(None) };
 }
 
 /// Runs `run`, and tells `tell` each line of every world of this thread meanwhile: a crash is judged in a world of its own, which

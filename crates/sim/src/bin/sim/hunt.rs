@@ -78,6 +78,10 @@ pub fn hunt(args: &Args) -> Result<bool> {
         }
     }
     let spent = processor_time().as_secs_f64();
+    if found.is_some() {
+        // Its own figures ended with it.
+        say!("something was found, told below; of the {} rounds before it:", rounds - 1);
+    }
     print_figures(&figures, spent);
     let Some((index, mut workload, mut failure)) = found else {
         say!("{rounds} rounds, nothing found");

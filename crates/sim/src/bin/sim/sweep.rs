@@ -11,7 +11,7 @@ use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, sweep};
 use bcached_sim::failure::Failure;
 use bcached_sim::figures::Figures;
-use bcached_sim::minimise::minimise;
+use bcached_sim::minimise::{Minimal, minimise};
 use bcached_sim::run::whole_of;
 use bcached_sim::workload::Workload;
 use clap::ValueEnum;
@@ -90,6 +90,20 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
 struct Found {
     workload: Workload,
     failure: Failure,
+    /// All that is printed of it, in one piece: other threads print too.
+    told: String,
+}
+
+impl Found {
+    fn new(workload: Workload, failure: Failure) -> Box<Self> {
+        let told = failure.told(&program::name());
+        Box::new(Self { workload, failure, told })
+    }
+
+    fn shorter(minimal: Minimal) -> Box<Self> {
+        let told = shorten::told(&minimal);
+        Box::new(Self { workload: minimal.workload, failure: minimal.failure, told })
+    }
 }
 
 /// One seed: the whole workload, then the crash points.
@@ -100,7 +114,7 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
         Thoroughness::Whole => {
             return Ok(whole_of(&system, &workload).map_err(|fault| {
                 let failure = Failure::new(fault, system.name(), &workload, &[]);
-                Box::new(Found { workload, failure })
+                Found::new(workload, failure)
             }));
         }
         Thoroughness::Quick => Depth::QUICK,
@@ -112,11 +126,10 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
     let depth = Depth { every: args.every.unwrap_or(depth.every), within, recovery_one_in, ..depth };
     Ok(match sweep(&system, &workload, depth) {
         Ok(figures) => Ok(figures),
-        Err(failure) if args.as_found => Err(Box::new(Found { workload, failure: *failure })),
+        Err(failure) if args.as_found => Err(Found::new(workload, *failure)),
         Err(failure) => {
             say!("{}", failure.told(&program::name()));
-            let minimal = minimise(&system, &workload, *failure, shorten::TRIES / 10);
-            Err(Box::new(Found { workload: minimal.workload, failure: minimal.failure }))
+            Err(Found::shorter(minimise(&system, &workload, *failure, shorten::TRIES / 10)))
         }
     })
 }
@@ -131,7 +144,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     }
     check_new(args.save.as_deref())?;
     let next = AtomicU64::new(args.seeds.start);
-    let (total, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0));
+    let (total, passes, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0), AtomicU64::new(0));
     let first = Mutex::new(None);
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -142,10 +155,13 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
                         return;
                     }
                     match sweep_seed(args, seed) {
-                        Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
+                        Ok(Ok(figures)) => {
+                            passes.fetch_add(1, Ordering::Relaxed);
+                            total.lock().expect("no thread panics with it").add(&figures);
+                        }
                         Ok(Err(found)) => {
                             failures.fetch_add(1, Ordering::Relaxed);
-                            say!("seed {seed}: {}", found.failure.told(&program::name()));
+                            say!("seed {seed}: {}", found.told);
                             first.lock().expect("no thread panics with it").get_or_insert(found);
                         }
                         // The arguments were tried before the first seed.
@@ -156,9 +172,12 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
         }
     });
     let figures = *total.lock().expect("no thread panics with it");
+    let (passes, failures) = (passes.load(Ordering::Relaxed), failures.load(Ordering::Relaxed));
+    if failures > 0 {
+        say!("of the {passes} seeds in which nothing was found:");
+    }
     print_figures(&figures, began.elapsed().as_secs_f64());
-    let failures = failures.load(Ordering::Relaxed);
-    say!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
+    say!("{} seeds, {failures} failed", passes + failures);
     let first = first.into_inner().expect("no thread panics with it");
     if let (Some(path), Some(found)) = (&args.save, first) {
         save_found(path, &args.what.system, &found.workload, &found.failure.cuts);
