@@ -136,6 +136,14 @@ fn a_trace_shows_the_crashes_that_were_asked_for_and_what_follows_them() {
     assert_eq!(crash(1), format!("= crash death:everything: {follows}"));
 }
 
+#[test]
+fn a_trace_numbers_the_steps_as_they_are_asked_for() {
+    let words = ["run", "--system", "passthrough", "--workload", "points", "--seed", "1", "--trace"];
+    let (all, some) = (sim(&words), sim(&[&words[..], &["--steps", "3,5-6"]].concat()));
+    let kept: Vec<&str> = [3, 5, 6].iter().filter_map(|place| all.out.lines().nth(*place)).collect();
+    assert_eq!(some.out.lines().take(3).collect::<Vec<_>>(), kept, "{}", some.out);
+}
+
 /// What is told of a run that fails is that run, and then its fault.
 #[test]
 fn a_trace_ends_with_what_was_found() {

@@ -160,7 +160,9 @@ fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: u
 
 /// Prints what `run` of `workload` does: its steps, and each device operation as it happens.
 fn traced<T>(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], run: impl FnOnce() -> T) -> T {
-    for (place, step) in workload.steps.iter().enumerate() {
+    for (index, step) in workload.steps.iter().enumerate() {
+        // As --steps takes it.
+        let place = workload.kept.as_ref().map_or(index, |kept| kept[index]);
         say!("{place} {step}");
     }
     if !cuts.is_empty() {
