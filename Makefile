@@ -15,6 +15,7 @@ fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS)
 
 sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).
 	@cargo run --quiet --release --package bcached-sim --bin sim -- hunt --seconds $${SIM_SECONDS:-300}
+	@echo "which lines of the engine such a hunt comes to, and which not: make coverage"
 
 coverage: # Which share of the engine's lines a minute of that runs (needs the component llvm-tools, which setup adds).
 	@cargo xtask coverage

@@ -1,7 +1,77 @@
-//! What the environment asks of a test beyond its usual share: `docs/testing.md` names the variables.
+//! What the environment asks of a test beyond its usual share: `docs/testing.md` names the variables. Whoever mistypes one is
+//! told so: a test that then ran its usual share, or nothing, would pass for what was asked.
+
+use crate::failure::{Failure, Outcome};
+use std::env;
 
 /// The number in `variable`, if there is one.
-#[must_use]
-pub fn number_from(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
+///
+/// # Errors
+/// It holds something else.
+pub fn number_from(variable: &str) -> Outcome<Option<u64>> {
+    value_of(variable).map(|value| number(variable, &value)).transpose()
+}
+
+/// How many the environment asks for in `variable`, if it does: one at least.
+///
+/// # Errors
+/// It holds something else.
+pub fn count_from(variable: &str) -> Outcome<Option<u64>> {
+    value_of(variable).map(|value| count(variable, &value)).transpose()
+}
+
+/// Which of `all` the environment chooses in `variable`, if it does.
+///
+/// # Errors
+/// It holds something else.
+pub fn choice_from<'a>(variable: &str, all: &[&'a str]) -> Outcome<Option<&'a str>> {
+    value_of(variable).map(|value| choice(variable, &value, all)).transpose()
+}
+
+fn value_of(variable: &str) -> Option<String> {
+    Some(env::var_os(variable)?.to_string_lossy().into_owned())
+}
+
+fn number(variable: &str, value: &str) -> Outcome<u64> {
+    value.parse().map_err(|_| wrong(variable, value, "a number"))
+}
+
+fn count(variable: &str, value: &str) -> Outcome<u64> {
+    let number = value.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| wrong(variable, value, "a number from 1 on"))
+}
+
+fn choice<'a>(variable: &str, value: &str, all: &[&'a str]) -> Outcome<&'a str> {
+    let found = all.iter().find(|name| **name == value);
+    found.copied().ok_or_else(|| wrong(variable, value, &all.join(" or ")))
+}
+
+fn wrong(variable: &str, value: &str, wanted: &str) -> Failure {
+    Failure::new(format!("{variable} must be {wanted}, not {value:?}: nothing was run"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Debug;
+
+    fn refusal(outcome: Outcome<impl Debug>) -> String {
+        format!("{:?}", outcome.expect_err("refused"))
+    }
+
+    #[test]
+    fn what_is_mistyped_is_refused_in_one_sentence() {
+        assert_eq!(number("N", "0").expect("a number"), 0);
+        assert_eq!(refusal(number("N", "1o")), "N must be a number, not \"1o\": nothing was run");
+        assert_eq!(refusal(number("N", "")), "N must be a number, not \"\": nothing was run");
+        assert_eq!(count("N", "1").expect("a count"), 1);
+        for value in ["0", "-1", "ten"] {
+            let words = format!("N must be a number from 1 on, not {value:?}: nothing was run");
+            assert_eq!(refusal(count("N", value)), words);
+        }
+        let all = ["kernel", "bcached"];
+        assert_eq!(choice("WHO", "kernel", &all).expect("one of them"), "kernel");
+        let words = "WHO must be kernel or bcached, not \"kernal\": nothing was run";
+        assert_eq!(refusal(choice("WHO", "kernal", &all)), words);
+    }
 }

@@ -18,7 +18,7 @@ use bcached_tests::recording::client::Plan;
 use bcached_tests::recording::cut::{BACKING, CACHE, Disks, Survivors};
 use bcached_tests::recording::judge::Promises;
 use bcached_tests::recording::writer::{Run, WriteBack, Writer, record};
-use bcached_tests::scope::number_from;
+use bcached_tests::scope::count_from;
 use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::uml::Uml;
 use std::fs;
@@ -97,7 +97,7 @@ fn workload(name: &str, steps: usize, seed: u64) -> Outcome<Workload> {
 #[test]
 fn the_engine_goes_on_from_what_a_kernel_left() -> Outcome {
     let Some(uml) = Uml::find_recordable() else { return Ok(()) };
-    let seeds = number_from("BCACHED_STARTS").unwrap_or(1);
+    let seeds = count_from("BCACHED_STARTS")?.unwrap_or(1);
     let engine: Rc<dyn System> = Rc::new(system::engine::Engine);
     let mut figures = Figures::default();
     for seed in 0..seeds {

@@ -6,7 +6,7 @@
 use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::examine;
-use bcached_tests::scope::number_from;
+use bcached_tests::scope::{count_from, number_from};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side};
 use bcached_tests::uml::Uml;
@@ -50,8 +50,8 @@ fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Outcome<End
 fn ping_pong(geometry: Geometry, backings: u64, maker_is_ours: bool, seed: u64) -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let ours = Ours::find()?;
-    let seed = number_from("BCACHED_PING_PONG_SEED").unwrap_or(seed);
-    let legs = number_from("BCACHED_PING_PONG_LEGS").unwrap_or(6);
+    let seed = number_from("BCACHED_PING_PONG_SEED")?.unwrap_or(seed);
+    let legs = count_from("BCACHED_PING_PONG_LEGS")?.unwrap_or(6);
     println!("BCACHED_PING_PONG_SEED={seed} {geometry:?}");
     let mut random = Random::new(seed);
     let maker = if maker_is_ours { Maker::Ours(ours.program()) } else { Maker::Tools };

@@ -11,7 +11,7 @@ use bcached_tests::recording::judge::Promises;
 use bcached_tests::recording::reader::Reading;
 use bcached_tests::recording::trial::{Readers, Trial, cut, positions};
 use bcached_tests::recording::writer::{Run, WriteBack, Writer, record};
-use bcached_tests::scope::number_from;
+use bcached_tests::scope::{choice_from, count_from, number_from};
 use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::side::Ours;
 use bcached_tests::uml::Uml;
@@ -83,40 +83,61 @@ fn open_one(readers: Readers<'_>, reader: Writer, run: &Run, disks: &Disks<'_>) 
     readers.open(reader, run, disks, &[Survivors::Nothing])?.pop().context("one reading of one set")
 }
 
-/// Whether the environment leaves this run in; without a choice all are.
-fn chosen(variable: &str, name: &str) -> bool {
-    std::env::var(variable).map_or(true, |wanted| wanted == name)
+/// What the environment asks for.
+struct Wanted {
+    /// The writer's name; `None`: all are run.
+    writer: Option<&'static str>,
+    /// The mode's name; `None`: all are run.
+    mode: Option<&'static str>,
+    /// Places in each run; `None`: this is a test, and one cut of one run is enough.
+    cuts: Option<u64>,
+    seed: u64,
+    requests: u64,
+    /// Cut once, when everything has been written back.
+    at_the_end: bool,
+}
+
+impl Wanted {
+    fn from_environment() -> Outcome<Self> {
+        Ok(Self {
+            writer: choice_from("BCACHED_CUT_WRITER", &[Writer::Kernel.name(), Writer::Ours.name()])?,
+            mode: choice_from("BCACHED_CUT_MODE", &MODES.map(CacheMode::name))?,
+            cuts: count_from("BCACHED_CUTS")?,
+            seed: number_from("BCACHED_CUT_SEED")?.unwrap_or(1),
+            requests: count_from("BCACHED_CUT_REQUESTS")?.unwrap_or(300),
+            at_the_end: number_from("BCACHED_CUT_AFTER_WRITE_BACK")?.is_some_and(|number| number != 0),
+        })
+    }
+
+    /// Whether such a run is left in.
+    fn takes(&self, writer: Writer, mode: CacheMode) -> bool {
+        self.writer.is_none_or(|name| name == writer.name())
+            && self.mode.is_none_or(|name| name == mode.name())
+    }
 }
 
 /// Cuts anywhere in runs of one writer; prints what came of them, and says whether nothing was wrong with any.
-fn cut_runs(writer: Writer, modes: &[CacheMode], readers: &[Writer]) -> Outcome<bool> {
+fn cut_runs(writer: Writer, readers: &[Writer], wanted: &Wanted) -> Outcome<bool> {
     let Some(uml) = Uml::find_recordable() else { return Ok(true) };
     let ours = Ours::find()?;
     let who = Readers { uml: &uml, ours: &ours };
-    let seed = number_from("BCACHED_CUT_SEED").unwrap_or(1);
-    let requests = number_from("BCACHED_CUT_REQUESTS").unwrap_or(300);
-    let wanted = number_from("BCACHED_CUTS");
-    let at_the_end = number_from("BCACHED_CUT_AFTER_WRITE_BACK").is_some();
+    let Wanted { cuts, seed, requests, at_the_end, .. } = *wanted;
     let write_back = if at_the_end { WriteBack::Afterwards } else { WriteBack::AtOnce };
     let mut clean = true;
-    for mode in modes {
-        // Without a number of cuts this is a test, and one cut of one run is enough.
-        if !chosen("BCACHED_CUT_WRITER", writer.name()) || !chosen("BCACHED_CUT_MODE", mode.name()) {
-            continue;
-        }
-        let run = record(&uml, writer, geometry(*mode), write_back, &plan(seed, requests))?;
+    for mode in MODES.into_iter().filter(|mode| wanted.takes(writer, *mode)) {
+        let run = record(&uml, writer, geometry(mode), write_back, &plan(seed, requests))?;
         let title = format!("{} in mode {}, seed {seed}, {requests} requests", writer.name(), mode.name());
         let mut random = Random::new(seed);
         let places = if at_the_end {
             vec![run.recording.operations.len()]
         } else {
-            positions(&run, wanted.unwrap_or(1), &mut random)?
+            positions(&run, cuts.unwrap_or(1), &mut random)?
         };
         for tally in cut(&run, who, readers, &places, &mut random, &title)? {
             println!("{tally}");
             clean &= tally.is_clean();
         }
-        if wanted.is_none() {
+        if cuts.is_none() {
             break;
         }
     }
@@ -129,19 +150,17 @@ const MODES: [CacheMode; 3] = [CacheMode::Writethrough, CacheMode::Writeback, Ca
 /// The kernel's losses are printed.
 #[test]
 fn the_kernel_is_cut_anywhere() -> Outcome {
-    let readers: &[Writer] = if number_from("BCACHED_CUTS").is_some() {
-        &[Writer::Kernel, Writer::Ours]
-    } else {
-        &[Writer::Kernel]
-    };
-    cut_runs(Writer::Kernel, &MODES, readers)?;
+    let wanted = Wanted::from_environment()?;
+    let readers: &[Writer] =
+        if wanted.cuts.is_some() { &[Writer::Kernel, Writer::Ours] } else { &[Writer::Kernel] };
+    cut_runs(Writer::Kernel, readers, &wanted)?;
     Ok(())
 }
 
 /// Nothing is wrong with ours.
 #[test]
 fn we_are_cut_anywhere() -> Outcome {
-    if cut_runs(Writer::Ours, &MODES, &[Writer::Ours])? {
+    if cut_runs(Writer::Ours, &[Writer::Ours], &Wanted::from_environment()?)? {
         return Ok(());
     }
     Err(Failure::new(

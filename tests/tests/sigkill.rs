@@ -8,7 +8,7 @@ use std::thread;
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::{examine, examine_structure};
-use bcached_tests::scope::number_from;
+use bcached_tests::scope::{count_from, number_from};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::workload::{Fate, Random, Workload};
@@ -71,8 +71,8 @@ fn live_and_die(ours: &Ours, set: &mut CacheSet, random: &mut Random) -> Outcome
 #[test]
 fn everything_acknowledged_survives_the_daemon() -> Outcome {
     let ours = Ours::find()?;
-    let kills = number_from("BCACHED_KILLS").unwrap_or(8);
-    let seed = number_from("BCACHED_SEED").unwrap_or(71);
+    let kills = count_from("BCACHED_KILLS")?.unwrap_or(8);
+    let seed = number_from("BCACHED_SEED")?.unwrap_or(71);
     let mut random = Random::new(seed);
     let mut set = CacheSet::make(Geometry::small(64 << 10, 4096), 1, Maker::Ours(ours.program()))?;
     for kill in 1..=kills {

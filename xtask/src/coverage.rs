@@ -6,6 +6,7 @@
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -76,8 +77,14 @@ pub fn run(args: &Args) -> Result<bool> {
     let origin = crate::origin();
     let work = crate::target(origin).join("coverage");
     let tools = tools()?;
-    let simulator = crate::build_sim(origin, &work, &[("RUSTFLAGS", "-C instrument-coverage")])?;
     let (raw, merged) = (work.join("hunt.profraw"), work.join("hunt.profdata"));
+    // What runs while it is built counts too, and would leave that where it stands: in the source.
+    let of_the_build = work.join("build.profraw");
+    let variables = [
+        ("RUSTFLAGS", OsStr::new("-C instrument-coverage")),
+        ("LLVM_PROFILE_FILE", of_the_build.as_os_str()),
+    ];
+    let simulator = crate::build_sim(origin, &work, &variables)?;
     let mut hunt = Command::new(&simulator);
     hunt.args(["hunt", "--from", &args.from.to_string(), "--seconds", &args.seconds.to_string()]);
     hunt.env("LLVM_PROFILE_FILE", &raw).stdout(Stdio::null());

@@ -7,7 +7,9 @@ mod mutants;
 mod tree;
 
 use anyhow::{Context as _, Result, bail};
+use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand;
 use clap::{Parser, Subcommand};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 
@@ -27,7 +29,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result: Result<bool> = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && error.kind() != MissingSubcommand => {
+            eprintln!("xtask: {}", sentence(&error.to_string()));
+            return ExitCode::from(2);
+        }
+        Err(help) => help.exit(),
+    };
+    let result: Result<bool> = match cli.command {
         Command::Mutants(args) => mutants::run(&args),
         Command::Coverage(args) => coverage::run(&args),
     };
@@ -41,6 +51,13 @@ fn main() -> ExitCode {
     }
 }
 
+/// What is wrong, of a report that goes on with where there is help.
+fn sentence(report: &str) -> String {
+    let first = report.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = first.split_whitespace().collect();
+    format!("{}; `cargo xtask --help` names the chores", words.join(" ").trim_start_matches("error: "))
+}
+
 /// Where cargo builds what belongs to the repository at `origin`.
 fn target(origin: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| origin.join("target"), PathBuf::from)
@@ -52,16 +69,33 @@ fn origin() -> &'static Path {
 }
 
 /// Builds the simulator of `tree`, as fast code, into `target`, in an environment with `variables`; where it is.
-fn build_sim(tree: &Path, target: &Path, variables: &[(&str, &str)]) -> Result<PathBuf> {
+fn build_sim(tree: &Path, target: &Path, variables: &[(&str, impl AsRef<OsStr>)]) -> Result<PathBuf> {
     let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(tree).arg("build");
     cargo
         .args(["--quiet", "--release", "--package", "bcached-sim", "--bin", "sim", "--target-dir"])
         .arg(target);
-    cargo.envs(variables.iter().copied()).stdin(process::Stdio::null());
+    cargo.envs(variables.iter().map(|(name, value)| (name, value))).stdin(process::Stdio::null());
     let status = cargo.status().context("cargo does not start")?;
     if !status.success() {
         bail!("the simulator does not build");
     }
     Ok(target.join("release/sim"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_refused_in_one_sentence() {
+        let refused = |words: &[&str]| {
+            let error = Cli::try_parse_from([&["xtask"], words].concat()).err().expect("it is refused");
+            sentence(&error.to_string())
+        };
+        let help = "; `cargo xtask --help` names the chores";
+        let words = "a value is required for '--only <NAME>' but none was supplied";
+        assert_eq!(refused(&["mutants", "--only"]), format!("{words}{help}"));
+        assert_eq!(refused(&["mutant"]), format!("unrecognized subcommand 'mutant'{help}"));
+    }
 }

@@ -34,7 +34,7 @@ const BUILD: [(&str, &str); 3] = [
 #[derive(clap::Args)]
 pub struct Args {
     /// Only the fault of this name (its file without `.patch`).
-    #[arg(long)]
+    #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Only so many faults, from the one whose turn it is by the commit that is checked out.
     #[arg(long, conflicts_with = "only", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]

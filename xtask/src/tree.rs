@@ -39,18 +39,32 @@ impl Tree {
     /// Applies a patch; nothing has changed if that fails.
     ///
     /// # Errors
-    /// The patch does not apply, in `git`'s words.
+    /// The patch does not apply, in `git`'s words; or it would be applied twice.
     pub fn apply(&self, patch: &Path) -> Result<()> {
+        let Some(complaint) = self.git_apply(&[], patch)? else { return Ok(()) };
+        if self.git_apply(&["--check", "--reverse"], patch)?.is_none() {
+            bail!(
+                "the tree holds this fault already: take it out of the source (`git checkout`), the patch alone \
+                 keeps it"
+            );
+        }
+        bail!("{complaint}")
+    }
+
+    /// What `git apply` has to complain of.
+    fn git_apply(&self, options: &[&str], patch: &Path) -> Result<Option<String>> {
         // Without the ceiling git would take the copy for a folder of the repository around it, and skip every file.
         let above = self.root.parent().context("the copy lies in a folder")?;
         let mut git = Command::new("git");
         // All of its context must be there: a single line of it stands in more than one place.
-        git.current_dir(&self.root).env("GIT_CEILING_DIRECTORIES", above).arg("apply").arg(patch);
+        git.current_dir(&self.root)
+            .env("GIT_CEILING_DIRECTORIES", above)
+            .arg("apply")
+            .args(options)
+            .arg(patch);
         let done = git.stdin(Stdio::null()).output().context("git, which applies patches, does not start")?;
-        if !done.status.success() {
-            bail!("{}", String::from_utf8_lossy(&done.stderr).trim());
-        }
-        Ok(())
+        let complaint = || String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        Ok((!done.status.success()).then(complaint))
     }
 }
 
@@ -143,7 +157,15 @@ mod tests {
         // What it was made for has gone, and elsewhere the line stands in braces too.
         put(&origin, "file", "one\n{\n}\ntwo\nthree\n{\n    go();\n}\nfour\n");
         tree.restore().unwrap();
-        tree.apply(&patch).expect_err("that is another place");
+        let refused = tree.apply(&patch).expect_err("that is another place").to_string();
+        assert!(refused.contains("patch does not apply"), "{refused}");
+        // Whoever made the patch has not taken the fault out again.
+        put(&origin, "file", "one\n{\n    stop();\n}\ntwo\n");
+        tree.restore().unwrap();
+        let refused = tree.apply(&patch).expect_err("it is there already").to_string();
+        let words = "the tree holds this fault already: take it out of the source (`git checkout`), \
+                     the patch alone keeps it";
+        assert_eq!(refused, words);
         fs::remove_dir_all(work).unwrap();
     }
 }

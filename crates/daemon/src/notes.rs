@@ -1,4 +1,4 @@
-//! Where the notes lie: acknowledged writes that a daemon's death must not take along (decision 12).
+//! Where the notes lie: acknowledged writes that a daemon's death must not take along.
 //!
 //! A note is found again only in the same place, so the place follows from who runs the daemon and from nothing that
 //! changes between two starts, such as the path of the control socket. It must live in memory and outlive the process.

@@ -80,7 +80,7 @@ pub(crate) struct Inner {
     pub(crate) cache: Disk,
     pub(crate) state: RefCell<State>,
     pub(crate) signals: Signals,
-    /// Nodes that may be held across waits (decision 14).
+    /// Nodes that may be held across waits, see `btree::budget`.
     pub(crate) tickets: Semaphore,
     /// How the memory for nodes is shared.
     pub(crate) shares: Shares,

@@ -1,5 +1,5 @@
 //! Everything a transition may change. It lives in one place, is reached only inside `CacheSet::with`, and no future
-//! holds a part of it across a wait (decision 4).
+//! holds a part of it across a wait.
 
 use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};

@@ -1,6 +1,6 @@
 //! What work costs, in CPU time: rates, and the sum of a transition.
 //!
-//! Nobody may be kept waiting for longer than 200 µs (decision 14). Time that is measured would differ from run to run,
+//! Nobody may be kept waiting for longer than 200 µs. Time that is measured would differ from run to run,
 //! so work is counted instead and charged at these rates: in simulation virtual time passes by them and a longer piece
 //! is a fault; in production they tell a task when to let others run ([`bcached_env::Env::breathe`]).
 //!

@@ -2,7 +2,7 @@
 //!
 //! [`Buffer`] is unique and can be written: reads land in it; it can be split into neighbouring pieces that are filled
 //! independently and joined again without a copy. [`Payload`] is shared and immutable: one payload can be on its way
-//! to two devices at once, and nobody can change it meanwhile (decision 5: bytes that go to two places come from one
+//! to two devices at once, and nobody can change it meanwhile (bytes that go to two places come from one
 //! stable copy). Both are opaque: memory of another kind (a guest's, a registered request buffer) becomes a second
 //! form behind the same types, and only code that must look at bytes calls `as_slice`.
 

@@ -1,5 +1,5 @@
 //! The note: what has been acknowledged but is not in a written journal entry yet, kept where a daemon's death does
-//! not reach it (decision 12). A power cut wipes it; then only flushed writes are promised.
+//! not reach it. A power cut wipes it; then only flushed writes are promised.
 //!
 //! A note ends the history of one *session*, the time between two writes of the cache superblock. Whoever runs the set
 //! next (a kernel, a daemon with its note elsewhere) writes the superblock first thing: from then on the note's keys are

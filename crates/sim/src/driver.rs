@@ -316,19 +316,23 @@ impl World {
         self.next_due += 1;
     }
 
+    /// The point that `view` is going to make, if it makes one.
+    fn next_point(&self, view: &OpView) -> Option<u64> {
+        (view.kind != OpKind::Read).then_some(self.points + 1)
+    }
+
     /// Counts a point if `view` makes one, shows it, and ends the world if that is asked for here.
     fn pass(&mut self, view: &OpView) {
         if self.trap.as_mut().is_some_and(|trap| trap(view)) {
             self.halt_now();
         }
-        if view.kind == OpKind::Read {
-            return;
-        }
-        self.points += 1;
+        let Some(point) = self.next_point(view) else { return };
+        self.points = point;
         if let Some(mut observer) = self.observer.take() {
             let end = observer(self.points, &self.devices, view);
             self.observer = Some(observer);
             if end {
+                self.trace.end();
                 self.closed = true;
                 self.halt_now();
             }
@@ -359,7 +363,7 @@ impl World {
                     }
                 }
                 let completion = self.end(disk, token, ending);
-                self.trace.completed(self.now, &view, &completion);
+                self.trace.completed(self.now, &view, &completion, self.next_point(&view));
                 events.push(Event::Done(completion));
                 self.pass(&view);
             }

@@ -169,6 +169,9 @@ impl FromStr for Cut {
     }
 }
 
+/// What the simulator's program is called by those who were not called by it.
+const PROGRAM: &str = "sim";
+
 /// A fault and how to get there.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -189,21 +192,27 @@ impl Failure {
         Self { fault, system: system.to_owned(), workload: workload.arguments(), cuts: cuts.to_vec() }
     }
 
-    /// The command that shows it again.
+    /// The command that shows it again, `program` being how a shell calls the simulator.
     #[must_use]
-    pub fn command(&self) -> String {
-        let mut command = format!("sim run --system {} {}", self.system, self.workload);
+    pub fn command(&self, program: &str) -> String {
+        let mut command = format!("{program} run --system {} {}", self.system, self.workload);
         let options = std::iter::once("--cut").chain(std::iter::repeat("--then"));
         for (cut, option) in self.cuts.iter().zip(options) {
             command += &format!(" {option} {cut}");
         }
         command
     }
+
+    /// The fault and that command.
+    #[must_use]
+    pub fn told(&self, program: &str) -> String {
+        format!("{}\n  again: {}", self.fault, self.command(program))
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  again: {}", self.fault, self.command())
+        f.write_str(&self.told(PROGRAM))
     }
 }
 
@@ -256,7 +265,8 @@ mod tests {
         let cut = |point| Cut { point, crash: Crash::PowerCut, survivors: Survivors::Seeded(point) };
         let workload = Shape::named("hot").unwrap().draw(9);
         let failure = Failure::new(Fault::Long(1), "engine", &workload, &[cut(7), cut(3), cut(5)]);
-        let command = failure.command();
+        let command = failure.command("./sim");
+        assert!(command.starts_with("./sim run --system engine --workload hot "), "{command}");
         assert!(command.ends_with(" --cut 7:power:7 --then 3:power:3 --then 5:power:5"), "{command}");
     }
 

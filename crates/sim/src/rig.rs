@@ -8,7 +8,7 @@ pub(crate) mod panic;
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
-use crate::driver::{CHARGE_NS_MAX, Crash, Halt, SimDriver, World};
+use crate::driver::{CHARGE_NS_MAX, Crash, Halt, SimDriver, World, trace};
 use crate::failure::Fault;
 use crate::figures::Figures;
 use crate::note::{MemoryNote, NoteState};
@@ -60,6 +60,11 @@ impl Snapshot {
             }
         }
         remember(crash, &mut self.note, &mut self.oracle);
+        trace::tell(|| {
+            format!(
+                "= crash {crash}:{survivors}: its recovery follows, on a clock and with points of its own"
+            )
+        });
     }
 }
 

@@ -59,7 +59,7 @@ use crate::failure::Cut;
 use crate::growth::Brink;
 use crate::workload::{Origin, Workload};
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
@@ -77,26 +77,26 @@ pub struct Script {
     pub cuts: Vec<Cut>,
 }
 
-/// Why a file gives no script.
+/// Why a file gives no script: a whole sentence, which no chain of causes is to say again.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file itself.
-    #[error("cannot {what} {file}: {source}")]
+    #[error("cannot {what} {file}: {why}")]
     File {
         /// What was tried.
         what: &'static str,
         /// Its name.
         file: String,
         /// Why not.
-        source: io::Error,
+        why: io::Error,
     },
     /// What stands in it, or would.
-    #[error("{file}: {source}")]
+    #[error("{file}: {why}")]
     Script {
         /// Its name.
         file: String,
         /// What is wrong.
-        source: ScriptError,
+        why: ScriptError,
     },
 }
 
@@ -123,12 +123,16 @@ impl Script {
     /// If there is none, or what is wrong with it.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         let file = path.display().to_string();
-        let wrong = |source| FileError::File { what: "read", file: file.clone(), source };
+        let wrong = |why| FileError::File { what: "read", file: file.clone(), why };
         let mut bytes = Vec::new();
+        // A pipe would be waited for, perhaps for ever.
+        if !fs::metadata(path).map_err(wrong)?.is_file() {
+            return Err(wrong(io::Error::other("a script is a regular file, and this is none")));
+        }
         let opened = File::open(path).map_err(wrong)?;
         opened.take(limits::BYTES_MAX + 1).read_to_end(&mut bytes).map_err(wrong)?;
         let text = parse::text_of(&bytes).and_then(|text| Self::parse(text, &file));
-        text.map_err(|source| FileError::Script { file: file.clone(), source })
+        text.map_err(|why| FileError::Script { file: file.clone(), why })
     }
 
     /// Writes the script to `path`, where nothing may be yet.
@@ -138,9 +142,14 @@ impl Script {
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
         let (text, file) = (self.to_string(), path.display().to_string());
         let readable = parse::text_of(text.as_bytes()).and_then(|text| Self::parse(text, &file));
-        readable.map_err(|source| FileError::Script { file: file.clone(), source })?;
-        let written = File::create_new(path).and_then(|mut new| new.write_all(text.as_bytes()));
-        written.map_err(|source| FileError::File { what: "write", file, source })
+        readable.map_err(|why| FileError::Script { file: file.clone(), why })?;
+        let wrong = |why| FileError::File { what: "write", file, why };
+        let mut new = File::create_new(path).map_err(wrong.clone())?;
+        new.write_all(text.as_bytes()).map_err(|why| {
+            // Half a script is none, and would stand in the way of the next one.
+            let _left_behind = fs::remove_file(path);
+            wrong(why)
+        })
     }
 }
 

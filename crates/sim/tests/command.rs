@@ -31,7 +31,7 @@ fn assert_refused(words: &[&str], wanted: &str) {
 const RUN: [&str; 5] = ["run", "--system", "passthrough", "--workload", "points"];
 
 /// The arguments of a short run.
-fn run(more: &[&'static str]) -> Vec<&'static str> {
+fn run<'a>(more: &[&'a str]) -> Vec<&'a str> {
     RUN.into_iter().chain(["--seed", "1"]).chain(more.iter().copied()).collect()
 }
 
@@ -69,7 +69,23 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
             "--depth whole crashes nothing: --every, --within and --recovery-one-in do not",
         );
     }
-    assert_refused(&["swim"], "unrecognized subcommand 'swim'");
+    assert_refused(
+        &["swim"],
+        "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, list",
+    );
+    let help = concat!("found: `", env!("CARGO_BIN_EXE_sim"), " COMMAND --help` names the options");
+    assert_refused(&["--swim"], &format!("unexpected argument '--swim' {help}"));
+    assert_refused(&["run", "--swim"], &format!("unexpected argument '--swim' {help}"));
+    for seed in ["x", "1.5", ""] {
+        let words =
+            format!("invalid value '{seed}' for '--seed <SEED>': a whole number is wanted, such as 7");
+        assert_refused(&["run", "--seed", seed], &words);
+    }
+    assert_refused(&["run", "--seed", "18446744073709551616"], "'--seed <SEED>': the number is too large");
+    for jobs in ["0", "100000"] {
+        let words = format!("'--jobs <JOBS>': {jobs} is not in 1..=64");
+        assert_refused(&["sweep", "--seeds", "0..1", "--jobs", jobs], &words);
+    }
     let nine: Vec<&str> =
         [run(&["--cut", "1:power:nothing"]), ["--then", "1:power:nothing"].repeat(8)].concat();
     assert_refused(&nine, "at most 8 crashes follow each other, not 9");
@@ -91,6 +107,52 @@ fn a_point_that_never_comes_is_no_success() {
         &run(&["--cut", "3:power:nothing", "--then", "8888888:death:nothing"]),
         "there is no point 8888888 to crash at: the recovery from 3:power:nothing ends before it",
     );
+}
+
+/// The number at the end of a line of an operation that is a point.
+fn point_of(line: &str) -> Option<u64> {
+    line.rsplit_once(" point ")?.1.parse().ok()
+}
+
+#[test]
+fn a_trace_shows_the_crashes_that_were_asked_for_and_what_follows_them() {
+    let crashes = ["--cut", "40:power:nothing", "--then", "2:death:everything"];
+    let Ran { exit, out, err } =
+        sim(&[&["run", "--workload", "points", "--seed", "1", "--trace"], &crashes[..]].concat());
+    assert_eq!(exit, 0, "{err}");
+    assert!(out.starts_with("0 ") && out.ends_with("\nnothing found\n"), "{out}");
+    let lines: Vec<&str> = out.lines().collect();
+    let lives: Vec<&[&str]> = lines.split(|line| line.contains(": its recovery follows")).collect();
+    assert_eq!(lives.len(), 3, "{out}");
+    for (life, last) in lives.iter().zip([Some(40), Some(2), None]) {
+        let points: Vec<u64> = life.iter().filter_map(|line| point_of(line)).collect();
+        let count = last.unwrap_or(points.len() as u64);
+        assert_eq!(points, (1..=count).collect::<Vec<_>>(), "each in its order: {out}");
+        assert!(last.is_none() || life.last().and_then(|line| point_of(line)) == last, "{out}");
+    }
+    let crash = |place: usize| lines[lives[..=place].iter().map(|life| life.len() + 1).sum::<usize>() - 1];
+    let follows = "its recovery follows, on a clock and with points of its own";
+    assert_eq!(crash(0), format!("= crash power:nothing: {follows}"));
+    assert_eq!(crash(1), format!("= crash death:everything: {follows}"));
+}
+
+#[test]
+fn a_trace_numbers_the_steps_as_they_are_asked_for() {
+    let words = ["run", "--system", "passthrough", "--workload", "points", "--seed", "1", "--trace"];
+    let (all, some) = (sim(&words), sim(&[&words[..], &["--steps", "3,5-6"]].concat()));
+    let kept: Vec<&str> = [3, 5, 6].iter().filter_map(|place| all.out.lines().nth(*place)).collect();
+    assert_eq!(some.out.lines().take(3).collect::<Vec<_>>(), kept, "{}", some.out);
+}
+
+/// What is told of a run that fails is that run, and then its fault.
+#[test]
+fn a_trace_ends_with_what_was_found() {
+    let words = ["run", "--workload", "mixed", "--seed", "1", "--system", "mutant-ZeroesHalf"];
+    let (plain, traced) = (sim(&words), sim(&[&words[..], &["--trace"]].concat()));
+    assert_eq!((plain.exit, traced.exit), (1, 1));
+    let trace = traced.out.strip_suffix(&plain.out).expect("the fault comes last");
+    let points: Vec<u64> = trace.lines().filter_map(point_of).collect();
+    assert!(!points.is_empty() && points == (1..=points.len() as u64).collect::<Vec<_>>(), "{trace}");
 }
 
 #[test]
@@ -153,6 +215,38 @@ fn the_round_that_found_something_is_begun_with_by_its_number() {
     assert!(line(&again.out).expect("a line").starts_with(&format!("round {round}: ")), "{}", again.out);
 }
 
+/// The lines after the one that begins with `start`, as far as they are steps.
+fn steps_after<'a>(out: &'a str, start: &str) -> Vec<&'a str> {
+    let lines = out.lines().skip_while(|line| !line.contains(start)).skip(2);
+    lines.map_while(|line| line.strip_prefix("    ")).collect()
+}
+
+#[test]
+fn what_a_hunt_or_sweep_shortens_it_shows() {
+    let system = ["--system", "mutant-FlushSkipped"];
+    let sweep = ["sweep", "--workload", "points", "--seeds", "3..5", "--keep-going"];
+    for words in [&sweep[..], &["hunt", "--from", "3"]] {
+        let found = sim(&[words, &system].concat());
+        assert_eq!((found.exit, found.out.matches("shortened to ").count()), (1, 1), "{}", found.out);
+        let (_, told) = found.out.split_once("shortened to ").expect("counted");
+        let (count, _) = told.split_once(" steps in ").expect("a number");
+        let steps = steps_after(&found.out, "shortened to ");
+        assert_eq!(steps.len().to_string(), count, "{}", found.out);
+        assert!(steps.iter().any(|step| step.starts_with("flush ")), "{}", found.out);
+    }
+}
+
+#[test]
+fn the_table_of_a_failing_hunt_says_that_more_follows() {
+    let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "3", "--as-found"];
+    let found = sim(&words);
+    let (above, rest) = found.out.split_once("\nrequests ").expect("a table");
+    let (_, after) = rest.split_once("found in round ").expect("it is found");
+    let round = after.split(' ').next().expect("a number");
+    let last = above.lines().next_back().expect("a line");
+    assert_eq!(last, format!("something was found, told below; of the {round} rounds before it:"));
+}
+
 #[test]
 fn after_the_last_number_there_is_no_round() {
     let last = u64::MAX.to_string();
@@ -173,6 +267,8 @@ fn recoveries_are_told_apart_from_processes() {
     };
     assert!(count("recoveries") > 0 && exit == 0, "{out}");
     assert_eq!(count("recoveries"), count("crashes"));
+    // The word of docs/reliability.md.
+    assert!(count("  three deep") <= count("  inside recoveries"));
     assert!(count("processes") > count("recoveries"), "the workload's own besides: {out}");
 }
 
@@ -193,10 +289,39 @@ fn scenarios_are_listed_told_and_played() {
     assert_refused(&["scenario", name, "fua_write_is_there"], &words);
 }
 
-/// The command in a report of a failure.
+/// The command in a report of a failure, without the program.
 fn again(out: &str) -> Vec<&str> {
-    let line = out.lines().find_map(|line| line.trim().strip_prefix("again: sim ")).expect("a command");
+    let start = concat!("again: ", env!("CARGO_BIN_EXE_sim"), " ");
+    let line = out.lines().find_map(|line| line.trim().strip_prefix(start)).expect("a command");
     line.split(' ').collect()
+}
+
+#[test]
+fn commands_run_as_they_are_printed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("it's here");
+    std::fs::create_dir(&place).expect("a folder");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_sim"), place.join("sim")).expect("a link");
+    let ran = |command: &str| {
+        let mut shell = Command::new("sh");
+        let done = shell.args(["-c", command]).current_dir(folder.path()).output().expect("it starts");
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        (done.status.code(), text(done.stdout), text(done.stderr))
+    };
+    let words = "run --system mutant-ZeroesHalf --workload mixed --seed 1 --minimise --save 'the file.sim'";
+    let (exit, out, err) = ran(&format!("\"it's here/sim\" {words}"));
+    assert_eq!((exit, err.as_str()), (Some(1), ""), "{out}");
+    let commands: Vec<&str> = out
+        .lines()
+        .filter_map(|line| Some(line.split_once("again: ").or(line.split_once("run with: "))?.1))
+        .collect();
+    assert_eq!(commands.len(), 3, "as found, shortened, saved: {out}");
+    for command in commands {
+        assert!(command.starts_with(r"'it'\''s here/sim' run "), "{command}");
+        let (exit, again, err) = ran(command);
+        assert_eq!((exit, err.as_str()), (Some(1), ""), "{command}");
+        assert!(out.contains(again.lines().next().expect("a line")), "{command}: {again}");
+    }
 }
 
 #[test]
@@ -265,6 +390,44 @@ fn what_a_sweep_or_hunt_has_found_is_saved() {
 }
 
 #[test]
+fn what_cannot_be_saved_is_refused_before_anything_is_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let name = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
+    let (nowhere, taken, free) = (name("nowhere/it.sim"), name("taken.sim"), name("free.sim"));
+    std::fs::write(&taken, "mine").expect("written");
+    let system = ["--system", "mutant-FlushSkipped"];
+    let sweep = ["sweep", "--workload", "points", "--seeds", "3..4"];
+    for words in [&run(&[])[..], &sweep, &["hunt", "--from", "3"]] {
+        let words = [words, if words[0] == "run" { &[] } else { &system[..] }].concat();
+        let save = |file| [&words[..], &["--save", file]].concat();
+        assert_refused(&save(&nowhere), &format!("sim: cannot write {nowhere}: No such file or directory"));
+        assert_refused(&save(&taken), &format!("sim: {taken} exists already"));
+    }
+    assert_refused(&run(&["--cut", "17", "--save", &free]), "a cut is POINT");
+    assert!(!Path::new(&free).exists(), "nothing was run");
+    assert_eq!(std::fs::read_to_string(&taken).expect("it is there"), "mine");
+}
+
+/// What fails is longer than a script may be.
+#[test]
+fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("long.sim");
+    let file = file.to_str().expect("a name");
+    let long = |system: &str, more: &[&str]| {
+        let words = ["run", "--workload", "mixed", "--length", "30000", "--seed", "1", "--save", file];
+        sim(&[&words[..], &["--system", system], more].concat())
+    };
+    let refused = format!("sim: not saved: {file}: line 20033: a script has at most 20000 steps\n");
+    let found = long("mutant-ZeroesHalf", &[]);
+    assert_eq!((found.exit, found.err.as_str()), (1, refused.as_str()), "{}", found.out);
+    assert!(found.out.contains("again: "), "{}", found.out);
+    let sound = long("passthrough", &["--steps", "0-20000"]);
+    assert_eq!((sound.exit, sound.err.as_str()), (2, refused.as_str()), "{}", sound.out);
+    assert!(!Path::new(file).exists());
+}
+
+#[test]
 fn a_script_that_is_damaged_or_missing_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, text: &[u8]| {
@@ -283,7 +446,30 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
     refused(&vec![b'#'; 2 << 20], "line 1: a script has at most 1048576 bytes");
     refused(&sound.as_bytes()[..sound.len() / 2], "line ");
     refused(sound.replace("script 1", "script 9").as_bytes(), "line 1: the script is of version \"9\"");
-    assert_refused(&["run", "--script", "/nowhere.sim"], "sim: cannot read /nowhere.sim: No such file");
-    assert_refused(&["run"], "required arguments were not provided");
-    assert_refused(&["run", "--script", "x", "--seed", "1"], "cannot be used with");
+    let whole = |file: &str| sim(&["run", "--script", file]).err;
+    assert_eq!(
+        whole("/nowhere.sim"),
+        "sim: cannot read /nowhere.sim: No such file or directory (os error 2)\n"
+    );
+    let file = write("version.sim", b"sim script 9\n");
+    let words = "line 1: the script is of version \"9\" and this simulator reads version 1 only";
+    assert_eq!(whole(&file), format!("sim: {file}: {words}\n"));
+    assert_refused(&["run"], "sim: a run needs a seed or a script: --seed NUMBER or --script FILE");
+    for option in ["--seed", "--drawing"] {
+        let words = format!("'{option} <{}>' cannot be used with", option[2..].to_uppercase());
+        assert_refused(&["run", option, "1", "--script", "x"], &words);
+    }
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("it starts").success());
+    for place in [&pipe, folder.path()] {
+        let words =
+            format!("sim: cannot read {}: a script is a regular file, and this is none", place.display());
+        let mut command = Command::new("timeout");
+        command.arg("5").arg(env!("CARGO_BIN_EXE_sim")).args(["run", "--script"]).arg(place);
+        let done = command.stdin(Stdio::null()).output().expect("it starts");
+        assert_eq!(
+            (done.status.code(), String::from_utf8_lossy(&done.stderr).trim_end()),
+            (Some(2), &words[..])
+        );
+    }
 }

@@ -46,7 +46,7 @@ fn a_failure_is_shortened() {
     println!("{}", minimal.failure);
     // One zeroing and at most one read: even without, the last verification reads.
     assert!(minimal.workload.steps.len() <= 3, "{:?}", minimal.workload.steps);
-    let command = minimal.failure.command();
+    let command = minimal.failure.command("sim");
     let wanted = format!(
         "sim run --system mutant-ZeroesHalf --workload mixed --length 300 --seed 1 --drawing {DRAWING} --steps "
     );

@@ -23,7 +23,7 @@ pub fn return_large_blocks() {
     }
 }
 
-/// Makes this process's memory its own (decision 16: dirty pages above us wait for us, so we must not wait for them):
+/// Makes this process's memory its own (dirty pages above us wait for us, so we must not wait for them):
 /// pages stay in memory once they were touched, and the kernel's reclaim never waits for I/O that would come back here.
 /// What the system refuses is said in a sentence; an ordinary user may do neither.
 ///

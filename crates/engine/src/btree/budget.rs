@@ -1,4 +1,4 @@
-//! How the memory for nodes is shared, so that a hard limit can never lock up (decision 14).
+//! How the memory for nodes is shared, so that a hard limit can never lock up.
 //!
 //! The limit is [`crate::Options::node_budget_bytes`]; what counts is the memory that nodes really take, and what has
 //! been set aside for one that is on its way. Nobody keeps a node in memory across a wait without a **ticket** for it.

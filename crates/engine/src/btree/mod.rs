@@ -1,6 +1,6 @@
 //! The tree as synchronous attempts: each completes, or names what is missing and has changed nothing.
 //!
-//! An attempt touches one leaf; longer ranges go leaf by leaf (decision 14). Only here do keys of a leaf change, and
+//! An attempt touches one leaf; longer ranges go leaf by leaf. Only here do keys of a leaf change, and
 //! in the same transition the live and dirty counts of their buckets, the volume's dirty count, the journal entry and
 //! the note change with them.
 

@@ -1,4 +1,4 @@
-//! Nodes that could not be read, kept for those who look (decision 10: what cannot be served is named). What is met at
+//! Nodes that could not be read, kept for those who look (what cannot be served is named). What is met at
 //! start ends the start; this is for what is met later, when others are served all the same.
 //!
 //! Only a few are kept, because a device that fails altogether would fill the memory with them; the counter goes on. A

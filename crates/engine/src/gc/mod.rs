@@ -1,5 +1,5 @@
 //! Keeping the tree and the buckets tidy. Nobody waits for either to find out what is free: counts are exact all the
-//! time (decision 7).
+//! time.
 //!
 //! `pass` drops stale keys before generations wrap, and makes sparse nodes fewer; `moving` gathers the live data of sparse
 //! buckets; `orphans` makes void what is left of volumes that are no more.

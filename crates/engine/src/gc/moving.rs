@@ -1,5 +1,5 @@
 //! Moves live dirty data out of sparsely filled buckets when buckets run out. Each piece is copied and its key replaced
-//! if it is still the same, in the journal like a write (decision 7): the old bucket is reused only when that entry is
+//! if it is still the same, in the journal like a write: the old bucket is reused only when that entry is
 //! durable. Clean data in the same buckets is not moved: it can be read again.
 
 use crate::btree::pointer_to_read;

@@ -1,5 +1,5 @@
 //! Which bucket to give up next. Policies see bucket numbers and touches, no I/O and no keys, and are replayable
-//! alone over traces (decision 15).
+//! alone over traces.
 
 pub mod lru;
 

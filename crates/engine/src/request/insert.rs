@@ -202,7 +202,7 @@ async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp
 }
 
 /// A clean chunk is in the cache: its key enters the tree if what it copies is durable on the backing device, else it
-/// is parked until it is (decision 9). Dropped if somebody wrote to the range since `claim` was entered. The chunk's pin
+/// is parked until it is. Dropped if somebody wrote to the range since `claim` was entered. The chunk's pin
 /// is gone, or belongs to the parked piece.
 async fn settle_clean(set: &CacheSet, target: &Target, chunk: Chunk, claim: Claim, stamp: Stamp) {
     let fate = set.with(|s| {

@@ -1,4 +1,4 @@
-//! Who is doing what where: writes, fills, cleanings, misses and parked keys of one volume, by range (decision 13).
+//! Who is doing what where: writes, fills, cleanings, misses and parked keys of one volume, by range.
 //!
 //! Rules, all decided here:
 //! 1. Overlapping writes go one after the other, in order of arrival.

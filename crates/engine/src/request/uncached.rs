@@ -1,4 +1,4 @@
-//! Going on without the cache (decision 10): a volume whose data is all on its backing device does not fail because its
+//! Going on without the cache: a volume whose data is all on its backing device does not fail because its
 //! cache does.
 //!
 //! It leaves for good: its superblock says, durably, that what the cache holds of it is void, before the first request

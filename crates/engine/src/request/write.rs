@@ -460,7 +460,7 @@ pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -
     flush::epoch(set, target.id, |epoch| epoch.write_ends(begun)).ok_or(Error::NoVolume)
 }
 
-/// *Dirty* on the backing superblock is durable before the first dirty key can be (decision 9).
+/// *Dirty* on the backing superblock is durable before the first dirty key can be.
 pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let (id, inode) = (target.id, target.inode);
     if target.backing.is_none() || set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.dirty_marked)) {

@@ -1,4 +1,4 @@
-//! The table of buckets: generation, age, exact live and dirty sectors, pins (decision 7: counts, not mark-and-sweep).
+//! The table of buckets: generation, age, exact live and dirty sectors, pins (counts, not mark-and-sweep).
 //!
 //! Invariants, kept where they change:
 //! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale. Keys that would break it come

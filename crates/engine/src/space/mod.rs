@@ -11,7 +11,7 @@
 //!
 //! A bucket is handed out only from `Free`, that is after its new generation is durable: no pointer that a crash can
 //! bring back names it. It is invalidated only when nothing dirty points to it, no I/O is in flight to it, and the
-//! journal entry that took its last dirty pointer away is durable (decision 7).
+//! journal entry that took its last dirty pointer away is durable.
 
 pub mod allocator;
 pub mod buckets;

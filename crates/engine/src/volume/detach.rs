@@ -1,6 +1,6 @@
 //! Detaching a volume that is served: it goes on being served, at first through the cache and then without it.
 //!
-//! The order (decision 9): while everything dirty is written back nothing new enters the cache, so that this comes to an
+//! The order: while everything dirty is written back nothing new enters the cache, so that this comes to an
 //! end however much is written. When nothing is dirty, and durably so, the superblock says *none*; no dirty key can be made
 //! any more by then, and nothing goes past the cache before that is durable. The table forgets the volume last. Whoever
 //! starts after a crash in between gives the volume a new number, because its superblock says *none*. So a volume is

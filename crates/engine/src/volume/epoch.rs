@@ -1,4 +1,4 @@
-//! What of a backing device's writes is durable (decision 9).
+//! What of a backing device's writes is durable.
 //!
 //! Flushes are numbered as they begin, and one runs at a time. A write is proven durable by a flush that began after
 //! the write ended and succeeded, if no flush has failed since the write began: a flush that fails may have dropped

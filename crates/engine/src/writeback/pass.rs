@@ -1,7 +1,7 @@
 //! The task that writes dirty data back.
 //!
 //! Order of a batch: read from the cache, write to the backing device, **flush it**, then turn the keys that are
-//! still the same clean, in the journal like any write (decision 7). A key turns clean only if its own copy is proven
+//! still the same clean, in the journal like any write. A key turns clean only if its own copy is proven
 //! durable: one that a failed flush may have dropped, whosever flush it was, stays dirty and is written again. *Clean*
 //! goes into the backing superblock only when nothing is dirty, no write is in progress, and the keys that say so are
 //! durable.
@@ -101,7 +101,7 @@ pub async fn clean_batch(set: &CacheSet, target: &Target) -> Batch {
 /// Copies the keys' data to the backing device and turns those clean that are proven durable there.
 async fn clean(set: &CacheSet, target: &Target, works: &[Work], round: &mut Round) -> u64 {
     // The keys that say so are durable before the backing device gets the data: else a crash could bring back an older
-    // clean copy that hides it (decision 11).
+    // clean copy that hides it.
     if works.is_empty() || writer::commit(set).await.is_err() {
         return 0;
     }

@@ -5,7 +5,7 @@ use bcached_engine::{Options, Request};
 use bcached_env::Buffer;
 use std::time::Duration;
 
-/// The longest that a task may run in one piece (decision 14 of the design).
+/// The longest that a task may run in one piece.
 const LONGEST_NS: u64 = 200_000;
 
 /// Leaves of 256 KiB are filled by scattered writes, divided, written, read again, and emptied by one discard. In virtual

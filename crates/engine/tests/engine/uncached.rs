@@ -1,4 +1,4 @@
-//! A volume whose data is all on its backing device goes on when its cache does not (decision 10), whatever is asked of
+//! A volume whose data is all on its backing device goes on when its cache does not, whatever is asked of
 //! it first; and what the cache held of it never comes back.
 
 use crate::memory::{Mishap, NoNote};

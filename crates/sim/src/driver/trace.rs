@@ -1,17 +1,48 @@
 //! What happened in a world: a running hash of everything, and on request a line for each operation.
 //!
-//! Two runs are equal if their hashes are; the lines tell where two runs part.
+//! Two runs are equal if their hashes are; the lines tell where two runs part. A line is `TIME > DEVICE OPERATION SECTORS [fua]
+//! SUM [point N]` when an operation is asked for, `TIME < DEVICE OPERATION SECTORS RESULT SUM [point N]` when it has ended,
+//! and `TIME = ..` for what is no operation: `docs/testing.md` has it at length.
 
 use super::{Crash, OpView};
 use crate::digest::Digest;
 use crate::disk::{Content, Survivors};
 use bcached_env::Completion;
+use std::cell::RefCell;
+use std::fmt;
+
+/// Told each line.
+type Teller = Box<dyn FnMut(&str)>;
+
+thread_local! {
+    static TELLER: RefCell<Option<Teller>> = const { RefCell::new(None) };
+}
+
+/// Runs `run`, and tells `tell` each line of every world of this thread meanwhile: a crash is judged in a world of its own, which
+/// nobody outside gets hold of.
+pub fn telling<T>(tell: impl FnMut(&str) + 'static, run: impl FnOnce() -> T) -> T {
+    TELLER.set(Some(Box::new(tell)));
+    let result = run();
+    TELLER.set(None);
+    result
+}
+
+/// Tells a line of what happens between two worlds.
+pub(crate) fn tell(text: impl FnOnce() -> String) {
+    TELLER.with_borrow_mut(|teller| {
+        if let Some(teller) = teller {
+            teller(&text());
+        }
+    });
+}
 
 /// The record of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     digest: Digest,
     lines: Option<Vec<String>>,
+    /// No more lines are told.
+    is_over: bool,
 }
 
 impl Trace {
@@ -32,7 +63,12 @@ impl Trace {
         self.digest.value()
     }
 
-    pub(super) fn submitted(&mut self, now: u64, view: &OpView, content: &Content) {
+    /// The world has ended: what the process does with the rest of its turn reaches no device.
+    pub(super) const fn end(&mut self) {
+        self.is_over = true;
+    }
+
+    pub(super) fn submitted(&mut self, now: u64, view: &OpView, content: &Content, point: Option<u64>) {
         let mut sum = Digest::new();
         match content {
             Content::Payload(payload) => sum.bytes(payload.as_slice()),
@@ -43,11 +79,12 @@ impl Trace {
         self.event(now, view, sum.value());
         self.line(|| {
             let fua = if view.fua { " fua" } else { "" };
-            format!("{now} > {} {:?} {:?}{fua} {:016x}", view.disk.0, view.kind, view.sectors, sum.value())
+            let OpView { disk, kind, sectors, .. } = view;
+            format!("{now} > {} {kind:?} {sectors:?}{fua} {:016x}{}", disk.0, sum.value(), Point(point))
         });
     }
 
-    pub(super) fn completed(&mut self, now: u64, view: &OpView, completion: &Completion) {
+    pub(super) fn completed(&mut self, now: u64, view: &OpView, completion: &Completion, point: Option<u64>) {
         let mut sum = Digest::new();
         sum.word(u64::from(completion.result.is_ok()));
         match (completion.result, &completion.buffer) {
@@ -57,14 +94,8 @@ impl Trace {
         }
         self.event(now, view, sum.value());
         self.line(|| {
-            let result = completion.result;
-            format!(
-                "{now} < {} {:?} {:?} {result:?} {:016x}",
-                view.disk.0,
-                view.kind,
-                view.sectors,
-                sum.value()
-            )
+            let (OpView { disk, kind, sectors, .. }, result) = (view, completion.result);
+            format!("{now} < {} {kind:?} {sectors:?} {result:?} {:016x}{}", disk.0, sum.value(), Point(point))
         });
     }
 
@@ -98,7 +129,18 @@ impl Trace {
     fn line(&mut self, text: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             lines.push(text());
+        } else if !self.is_over {
+            tell(text);
         }
+    }
+}
+
+/// The end of an operation's line: which point it is, if it is one.
+struct Point(Option<u64>);
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |number| write!(f, " point {number}"))
     }
 }
 
@@ -114,7 +156,7 @@ mod tests {
             let view =
                 OpView { disk: DiskId(0), kind: OpKind::Read, sectors: 0..8, fua: false, completed: true };
             let mut trace = Trace::default();
-            trace.completed(7, &view, &Completion { token: Token(1), result, buffer: None });
+            trace.completed(7, &view, &Completion { token: Token(1), result, buffer: None }, None);
             trace.digest()
         };
         let results = [

@@ -1,4 +1,4 @@
-//! The note of production: a small file, mapped shared, that outlives the process (decision 12).
+//! The note of production: a small file, mapped shared, that outlives the process.
 //!
 //! It belongs on a file system in memory (`/run`): a power cut wipes it, which is right (then only flushed writes are
 //! promised), and storing to it can never wait for a disk. The boot id makes it void after a reboot wherever it lies,

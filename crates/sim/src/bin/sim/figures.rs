@@ -17,7 +17,7 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
     say!("recoveries          {recoveries:>12} {:>10.0}/s", rate(recoveries));
     say!("crashes             {crashes:>12}");
     say!("  inside recoveries {crashes_in_recovery:>12}");
-    say!("  inside theirs     {crashes_in_third:>12}");
+    say!("  three deep        {crashes_in_third:>12}");
     say!("virtual seconds     {:>12.1}", figures.virtual_ns as f64 / 1e9);
     say!("longest poll        {:>12.1} us", figures.longest_ns as f64 / 1e3);
     say!("{:<34} {:>10} {:>10}", "in the middle of", "times", "crashes");

@@ -2,7 +2,8 @@
 
 use crate::figures::print_figures;
 use crate::out::{self, say};
-use crate::save::{check_new, save};
+use crate::program;
+use crate::save::{check_new, save_found};
 use crate::shorten::shorten;
 use crate::what::system;
 use anyhow::Result;
@@ -77,18 +78,22 @@ pub fn hunt(args: &Args) -> Result<bool> {
         }
     }
     let spent = processor_time().as_secs_f64();
+    if found.is_some() {
+        // Its own figures ended with it.
+        say!("something was found, told below; of the {} rounds before it:", rounds - 1);
+    }
     print_figures(&figures, spent);
     let Some((index, mut workload, mut failure)) = found else {
         say!("{rounds} rounds, nothing found");
         return Ok(true);
     };
-    say!("found in round {index} after {spent:.1} s: {failure}");
+    say!("found in round {index} after {spent:.1} s: {}", failure.told(&program::name()));
     if !args.as_found {
         let shorter = shorten(&system, &workload, failure);
         (workload, failure) = (shorter.workload, shorter.failure);
     }
     if let Some(path) = &args.save {
-        save(path, &args.system, &workload, &failure.cuts)?;
+        save_found(path, &args.system, &workload, &failure.cuts);
     }
     Ok(false)
 }

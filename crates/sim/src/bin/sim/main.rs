@@ -7,6 +7,7 @@ mod figures;
 mod hunt;
 mod names;
 mod out;
+mod program;
 mod run;
 mod save;
 mod scenario;
@@ -16,9 +17,11 @@ mod what;
 
 use bcached_sim::system::system_names;
 use bcached_sim::workload::{DRAWING, Shape};
-use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind::{self, DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use out::say;
+use std::error::Error as _;
+use std::num::{IntErrorKind, ParseIntError};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -46,7 +49,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() && error.kind() != MissingSubcommand => {
-            eprintln!("sim: {}", sentence(&error.to_string()));
+            eprintln!("sim: {}", sentence(&error));
             return ExitCode::from(2);
         }
         Err(help) => help.exit(),
@@ -73,9 +76,28 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong, of a report that goes on with what options there are.
-fn sentence(report: &str) -> String {
+/// What is wrong, of a report that goes on with what options there are, and what could be meant.
+fn sentence(error: &clap::Error) -> String {
+    let report = error.to_string();
     let first = report.split("\n\n").next().unwrap_or_default();
-    let words: Vec<&str> = first.split_whitespace().collect();
-    words.join(" ").trim_start_matches("error: ").to_owned()
+    let words = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = words.trim_start_matches("error: ");
+    if let Some(no_number) = error.source().and_then(|source| source.downcast_ref::<ParseIntError>()) {
+        let wanted = match no_number.kind() {
+            IntErrorKind::PosOverflow => "the number is too large",
+            _ => "a whole number is wanted, such as 7",
+        };
+        return words.replace(&no_number.to_string(), wanted);
+    }
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let cli = Cli::command();
+            let commands: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
+            format!("{words}: the commands are {}", commands.join(", "))
+        }
+        ErrorKind::UnknownArgument => {
+            format!("{words}: `{} COMMAND --help` names the options", program::name())
+        }
+        _ => words.to_owned(),
+    }
 }

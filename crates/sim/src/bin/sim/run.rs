@@ -1,14 +1,16 @@
 //! `sim run`: one workload, drawn or from a script, with the crashes that are asked for.
 
 use crate::out::say;
-use crate::save::{check_new, save};
+use crate::program;
+use crate::save::{check_new, save, save_found};
 use crate::shorten::shorten;
 use crate::what::What;
-use anyhow::{Result, anyhow, bail};
-use bcached_sim::crashpoints::{Depth, replay};
+use anyhow::{Error, Result, anyhow, bail};
+use bcached_sim::crashpoints::{Depth, aftermath, replay};
+use bcached_sim::driver::trace::telling;
 use bcached_sim::failure::{Cut, Failure};
 use bcached_sim::minimise::fault_of;
-use bcached_sim::run::{play, rig_for, whole};
+use bcached_sim::run::{play, rig_for};
 use bcached_sim::script::{Script, limits::CUTS_MAX};
 use bcached_sim::system::System;
 use bcached_sim::workload::{Workload, check_drawing, parse_places};
@@ -21,13 +23,13 @@ pub struct Args {
     #[command(flatten)]
     what: What,
     /// The seed.
-    #[arg(long, required_unless_present = "script")]
+    #[arg(long)]
     seed: Option<u64>,
     /// The drawing that the seed is of, as it was printed; another one than this simulator's is refused.
     #[arg(long, requires = "seed")]
     drawing: Option<u32>,
     /// Run the workload in this file instead of drawing one.
-    #[arg(long, conflicts_with_all = ["workload", "length", "seed"])]
+    #[arg(long, conflicts_with_all = ["workload", "length", "seed", "drawing"])]
     script: Option<PathBuf>,
     /// Only these of the steps, as 0-3,7.
     #[arg(long)]
@@ -38,7 +40,7 @@ pub struct Args {
     /// Crash the recovery from that at this point of its own; again: the recovery from this one, and so on.
     #[arg(long, requires = "cut")]
     then: Vec<String>,
-    /// Print the steps and every device operation (of the run, not of what follows a crash).
+    /// Print the steps and every device operation, those of the recoveries from --cut and --then too.
     #[arg(long)]
     trace: bool,
     /// Look for a shorter way to the failure.
@@ -58,7 +60,7 @@ impl Args {
                 self.drawing.map_or(Ok(()), check_drawing)?;
                 Script { workload: self.what.draw(seed)?, cuts: Vec::new() }
             }
-            (None, None) => bail!("a run needs a seed or a script"),
+            (None, None) => bail!("a run needs a seed or a script: --seed NUMBER or --script FILE"),
         };
         if let Some(text) = &self.steps {
             let places = parse_places(text).map_err(|sentence| anyhow!(sentence))?;
@@ -86,16 +88,18 @@ pub fn run(args: &Args) -> Result<bool> {
     let system = args.what.system()?;
     check_new(args.save.as_deref())?;
     let Script { mut workload, mut cuts } = args.script()?;
-    if args.trace {
-        trace(&system, &workload);
-    }
-    let found =
-        if cuts.is_empty() { fault_of(&system, &workload) } else { crash(&system, &workload, &cuts)? };
+    let judge = || judge(&system, &workload, &cuts);
+    let judged = if args.trace { traced(&system, &workload, &cuts, judge) } else { judge() };
+    let found = match judged {
+        Judged::Passed => None,
+        Judged::Failed(failure) => Some(failure),
+        Judged::Missed { reached } => return Err(missed(&system, &workload, &cuts, reached)?),
+    };
     let passes = found.is_none();
     match found {
         None => say!("nothing found"),
         Some(failure) => {
-            say!("{failure}");
+            say!("{}", failure.told(&program::name()));
             if args.minimise {
                 let shorter = shorten(&system, &workload, failure);
                 (workload, cuts) = (shorter.workload, shorter.failure.cuts);
@@ -103,46 +107,68 @@ pub fn run(args: &Args) -> Result<bool> {
         }
     }
     if let Some(path) = &args.save {
-        save(path, &args.what.system, &workload, &cuts)?;
+        let system = &args.what.system;
+        if passes {
+            save(path, system, &workload, &cuts)?;
+        } else {
+            save_found(path, system, &workload, &cuts);
+        }
     }
     Ok(passes)
 }
 
-/// Ends the world as `cuts` say, and judges that.
-fn crash(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut]) -> Result<Option<Failure>> {
-    let reached = match replay(system, workload, cuts, Depth::QUICK) {
-        Err(failure) => return Ok(Some(*failure)),
-        Ok(figures) => figures.crashes,
-    };
-    let missed = usize::try_from(reached).ok().and_then(|reached| cuts.get(reached));
-    match (missed, reached) {
-        (None, _) => Ok(None),
-        (Some(cut), 0) => {
-            let mut rig = rig_for(system, workload)?;
-            play(&mut rig, workload)?;
-            bail!(
-                "there is no point {} to crash at: the run has only {}",
-                cut.point,
-                rig.world.borrow().points()
-            )
-        }
-        (Some(cut), _) => {
-            let before = cuts[usize::try_from(reached).unwrap_or_default() - 1];
-            bail!("there is no point {} to crash at: the recovery from {before} ends before it", cut.point)
-        }
+/// What a run came to.
+enum Judged {
+    Passed,
+    Failed(Failure),
+    /// After so many of the crashes there was no such point.
+    Missed {
+        reached: usize,
+    },
+}
+
+/// Runs `workload` as it stands, or ends its world as `cuts` say and judges that.
+fn judge(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut]) -> Judged {
+    if cuts.is_empty() {
+        return fault_of(system, workload).map_or(Judged::Passed, Judged::Failed);
+    }
+    match replay(system, workload, cuts, Depth::QUICK) {
+        Err(failure) => Judged::Failed(*failure),
+        Ok(figures) => match usize::try_from(figures.crashes) {
+            Ok(reached) if reached < cuts.len() => Judged::Missed { reached },
+            _ => Judged::Passed,
+        },
     }
 }
 
-fn trace(system: &Rc<dyn System>, workload: &Workload) {
-    for (place, step) in workload.steps.iter().enumerate() {
+/// Which of `cuts` never came.
+fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: usize) -> Result<Error> {
+    let point = cuts[reached].point;
+    Ok(match reached.checked_sub(1) {
+        Some(before) => {
+            let before = cuts[before];
+            anyhow!("there is no point {point} to crash at: the recovery from {before} ends before it")
+        }
+        None => {
+            let mut rig = rig_for(system, workload)?;
+            play(&mut rig, workload)?;
+            let points = rig.world.borrow().points();
+            anyhow!("there is no point {point} to crash at: the run has only {points}")
+        }
+    })
+}
+
+/// Prints what `run` of `workload` does: its steps, and each device operation as it happens.
+fn traced<T>(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], run: impl FnOnce() -> T) -> T {
+    for (index, step) in workload.steps.iter().enumerate() {
+        // As --steps takes it.
+        let place = workload.kept.as_ref().map_or(index, |kept| kept[index]);
         say!("{place} {step}");
     }
-    // What goes wrong is reported by the run that follows.
-    if let Ok(mut rig) = rig_for(system, workload) {
-        rig.world.borrow_mut().trace.record();
-        let _outcome = whole(&mut rig, workload);
-        for line in rig.world.borrow().trace.lines() {
-            say!("{line}");
-        }
+    if !cuts.is_empty() {
+        aftermath(workload, cuts).iter().for_each(|step| say!("after the crash: {step}"));
     }
+    // A set grows once on a thread, and how it did is not part of the run. A fault on the way is met again.
+    let _grown = rig_for(system, workload);
+    telling(|line| say!("{line}"), run)
 }

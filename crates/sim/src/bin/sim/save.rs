@@ -1,25 +1,40 @@
 //! A failing workload as a script, for `sim run --script`.
 
 use crate::out::say;
-use anyhow::{Result, bail};
+use crate::program;
+use anyhow::{Context as _, Result, bail};
 use bcached_sim::failure::Cut;
 use bcached_sim::script::Script;
 use bcached_sim::workload::Workload;
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 
-/// Refuses a file that is there, before anything is run.
+/// Refuses a file that is there or cannot be made, before anything is run.
 pub fn check_new(path: Option<&Path>) -> Result<()> {
-    match path {
-        Some(path) if path.exists() => {
+    let Some(path) = path else { return Ok(()) };
+    let cannot = || format!("cannot write {}", path.display());
+    match File::create_new(path) {
+        // It was only tried: there may be nothing to save.
+        Ok(_) => fs::remove_file(path).with_context(cannot),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             bail!("{} exists already: a script is saved to a new file", path.display())
         }
-        _ => Ok(()),
+        Err(error) => Err(error).with_context(cannot),
     }
 }
 
 /// Writes `workload`, ended by `cuts`, to `path`, and says how to run it on `system`.
 pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Result<()> {
-    Script::of(workload, cuts).save(path)?;
-    say!("saved, to be run with: sim run --system {system} --script {}", path.display());
+    Script::of(workload, cuts).save(path).context("not saved")?;
+    let (program, file) = (program::name(), program::quoted(path));
+    say!("saved, to be run with: {program} run --system {system} --script {file}");
     Ok(())
+}
+
+/// Saves what has failed. It was found, whatever becomes of the file: that is only complained of.
+pub fn save_found(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) {
+    if let Err(error) = save(path, system, workload, cuts) {
+        eprintln!("sim: {error:#}");
+    }
 }

@@ -1,6 +1,7 @@
 //! A shorter way to a failure, and what is said of it.
 
 use crate::out::say;
+use crate::program;
 use bcached_sim::failure::Failure;
 use bcached_sim::minimise::{Minimal, minimise};
 use bcached_sim::system::System;
@@ -13,11 +14,15 @@ pub const TRIES: u32 = 300;
 /// Looks for a shorter way to `failure` of `workload`, and prints it.
 pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -> Minimal {
     let minimal = minimise(system, workload, failure, TRIES);
-    let (steps, tries) = (minimal.workload.steps.len(), minimal.tries);
-    let cut_off = if minimal.cut_off { " (no longer looked for)" } else { "" };
-    say!("shortened to {steps} steps in {tries} tries{cut_off}: {}", minimal.failure);
-    for step in &minimal.workload.steps {
-        say!("    {step}");
-    }
+    say!("{}", told(&minimal));
     minimal
+}
+
+/// How short it became, the failure, and the steps that are left.
+pub fn told(minimal: &Minimal) -> String {
+    let (steps, tries) = (&minimal.workload.steps, minimal.tries);
+    let cut_off = if minimal.cut_off { " (no longer looked for)" } else { "" };
+    let failure = minimal.failure.told(&program::name());
+    let head = format!("shortened to {} steps in {tries} tries{cut_off}: {failure}", steps.len());
+    steps.iter().fold(head, |told, step| format!("{told}\n    {step}"))
 }

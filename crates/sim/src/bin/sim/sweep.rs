@@ -2,7 +2,8 @@
 
 use crate::figures::print_figures;
 use crate::out::say;
-use crate::save::{check_new, save};
+use crate::program;
+use crate::save::{check_new, save_found};
 use crate::shorten;
 use crate::what::What;
 use anyhow::{Result, bail};
@@ -10,15 +11,19 @@ use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, sweep};
 use bcached_sim::failure::Failure;
 use bcached_sim::figures::Figures;
-use bcached_sim::minimise::minimise;
+use bcached_sim::minimise::{Minimal, minimise};
 use bcached_sim::run::whole_of;
 use bcached_sim::workload::Workload;
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+/// Most threads: each has devices of its own in memory.
+const JOBS_MAX: u64 = 64;
 
 /// Options of `sim sweep`.
 #[derive(clap::Args)]
@@ -44,7 +49,7 @@ pub struct Args {
     #[arg(long)]
     as_found: bool,
     /// Threads.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=JOBS_MAX))]
     jobs: usize,
     /// Go on after a failure.
     #[arg(long)]
@@ -85,6 +90,20 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
 struct Found {
     workload: Workload,
     failure: Failure,
+    /// All that is printed of it, in one piece: other threads print too.
+    told: String,
+}
+
+impl Found {
+    fn new(workload: Workload, failure: Failure) -> Box<Self> {
+        let told = failure.told(&program::name());
+        Box::new(Self { workload, failure, told })
+    }
+
+    fn shorter(minimal: Minimal) -> Box<Self> {
+        let told = shorten::told(&minimal);
+        Box::new(Self { workload: minimal.workload, failure: minimal.failure, told })
+    }
 }
 
 /// One seed: the whole workload, then the crash points.
@@ -95,7 +114,7 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
         Thoroughness::Whole => {
             return Ok(whole_of(&system, &workload).map_err(|fault| {
                 let failure = Failure::new(fault, system.name(), &workload, &[]);
-                Box::new(Found { workload, failure })
+                Found::new(workload, failure)
             }));
         }
         Thoroughness::Quick => Depth::QUICK,
@@ -107,11 +126,10 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
     let depth = Depth { every: args.every.unwrap_or(depth.every), within, recovery_one_in, ..depth };
     Ok(match sweep(&system, &workload, depth) {
         Ok(figures) => Ok(figures),
-        Err(failure) if args.as_found => Err(Box::new(Found { workload, failure: *failure })),
+        Err(failure) if args.as_found => Err(Found::new(workload, *failure)),
         Err(failure) => {
-            say!("{failure}");
-            let minimal = minimise(&system, &workload, *failure, shorten::TRIES / 10);
-            Err(Box::new(Found { workload: minimal.workload, failure: minimal.failure }))
+            say!("{}", failure.told(&program::name()));
+            Err(Found::shorter(minimise(&system, &workload, *failure, shorten::TRIES / 10)))
         }
     })
 }
@@ -126,21 +144,24 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     }
     check_new(args.save.as_deref())?;
     let next = AtomicU64::new(args.seeds.start);
-    let (total, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0));
+    let (total, passes, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0), AtomicU64::new(0));
     let first = Mutex::new(None);
     let began = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..args.jobs.clamp(1, 64) {
+        for _ in 0..args.jobs {
             scope.spawn(|| {
                 while let Some(seed) = take_seed(&next, args.seeds.end) {
                     if !args.keep_going && failures.load(Ordering::Relaxed) > 0 {
                         return;
                     }
                     match sweep_seed(args, seed) {
-                        Ok(Ok(figures)) => total.lock().expect("no thread panics with it").add(&figures),
+                        Ok(Ok(figures)) => {
+                            passes.fetch_add(1, Ordering::Relaxed);
+                            total.lock().expect("no thread panics with it").add(&figures);
+                        }
                         Ok(Err(found)) => {
                             failures.fetch_add(1, Ordering::Relaxed);
-                            say!("seed {seed}: {}", found.failure);
+                            say!("seed {seed}: {}", found.told);
                             first.lock().expect("no thread panics with it").get_or_insert(found);
                         }
                         // The arguments were tried before the first seed.
@@ -151,12 +172,15 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
         }
     });
     let figures = *total.lock().expect("no thread panics with it");
+    let (passes, failures) = (passes.load(Ordering::Relaxed), failures.load(Ordering::Relaxed));
+    if failures > 0 {
+        say!("of the {passes} seeds in which nothing was found:");
+    }
     print_figures(&figures, began.elapsed().as_secs_f64());
-    let failures = failures.load(Ordering::Relaxed);
-    say!("{} seeds, {failures} failed", args.seeds.end.saturating_sub(args.seeds.start));
+    say!("{} seeds, {failures} failed", passes + failures);
     let first = first.into_inner().expect("no thread panics with it");
     if let (Some(path), Some(found)) = (&args.save, first) {
-        save(path, &args.what.system, &found.workload, &found.failure.cuts)?;
+        save_found(path, &args.what.system, &found.workload, &found.failure.cuts);
     }
     Ok(failures == 0)
 }
