@@ -183,7 +183,8 @@ impl Workload {
 }
 
 /// A word as a shell takes it.
-fn shell_word(word: &str) -> String {
+#[must_use]
+pub fn shell_word(word: &str) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./".contains(character);
     let plain = !word.is_empty() && word.chars().all(is_plain);
     if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
@@ -281,6 +282,7 @@ mod tests {
     fn a_script_is_named_as_a_shell_takes_it() {
         assert_eq!(shell_word("scripts/trouble-15.sim"), "scripts/trouble-15.sim");
         assert_eq!(shell_word("what we've found; rm"), r"'what we'\''ve found; rm'");
+        assert_eq!(shell_word(""), "''");
     }
 
     #[test]
