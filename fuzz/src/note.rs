@@ -13,6 +13,7 @@ use std::path::Path;
 
 const IDENTITY: NoteIdentity = NoteIdentity { boot: [1; 16], set: [2; 16] };
 /// Where the words of the file are: the note's own layout, told once more.
+const LAYOUT: u64 = 3;
 const HEADER_WORDS: usize = 512;
 const APPENDED: usize = 16;
 const FORGOTTEN: usize = 24;
@@ -116,7 +117,7 @@ fn sealed(mode: u8, rest: &[u8]) -> Vec<u8> {
     let boot = if mode & OTHER_BOOT == 0 { identity[0] } else { 0 };
     let set = if mode & OTHER_SET == 0 { identity[2] } else { 0 };
     let magic = u64::from_le_bytes(*b"bcchNOTE");
-    let fixed = [magic, 2, boot, identity[1], set, identity[3], capacity];
+    let fixed = [magic, LAYOUT, boot, identity[1], set, identity[3], capacity];
     let mut file = vec![0; HEADER_WORDS];
     file[..fixed.len()].copy_from_slice(&fixed);
     file[fixed.len()] = mix(fixed);
