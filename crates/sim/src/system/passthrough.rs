@@ -39,14 +39,15 @@ async fn serve_durably(disk: Disk, request: Request, failures: Rc<Failures>) -> 
     if !is_flush && !is_durable {
         return reply;
     }
-    failures.count.update(|count| count + u64::from(reply.result.is_err()));
+    let own = u64::from(reply.result.is_err());
+    failures.count.update(|count| count + own);
     let count = failures.count.get();
     if count > known && reply.result.is_ok() {
         reply.result = Err(Refusal("a flush has failed that may have dropped what was written".to_owned()));
     }
     if is_flush {
-        // What fails meanwhile may have dropped what was acknowledged meanwhile, for which this flush does not answer.
-        failures.told.set(failures.told.get().max(begun));
+        // What else fails meanwhile may have dropped what was acknowledged meanwhile, for which this flush does not answer.
+        failures.told.set(failures.told.get().max(begun + own));
     }
     reply
 }
