@@ -115,11 +115,11 @@ impl Failure {
         self
     }
 
-    /// True for a device that may be had later without anybody having mended anything: it may be plugged in, or given up
-    /// by whoever has it.
+    /// True for a device that may be had later without anybody having mended anything: it may be plugged in, be given up
+    /// by whoever has it, or get the mapped device over it that is meant.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
-        matches!(self.kind, Kind::NotFound | Kind::InUse)
+        matches!(self.kind, Kind::NotFound | Kind::InUse | Kind::Ambiguous)
     }
 
     /// Which kind of failure a superblock's refusal is.

@@ -35,20 +35,43 @@ pub fn directory() -> Result<PathBuf, Failure> {
 /// it is a killed one's, and may hold acknowledged writes. Only looks.
 #[must_use]
 pub fn left_behind(set: Uuid) -> Option<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
     let places = chosen().map_or_else(looked_through, |chosen| vec![chosen]);
-    places.iter().map(|place| place.join(format!("{set}.note"))).find(|note| note.is_file())
+    let is_ours =
+        |note: &PathBuf| fs::symlink_metadata(note).is_ok_and(|found| found.is_file() && found.uid() == user);
+    places.iter().map(|place| place.join(format!("{set}.note"))).find(is_ours)
 }
 
-/// The note of the set: in `directory`, as [`directory`] says, or where a killed process has left it. Such a one may have run in
-/// another of this user's places, with or without a login session's directory, and what it has acknowledged is there only.
+/// The same, if it may hold anything.
 #[must_use]
-pub fn of_set(directory: &Path, set: Uuid) -> PathBuf {
-    let usual = directory.join(format!("{set}.note"));
-    if usual.is_file() {
-        return usual;
+pub fn unreplayed(set: Uuid) -> Option<PathBuf> {
+    left_behind(set).filter(|note| bcached_uring::note::may_hold_records(note))
+}
+
+/// The note of the set in `directory`.
+///
+/// # Errors
+/// None is there, and a killed process has left one in another of this user's places, as it ran with or without a login
+/// session's directory: what that one holds would be lost without a word.
+pub fn of_set(directory: &Path, set: Uuid) -> Result<PathBuf, Failure> {
+    let note = directory.join(format!("{set}.note"));
+    let elsewhere = if note.is_file() { None } else { unreplayed(set) };
+    match elsewhere.as_deref().and_then(Path::parent) {
+        Some(place) if place != directory => Err(elsewhere_left(&note, place)),
+        _ => Ok(note),
     }
-    let is_ours = |note: &PathBuf| note.parent().is_some_and(|place| usable(place).is_ok());
-    left_behind(set).filter(is_ours).unwrap_or(usual)
+}
+
+fn elsewhere_left(note: &Path, place: &Path) -> Failure {
+    Failure::new(Kind::Config, format!("cannot keep the note {}", note.display()))
+        .why(format!(
+            "a killed bcached has left one in {}, which may hold acknowledged writes",
+            place.display()
+        ))
+        .next(format!(
+            "start once with {VARIABLE}={}, or remove that note if nothing in it is needed",
+            place.display()
+        ))
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -112,8 +135,11 @@ mod tests {
     #[test]
     fn a_note_that_nobody_left_goes_where_notes_go() {
         let folder = tempfile::tempdir().unwrap();
-        let note = of_set(folder.path(), Uuid([0x5a; 16]));
+        let note = of_set(folder.path(), Uuid([0x5a; 16])).expect("none is elsewhere");
         assert_eq!(note.parent(), Some(folder.path()));
+        let refused = elsewhere_left(&note, Path::new("/run/user/7/bcached"));
+        assert!(refused.to_string().contains("BCACHED_NOTES=/run/user/7/bcached"), "{refused}");
+        assert_eq!(refused.kind.exit(), 2);
     }
 
     #[test]

@@ -324,10 +324,14 @@ async fn initialise(
     let spare = reserve_unreferenced(&mut buckets, sets)?;
     let uuid_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
     let root_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
-    let former = scan::newest_of_all(&disk, &geometry).await?;
-    check_number(former)?;
-    let journal = Journal::fresh(journal_sectors(&geometry), geometry.bucket_sectors, geometry.block_sectors)
-        .behind(former);
+    let journal = Journal::fresh(journal_sectors(&geometry), geometry.bucket_sectors, geometry.block_sectors);
+    let journal = match scan::newest_of_all(&disk, &geometry).await {
+        None => journal,
+        Some((former, bucket)) => {
+            check_number(former)?;
+            journal.behind(former, bucket)
+        }
+    };
     let uuid_key = uuids::table_key(&geometry, &buckets, uuid_bucket);
     let size = u16::try_from(geometry.node_sectors()).expect("node sizes fit a key");
     let pointer = bcached_format::Pointer::new(

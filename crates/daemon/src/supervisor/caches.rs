@@ -4,7 +4,7 @@ use super::patience::Unopened;
 use super::table::{CacheEntry, CacheState};
 use super::{Event, Phase, Supervisor, health};
 use crate::control::status::Progress;
-use crate::devices;
+use crate::devices::{self, CacheDevice};
 use crate::engine_thread::{self, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
@@ -31,26 +31,26 @@ impl Supervisor {
                 CacheState::Waiting(failure)
             }
             Err(Unopened::Failed(failure)) => CacheState::Failed(failure),
-            Ok(cache) => {
-                let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
-                let name = self.shared().table.name_cache(index, label, set);
-                self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
-                tell_what_is_ignored(&name, &cache.superblock);
-                let note = notes::of_set(&self.notes, set);
-                let options = self.options();
-                let progress = Arc::clone(&options.opening);
-                let start = Start { device: cache.device, set_uuid: set, note, options };
-                let sender = self.sender.clone();
-                let news = move |news| drop(sender.send(Event::Cache(index, news)));
-                match engine_thread::start(&name, start, news) {
-                    Ok(thread) => CacheState::Opening { set, progress, thread },
-                    Err(error) => CacheState::Failed(
-                        Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()),
-                    ),
-                }
-            }
+            Ok(cache) => self.start_engine(index, cache).unwrap_or_else(CacheState::Failed),
         };
         self.shared().table.set_cache(index, state);
+    }
+
+    /// Gives the device to an engine of its own, which opens the set on it.
+    fn start_engine(&self, index: usize, cache: CacheDevice) -> Result<CacheState, Failure> {
+        let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
+        let name = self.shared().table.name_cache(index, label, set);
+        self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
+        tell_what_is_ignored(&name, &cache.superblock);
+        let note = notes::of_set(&self.notes, set)?;
+        let options = self.options();
+        let progress = Arc::clone(&options.opening);
+        let start = Start { device: cache.device, set_uuid: set, note, options };
+        let sender = self.sender.clone();
+        let news = move |news| drop(sender.send(Event::Cache(index, news)));
+        let thread = engine_thread::start(&name, start, news)
+            .map_err(|error| Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()))?;
+        Ok(CacheState::Opening { set, progress, thread })
     }
 
     /// Half of the memory is for nodes, shared among the sets; the rest is for requests and what surrounds them.

@@ -56,7 +56,7 @@ fn claim<'a, T: Send + 'static>(
     names: impl Iterator<Item = &'a str>,
     open: fn(&str) -> Result<T, Failure>,
 ) -> Result<Vec<(String, Option<T>)>, Failure> {
-    let claim = |name: &str| match patience.open(name, open) {
+    let claim = |name: &str| match patience.open_of_line(name, open) {
         Ok(opened) => Ok((name.to_owned(), Some(opened))),
         Err(Unopened::Hangs(_)) => Ok((name.to_owned(), None)),
         Err(Unopened::Failed(failure)) => Err(failure),

@@ -16,6 +16,10 @@ use std::time::Duration;
 /// How long an opening may hold up everybody else, once.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// The same for the devices of a command line, which are judged together: longer than a device waits for its lock and for that of
+/// what is under it, if nobody can be seen who has them.
+const LIMIT_OF_LINE: Duration = Duration::from_secs(15);
+
 /// The same when the device was asked before: an ordinary one needs much less, and what comes later is taken later.
 const LIMIT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -50,6 +54,26 @@ impl<T: Send + 'static> Patience<T> {
                 (ask(name, open).map_err(Unopened::Failed)?, limit.min(self.limit))
             }
         };
+        self.take(name, receiver, limit)
+    }
+
+    /// The same for a device of the command line, which nobody else waits beside.
+    pub fn open_of_line(
+        &mut self,
+        name: &str,
+        open: impl FnOnce(&str) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Unopened> {
+        let receiver = ask(name, open).map_err(Unopened::Failed)?;
+        self.take(name, receiver, LIMIT_OF_LINE)
+    }
+
+    /// What comes of an opening within `limit`; later it is there for whoever asks again.
+    fn take(
+        &mut self,
+        name: &str,
+        receiver: Receiver<Result<T, Failure>>,
+        limit: Duration,
+    ) -> Result<T, Unopened> {
         match receiver.recv_timeout(limit) {
             Ok(Ok(opened)) => {
                 self.refused.remove(name);

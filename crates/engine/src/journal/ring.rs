@@ -92,12 +92,15 @@ impl Journal {
         }
     }
 
-    /// The same, where entries up to `sequence` stand that are of a former set with the same uuid: all of this one's are newer.
+    /// The journal of a set that has never been started, on a device where a former set with the same uuid has left entries up to
+    /// `sequence`, that one in `bucket`: all of this set's are newer, and go on in the ring. (A kernel looks for the newest entry
+    /// as in a sorted ring: it would not find one that stands elsewhere.)
     #[must_use]
-    pub const fn behind(mut self, sequence: u64) -> Self {
+    pub const fn behind(mut self, sequence: u64, bucket: usize) -> Self {
         self.next = sequence + 1;
         self.durable = sequence;
         self.durable_last = sequence + 1;
+        self.current = (bucket + 1) % self.buckets.len();
         self
     }
 

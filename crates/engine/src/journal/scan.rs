@@ -66,7 +66,7 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
     let (sequence, bucket, used_sectors) = current;
     let entries = kept.complete(sequence)?;
     for index in [bucket, (bucket + 1) % ends.len()] {
-        let hidden = newest_behind(disk, geometry, index as u64, ends[index]).await?;
+        let hidden = newest_behind(disk, geometry, index as u64, ends[index]).await;
         if hidden > sequence {
             return Err(Error::JournalHidden { sequence: hidden, found: sequence });
         }
@@ -79,30 +79,31 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
 /// An entry is written only when the one before it is durable (ours and a kernel's), and goes behind it or to the start of the
 /// next bucket. So no crash leaves an entry behind the end of a log that is newer than the log's: what is there was hidden when
 /// an entry before it was damaged, and a start that did not look would put older keys over newer ones.
-async fn newest_behind(disk: &Disk, geometry: &Geometry, index: u64, from: u64) -> Result<u64, Error> {
+async fn newest_behind(disk: &Disk, geometry: &Geometry, index: u64, from: u64) -> u64 {
     let start = geometry.sector_of(geometry.journal_bucket(index)) + from;
     let limit = usize::try_from((geometry.bucket_sectors - from) * 512).expect("a bucket fits in memory");
-    let mut bytes: Vec<u8> = Vec::with_capacity(limit);
-    while bytes.len() < limit {
-        read_more(disk, start, &mut bytes, limit).await?;
-    }
+    let mut bytes: Vec<u8> = Vec::new();
+    // What cannot be read there is nobody's log, and is no reason to refuse a set.
+    while bytes.len() < limit && read_more(disk, start, &mut bytes, limit).await.is_ok() {}
     let (mut at, mut newest) = (0, 0);
-    while at < limit {
+    while at < bytes.len() {
         let entry = Jset::parse(&bytes[at..], geometry.magic).ok();
         newest = newest.max(entry.map_or(0, |entry| entry.header.seq));
         at += geometry.whole_blocks(entry.map_or(1, |entry| entry.byte_len()));
     }
-    Ok(newest)
+    newest
 }
 
-/// The newest entry that was ever written and is whole, wherever it stands, 0 if there is none: a set that is made anew with
-/// the uuid of a former one takes that one's entries for its own, and has to begin behind them.
-pub async fn newest_of_all(disk: &Disk, geometry: &Geometry) -> Result<u64, Error> {
-    let mut newest = 0;
+/// The newest whole entry wherever it stands, with the journal bucket it stands in; `None` if there is none: a set that is made
+/// anew with the uuid of a former one takes that one's entries for its own, and has to begin behind them.
+pub async fn newest_of_all(disk: &Disk, geometry: &Geometry) -> Option<(u64, usize)> {
+    let mut newest = None;
     for index in 0..geometry.journal_buckets {
-        newest = newest_behind(disk, geometry, index, 0).await?.max(newest);
+        let found = newest_behind(disk, geometry, index, 0).await;
+        let bucket = usize::try_from(index).expect("at most 256");
+        newest = newest.max((found > 0).then_some((found, bucket)));
     }
-    Ok(newest)
+    newest
 }
 
 /// The entries that may have to be replayed.

@@ -202,9 +202,18 @@ fn a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries() {
     let length = usize::try_from((place.end - place.start) * SECTOR_BYTES).unwrap();
     let left = bytes(&mut former, 0, place.start, length);
 
-    let (mut stage, _) = unstarted(sizes, quiet(), 1);
+    let bucket = |entries: Vec<(u64, u64)>| {
+        let (_, sector) = entries.into_iter().max().expect("there are entries");
+        (sector - place.start) / u64::from(sizes.bucket_sectors)
+    };
+    let last = bucket(entries(&mut former));
+
+    let (mut stage, _) = unstarted(sizes.clone(), quiet(), 1);
     stage.device(0).place(place.start, &left);
     stage.start().unwrap();
+    // Where a kernel looks for what is newer, which takes the ring for sorted.
+    let buckets = (place.end - place.start) / u64::from(sizes.bucket_sectors);
+    assert_eq!(bucket(entries(&mut stage)), (last + 1) % buckets);
     keep(&mut stage, 0..64);
     power_cut(&mut stage);
     stage.start().unwrap();

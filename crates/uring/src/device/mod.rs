@@ -444,7 +444,7 @@ fn with_patience<T>(
     is_free_soon: impl Fn(Errno) -> bool,
 ) -> Result<T, Errno> {
     const PATIENCE: Duration = Duration::from_secs(5);
-    const PAUSE: Duration = Duration::from_millis(50);
+    const PAUSE: Duration = Duration::from_millis(200);
     let until = Instant::now() + PATIENCE;
     loop {
         match attempt() {

@@ -348,6 +348,26 @@ impl Note for MappedNote {
     }
 }
 
+/// Whether the note at `path` may hold records of this boot: not if it is empty, or from before the last boot. Only looks, and
+/// says yes where it cannot tell.
+#[must_use]
+pub fn may_hold_records(path: &Path) -> bool {
+    let mut bytes = vec![0; HEADER_WORDS * size_of::<u64>()];
+    let Ok(file) = File::open(path) else { return true };
+    let Ok(length) = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut bytes[..], 0)) else {
+        return true;
+    };
+    let word = |index: usize| u64::from_ne_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"));
+    if length == 0 || word(0) == 0 {
+        // Fresh, or killed while it was made.
+        return false;
+    }
+    let boot = NoteIdentity::of_this_boot([0; 16]).map(|identity| words_of(&identity));
+    let is_of_another = boot.is_ok_and(|boot| [word(2), word(3)] != boot[..2]);
+    let is_sound = word(0) == MAGIC && word(1) == LAYOUT;
+    !(is_sound && (is_of_another || word(APPENDED) == word(FORGOTTEN)))
+}
+
 /// The first words of the file; zeroes where it is shorter.
 fn read_header(file: &File) -> Result<[u64; FIXED_WORDS + 1], Errno> {
     let mut bytes = [0; (FIXED_WORDS + 1) * size_of::<u64>()];

@@ -70,7 +70,7 @@ fn already_bcache(device: &Device, flags: &Make) -> Result<(), Failure> {
             )
             .next("`bcached check` says what is damaged; `wipefs` removes it if nothing is needed")),
             // Not seen by the checker, and overridden by nothing either: serving the set once is all it takes.
-            Some(0) if let Some(note) = notes::left_behind(cache.set_uuid()) => Err(refuse(
+            Some(0) if let Some(note) = notes::unreplayed(cache.set_uuid()) => Err(refuse(
                 "a killed bcached left a note, which may hold acknowledged writes of it",
             )
             .next(format!("serve the set once, or remove {} if nothing in it is needed", note.display()))),
