@@ -4,9 +4,9 @@ use super::bench::quiet;
 use super::image::{bytes, journal, nodes, records, sizes};
 use super::stage::{
     BACK, DATA_START, FLUSH, assert_refused, bench, geometry, keep, packed, pause, power_cut, small, stage,
-    unstarted, write,
+    trouble, unstarted, write,
 };
-use crate::disk::{OpKind, Survivors};
+use crate::disk::{Fault as DiskFault, Faults, Landed, OpKind, Survivors};
 use crate::driver::{Crash, Halt, OpView};
 use crate::failure::Fault;
 use crate::scenario::Stage;
@@ -28,6 +28,7 @@ super::scenarios! {
     a_damaged_newest_entry_after_a_clean_stop_loses_nothing,
     a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal,
     a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries,
+    what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting,
     a_brand_new_set_starts_wherever_its_first_start_was_cut,
     a_note_that_comes_back_after_others_ran_the_set_is_void,
     the_note_of_a_copy_is_not_believed_by_the_original,
@@ -243,6 +244,22 @@ fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
         });
         assert!(ended.is_some_and(|point| point > 10), "a first start is more than this");
     }
+}
+
+/// An SSD cannot read a sector of what is to be the journal until it is written. Nothing of a new set stands there.
+fn what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting() {
+    let (mut other, _) = bench(geometry(vec![4096], BACK), quiet());
+    let place = journal(&mut other);
+    let (mut stage, _) = unstarted(geometry(vec![4096], BACK), quiet(), 1);
+    trouble(&mut stage, 0, OpKind::Read, place, 1000, DiskFault::Fail(Landed::Nothing));
+    stage.start().unwrap();
+    assert!(stage.device(0).faults.failures() > 0, "it is looked at");
+    keep(&mut stage, 0..64);
+    stage.stop().unwrap();
+    stage.device(0).faults = Faults::default();
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
 }
 
 /// The daemon is killed and leaves a note. Before it is started again somebody else runs the set, who knows nothing of
