@@ -5,6 +5,8 @@
 
 use crate::failure::{Failure, Kind};
 use bcached_format::Uuid;
+use bcached_uring::NoteIdentity;
+use bcached_uring::note::may_hold_records;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -45,7 +47,9 @@ pub fn left_behind(set: Uuid) -> Option<PathBuf> {
 /// The same, if it may hold anything.
 #[must_use]
 pub fn unreplayed(set: Uuid) -> Option<PathBuf> {
-    left_behind(set).filter(|note| bcached_uring::note::may_hold_records(note))
+    left_behind(set).filter(|note| {
+        NoteIdentity::of_this_boot(set.0).map_or(true, |identity| may_hold_records(note, &identity))
+    })
 }
 
 /// The note of the set in `directory`.

@@ -82,10 +82,6 @@ const fn crashing_grown(steps: usize) -> Kind {
     Kind { depth: Some(GROWN), ..crashing("forest", steps) }
 }
 
-const fn inherited(shape: &'static str, steps: usize) -> Kind {
-    Kind { depth: Some(INHERITED), ..crashing(shape, steps) }
-}
-
 /// One after the other, then from the start.
 const KINDS: [Kind; 35] = [
     plain("restarts"),
@@ -96,7 +92,7 @@ const KINDS: [Kind; 35] = [
     crashing("trouble", 100),
     repeated("moves-trouble", 4),
     plain("hot"),
-    Kind { times: 6, ..inherited("chains", 30) },
+    Kind { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
     Kind { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),
     plain("trouble"),

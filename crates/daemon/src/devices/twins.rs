@@ -85,20 +85,10 @@ fn below(device: Identity) -> Vec<Identity> {
     let place = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let slaves = fs::read_dir(place.join("slaves")).into_iter().flatten().flatten();
     let slaves = slaves.filter_map(|slave| fs::read_to_string(slave.path().join("dev")).ok());
-    let mut below: Vec<_> = slaves.filter_map(|number| block(&number)).collect();
-    let under_loop = fs::read_to_string(place.join("loop/backing_file")).ok();
-    below.extend(
-        under_loop
-            .and_then(|path| Device::open(path.trim_end_matches('\n'), Access::Look).ok())
-            .map(|device| device.identity()),
-    );
+    let mut below: Vec<_> = slaves.filter_map(|number| Identity::of_block(&number)).collect();
+    let under_loop = device.file_beneath().and_then(|path| Device::open(path, Access::Look).ok());
+    below.extend(under_loop.map(|device| device.identity()));
     below
-}
-
-/// The block device with a number as sysfs writes it: `8:1`.
-fn block(number: &str) -> Option<Identity> {
-    let (major, minor) = number.trim().split_once(':')?;
-    Some(Identity::Block { major: major.parse().ok()?, minor: minor.parse().ok()? })
 }
 
 /// The name that people know a mapped device by.

@@ -96,12 +96,10 @@ impl Journal {
     /// `sequence`, that one in `bucket`: all of this set's are newer, and go on in the ring. (A kernel looks for the newest entry
     /// as in a sorted ring: it would not find one that stands elsewhere.)
     #[must_use]
-    pub const fn behind(mut self, sequence: u64, bucket: usize) -> Self {
-        self.next = sequence + 1;
-        self.durable = sequence;
-        self.durable_last = sequence + 1;
-        self.current = (bucket + 1) % self.buckets.len();
-        self
+    pub fn behind(self, sequence: u64, bucket: usize) -> Self {
+        // Nothing of what stands there is needed, so all buckets are free.
+        let newest = vec![0; self.buckets.len()];
+        self.resumed(newest, bucket, 0, sequence, sequence + 1)
     }
 
     /// The journal as found: `newest[i]` is the newest sequence in bucket i (0 = none), `current` the bucket holding

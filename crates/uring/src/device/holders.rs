@@ -132,13 +132,7 @@ fn relatives(identity: Identity) -> Vec<Identity> {
         let disk = std::fs::canonicalize(&place).ok().and_then(|place| Some(place.parent()?.join("dev")));
         numbers.extend(disk.and_then(|path| std::fs::read_to_string(path).ok()));
     }
-    numbers.iter().filter_map(|number| block(number)).collect()
-}
-
-/// The block device with a number as sysfs writes it: `8:1`.
-fn block(number: &str) -> Option<Identity> {
-    let (major, minor) = number.trim().split_once(':')?;
-    Some(Identity::Block { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    numbers.iter().filter_map(|number| Identity::of_block(number)).collect()
 }
 
 /// The processes that hold a lock on the file.
@@ -147,13 +141,6 @@ pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
         std::fs::read_to_string(fdinfo).is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
     };
     processes(&|found| found == identity, holds_lock)
-}
-
-/// The file under a loop device, if the device is one and its file can be seen from here.
-pub(super) fn file_beneath(identity: Identity) -> Option<PathBuf> {
-    let Identity::Block { major, minor } = identity else { return None };
-    let path = std::fs::read_to_string(sysfs(major, minor).join("loop/backing_file")).ok()?;
-    Some(PathBuf::from(path.trim_end_matches('\n')))
 }
 
 /// The loop devices over the file.

@@ -71,6 +71,23 @@ pub enum Identity {
     },
 }
 
+impl Identity {
+    /// The block device with a number as sysfs writes it: `8:1`.
+    #[must_use]
+    pub fn of_block(number: &str) -> Option<Self> {
+        let (major, minor) = number.trim().split_once(':')?;
+        Some(Self::Block { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+
+    /// The file under a loop device, if the device is one and its file can be seen from here.
+    #[must_use]
+    pub fn file_beneath(self) -> Option<PathBuf> {
+        let Self::Block { major, minor } = self else { return None };
+        let path = std::fs::read_to_string(limits::sysfs(major, minor).join("loop/backing_file")).ok()?;
+        Some(PathBuf::from(path.trim_end_matches('\n')))
+    }
+}
+
 /// An opened device and, unless it was opened to look, the claim on it.
 #[derive(Debug)]
 pub struct Device {
@@ -462,7 +479,8 @@ fn claim_beneath(identity: Identity, access: Access) -> Result<Option<File>, Dev
         Access::Check => Lock::Shared,
         Access::Own => Lock::Exclusive,
     };
-    let file = holders::file_beneath(identity)
+    let file = identity
+        .file_beneath()
         .and_then(|path| File::options().read(true).write(access == Access::Own).open(path).ok());
     let Some(file) = file else { return Ok(None) };
     let found = rustix::fs::fstat(&file).map_err(|errno| DeviceErrorKind::from_errno("stat", errno))?;

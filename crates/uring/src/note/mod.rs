@@ -201,7 +201,7 @@ impl MappedNote {
             errno => io("lock")(errno),
         })?;
         let length = u64::try_from(stat.st_size).unwrap_or(0);
-        let header = read_header(&file).map_err(io("read"))?;
+        let header = read_words(&file, 0).map_err(io("read"))?;
         let (capacity, found) = match inspect(&header, length, identity) {
             Ok(capacity) => (capacity, NoteFound::Nothing),
             Err(found) => ((bytes - HEADER_BYTES) / RECORD_BYTES, found),
@@ -348,32 +348,30 @@ impl Note for MappedNote {
     }
 }
 
-/// Whether the note at `path` may hold records of this boot: not if it is empty, or from before the last boot. Only looks, and
-/// says yes where it cannot tell.
+/// Whether the note at `path` may hold records for `identity`: not if it is empty, or void. Only looks, and says yes where it
+/// cannot tell.
 #[must_use]
-pub fn may_hold_records(path: &Path) -> bool {
-    let mut bytes = vec![0; HEADER_WORDS * size_of::<u64>()];
+pub fn may_hold_records(path: &Path, identity: &NoteIdentity) -> bool {
     let Ok(file) = File::open(path) else { return true };
-    let Ok(length) = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut bytes[..], 0)) else {
-        return true;
-    };
-    let word = |index: usize| u64::from_ne_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"));
-    if length == 0 || word(0) == 0 {
-        // Fresh, or killed while it was made.
-        return false;
+    let Ok(length) = file.metadata().map(|found| found.len()) else { return true };
+    let Ok(header) = read_words(&file, 0) else { return true };
+    match inspect(&header, length, identity) {
+        Ok(_) => match (read_words::<1>(&file, APPENDED), read_words::<1>(&file, FORGOTTEN)) {
+            (Ok(appended), Ok(forgotten)) => appended != forgotten,
+            _ => true,
+        },
+        Err(NoteFound::Damaged { .. }) => true,
+        Err(_) => false,
     }
-    let boot = NoteIdentity::of_this_boot([0; 16]).map(|identity| words_of(&identity));
-    let is_of_another = boot.is_ok_and(|boot| [word(2), word(3)] != boot[..2]);
-    let is_sound = word(0) == MAGIC && word(1) == LAYOUT;
-    !(is_sound && (is_of_another || word(APPENDED) == word(FORGOTTEN)))
 }
 
-/// The first words of the file; zeroes where it is shorter.
-fn read_header(file: &File) -> Result<[u64; FIXED_WORDS + 1], Errno> {
-    let mut bytes = [0; (FIXED_WORDS + 1) * size_of::<u64>()];
-    // The file was just opened and locked; nobody cuts it. A short read leaves zeroes, which are no header.
-    let _ = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut bytes[..], 0))?;
-    let mut words = [0; FIXED_WORDS + 1];
+/// `N` words of the file from word `first` on; zeroes where it is shorter.
+fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Errno> {
+    let mut bytes = vec![0; N * size_of::<u64>()];
+    let at = first as u64 * WORD;
+    // Nobody cuts a note that is in use. A short read leaves zeroes, which are no header.
+    let _ = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut bytes[..], at))?;
+    let mut words = [0; N];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(chunk.try_into().expect("eight bytes"));
     }
