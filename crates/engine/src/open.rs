@@ -167,12 +167,12 @@ async fn recover(
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
     let budget = options.node_budget_bytes;
-    let scan = scan::scan(&disk, &geometry).await?;
+    let scan = scan::scan((&env, &disk), &geometry).await?;
     let newest = scan.entries.last().expect("a scan without entries is an error");
     let (header, old_uuids) = (newest.header, newest.old_uuids);
     check_number(header.seq)?;
     let root = root_of(&geometry, &header.root, header.root_level)?;
-    let stored = prios::read(&disk, &geometry, header.prio_bucket).await?;
+    let stored = prios::read((&env, &disk), &geometry, header.prio_bucket).await?;
     check_number(stored.sequence)?;
     let entries = stored.entries.iter().copied();
     let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
@@ -193,7 +193,7 @@ async fn recover(
         sequence,
         oldest,
     );
-    let pending = replay::prepare(scan.entries, &recovered, &geometry, &mut buckets)?;
+    let pending = replay::prepare(&env, scan.entries, &recovered, &geometry, &mut buckets).await?;
     let metadata = metadata_buckets(&geometry, &found.nodes, &stored.chain, &header.uuids)?;
     check_metadata(&buckets, &metadata)?;
     buckets.classify(|index| metadata.contains(&index));
@@ -325,7 +325,7 @@ async fn initialise(
     let uuid_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
     let root_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
     let journal = Journal::fresh(journal_sectors(&geometry), geometry.bucket_sectors, geometry.block_sectors);
-    let journal = match scan::newest_of_all(&disk, &geometry).await {
+    let journal = match scan::newest_of_all((&env, &disk), &geometry).await {
         None => journal,
         Some((former, bucket)) => {
             check_number(former)?;

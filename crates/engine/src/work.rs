@@ -4,39 +4,53 @@
 //! so work is counted instead and charged at these rates: in simulation virtual time passes by them and a longer piece
 //! is a fault; in production they tell a task when to let others run ([`bcached_env::Env::breathe`]).
 //!
-//! Each rate names the row of `cargo bench -p bcached-node` that it was chosen by, and what that tells on one core of a shared
-//! virtual machine with little else to do; with neighbours who fill the processor's cache it tells twice as much. The
-//! tables of buckets are the engine's own, and no bench comes to them: what is said to be an estimate was not measured.
+//! Each rate names the row of `cargo bench -p bcached-node`, or of the test in `work/rates.rs` that prints what buckets cost,
+//! by which it was chosen, and what that tells on one core of a shared virtual machine with little else to do; with neighbours
+//! who fill the processor's cache it tells twice as much. What is said to be an estimate was not measured.
 
 /// One node on the way from the root to a leaf. *look up 4 KiB*: 60 to 90 ns. Nodes on the way are few and looked at all the
 /// time; in one that is not in the processor's cache a lookup takes 400 ns and more (*20 nodes*).
 const DESCENT_NS: u64 = 150;
-/// A key that is looked at where it stands: *pass a key*, 1 ns. The rest, for its buckets, is an estimate.
-const VISIT_NS: u64 = 15;
-/// A key that is counted to its buckets when a set is opened. An estimate: twice a key that is looked at.
-pub const COUNT_NS: u64 = 30;
+/// A key that is looked at where it stands: *pass a key*, 1 ns; and its bucket: *look for the bucket of a key*, 57 ns, most of which
+/// is a place in a table that the processor's cache cannot hold.
+const VISIT_NS: u64 = 60;
+/// A key that is counted to its bucket when a set is opened. *count a key to its bucket*: 60 ns.
+pub const COUNT_NS: u64 = 80;
 /// A key that is put into a leaf: *insert over an old key* and *into a gap, 20 nodes*, 1,300 to 2,400 ns, in the processor's
 /// cache a quarter of it. Its journal entry and its note are not in that.
 const INSERT_NS: u64 = 2_000;
-/// A key, or part of one, that gives way to another. An estimate: *over an old key* is no dearer than *into a gap*.
-const REMOVE_NS: u64 = 50;
+/// A key, or part of one, that gives way to another: as *count a key to its bucket*. (In the node *over an old key* is no dearer
+/// than *into a gap*.)
+const REMOVE_NS: u64 = 80;
 /// A key that is checked, merged or put in order while a node is read; the whole of it takes some seven such steps. *a step
 /// of it*: 20 ns.
 pub const READ_STEP_NS: u64 = 40;
-/// What finding the keys in a sector of a set costs, beside its sum. *find the keys in a sector*: 140 to 160 ns, sum included.
-pub const PARSE_NS_A_SECTOR: u64 = 170;
+/// A sector of sets or journal entries that is summed, or looked through for its keys: both are done to each. *find the keys in
+/// a sector, with its sum*: 140 to 160 ns for the two.
+const FIND_NS: u64 = 120;
+/// A key that is put in order among many others. An estimate.
+pub const SORT_NS: u64 = 300;
+/// A key whose words are counted, in a row with others. *pass a key*: 1 ns.
+const PASS_NS: u64 = 2;
 /// A key that is copied: into a fresh node, or into the bytes of a set. *one of them*, a living key of a node: 4 ns.
 const COPY_NS: u64 = 12;
-/// A bucket that is looked at in a row with others. An estimate.
+/// A bucket that is looked at in a row with others. *look at a bucket in a row*: 1 ns.
 const BUCKET_NS: u64 = 4;
+/// A bucket whose generation and priority are put into a block, or taken out of one. *put a bucket into a block of priorities*:
+/// 5 ns, its sum included.
+const PRIORITY_NS: u64 = 12;
 /// Bytes summed or copied in a nanosecond. *sum a KiB*: 18 ns in the processor's cache, 37 ns beyond it, 28 bytes a nanosecond.
 /// That is on a processor that sums by carry-less multiplication; not each has that.
 const BYTES_A_NS: u64 = 8;
 
 /// Most keys that one transition looks at: a leaf has more.
-pub const VISIT_MAX: usize = 2048;
+pub const VISIT_MAX: usize = 1024;
+/// Keys in a piece of what goes through a whole node.
+pub const PIECE_KEYS: usize = 64;
 /// Most keys that one transition takes away.
 pub const REMOVE_MAX: usize = 512;
+/// Most keys that are put in order in one piece.
+pub const SORT_MAX: usize = 256;
 /// Keys in one step of reading a node.
 pub const READ_STEP_KEYS: usize = 1024;
 /// Most buckets that are looked at in one piece.
@@ -64,7 +78,7 @@ impl Work {
 
     /// So many keys were looked at.
     pub const fn visit(&mut self, keys: usize) {
-        self.nanoseconds += VISIT_NS * keys as u64;
+        self.nanoseconds += visit_ns(keys);
     }
 
     /// A key was inserted and took the place of so many others.
@@ -72,9 +86,20 @@ impl Work {
         self.nanoseconds += INSERT_NS + REMOVE_NS * removed as u64;
     }
 
+    /// So many keys were passed, and their words counted.
+    pub const fn pass(&mut self, keys: usize) {
+        self.nanoseconds += PASS_NS * keys as u64;
+    }
+
     /// So many keys were copied.
     pub const fn copy(&mut self, keys: usize) {
         self.nanoseconds += COPY_NS * keys as u64;
+    }
+
+    /// So many keys were put into a fresh node and into its first set, and summed.
+    pub const fn make(&mut self, keys: usize) {
+        self.copy(2 * keys);
+        self.nanoseconds += sum_ns(KEY_BYTES * keys);
     }
 
     /// A set of so many bytes was sealed: its keys copied twice, and summed.
@@ -83,13 +108,41 @@ impl Work {
         self.nanoseconds += sum_ns(bytes);
     }
 
+    /// The generations and priorities of so many buckets were put into a block, and summed.
+    pub const fn priorities(&mut self, buckets: u64) {
+        self.nanoseconds += priorities_ns(buckets);
+    }
+
     /// So many buckets were looked at.
     pub const fn buckets(&mut self, buckets: usize) {
         self.nanoseconds += BUCKET_NS * buckets as u64;
     }
 }
 
+/// What looking at so many keys costs, in nanoseconds.
+pub const fn visit_ns(keys: usize) -> u64 {
+    VISIT_NS * keys as u64
+}
+
+/// What the generations and priorities of so many buckets cost, in nanoseconds.
+pub const fn priorities_ns(buckets: u64) -> u64 {
+    PRIORITY_NS * buckets
+}
+
+/// What it costs to sum so many bytes of keys, or to look through them, in nanoseconds.
+pub const fn find_ns(bytes: usize) -> u64 {
+    FIND_NS * bytes as u64 / 512
+}
+
+/// What it costs to check an entry of the journal, and to take its keys out of it, in nanoseconds.
+pub const fn entry_ns(bytes: usize) -> u64 {
+    find_ns(2 * bytes)
+}
+
 /// What summing so many bytes costs, in nanoseconds.
 pub const fn sum_ns(bytes: usize) -> u64 {
     bytes as u64 / BYTES_A_NS
 }
+
+#[cfg(all(test, feature = "rates"))]
+mod rates;

@@ -4,11 +4,11 @@
 //! cannot be copied to another bucket, or survive in a reused one, without failing its check. Several sets make a
 //! node; `node_log` reads them.
 
-use crate::checksum::{CHECKSUM_BYTES, checksum, checksum_seeded};
+use crate::checksum::{CHECKSUM_BYTES, Sum};
 use crate::error::BsetError;
 use crate::identity::SetMagic;
 use crate::key::{Key, Pointer};
-use crate::key_list::{KeyList, keys_to_bytes};
+use crate::key_list::{KeyList, KeyListReader, write_key};
 use crate::layout::{Field, Structure};
 use crate::units::WORD_BYTES;
 use alloc::vec::Vec;
@@ -60,6 +60,40 @@ impl<'a> Bset<'a> {
     /// # Errors
     /// The first check that fails: version, length, magic, checksum, keys. An empty set is not an error here.
     pub fn parse(bytes: &'a [u8], place: BsetPlace) -> Result<Self, BsetError> {
+        let mut reader = BsetReader::new(bytes, place)?;
+        loop {
+            if let Some(set) = reader.step(usize::MAX)? {
+                return Ok(set);
+            }
+        }
+    }
+
+    /// Bytes of the set, without the rest of its last block.
+    #[must_use]
+    pub const fn byte_len(&self) -> usize {
+        BSET_HEADER_BYTES + self.keys.as_bytes().len()
+    }
+}
+
+/// Checks a set in pieces: one may fill a node of a MiB.
+#[derive(Clone, Debug)]
+pub struct BsetReader<'a> {
+    /// The set and no more.
+    bytes: &'a [u8],
+    version: u32,
+    /// Up to here it is summed.
+    end: usize,
+    sum: Sum,
+    /// What comes when the sum is right.
+    keys: KeyListReader<'a>,
+}
+
+impl<'a> BsetReader<'a> {
+    /// The set at the start of `bytes`, which reach to the end of the node; its header is checked.
+    ///
+    /// # Errors
+    /// Version, length, magic.
+    pub fn new(bytes: &'a [u8], place: BsetPlace) -> Result<Self, BsetError> {
         let header = BSET_HEADER_BYTES as u64;
         if (bytes.len() as u64) < header {
             return Err(BsetError::BeyondNode { wanted: header, found: bytes.len() });
@@ -75,24 +109,48 @@ impl<'a> Bset<'a> {
         if wanted != found {
             return Err(BsetError::BadMagic { wanted, found });
         }
-        let (wanted, found) = (sum(bytes, version, place.node), CSUM.u64(bytes));
-        if wanted != found {
-            return Err(BsetError::BadChecksum { wanted, found });
-        }
-        let keys = KeyList::parse(&bytes[BSET_HEADER_BYTES..])?;
-        Ok(Self { seq: SEQ.u64(bytes), version, keys })
+        let keys = KeyListReader::new(&bytes[BSET_HEADER_BYTES..]);
+        Ok(Self { bytes, version, end: CHECKSUM_BYTES, sum: start(version, place.node), keys })
     }
 
     /// Bytes of the set, without the rest of its last block.
     #[must_use]
     pub const fn byte_len(&self) -> usize {
-        BSET_HEADER_BYTES + self.keys.as_bytes().len()
+        self.bytes.len()
+    }
+
+    /// Bytes that have been summed, and those that have been looked through for keys.
+    #[must_use]
+    pub const fn found(&self) -> usize {
+        self.end + self.keys.found()
+    }
+
+    /// Goes on by the sum of so many bytes, or by the keys in about so many; the set, when it is checked.
+    ///
+    /// # Errors
+    /// Checksum, keys. There is nothing to go on with afterwards.
+    pub fn step(&mut self, bytes: usize) -> Result<Option<Bset<'a>>, BsetError> {
+        if self.end == self.bytes.len() {
+            let (seq, version) = (SEQ.u64(self.bytes), self.version);
+            return Ok(self.keys.step(bytes / KEY_BYTES)?.map(|keys| Bset { seq, version, keys }));
+        }
+        let begin = self.end;
+        self.end = begin.saturating_add(bytes.max(1)).min(self.bytes.len());
+        self.sum.add(&self.bytes[begin..self.end]);
+        let (wanted, found) = (self.sum.value(), CSUM.u64(self.bytes));
+        if self.end == self.bytes.len() && wanted != found {
+            return Err(BsetError::BadChecksum { wanted, found });
+        }
+        Ok(None)
     }
 }
 
-fn sum(bytes: &[u8], version: u32, node: Pointer) -> u64 {
-    let summed = &bytes[CHECKSUM_BYTES..];
-    if version == VERSION_SEEDED { checksum_seeded(node.word(), summed) } else { checksum(summed) }
+/// Bytes of a usual key.
+const KEY_BYTES: usize = 3 * WORD_BYTES;
+
+/// What the sum of a set begins with.
+fn start(version: u32, node: Pointer) -> Sum {
+    if version == VERSION_SEEDED { Sum::seeded(node.word()) } else { Sum::default() }
 }
 
 /// A set with `keys`, sealed. The caller pads it to whole blocks.
@@ -101,11 +159,57 @@ fn sum(bytes: &[u8], version: u32, node: Pointer) -> u64 {
 /// If `seq` is zero (a node without sets looks like that), or there are 2^32 words of keys.
 #[must_use]
 pub fn seal(place: BsetPlace, seq: u64, keys: &[Key]) -> Vec<u8> {
-    let keys = keys_to_bytes(keys);
-    let mut bytes = alloc::vec![0; BSET_HEADER_BYTES];
-    bytes.extend_from_slice(&keys);
-    seal_in_place(&mut bytes, place, seq);
-    bytes
+    let words = keys.iter().map(Key::words).sum();
+    let mut set = BsetWriter::new(place, seq, words, BSET_HEADER_BYTES + words * WORD_BYTES);
+    set.push(keys);
+    set.seal()
+}
+
+/// A set that is made in pieces.
+#[derive(Debug)]
+pub struct BsetWriter {
+    bytes: Vec<u8>,
+    /// Up to here there are keys, and all is summed.
+    end: usize,
+    sum: Sum,
+}
+
+impl BsetWriter {
+    /// A set that will hold `words` words of keys, with memory for `room` bytes, so that what pads it need not copy it.
+    ///
+    /// # Panics
+    /// As [`seal`].
+    #[must_use]
+    pub fn new(place: BsetPlace, seq: u64, words: usize, room: usize) -> Self {
+        let mut bytes = Vec::with_capacity(room);
+        bytes.resize(BSET_HEADER_BYTES + words * WORD_BYTES, 0);
+        let sum = begin(&mut bytes, place, seq);
+        Self { bytes, end: BSET_HEADER_BYTES, sum }
+    }
+
+    /// The keys that come next.
+    ///
+    /// # Panics
+    /// If they have more words than were told.
+    pub fn push(&mut self, keys: &[Key]) {
+        let begin = self.end;
+        for key in keys {
+            let words = write_key(&mut self.bytes[self.end..], key).expect("the room was counted");
+            self.end += words * WORD_BYTES;
+        }
+        self.sum.add(&self.bytes[begin..self.end]);
+    }
+
+    /// The sealed set. The caller pads it to whole blocks.
+    ///
+    /// # Panics
+    /// If keys are missing.
+    #[must_use]
+    pub fn seal(mut self) -> Vec<u8> {
+        assert_eq!(self.end, self.bytes.len(), "all keys that were counted are in the set");
+        CSUM.set_u64(&mut self.bytes, self.sum.value());
+        self.bytes
+    }
 }
 
 /// Seals the set that `bytes` hold exactly: the keys stand behind the room for the header, which is filled in.
@@ -113,6 +217,13 @@ pub fn seal(place: BsetPlace, seq: u64, keys: &[Key]) -> Vec<u8> {
 /// # Panics
 /// If `bytes` are not a header and whole words, or `seq` is zero.
 pub fn seal_in_place(bytes: &mut [u8], place: BsetPlace, seq: u64) {
+    let mut sum = begin(bytes, place, seq);
+    sum.add(&bytes[BSET_HEADER_BYTES..]);
+    CSUM.set_u64(bytes, sum.value());
+}
+
+/// Fills in the header of the set that takes all of `bytes`, but for the sum, which begins with it.
+fn begin(bytes: &mut [u8], place: BsetPlace, seq: u64) -> Sum {
     assert!(seq != 0, "a node's sequence number is never zero");
     let keys = bytes.len().checked_sub(BSET_HEADER_BYTES).expect("room for the header");
     assert!(keys.is_multiple_of(WORD_BYTES), "keys are whole words");
@@ -120,6 +231,7 @@ pub fn seal_in_place(bytes: &mut [u8], place: BsetPlace, seq: u64) {
     SEQ.set_u64(bytes, seq);
     VERSION.set_u32(bytes, VERSION_SEEDED);
     KEYS.set_u32(bytes, u32::try_from(keys / WORD_BYTES).expect("a set is smaller than 32 GiB"));
-    let sum = sum(bytes, VERSION_SEEDED, place.node);
-    CSUM.set_u64(bytes, sum);
+    let mut sum = start(VERSION_SEEDED, place.node);
+    sum.add(&bytes[CHECKSUM_BYTES..BSET_HEADER_BYTES]);
+    sum
 }

@@ -18,9 +18,39 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 /// The form of a B-tree set of version 1, over `bytes`: `seed` is the pointer word of the node's own key.
 #[must_use]
 pub fn checksum_seeded(seed: u64, bytes: &[u8]) -> u64 {
-    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc64We, seed);
-    digest.update(bytes);
-    digest.finalize()
+    let mut sum = Sum::seeded(seed);
+    sum.add(bytes);
+    sum.value()
+}
+
+/// Either form, in pieces: whoever sums much has to let others work in between.
+#[derive(Clone, Debug)]
+pub struct Sum(Digest);
+
+impl Default for Sum {
+    /// The standard form.
+    fn default() -> Self {
+        Self(Digest::new(CrcAlgorithm::Crc64We))
+    }
+}
+
+impl Sum {
+    /// The form of a B-tree set: see [`checksum_seeded`].
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        Self(Digest::new_with_init_state(CrcAlgorithm::Crc64We, seed))
+    }
+
+    /// The bytes that come next.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of all of them.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.finalize()
+    }
 }
 
 #[cfg(test)]

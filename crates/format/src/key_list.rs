@@ -6,7 +6,6 @@
 use crate::error::{KeyError, KeyListError};
 use crate::key::{Key, MAX_POINTERS, Pointer, Pointers};
 use crate::units::{Position, WORD_BYTES};
-use alloc::vec::Vec;
 
 /// Words of a key before its pointers.
 const KEY_HEADER_WORDS: usize = 2;
@@ -26,17 +25,12 @@ impl<'a> KeyList<'a> {
     /// # Errors
     /// The first key that is malformed, and which one it is.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, KeyListError> {
-        let (mut word, mut index) = (0, 0);
-        while word * WORD_BYTES < bytes.len() {
-            let (_, words) = parse_key(&bytes[word * WORD_BYTES..]).map_err(|error| KeyListError {
-                index,
-                word,
-                error,
-            })?;
-            word += words;
-            index += 1;
+        let mut reader = KeyListReader::new(bytes);
+        loop {
+            if let Some(keys) = reader.step(usize::MAX)? {
+                return Ok(keys);
+            }
         }
-        Ok(Self { bytes })
     }
 
     /// The keys in stored order.
@@ -70,6 +64,51 @@ impl<'a> IntoIterator for &KeyList<'a> {
 
     fn into_iter(self) -> KeyIter<'a> {
         self.iter()
+    }
+}
+
+/// Checks a list in pieces.
+#[derive(Clone, Debug)]
+pub struct KeyListReader<'a> {
+    bytes: &'a [u8],
+    /// The key that comes next, and the word at which it begins.
+    index: usize,
+    word: usize,
+}
+
+impl<'a> KeyListReader<'a> {
+    /// The keys of `bytes`, none of them looked at yet.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, index: 0, word: 0 }
+    }
+
+    /// Bytes that have been looked through.
+    #[must_use]
+    pub const fn found(&self) -> usize {
+        self.word * WORD_BYTES
+    }
+
+    /// Goes on by so many keys, but at least one; the list, when all are checked.
+    ///
+    /// # Errors
+    /// As [`KeyList::parse`].
+    pub fn step(&mut self, keys: usize) -> Result<Option<KeyList<'a>>, KeyListError> {
+        let upto = self.index.saturating_add(keys.max(1));
+        while self.word * WORD_BYTES < self.bytes.len() {
+            if self.index == upto {
+                return Ok(None);
+            }
+            let Self { index, word, .. } = *self;
+            let (_, words) = parse_key(&self.bytes[word * WORD_BYTES..]).map_err(|error| KeyListError {
+                index,
+                word,
+                error,
+            })?;
+            self.word += words;
+            self.index += 1;
+        }
+        Ok(Some(KeyList { bytes: self.bytes }))
     }
 }
 
@@ -135,18 +174,6 @@ pub fn write_key(bytes: &mut [u8], key: &Key) -> Option<usize> {
     Some(words)
 }
 
-/// `keys` as stored.
-#[must_use]
-pub fn keys_to_bytes(keys: &[Key]) -> Vec<u8> {
-    let words: usize = keys.iter().map(Key::words).sum();
-    let mut bytes = alloc::vec![0; words * WORD_BYTES];
-    let mut at = 0;
-    for key in keys {
-        at += write_key(&mut bytes[at * WORD_BYTES..], key).expect("the room was counted");
-    }
-    bytes
-}
-
 fn word_at(bytes: &[u8], index: usize) -> Option<u64> {
     let word = bytes.get(index * WORD_BYTES..(index + 1) * WORD_BYTES)?;
     Some(u64::from_le_bytes(word.try_into().ok()?))
@@ -156,6 +183,7 @@ fn word_at(bytes: &[u8], index: usize) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::units::Inode;
+    use alloc::vec::Vec;
 
     fn words(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()

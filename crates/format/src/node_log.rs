@@ -4,7 +4,7 @@
 //! block boundaries while their headers carry the first one's sequence number. Behind the end anything may stand,
 //! except that number at a header's place: that means a set between was lost.
 
-use crate::bset::{Bset, BsetPlace, seq_at};
+use crate::bset::{Bset, BsetPlace, BsetReader, seq_at};
 use crate::error::{BsetError, NodeError};
 use alloc::vec::Vec;
 
@@ -35,33 +35,11 @@ impl<'a> NodeLog<'a> {
     /// # Panics
     /// If `block_bytes` is zero.
     pub fn parse(bytes: &'a [u8], block_bytes: usize, place: BsetPlace) -> Result<Self, NodeError> {
-        let blocks = bytes.len() / block_bytes;
-        let bytes = &bytes[..blocks * block_bytes];
-        let seq = match seq_at(bytes) {
-            None | Some(0) => return Err(NodeError { block: 0, error: BsetError::ZeroSeq }),
-            Some(seq) => seq,
-        };
-        let mut sets = Vec::new();
-        let mut next = 0;
-        while let Some(rest) = bytes.get(next * block_bytes..) {
-            if seq_at(rest) != Some(seq) {
-                break;
+        let mut reader = NodeLogReader::new(bytes, block_bytes, place)?;
+        loop {
+            if let Some(log) = reader.step(usize::MAX)? {
+                return Ok(log);
             }
-            let block = to_block(next);
-            let bset = Bset::parse(rest, place).map_err(|error| NodeError { block, error })?;
-            if bset.keys.is_empty() && next > 0 {
-                return Err(NodeError { block, error: BsetError::Empty });
-            }
-            next += bset.byte_len().div_ceil(block_bytes);
-            sets.push(NodeSet { block, bset });
-        }
-        let end_block = to_block(next);
-        let stray = (next..blocks).find(|block| seq_at(&bytes[block * block_bytes..]) == Some(seq));
-        match stray {
-            Some(block) => {
-                Err(NodeError { block: to_block(block), error: BsetError::StraySet { end_block } })
-            }
-            None => Ok(Self { sets, end_block }),
         }
     }
 
@@ -69,6 +47,86 @@ impl<'a> NodeLog<'a> {
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.sets.first().map_or(0, |set| set.bset.seq)
+    }
+}
+
+/// Checks a node in pieces.
+#[derive(Clone, Debug)]
+pub struct NodeLogReader<'a> {
+    bytes: &'a [u8],
+    block_bytes: usize,
+    place: BsetPlace,
+    /// What marks the node's sets.
+    seq: u64,
+    sets: Vec<NodeSet<'a>>,
+    /// Block of the set that is being checked, or where the next would begin.
+    block: usize,
+    set: Option<BsetReader<'a>>,
+    /// Bytes of the sets before it, each twice.
+    found: usize,
+}
+
+impl<'a> NodeLogReader<'a> {
+    /// As [`NodeLog::parse`]; none of the sets is looked at yet.
+    ///
+    /// # Errors
+    /// There is no first set.
+    ///
+    /// # Panics
+    /// If `block_bytes` is zero.
+    pub fn new(bytes: &'a [u8], block_bytes: usize, place: BsetPlace) -> Result<Self, NodeError> {
+        let bytes = &bytes[..bytes.len() / block_bytes * block_bytes];
+        let seq = match seq_at(bytes) {
+            None | Some(0) => return Err(NodeError { block: 0, error: BsetError::ZeroSeq }),
+            Some(seq) => seq,
+        };
+        Ok(Self { bytes, block_bytes, place, seq, sets: Vec::new(), block: 0, set: None, found: 0 })
+    }
+
+    /// Bytes that have been summed, and those that have been looked through for keys: what the steps have cost.
+    #[must_use]
+    pub fn found(&self) -> usize {
+        self.found + self.set.as_ref().map_or(0, BsetReader::found)
+    }
+
+    /// Goes on by the sum of so many bytes, or by the keys in about so many; the log, when all of it is checked.
+    ///
+    /// # Errors
+    /// As [`NodeLog::parse`]. There is nothing to go on with afterwards.
+    pub fn step(&mut self, bytes: usize) -> Result<Option<NodeLog<'a>>, NodeError> {
+        let block = to_block(self.block);
+        let failed = |error| NodeError { block, error };
+        let set = match &mut self.set {
+            Some(set) => set,
+            None => {
+                let rest = self.bytes.get(self.block * self.block_bytes..).unwrap_or_default();
+                if seq_at(rest) != Some(self.seq) {
+                    return self.finish().map(Some);
+                }
+                self.set.insert(BsetReader::new(rest, self.place).map_err(failed)?)
+            }
+        };
+        let Some(bset) = set.step(bytes).map_err(failed)? else { return Ok(None) };
+        if bset.keys.is_empty() && self.block > 0 {
+            return Err(failed(BsetError::Empty));
+        }
+        self.block += bset.byte_len().div_ceil(self.block_bytes);
+        self.found += 2 * bset.byte_len();
+        self.sets.push(NodeSet { block, bset });
+        self.set = None;
+        Ok(None)
+    }
+
+    /// All sets are checked. Behind them no header carries their number.
+    fn finish(&mut self) -> Result<NodeLog<'a>, NodeError> {
+        let end_block = to_block(self.block);
+        let mut behind = self.block..self.bytes.len() / self.block_bytes;
+        match behind.find(|block| seq_at(&self.bytes[block * self.block_bytes..]) == Some(self.seq)) {
+            Some(block) => {
+                Err(NodeError { block: to_block(block), error: BsetError::StraySet { end_block } })
+            }
+            None => Ok(NodeLog { sets: core::mem::take(&mut self.sets), end_block }),
+        }
     }
 }
 

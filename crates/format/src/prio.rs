@@ -4,11 +4,12 @@
 //! first, and takes effect with the journal entry that names its first bucket. The chain's end is known by count: the
 //! last set's `next` is junk, and so are the entries behind the last bucket. Both are summed.
 
-use crate::checksum::{CHECKSUM_BYTES, checksum};
+use crate::checksum::{CHECKSUM_BYTES, Sum, checksum};
 use crate::error::PrioError;
 use crate::identity::SetMagic;
 use crate::layout::{Field, Structure};
 use crate::units::Gen;
+use alloc::vec::Vec;
 
 const CSUM: Field = Field::new(0, 8, "csum", "standard checksum of bytes 8 .. end of the meta area");
 const MAGIC: Field = Field::new(8, 8, "magic", "0x6750E15F87337F91 xor set magic");
@@ -63,10 +64,18 @@ impl<'a> PrioSet<'a> {
     /// # Errors
     /// [`PrioError`]: checksum, then magic.
     pub fn parse(bytes: &'a [u8], magic: SetMagic) -> Result<Self, PrioError> {
+        Self::parse_summed(bytes, magic, checksum(bytes.get(CHECKSUM_BYTES..).unwrap_or_default()))
+    }
+
+    /// The same, if the checksum of `bytes` from the ninth on is `sum`.
+    ///
+    /// # Errors
+    /// As [`PrioSet::parse`].
+    pub fn parse_summed(bytes: &'a [u8], magic: SetMagic, sum: u64) -> Result<Self, PrioError> {
         if bytes.len() < FIRST.end() {
             return Err(PrioError::Truncated { wanted: FIRST.end(), found: bytes.len() });
         }
-        let (wanted, found) = (checksum(&bytes[CHECKSUM_BYTES..]), CSUM.u64(bytes));
+        let (wanted, found) = (sum, CSUM.u64(bytes));
         if wanted != found {
             return Err(PrioError::BadChecksum { wanted, found });
         }
@@ -97,15 +106,53 @@ pub fn seal(
     next_bucket: u64,
     entries: impl ExactSizeIterator<Item = BucketPrio>,
 ) {
-    assert!(entries.len() <= entries_in(bytes.len()), "the buckets' entries fit in the set");
-    bytes.fill(0);
-    MAGIC.set_u64(bytes, magic.prio());
-    SEQ.set_u64(bytes, seq);
-    NEXT.set_u64(bytes, next_bucket);
-    for (slot, entry) in bytes[HEADER_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(entries) {
-        slot[..2].copy_from_slice(&entry.prio.to_le_bytes());
-        slot[2] = entry.generation.0;
+    let mut set = PrioWriter::new(bytes.len(), magic, seq, next_bucket);
+    set.push(entries);
+    bytes.copy_from_slice(&set.seal());
+}
+
+/// A set that is made in pieces: that of a large bucket says something of a hundred thousand others.
+pub struct PrioWriter {
+    bytes: Vec<u8>,
+    /// Up to here they are filled and summed.
+    end: usize,
+    sum: Sum,
+}
+
+impl PrioWriter {
+    /// A set without entries in a meta area of so many bytes.
+    #[must_use]
+    pub fn new(meta_bytes: usize, magic: SetMagic, seq: u64, next_bucket: u64) -> Self {
+        let mut bytes = alloc::vec![0; meta_bytes];
+        MAGIC.set_u64(&mut bytes, magic.prio());
+        SEQ.set_u64(&mut bytes, seq);
+        NEXT.set_u64(&mut bytes, next_bucket);
+        let mut sum = Sum::default();
+        sum.add(&bytes[CHECKSUM_BYTES..HEADER_BYTES]);
+        Self { bytes, end: HEADER_BYTES, sum }
     }
-    let sum = checksum(&bytes[CHECKSUM_BYTES..]);
-    CSUM.set_u64(bytes, sum);
+
+    /// The entries of the buckets that come next.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn push(&mut self, entries: impl Iterator<Item = BucketPrio>) {
+        let begin = self.end;
+        for entry in entries {
+            let slot = self.bytes.get_mut(self.end..self.end + ENTRY_BYTES);
+            let slot = slot.expect("the buckets' entries fit in the set");
+            slot[..2].copy_from_slice(&entry.prio.to_le_bytes());
+            slot[2] = entry.generation.0;
+            self.end += ENTRY_BYTES;
+        }
+        self.sum.add(&self.bytes[begin..self.end]);
+    }
+
+    /// The sealed set. What the entries do not fill is zero.
+    #[must_use]
+    pub fn seal(mut self) -> Vec<u8> {
+        self.sum.add(&self.bytes[self.end..]);
+        CSUM.set_u64(&mut self.bytes, self.sum.value());
+        self.bytes
+    }
 }

@@ -12,6 +12,8 @@
 use bcached_format::checksum::{checksum, checksum_seeded};
 use bcached_format::error::BsetError;
 use bcached_format::key_check::{check_child_key, check_leaf_key, check_leaf_order};
+use bcached_format::node_log::NodeLogReader;
+use bcached_format::prio::PrioWriter;
 use bcached_format::{
     Bset, BsetPlace, DeviceFacts, Geometry, Jset, KeyList, NodeLog, Pointer, PrioSet, RawSuperblock,
     Superblock, uuid,
@@ -144,6 +146,35 @@ proptest! {
                 walk_keys(&set.bset.keys, &geometry());
             }
         }
+    }
+
+    /// A check in pieces comes to what one in one piece comes to.
+    #[test]
+    fn nodes_in_pieces(changes in changes(), mended in any::<bool>(), piece in 0..600_usize) {
+        let mut bytes = changed(golden("node-root.bin"), &changes);
+        let (place, end) = (place(), 32 + 8 * words_at(&bytes, 28));
+        if mended {
+            mend(&mut bytes, end, |summed| checksum_seeded(place.node.word(), summed));
+        }
+        let in_pieces = NodeLogReader::new(&bytes, 512, place).and_then(|mut reader| loop {
+            if let Some(log) = reader.step(piece)? {
+                let twice: usize = log.sets.iter().map(|set| 2 * set.bset.byte_len()).sum();
+                assert_eq!(reader.found(), twice, "each byte is summed and looked at once");
+                break Ok(log);
+            }
+        });
+        prop_assert_eq!(in_pieces, NodeLog::parse(&bytes, 512, place));
+    }
+
+    #[test]
+    fn priorities_in_pieces(pieces in prop::collection::vec(0..400_usize, 0..4)) {
+        let bytes = golden("prio-0.bin");
+        let set = PrioSet::parse(&bytes, geometry().magic).unwrap();
+        let mut writer = PrioWriter::new(bytes.len(), geometry().magic, set.seq, set.next_bucket);
+        let mut entries = set.entries();
+        pieces.into_iter().for_each(|piece| writer.push(entries.by_ref().take(piece)));
+        writer.push(entries);
+        prop_assert_eq!(writer.seal(), bytes);
     }
 
     #[test]

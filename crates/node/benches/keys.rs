@@ -6,9 +6,12 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use bcached_format::bset::BsetPlace;
 use bcached_format::checksum::checksum;
-use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, Position, SetMagic, Uuid};
-use bcached_node::{Node, NodeReader};
+use bcached_format::{
+    DeviceIndex, Gen, Geometry, Inode, Key, NodeLog, Pointer, Pointers, Position, SetMagic, Uuid,
+};
+use bcached_node::{Living, Node, NodeBuilder, NodeReader, SetWrite};
 
 const GEOMETRY: Geometry = Geometry {
     block_sectors: 8,
@@ -69,7 +72,18 @@ fn measure_each(what: &str, rounds: u64, count: u64, mut round: impl FnMut(u64))
 
 fn full_node() -> Node {
     let keys: Vec<Key> = (0..KEYS).map(|index| key(index, index * 2)).collect();
-    Node::from_keys(own(40), 0, 1, &GEOMETRY, &keys)
+    fresh(&keys).0
+}
+
+/// A node that begins with `keys`, and its first set.
+fn fresh(keys: &[Key]) -> (Node, SetWrite) {
+    fresh_of(own(40), keys)
+}
+
+fn fresh_of(own: Key, keys: &[Key]) -> (Node, SetWrite) {
+    let mut node = NodeBuilder::new(own, 0, 1, &GEOMETRY, keys.iter().map(Key::words).sum());
+    node.push(keys);
+    node.seal()
 }
 
 fn main() {
@@ -120,9 +134,9 @@ fn measure_sums() {
 /// Inserts spread over `count` nodes: one stays in the processor's cache, 20 do not.
 fn measure_inserts(count: u64, seed: &mut u64) {
     let rounds = 1000 * count;
-    let nodes_of = |keys: Vec<Key>| -> Vec<Node> {
-        (0..count).map(|_| Node::from_keys(own(40), 0, 1, &GEOMETRY, &keys)).collect()
-    };
+    // With room for what is inserted, behind their first set.
+    let roomy = Key { size: 2 * NODE_SECTORS, ..own(40) };
+    let nodes_of = |keys: Vec<Key>| -> Vec<Node> { (0..count).map(|_| fresh_of(roomy, &keys).0).collect() };
     let mut nodes = nodes_of((0..KEYS).map(|index| key(index, index * 2)).collect());
     measure(&format!("insert over an old key, {count} nodes"), rounds, |round| {
         let node = &mut nodes[usize::try_from(round % count).expect("small")];
@@ -143,11 +157,11 @@ fn measure_inserts(count: u64, seed: &mut u64) {
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_read(seed: &mut u64) {
     let first: Vec<Key> = (0..KEYS / 2).map(|index| key(index, index * 2)).collect();
-    let mut node = Node::from_keys(own(40), 0, 1, &GEOMETRY, &first);
+    let (mut node, set) = fresh(&first);
     let mut bytes = vec![0; usize::from(NODE_SECTORS) * 512];
-    let mut sets = 0;
+    let (mut sets, mut next) = (0, Some(set));
     while node.fits(300) && sets < 33 {
-        if let Some(set) = node.seal_pending() {
+        if let Some(set) = next.take().or_else(|| node.seal_pending()) {
             let start = set.block as usize * 4096;
             bytes[start..start + set.bytes.len()].copy_from_slice(&set.bytes);
             sets += 1;
@@ -159,7 +173,8 @@ fn measure_read(seed: &mut u64) {
     let read = Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
     println!("a node of {sets} sets, {} keys merged", read.len());
     measure_each("find the keys in a sector, with its sum", 200, u64::from(NODE_SECTORS), |_| {
-        black_box(NodeReader::new(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it"));
+        let place = BsetPlace { magic: GEOMETRY.magic, node: own(40).pointers.as_slice()[0] };
+        black_box(NodeLog::parse(&bytes, 4096, place).expect("we wrote it"));
     });
     measure(&format!("read it ({} KiB in memory)", read.memory_bytes() >> 10), 200, |_| {
         black_box(Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it"));
@@ -172,9 +187,20 @@ fn measure_read(seed: &mut u64) {
         while reader.step(1024).expect("we wrote it").is_none() {}
     });
     measure("its living keys, for a fresh node", 200, |_| {
-        black_box(read.live_keys(&mut |_| true));
+        black_box(living(&read));
     });
     measure_each("one of them", 200, read.len() as u64, |_| {
-        black_box(read.live_keys(&mut |_| true));
+        black_box(living(&read));
     });
+    let keys = living(&read);
+    measure_each("put one into a fresh node and its set", 200, keys.keys().len() as u64, |_| {
+        let (node, set) = fresh(keys.keys());
+        black_box((node, set.bytes));
+    });
+}
+
+fn living(node: &Node) -> Living {
+    let mut living = Living::default();
+    node.gather(Position::ZERO, usize::MAX, &mut living, &mut |_| true);
+    living
 }

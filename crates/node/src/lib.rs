@@ -53,5 +53,5 @@ mod write;
 pub use error::{NodeError, NodeFault};
 pub use node::{Node, memory_bytes_limit, memory_bytes_max};
 pub use read::NodeReader;
-pub use split::{Division, belong_together, divide};
-pub use write::SetWrite;
+pub use split::{Division, Living, belong_together};
+pub use write::{NodeBuilder, SetWrite};

@@ -112,25 +112,6 @@ impl Node {
         }
     }
 
-    /// A fresh node whose first set will be `keys`: living keys in order, as [`divide`](crate::divide) hands them
-    /// out. They are the view as well.
-    ///
-    /// # Panics
-    /// As [`Node::create`]; and if the keys do not fit into the node or into its range.
-    #[must_use]
-    pub fn from_keys(own: Key, level: u8, seq: u64, geometry: &Geometry, keys: &[Key]) -> Self {
-        let mut node = Self::create(own, level, seq, geometry);
-        assert!(keys.iter().all(|key| key.size > 0 && !extents::is_hole(key)), "only living keys are kept");
-        assert!(
-            keys.last().is_none_or(|last| last.position() <= own.position()),
-            "the keys lie in the range"
-        );
-        node.view = SortedKeys::from_sorted(keys.iter().copied());
-        node.pending = node.view.clone();
-        node.assert_room();
-        node
-    }
-
     /// The key that points to the node.
     #[must_use]
     pub const fn own(&self) -> &Key {
@@ -256,6 +237,11 @@ impl Node {
     /// All keys of the view, in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.view.iter()
+    }
+
+    /// Those that end behind `position`, in order.
+    pub fn keys_behind(&self, position: Position) -> impl Iterator<Item = &Key> + Clone {
+        self.view.iter_from(self.view.after(position))
     }
 
     pub(crate) fn pending_words(&self) -> usize {

@@ -5,11 +5,13 @@
 //!
 //! A node of 256 KiB takes milliseconds, which nobody may be kept waiting for: [`NodeReader`] does it in steps.
 
+use alloc::boxed::Box;
 use alloc::vec::{self, Vec};
 
 use bcached_format::bset::BsetPlace;
 use bcached_format::key_check::{check_child_key, check_leaf_key};
 use bcached_format::key_list::KeyIter;
+use bcached_format::node_log::NodeLogReader;
 use bcached_format::units::bytes_of;
 use bcached_format::{Geometry, Key, KeyError, KeyListError, NodeLog, Position};
 
@@ -66,10 +68,16 @@ pub struct NodeReader<'a> {
     runs: Vec<Vec<Key>>,
     stage: Stage<'a>,
     handled: usize,
+    found: usize,
 }
+
+/// Bytes of a usual key in a set.
+const KEY_BYTES: usize = 24;
 
 /// What is being done.
 enum Stage<'a> {
+    /// The sets are summed, and the keys in them found.
+    Log(Box<NodeLogReader<'a>>),
     /// What comes next is looked for.
     Between,
     /// The keys of a set are checked.
@@ -89,10 +97,10 @@ enum Pair {
 }
 
 impl<'a> NodeReader<'a> {
-    /// Checks the sums of the node's sets, which is the first step. As [`Node::read`].
+    /// As [`Node::read`]; nothing is checked yet but that there is a first set.
     ///
     /// # Errors
-    /// [`NodeFault::Log`] for damaged sets.
+    /// [`NodeFault::Log`] if there is none.
     ///
     /// # Panics
     /// If `own` is not a checked key of a node, or `bytes` are not as long as it says.
@@ -100,17 +108,25 @@ impl<'a> NodeReader<'a> {
         assert_eq!(bytes.len() as u64, bytes_of(own.sectors()), "a node is read whole");
         let pointer = pointer_of(&own);
         let place = BsetPlace { magic: geometry.magic, node: pointer };
-        let log = NodeLog::parse(bytes, geometry.block_bytes(), place).map_err(|error| NodeError {
+        let reader = NodeLogReader::new(bytes, geometry.block_bytes(), place).map_err(|error| NodeError {
             pointer,
             level,
             fault: error.into(),
         })?;
-        assert!(log.end_block <= blocks_of(geometry, own.size), "the log ends inside the node");
-        let geometry = *geometry;
-        Ok(Self { own, level, geometry, log, taken: 0, runs: Vec::new(), stage: Stage::Between, handled: 0 })
+        Ok(Self {
+            own,
+            level,
+            geometry: *geometry,
+            log: NodeLog { sets: Vec::new(), end_block: 0 },
+            taken: 0,
+            runs: Vec::new(),
+            stage: Stage::Log(Box::new(reader)),
+            handled: 0,
+            found: 0,
+        })
     }
 
-    /// Goes on by about `keys` keys; the node, when it is complete.
+    /// Goes on by about `keys` keys, or by the sum of so many; the node, when it is complete.
     ///
     /// # Errors
     /// As [`Node::read`]. There is nothing to go on with afterwards.
@@ -119,14 +135,21 @@ impl<'a> NodeReader<'a> {
         self.advance(keys).map_err(|fault| NodeError { pointer, level, fault })
     }
 
-    /// Keys handled so far, each once at every stage: what the steps have cost.
+    /// Keys handled so far, each once at every stage: what the steps have cost, beside finding them.
     #[must_use]
     pub const fn handled(&self) -> usize {
         self.handled
     }
 
+    /// Bytes that were summed so far, and those that were looked through for keys: each counts twice in the end.
+    #[must_use]
+    pub const fn found(&self) -> usize {
+        self.found
+    }
+
     fn advance(&mut self, count: usize) -> Result<Option<Node>, NodeFault> {
         self.stage = match core::mem::replace(&mut self.stage, Stage::Between) {
+            Stage::Log(reader) => self.find(reader, count)?,
             Stage::Between => self.next_stage(),
             Stage::Check { mut iter, block, mut index, mut word, mut keys } => {
                 let mut ended = false;
@@ -185,6 +208,17 @@ impl<'a> NodeReader<'a> {
             }
         };
         Ok(None)
+    }
+
+    /// Sums the sets, and finds the keys in them.
+    fn find(&mut self, mut reader: Box<NodeLogReader<'a>>, count: usize) -> Result<Stage<'a>, NodeFault> {
+        let Some(log) = reader.step(count.saturating_mul(KEY_BYTES))? else {
+            self.found = reader.found();
+            return Ok(Stage::Log(reader));
+        };
+        assert!(log.end_block <= blocks_of(&self.geometry, self.own.size), "the log ends inside the node");
+        self.log = log;
+        Ok(Stage::Between)
     }
 
     /// A merge if one is due, else the next set, else what is left to be merged, else the end.

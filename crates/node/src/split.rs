@@ -10,78 +10,125 @@
 use alloc::vec::Vec;
 
 use bcached_format::units::WORD_BYTES;
-use bcached_format::{Geometry, Key};
+use bcached_format::{Geometry, Key, Position};
 
 use crate::extents::{is_hole, push_merged};
 use crate::node::{Node, set_bytes};
 
+/// The keys that fresh nodes in the place of old ones start with, in order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Living {
+    keys: Vec<Key>,
+    words: usize,
+}
+
+impl Living {
+    /// Room for so many more keys.
+    pub fn reserve(&mut self, keys: usize) {
+        self.keys.reserve(keys);
+    }
+
+    /// The keys.
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// The words that they take.
+    #[must_use]
+    pub const fn words(&self) -> usize {
+        self.words
+    }
+
+    /// Deals them out to one fresh node or to two, each of `node_blocks` blocks.
+    ///
+    /// One, if its set takes at most four fifths of the blocks. Otherwise the left node gets the keys until three fifths
+    /// of the words lie behind, and the one after: what is inserted in rising order then finds more room on the right.
+    ///
+    /// # Panics
+    /// If the keys do not fit into two nodes. Those of one node always do.
+    #[must_use]
+    pub fn divide(&self, node_blocks: u32, geometry: &Geometry) -> Division {
+        let Self { keys, words } = self;
+        if keys.len() < 2 || !is_crowded(*words, node_blocks, geometry) {
+            assert!(fits_node(*words, node_blocks, geometry), "a node holds its keys");
+            return Division::One;
+        }
+        let (mut left, mut left_words) = (0, 0);
+        while left_words * 5 < words * 3 {
+            left_words += keys[left].words();
+            left += 1;
+        }
+        // Both sides get a key, and neither more than it can hold: a node whose sets had cut each other into many pieces
+        // may fill two nodes almost wholly.
+        if left < keys.len() {
+            left_words += keys[left].words();
+            left += 1;
+        }
+        while left == keys.len() || !fits_node(left_words, node_blocks, geometry) {
+            left -= 1;
+            left_words -= keys[left].words();
+        }
+        assert!(fits_node(words - left_words, node_blocks, geometry), "two nodes hold the keys of one");
+        Division::Two { left, left_words }
+    }
+}
+
+impl FromIterator<Key> for Living {
+    fn from_iter<T: IntoIterator<Item = Key>>(keys: T) -> Self {
+        let keys: Vec<Key> = keys.into_iter().collect();
+        Self { words: keys.iter().map(Key::words).sum(), keys }
+    }
+}
+
 /// How living keys are dealt out to fresh nodes.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Division {
     /// One node holds them all; it keeps the old node's position.
-    One(Vec<Key>),
-    /// They are divided. The left node's position is that of its last key; the right one keeps the old position.
+    One,
+    /// They are divided. The left node's position is that of its last key; the right one keeps the old position. Neither is
+    /// empty.
     Two {
-        /// The front keys; never empty.
-        left: Vec<Key>,
-        /// The other keys; never empty.
-        right: Vec<Key>,
+        /// Keys of the left node.
+        left: usize,
+        /// The words of these.
+        left_words: usize,
     },
 }
 
 impl Node {
-    /// The keys that a fresh node in this one's place would start with: those of the view that `is_live` says yes to;
-    /// in a leaf adjacent ones are merged (format 7.4).
-    pub fn live_keys(&self, is_live: &mut dyn FnMut(&Key) -> bool) -> Vec<Key> {
-        let mut keys = Vec::with_capacity(self.len());
-        for key in self.keys().filter(|key| is_live(key)) {
+    /// Adds to `living` what a fresh node in this one's place starts with of the first `count` keys behind `after`: those
+    /// that `is_live` says yes to; in a leaf adjacent ones are merged (format 7.4). The position to go on behind, if there are
+    /// more. The node must not change in between.
+    pub fn gather(
+        &self,
+        after: Position,
+        count: usize,
+        living: &mut Living,
+        is_live: &mut dyn FnMut(&Key) -> bool,
+    ) -> Option<Position> {
+        let mut keys = self.keys_behind(after);
+        let (known, mut last) = (living.keys.len(), None);
+        for key in keys.by_ref().take(count) {
+            last = Some(key.position());
             debug_assert!(key.size > 0 && !is_hole(key), "the view has no holes");
+            if !is_live(key) {
+                continue;
+            }
             if self.is_leaf() {
-                push_merged(&mut keys, *key, self.geometry.bucket_sectors);
+                push_merged(&mut living.keys, *key, self.geometry.bucket_sectors);
             } else {
-                keys.push(*key);
+                living.keys.push(*key);
             }
         }
-        keys
+        // One that another was merged into has the words it had.
+        living.words += living.keys[known..].iter().map(Key::words).sum::<usize>();
+        last.filter(|_| keys.next().is_some())
     }
-}
-
-/// Deals `keys`, in order, out to one fresh node or to two, each of `node_blocks` blocks.
-///
-/// One, if its set takes at most four fifths of the blocks. Otherwise the left node gets the keys until three fifths
-/// of the words lie behind, and the one after: what is inserted in rising order then finds more room on the right.
-///
-/// # Panics
-/// If the keys do not fit into two nodes. Those of one node always do.
-#[must_use]
-pub fn divide(keys: Vec<Key>, node_blocks: u32, geometry: &Geometry) -> Division {
-    let words = words_of(&keys);
-    if keys.len() < 2 || !is_crowded(words, node_blocks, geometry) {
-        assert!(fits_node(words, node_blocks, geometry), "a node holds its keys");
-        return Division::One(keys);
-    }
-    let mut count = 0;
-    let mut left_words = 0;
-    while left_words * 5 < words * 3 {
-        left_words += keys[count].words();
-        count += 1;
-    }
-    // Both sides get a key, and neither more than it can hold: a node whose sets had cut each other into many pieces
-    // may fill two nodes almost wholly.
-    count = (count + 1).min(keys.len() - 1);
-    left_words = words_of(&keys[..count]);
-    while !fits_node(left_words, node_blocks, geometry) {
-        count -= 1;
-        left_words -= keys[count].words();
-    }
-    assert!(fits_node(words - left_words, node_blocks, geometry), "two nodes hold the keys of one");
-    let mut left = keys;
-    let right = left.split_off(count);
-    Division::Two { left, right }
 }
 
 /// Whether keys of `words`, those of two neighbours, are so few that one node of `node_blocks` is enough for them: two
-/// thirds of what [`divide`] leaves in one. (A kernel fills two thirds of the blocks; of a node of few blocks that would
+/// thirds of what [`Living::divide`] leaves in one. (A kernel fills two thirds of the blocks; of a node of few blocks that would
 /// be divided by the next insert.)
 #[must_use]
 pub fn belong_together(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
@@ -107,8 +154,4 @@ fn fits_node(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
 /// Words of keys that a node's first set can hold.
 fn words_max(node_blocks: u32, geometry: &Geometry) -> usize {
     (node_blocks as usize * geometry.block_bytes() - set_bytes(0)) / WORD_BYTES
-}
-
-fn words_of(keys: &[Key]) -> usize {
-    keys.iter().map(Key::words).sum()
 }

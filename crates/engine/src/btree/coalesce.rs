@@ -18,16 +18,16 @@
 
 use crate::btree::budget::REWRITE_NODES;
 use crate::btree::cache::{Pin, Reserved};
-use crate::btree::replace::{self, Fresh};
+use crate::btree::replace::{self, Fresh, FreshNode};
 use crate::btree::{Child, load, split};
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::Usage;
 use crate::state::{BTREE_RESERVE, State};
-use alloc::vec::Vec;
-use bcached_format::{BucketId, Key, Position};
-use bcached_node::belong_together;
+use crate::work::PIECE_KEYS;
+use bcached_format::{BucketId, Position};
+use bcached_node::{Living, belong_together};
 
 /// Makes one of the node at `level` for `at` and its right neighbour, if they are sparse enough. True: the tree has changed,
 /// and there may be more to do at the same place.
@@ -78,15 +78,26 @@ async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Err
     }
 }
 
-/// Words of what is alive in the node in `slot`. Others run before.
+/// Words of what is alive in the node in `slot`, which is pinned. Others run between the pieces, and may write to a leaf: it is
+/// asked once more when it is gated.
 async fn live_words(set: &CacheSet, slot: usize) -> usize {
-    set.env().yield_now().await;
-    set.with(|s| {
-        let State { nodes, buckets, work, .. } = s;
-        let node = nodes.get(slot).node();
-        work.visit(node.len());
-        node.keys().filter(|key| !node.is_leaf() || !buckets.is_dead(key)).map(Key::words).sum()
-    })
+    let (mut words, mut after) = (0, Some(Position::ZERO));
+    while let Some(from) = after {
+        set.env().breathe().await;
+        after = set.with(|s| {
+            let State { nodes, buckets, work, .. } = s;
+            let node = nodes.get(slot).node();
+            work.visit(PIECE_KEYS.min(node.len()));
+            let mut keys = node.keys_behind(from);
+            let mut last = None;
+            for key in keys.by_ref().take(PIECE_KEYS) {
+                last = Some(key.position());
+                words += if node.is_leaf() && buckets.is_dead(key) { 0 } else { key.words() };
+            }
+            last.filter(|_| keys.next().is_some())
+        });
+    }
+    words
 }
 
 impl State {
@@ -101,7 +112,7 @@ fn has_border(s: &mut State, left: usize, right: usize) -> bool {
     let border = s.nodes.get(left).node().position();
     let node = s.nodes.get(right).node();
     let checked = if node.is_leaf() { node.check_extents(border) } else { node.check_children(border) };
-    s.work.visit(if node.is_leaf() { 1 } else { node.len() });
+    s.work.pass(if node.is_leaf() { 1 } else { node.len() });
     let child = Child { key: *node.own(), level: node.level() };
     checked.map_err(|error| s.meets_unreadable(child, &load::damaged(child, error))).is_ok()
 }
@@ -113,32 +124,34 @@ async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, E
     let parent_memory = load::set_aside(set, growth).await?;
     let Some(bucket) = set.with(|s| s.buckets.take(Usage::Meta, BTREE_RESERVE)) else { return Ok(false) };
     replace::gate(set, &old).await?;
-    let mut keys: Vec<Key> = Vec::new();
+    let mut living = Living::default();
     for slot in old {
-        set.env().yield_now().await;
-        keys.extend(set.with(|s| replace::live_keys(s, slot)));
+        replace::gather(set, slot, &mut living).await;
     }
-    let words = keys.iter().map(Key::words).sum();
-    if !set.with(|s| s.is_one_node(words)) {
+    if !set.with(|s| s.is_one_node(living.words())) {
         // Others have written to them meanwhile.
         set.with(|s| s.buckets.put_back(bucket));
         replace::ungate(set, &old);
         return Ok(false);
     }
-    let fresh = build(set, old[1], bucket, (&keys, memory)).await;
+    let fresh = build(set, old[1], bucket, (&living, memory)).await;
     let _phase = set.begin(Phase::Coalesce);
     replace::replace(set, &old, Some((parent, parent_memory)), fresh).await?;
     set.with(|s| s.stats.btree_coalesces += 1);
     Ok(true)
 }
 
-/// The node in `bucket` that will hold `keys`, in a range that ends where that of the node in `right` does.
-async fn build(set: &CacheSet, right: usize, bucket: BucketId, (keys, memory): (&[Key], Reserved)) -> Fresh {
-    set.env().yield_now().await;
+/// The node in `bucket` that will hold `living`, in a range that ends where that of the node in `right` does.
+async fn build(
+    set: &CacheSet,
+    right: usize,
+    bucket: BucketId,
+    (living, memory): (&Living, Reserved),
+) -> Fresh {
     let (own, level) = set.with(|s| {
         let node = s.nodes.get(right).node();
         (replace::node_key(s, bucket, node.position()), node.level())
     });
-    let node = replace::make(set, own, level, keys);
-    Fresh { nodes: alloc::vec![(node, memory)], children: 1 }
+    let (node, first) = replace::make(set, own, level, (living.keys(), living.words())).await;
+    Fresh { nodes: alloc::vec![FreshNode { node, first, memory }], children: 1 }
 }

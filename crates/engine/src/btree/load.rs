@@ -4,10 +4,12 @@ use crate::btree::cache::{Found, Pin, Reserved};
 use crate::btree::{Child, write};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
-use crate::work::{PARSE_NS_A_SECTOR, READ_STEP_KEYS, READ_STEP_NS, sum_ns};
+use crate::work::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
-use bcached_format::{Geometry, Position};
+use bcached_format::{Geometry, Pointer, Position};
 use bcached_node::{Node, NodeReader};
 
 /// The node of `child`, in memory and pinned. Works in a set that has failed too, as long as memory need not be made.
@@ -48,10 +50,20 @@ pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
     let mut node = read_from((set.env(), set.cache()), child, &geometry).await?;
     if !node.is_leaf() {
-        set.with(|s| {
-            s.work.visit(node.len());
-            node.drop_dead(&mut |pointer| s.buckets.is_stale(pointer));
-        });
+        // What is dead stays so, and nobody changes what the node says while it is read.
+        let named: Vec<Pointer> = node.children().flat_map(|key| key.pointers.as_slice()).copied().collect();
+        let mut dead = BTreeSet::new();
+        for named in named.chunks(VISIT_MAX) {
+            set.env().breathe().await;
+            set.with(|s| {
+                s.work.visit(named.len());
+                let stale = named.iter().filter(|pointer| s.buckets.is_stale(**pointer));
+                dead.extend(stale.map(|pointer| pointer.word()));
+            });
+        }
+        set.env().breathe().await;
+        set.with(|s| s.work.copy(node.len()));
+        node.drop_dead(&mut |pointer| dead.contains(&pointer.word()));
         node.check_children(Position::ZERO).map_err(|source| damaged(child, source))?;
     }
     Ok(node)
@@ -62,15 +74,13 @@ pub async fn read_from((env, disk): (&Env, &Disk), child: Child, geometry: &Geom
     let bytes = usize::try_from(child.key.sectors() * 512).expect("a node is small");
     let (result, buffer) = disk.read(child.pointer().sector(), Buffer::zeroed(bytes)).await;
     result.map_err(Error::io(Doing::Node))?;
-    env.breathe().await;
-    env.charge(sum_ns(bytes) + PARSE_NS_A_SECTOR * child.key.sectors());
     let reader = NodeReader::new(child.key, child.level, geometry, buffer.as_slice());
     let mut reader = reader.map_err(|source| damaged(child, source))?;
     loop {
         env.breathe().await;
-        let before = reader.handled();
+        let (handled, found) = (reader.handled(), reader.found());
         let node = reader.step(READ_STEP_KEYS).map_err(|source| damaged(child, source))?;
-        env.charge(READ_STEP_NS * (reader.handled() - before) as u64);
+        env.charge(READ_STEP_NS * (reader.handled() - handled) as u64 + find_ns(reader.found() - found));
         if let Some(node) = node {
             return Ok(node);
         }

@@ -18,20 +18,31 @@ use crate::btree::{Child, write};
 use crate::error::Error;
 use crate::set::CacheSet;
 use crate::state::State;
+use crate::work::PIECE_KEYS;
 use alloc::vec::Vec;
 use bcached_env::join_all;
 use bcached_format::{BucketId, Geometry, Key, Pointer, Pointers, Position};
-use bcached_node::Node;
+use bcached_node::{Living, Node, NodeBuilder, SetWrite};
 
 /// Words of the key of a child, or of the freeing key of one.
 const CHILD_WORDS: usize = 3;
 
 /// What takes the place of old nodes, before it is written.
 pub struct Fresh {
-    /// The nodes that replace the old ones, and last a new root above them if there is one; each with its memory.
-    pub nodes: Vec<(Node, Reserved)>,
+    /// The nodes that replace the old ones, and last a new root above them if there is one.
+    pub nodes: Vec<FreshNode>,
     /// How many of them replace the old ones.
     pub children: usize,
+}
+
+/// One of them.
+pub struct FreshNode {
+    /// In memory it counts as written.
+    pub node: Node,
+    /// Its first set, which is not written yet.
+    pub first: SetWrite,
+    /// The memory that it takes.
+    pub memory: Reserved,
 }
 
 /// Whether so many `new` children can take the place of so many `old` ones in the node in `parent` as it is.
@@ -63,19 +74,11 @@ pub async fn replace(
     set: &CacheSet,
     old: &[usize],
     parent: Option<(usize, Reserved)>,
-    mut fresh: Fresh,
+    fresh: Fresh,
 ) -> Result<(), Error> {
     write::flush_cache(set).await?;
-    let mut writes = Vec::new();
-    for (node, _) in &mut fresh.nodes {
-        set.env().yield_now().await;
-        let first = set.with(|s| {
-            s.work.seal(node.pending_bytes());
-            node.seal_pending().expect("a fresh node has a first set")
-        });
-        writes.push((write::first_sector(node), first));
-    }
-    let written = join_all(writes.iter().map(|(sector, first)| write::write_set(set, *sector, first))).await;
+    let first_sets = fresh.nodes.iter().map(|fresh| (write::first_sector(&fresh.node), &fresh.first));
+    let written = join_all(first_sets.map(|(sector, first)| write::write_set(set, sector, first))).await;
     written.into_iter().collect::<Result<(), Error>>()?;
     let new = link(set, old, parent, fresh).await?;
     set.with(|s| {
@@ -96,10 +99,10 @@ async fn link(
     fresh: Fresh,
 ) -> Result<Vec<usize>, Error> {
     let old_keys: Vec<Key> = set.with(|s| old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect());
-    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|(node, _)| *node.own()).collect();
+    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|fresh| *fresh.node.own()).collect();
     let slots = set.with(|s| {
         let mut slots = Vec::new();
-        for (node, memory) in fresh.nodes {
+        for FreshNode { node, memory, .. } in fresh.nodes {
             let level = node.level();
             let child = Child { key: *node.own(), level };
             let slot = s.nodes.enter(node, child.pointer(), memory);
@@ -141,21 +144,32 @@ fn retire(s: &mut State, old: usize) {
     s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
 }
 
-/// What a fresh node in the place of the one in `slot` starts with.
-pub fn live_keys(s: &mut State, slot: usize) -> Vec<Key> {
-    let State { nodes, buckets, work, .. } = s;
-    let node = nodes.get(slot).node();
-    work.visit(node.len());
-    node.live_keys(&mut |key| !node.is_leaf() || !buckets.is_dead(key))
+/// Adds to `living` what a fresh node in the place of the one in `slot`, which nobody changes, starts with. Others run between
+/// the pieces.
+pub async fn gather(set: &CacheSet, slot: usize, living: &mut Living) {
+    living.reserve(set.with(|s| s.nodes.get(slot).node().len()));
+    let mut after = Some(Position::ZERO);
+    while let Some(from) = after {
+        set.env().breathe().await;
+        after = set.with(|s| {
+            let State { nodes, buckets, work, .. } = s;
+            let node = nodes.get(slot).node();
+            work.visit(PIECE_KEYS.min(node.len()));
+            node.gather(from, PIECE_KEYS, living, &mut |key| !node.is_leaf() || !buckets.is_dead(key))
+        });
+    }
 }
 
-/// A fresh node; its keys are copied into the view and into the first set.
-pub fn make(set: &CacheSet, own: Key, level: u8, keys: &[Key]) -> Node {
+/// A fresh node with `keys`, which have so many `words`, and its first set. Others run between the pieces.
+pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], usize)) -> (Node, SetWrite) {
     let seq = set.env().random();
-    set.with(|s| {
-        s.work.copy(2 * keys.len());
-        Node::from_keys(own, level, seq, &s.geometry, keys)
-    })
+    let mut node = set.with(|s| NodeBuilder::new(own, level, seq, &s.geometry, words));
+    for keys in keys.chunks(PIECE_KEYS) {
+        set.env().breathe().await;
+        set.with(|s| s.work.make(keys.len()));
+        node.push(keys);
+    }
+    node.seal()
 }
 
 /// Blocks of a whole node.

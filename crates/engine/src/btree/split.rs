@@ -6,17 +6,18 @@
 
 use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
 use crate::btree::cache::{Pin, Reserved};
-use crate::btree::replace::{self, Fresh};
+use crate::btree::replace::{self, Fresh, FreshNode};
 use crate::btree::{Child, load};
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
 use crate::state::State;
+use crate::work::VISIT_MAX;
 use alloc::vec::Vec;
 use bcached_env::sync::Permit;
 use bcached_format::{BucketId, Key, Pointer, Position};
-use bcached_node::Division;
+use bcached_node::{Division, Living};
 
 /// Makes room for `words` more in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
@@ -98,18 +99,29 @@ pub async fn tidy(
             let path = load_path(set, at, level).await?;
             let lowest = path.len() - 1;
             let (own, named) = read_named(set, &path[lowest]).await?;
-            let depth = set.with(|s| {
-                s.work.visit(named.len());
-                let is_due = !lacks_buckets && named.iter().any(|pointer| too_stale(&s.buckets, *pointer));
-                is_due.then(|| topmost_full(s, &path, lowest))
-            });
-            let Some(depth) = depth else {
+            if lacks_buckets || !any(set, &named, &too_stale).await {
                 return Ok(Some(Interior { end: own.position(), named, lacks_buckets }));
-            };
+            }
+            let depth = set.with(|s| topmost_full(s, &path, lowest));
             rewrite(set, &path, depth).await?
         };
         lacks_buckets = !rewritten && !allocator::metadata_comes_to_gc(set, REWRITE_NODES).await?;
     }
+}
+
+/// Whether any of `named` is `too_stale`. Others run between the pieces.
+async fn any(set: &CacheSet, named: &[Pointer], too_stale: &impl Fn(&Buckets, Pointer) -> bool) -> bool {
+    for named in named.chunks(VISIT_MAX) {
+        set.env().breathe().await;
+        let found = set.with(|s| {
+            s.work.visit(named.len());
+            named.iter().any(|pointer| too_stale(&s.buckets, *pointer))
+        });
+        if found {
+            return true;
+        }
+    }
+    false
 }
 
 /// What an interior node says on the device; in memory it holds no dead children. There is one rewrite at a time and this
@@ -197,7 +209,7 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
 
 /// What this rewrite is: of which kind, and whether in a replay.
 fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
-    let kind = match (fresh.nodes.len() - fresh.children, fresh.children, fresh.nodes[0].0.level()) {
+    let kind = match (fresh.nodes.len() - fresh.children, fresh.children, fresh.nodes[0].node.level()) {
         (0, 1, _) => Phase::Rewrite,
         (0, _, 0) => Phase::LeafSplit,
         (0, ..) => Phase::InteriorSplit,
@@ -215,36 +227,42 @@ async fn build(
     (free, memory): (&mut Vec<BucketId>, &mut Vec<Reserved>),
 ) -> Result<Fresh, Error> {
     let geometry = set.with(|s| s.geometry);
-    set.env().yield_now().await;
-    let (level, position, keys) = set.with(|s| {
+    let mut living = Living::default();
+    replace::gather(set, slot, &mut living).await;
+    set.env().breathe().await;
+    let (level, position, division) = set.with(|s| {
+        s.work.pass(living.keys().len());
         let node = s.nodes.get(slot).node();
-        (node.level(), node.position(), replace::live_keys(s, slot))
+        (node.level(), node.position(), living.divide(replace::node_blocks(&geometry), &geometry))
     });
-    let parts = match bcached_node::divide(keys, replace::node_blocks(&geometry), &geometry) {
-        Division::One(keys) => alloc::vec![keys],
-        Division::Two { left, right } => alloc::vec![left, right],
+    let wanted = match division {
+        Division::One => alloc::vec![(position, living.keys(), living.words())],
+        Division::Two { left, left_words } => {
+            let (left, right) = living.keys().split_at(left);
+            alloc::vec![
+                (last_position(left), left, left_words),
+                (position, right, living.words() - left_words)
+            ]
+        }
     };
-    let children = parts.len();
+    let children = wanted.len();
     if is_root && children > 1 {
         set.inner.shares.check(level + 1).map_err(|error| set.fail(error))?;
     }
-    let mut wanted: Vec<(u8, Position, Vec<Key>)> = Vec::new();
-    for (index, keys) in parts.into_iter().enumerate() {
-        let end = if index + 1 == children { position } else { last_position(&keys) };
-        wanted.push((level, end, keys));
-    }
     let mut nodes = Vec::new();
-    let mut owns = Vec::new();
-    for (level, end, keys) in wanted {
-        set.env().yield_now().await;
+    let mut add = async |level, end, keys: (&[Key], usize)| {
         let own = set.with(|s| replace::node_key(s, free.pop().expect("taken for this"), end));
-        let node = replace::make(set, own, level, &keys);
-        nodes.push((node, memory.pop().expect("set aside for this")));
-        owns.push(own);
+        let (node, first) = replace::make(set, own, level, keys).await;
+        nodes.push(FreshNode { node, first, memory: memory.pop().expect("set aside for this") });
+        own
+    };
+    let mut owns = Vec::new();
+    for (end, keys, words) in wanted {
+        owns.push(add(level, end, (keys, words)).await);
     }
     if is_root && children > 1 {
-        let own = set.with(|s| replace::node_key(s, free.pop().expect("taken for this"), Position::MAX));
-        nodes.push((replace::make(set, own, level + 1, &owns), memory.pop().expect("set aside for this")));
+        let words = owns.iter().map(Key::words).sum();
+        add(level + 1, Position::MAX, (&owns, words)).await;
     }
     set.with(|s| s.stats.btree_rewrites += 1);
     Ok(Fresh { nodes, children })

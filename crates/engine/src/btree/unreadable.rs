@@ -97,7 +97,7 @@ impl State {
         while at.level > child.level {
             let slot = self.nodes.find(at.pointer())?;
             let node = self.nodes.get(slot).node();
-            self.work.visit(node.len());
+            self.work.pass(node.len());
             let mut right = node.children().skip_while(|key| key.position() < child.key.position());
             let key = *right.next()?;
             let left = node.children().take_while(|left| left.position() < key.position()).last();

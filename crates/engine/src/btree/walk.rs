@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::opening::{Opening, WHOLE};
 use crate::space::Buckets;
 use crate::state::DirtyCounts;
-use crate::work::{COUNT_NS, VISIT_MAX};
+use crate::work::{COUNT_NS, VISIT_MAX, visit_ns};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Disk, Env, join_all};
@@ -108,15 +108,26 @@ impl Walk<'_> {
             self.raise(pointer)?;
         }
         let named: Vec<Pointer> = node.named().collect();
-        for pointer in &named {
-            self.raise(*pointer)?;
-        }
-        for pointer in named {
-            if let Some(bucket) = self.buckets.of(pointer) {
-                self.buckets.note_oldest(bucket, pointer.generation());
+        for pointers in named.chunks(VISIT_MAX) {
+            self.pause(pointers.len()).await;
+            for pointer in pointers {
+                self.raise(*pointer)?;
             }
         }
-        node.drop_dead(&mut |pointer| self.buckets.is_stale(pointer));
+        let mut dead = BTreeSet::new();
+        for pointers in named.chunks(VISIT_MAX) {
+            self.pause(pointers.len()).await;
+            for pointer in pointers {
+                if let Some(bucket) = self.buckets.of(*pointer) {
+                    self.buckets.note_oldest(bucket, pointer.generation());
+                }
+                if self.buckets.is_stale(*pointer) {
+                    dead.insert(pointer.word());
+                }
+            }
+        }
+        self.env.breathe().await;
+        node.drop_dead(&mut |pointer| dead.contains(&pointer.word()));
         node.check_children(visit.low).map_err(damaged)?;
         let mut low = visit.low;
         let mut children: Vec<Visit> = Vec::new();
@@ -129,6 +140,12 @@ impl Walk<'_> {
         children.reverse();
         stack.append(&mut children);
         Ok(())
+    }
+
+    /// Lets others run, if it is time, before so many pointers are looked at.
+    async fn pause(&self, pointers: usize) {
+        self.env.breathe().await;
+        self.env.charge(visit_ns(pointers));
     }
 
     fn raise(&mut self, pointer: Pointer) -> Result<(), Error> {

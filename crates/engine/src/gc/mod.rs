@@ -11,20 +11,21 @@ pub mod pass;
 use crate::btree::Attempt;
 use crate::space::Buckets;
 use crate::state::State;
+use crate::work::PIECE_KEYS;
 use bcached_format::{Key, Position};
 
-/// What the walk of one leaf saw.
+/// What a walk has come to in a leaf.
 pub(crate) struct Visited {
-    /// Where the next leaf begins.
-    pub end: Position,
-    /// The leaf holds much that is dead.
-    pub wants_rewrite: bool,
-    /// So little in it is alive that it may become one with its neighbour.
-    pub is_sparse: bool,
+    /// Where the next keys begin.
+    pub next: Position,
+    /// That is the next leaf.
+    pub is_end: bool,
+    /// Words that the keys of the leaf take on the device.
+    pub words_on_disk: usize,
 }
 
 impl State {
-    /// Shows every key of the leaf for `at`, stale ones included.
+    /// Shows the keys behind `at` of the leaf for it, stale ones included: as many as go into one piece.
     pub(crate) fn visit_leaf(
         &mut self,
         at: Position,
@@ -36,23 +37,15 @@ impl State {
         };
         let Self { nodes, buckets, work, .. } = self;
         let node = nodes.get(slot).node();
-        work.visit(node.len());
-        let (mut live_words, mut stale_max) = (0, 0);
-        for key in node.keys() {
+        work.visit(PIECE_KEYS.min(node.len()));
+        let mut keys = node.keys_behind(at);
+        let mut last = at;
+        for key in keys.by_ref().take(PIECE_KEYS) {
             visit(buckets, key);
-            live_words += if buckets.is_dead(key) { 0 } else { key.words() };
-            for (id, pointer) in
-                key.pointers.as_slice().iter().filter_map(|pointer| buckets.of(*pointer).zip(Some(pointer)))
-            {
-                stale_max = stale_max.max(buckets.get(id).generation.after(pointer.generation()));
-            }
+            last = key.position();
         }
-        let half_dead = node.words_on_disk() > 64 && live_words * 2 < node.words_on_disk();
-        let end = node.position();
-        let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
-        Attempt::Done(Visited { end, wants_rewrite, is_sparse: self.is_one_node(live_words) })
+        let is_end = keys.next().is_none();
+        let next = if is_end { node.position() } else { last };
+        Attempt::Done(Visited { next, is_end, words_on_disk: node.words_on_disk() })
     }
 }
-
-/// A node with a key staler than this is rewritten (the kernel's number).
-const STALE_REWRITE: u8 = 10;

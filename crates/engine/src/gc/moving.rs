@@ -93,11 +93,13 @@ async fn empty(set: &CacheSet, victims: &BTreeSet<u64>) -> Result<u64, Error> {
         for key in &keys {
             moved += move_key(set, key).await?;
         }
-        if visited.end == Position::MAX || set.with(|s| s.stopping) {
+        if visited.next == Position::MAX || set.with(|s| s.stopping) {
             break;
         }
-        at = visited.end;
-        set.env().yield_now().await;
+        at = visited.next;
+        if visited.is_end {
+            set.env().yield_now().await;
+        }
     }
     writer::commit(set).await?;
     set.with(|s| s.stats.moved_bytes += moved * 512);

@@ -11,12 +11,11 @@
 use crate::btree::coalesce::coalesce;
 use crate::btree::split::{self, Interior};
 use crate::error::Error;
-use crate::gc::{STALE_REWRITE, Visited};
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
-use crate::work::BUCKETS_MAX;
+use crate::work::{BUCKETS_MAX, VISIT_MAX};
 use alloc::vec::Vec;
 use bcached_format::{Gen, Pointer, Position};
 use core::time::Duration;
@@ -25,6 +24,8 @@ use core::time::Duration;
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long to leave the tree alone after a node that could not be read.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
+/// A node with a key staler than this is rewritten (the kernel's number).
+const STALE_REWRITE: u8 = 10;
 /// Nodes between two yields to requests.
 const NODES_A_TURN: u32 = 8;
 
@@ -100,7 +101,7 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
             return Ok(false);
         }
         let mut seen: Vec<Pointer> = Vec::new();
-        let Visited { mut end, wants_rewrite, is_sparse } = visit(set, at, &mut seen).await?;
+        let Leaf { mut end, wants_rewrite, is_sparse } = visit(set, at, &mut seen).await?;
         if is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
             continue;
         }
@@ -109,7 +110,7 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
             seen.clear();
             end = visit(set, at, &mut seen).await?.end;
         }
-        pass.oldest.see(set, &seen);
+        pass.oldest.see(set, &seen).await;
         if end == Position::MAX {
             break;
         }
@@ -121,12 +122,42 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
     Ok(true)
 }
 
-async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Visited, Error> {
-    set.attempt(|s| {
-        seen.clear();
-        s.visit_leaf(at, &mut |_, key| seen.extend(key.pointers.as_slice()))
-    })
-    .await
+/// What a pass has seen of a leaf.
+struct Leaf {
+    /// Where the next one begins.
+    end: Position,
+    /// It holds much that is dead.
+    wants_rewrite: bool,
+    /// So little in it is alive that it may become one with its neighbour.
+    is_sparse: bool,
+}
+
+/// Looks at the leaf for `at`, and adds what it names to `seen`. Others run between the pieces; if they change the leaf, those
+/// who act on what was seen ask again.
+async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Leaf, Error> {
+    let (mut live_words, mut stale_max) = (0, 0);
+    let mut next = at;
+    loop {
+        let visited = set
+            .attempt(|s| {
+                s.visit_leaf(next, &mut |buckets, key| {
+                    live_words += if buckets.is_dead(key) { 0 } else { key.words() };
+                    for pointer in key.pointers.as_slice() {
+                        let age = |id| buckets.get(id).generation.after(pointer.generation());
+                        stale_max = stale_max.max(buckets.of(*pointer).map_or(0, age));
+                        seen.push(*pointer);
+                    }
+                })
+            })
+            .await?;
+        next = visited.next;
+        if visited.is_end {
+            let half_dead = visited.words_on_disk > 64 && live_words * 2 < visited.words_on_disk;
+            let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
+            let is_sparse = set.with(|s| s.is_one_node(live_words));
+            return Ok(Leaf { end: next, wants_rewrite, is_sparse });
+        }
+    }
 }
 
 /// False if the set stops meanwhile.
@@ -151,7 +182,7 @@ async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> 
                 return Ok(true);
             };
             pass.lacks_buckets |= lacks_buckets;
-            pass.oldest.see(set, &named);
+            pass.oldest.see(set, &named).await;
             at = end;
             set.env().yield_now().await;
         }
@@ -178,18 +209,21 @@ impl Oldest {
         Self(oldest)
     }
 
-    fn see(&mut self, set: &CacheSet, pointers: &[Pointer]) {
-        set.with(|s| {
-            s.work.visit(pointers.len());
-            for pointer in pointers {
-                let Some(id) = s.buckets.of(*pointer) else { continue };
-                let now = s.buckets.get(id).generation;
-                let place = &mut self.0[usize::try_from(id.index).expect("a table index")];
-                if now.after(pointer.generation()) > now.after(*place) {
-                    *place = pointer.generation();
+    async fn see(&mut self, set: &CacheSet, pointers: &[Pointer]) {
+        for pointers in pointers.chunks(VISIT_MAX) {
+            set.env().breathe().await;
+            set.with(|s| {
+                s.work.visit(pointers.len());
+                for pointer in pointers {
+                    let Some(id) = s.buckets.of(*pointer) else { continue };
+                    let now = s.buckets.get(id).generation;
+                    let place = &mut self.0[usize::try_from(id.index).expect("a table index")];
+                    if now.after(pointer.generation()) > now.after(*place) {
+                        *place = pointer.generation();
+                    }
                 }
-            }
-        });
+            });
+        }
     }
 
     /// Tells the buckets.

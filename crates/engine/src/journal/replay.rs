@@ -12,8 +12,10 @@ use crate::journal::scan::Entry;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
+use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX, visit_ns};
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use bcached_env::NoteRecord;
+use bcached_env::{Env, NoteRecord};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers};
 
@@ -23,8 +25,10 @@ pub struct Pending {
 }
 
 /// Checks every key that will be replayed, pulls generations forward and pins the buckets. What cannot be is refused here,
-/// before anything is written: a sum says that bytes are as they were written, not that they make sense.
-pub fn prepare(
+/// before anything is written: a sum says that bytes are as they were written, not that they make sense. Others run between
+/// the pieces of it.
+pub async fn prepare(
+    env: &Env,
     entries: Vec<Entry>,
     note: &[NoteRecord],
     geometry: &Geometry,
@@ -32,6 +36,7 @@ pub fn prepare(
 ) -> Result<Pending, Error> {
     let mut keys: Vec<(u64, Key)> = Vec::new();
     for entry in entries {
+        pause(env, entry.keys.len()).await;
         for key in entry.keys {
             let checked = check_key(geometry, &key);
             checked.map_err(|source| Error::Format { doing: Doing::Journal, source: source.into() })?;
@@ -41,24 +46,37 @@ pub fn prepare(
     // All of the note, whatever its records' numbers: it is a complete end of the history, in order, so going over it
     // again leaves its last state. Some of it may be in entries; some of it was perhaps replayed by a process that
     // was killed while it did so, whose entries have taken the same numbers.
-    for record in note {
-        let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note holds no key"))?;
-        let checked = check_key(geometry, &key);
-        checked.map_err(|source| Error::Format { doing: Doing::Note, source: source.into() })?;
-        keys.push((0, key));
+    for records in note.chunks(VISIT_MAX) {
+        pause(env, records.len()).await;
+        for record in records {
+            let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note holds no key"))?;
+            let checked = check_key(geometry, &key);
+            checked.map_err(|source| Error::Format { doing: Doing::Note, source: source.into() })?;
+            keys.push((0, key));
+        }
     }
-    for (_, key) in &keys {
-        for pointer in key.pointers.as_slice() {
+    for keys in keys.chunks(VISIT_MAX) {
+        pause(env, keys.len()).await;
+        for pointer in keys.iter().flat_map(|(_, key)| key.pointers.as_slice()) {
             walk::raise(buckets, *pointer)?;
         }
     }
-    check_disjoint(&keys, buckets)?;
-    for (_, key) in &keys {
-        for pointer in valid(buckets, key) {
-            buckets.pin(pointer);
+    check_disjoint(env, &keys, buckets).await?;
+    for keys in keys.chunks(VISIT_MAX) {
+        pause(env, keys.len()).await;
+        for (_, key) in keys {
+            for pointer in valid(buckets, key) {
+                buckets.pin(pointer);
+            }
         }
     }
     Ok(Pending { keys })
+}
+
+/// Lets others run, if it is time, before so many keys are looked at.
+async fn pause(env: &Env, keys: usize) {
+    env.breathe().await;
+    env.charge(visit_ns(keys));
 }
 
 /// What is replayed covers something and makes sense in a leaf.
@@ -83,21 +101,28 @@ struct Extent {
 
 /// No sector of the cache holds two different sectors of volumes, nor both copies of one: a bucket would count more live
 /// data than it holds. The same extent may be there many times, in parts too.
-fn check_disjoint(keys: &[(u64, Key)], buckets: &Buckets) -> Result<(), Error> {
-    let mut extents: Vec<Extent> = Vec::new();
-    for (_, key) in keys.iter().filter(|(_, key)| !is_void(buckets, key)) {
-        for (copy, pointer) in key.pointers.as_slice().iter().enumerate() {
-            if !buckets.is_stale(*pointer) {
-                let sector = pointer.sector();
-                let shift = key.start().wrapping_sub(sector);
-                extents.push(Extent { sector, end: sector + key.sectors(), inode: key.inode, shift, copy });
-            }
+async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Result<(), Error> {
+    let mut extents: BTreeSet<Extent> = BTreeSet::new();
+    for keys in keys.chunks(SORT_MAX) {
+        env.breathe().await;
+        env.charge(SORT_NS * keys.len() as u64);
+        for (_, key) in keys.iter().filter(|(_, key)| !is_void(buckets, key)) {
+            let copies = key.pointers.as_slice().iter().enumerate();
+            extents.extend(copies.filter(|(_, pointer)| !buckets.is_stale(**pointer)).map(
+                |(copy, pointer)| {
+                    let sector = pointer.sector();
+                    let shift = key.start().wrapping_sub(sector);
+                    Extent { sector, end: sector + key.sectors(), inode: key.inode, shift, copy }
+                },
+            ));
         }
     }
-    extents.sort_unstable();
     // Whatever overlaps an earlier one overlaps the one that reaches furthest.
     let mut furthest: Option<Extent> = None;
-    for extent in extents {
+    for (number, extent) in extents.into_iter().enumerate() {
+        if number % VISIT_MAX == 0 {
+            pause(env, VISIT_MAX).await;
+        }
         if let Some(before) = furthest.filter(|before| extent.sector < before.end) {
             let of = |extent: &Extent| (extent.inode, extent.shift, extent.copy);
             if of(&before) != of(&extent) {
@@ -122,13 +147,17 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
     for (_, key) in noted {
         replay_key(set, &key, Record::Journal).await?;
     }
-    set.with(|s| {
-        for (_, key) in &pending.keys {
-            for pointer in valid(&s.buckets, key) {
-                s.buckets.unpin(pointer);
+    for keys in pending.keys.chunks(VISIT_MAX) {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.visit(keys.len());
+            for (_, key) in keys {
+                for pointer in valid(&s.buckets, key) {
+                    s.buckets.unpin(pointer);
+                }
             }
-        }
-    });
+        });
+    }
     writer::checkpoint(set).await
 }
 

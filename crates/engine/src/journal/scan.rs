@@ -3,9 +3,10 @@
 //! once.
 
 use crate::error::{Doing, Error};
+use crate::work::entry_ns;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Disk, join_all};
+use bcached_env::{Buffer, Disk, Env, join_all};
 use bcached_format::jset::{Jset, JsetHeader};
 use bcached_format::{Geometry, Key};
 
@@ -23,6 +24,12 @@ pub struct Entry {
     pub old_uuids: bool,
     /// Its keys, in the order of insertion.
     pub keys: Vec<Key>,
+}
+
+impl Entry {
+    fn of(jset: &Jset<'_>) -> Self {
+        Self { header: jset.header, old_uuids: jset.has_old_uuids(), keys: jset.keys.iter().collect() }
+    }
 }
 
 /// What the journal holds.
@@ -44,14 +51,14 @@ struct Found {
 }
 
 /// Reads the journal. An unreadable bucket fails the scan: it may hold the newest entry.
-pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
+pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Error> {
     let mut kept = Kept::default();
     let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
     let mut ends = newest.clone();
     let mut current = (0, 0, 0);
     let indices: Vec<u64> = (0..geometry.journal_buckets).collect();
     for indices in indices.chunks(DEPTH) {
-        let logs = join_all(indices.iter().map(|index| read_bucket(disk, geometry, *index))).await;
+        let logs = join_all(indices.iter().map(|index| read_bucket(device, geometry, *index))).await;
         for (index, log) in indices.iter().zip(logs) {
             let index = usize::try_from(*index).expect("at most 256");
             for Found { entry, end_sector } in log? {
@@ -63,45 +70,96 @@ pub async fn scan(disk: &Disk, geometry: &Geometry) -> Result<Scan, Error> {
             }
         }
     }
-    let (sequence, bucket, used_sectors) = current;
-    let entries = kept.complete(sequence)?;
-    for index in [bucket, (bucket + 1) % ends.len()] {
-        let hidden = newest_behind(disk, geometry, index as u64, ends[index]).await;
-        if hidden > sequence {
-            return Err(Error::JournalHidden { sequence: hidden, found: sequence });
+    let before = current.0;
+    let (mut index, mut left) = (current.1, 2);
+    while left > 0 {
+        let hidden = hidden_behind(device, geometry, index, ends[index], current.0).await?;
+        for Found { entry, end_sector } in hidden {
+            newest[index] = entry.header.seq;
+            current = (entry.header.seq, index, end_sector);
+            // The next bucket may go on from there.
+            left = 2;
+            kept.add(entry);
         }
+        left -= 1;
+        index = (index + 1) % ends.len();
     }
+    let (sequence, bucket, used_sectors) = current;
+    let entries = match kept.complete(sequence) {
+        Err(Error::JournalGap { .. }) if sequence > before => {
+            return Err(Error::JournalHidden { sequence, found: before });
+        }
+        entries => entries?,
+    };
     Ok(Scan { entries, newest, current: bucket, used_sectors })
 }
 
-/// The newest whole entry at or behind sector `from` of a journal bucket, 0 if there is none.
+/// The entries newer than `newest` that stand at or behind sector `from` of a journal bucket, in their order.
 ///
 /// An entry is written only when the one before it is durable (ours and a kernel's), and goes behind it or to the start of the
 /// next bucket. So no crash leaves an entry behind the end of a log that is newer than the log's: what is there was hidden when
-/// an entry before it was damaged, and a start that did not look would put older keys over newer ones.
-async fn newest_behind(disk: &Disk, geometry: &Geometry, index: u64, from: u64) -> u64 {
+/// an entry before it was damaged, and a start that did not look would put older keys over newer ones. They are the journal's
+/// end, if what they need is whole: the damaged one was not needed any more.
+///
+/// # Errors
+/// The first of them follows `newest` without a gap: then nothing between them has been damaged, and what it is nobody can say.
+async fn hidden_behind(
+    device: (&Env, &Disk),
+    geometry: &Geometry,
+    index: usize,
+    from: u64,
+    newest: u64,
+) -> Result<Vec<Found>, Error> {
+    let mut hidden: Vec<Found> = Vec::new();
+    each_whole(device, geometry, index as u64, from, |jset, end_sector| {
+        let before = hidden.last().map_or(newest, |before| before.entry.header.seq);
+        if jset.header.seq > before {
+            hidden.push(Found { entry: Entry::of(jset), end_sector });
+        }
+    })
+    .await;
+    match hidden.first().map(|first| first.entry.header.seq) {
+        Some(sequence) if sequence == newest + 1 => Err(Error::JournalHidden { sequence, found: newest }),
+        _ => Ok(hidden),
+    }
+}
+
+/// Shows `look` each whole entry at or behind sector `from` of a journal bucket, whatever stands between them, and the sector of
+/// the bucket where it ends.
+async fn each_whole(
+    (env, disk): (&Env, &Disk),
+    geometry: &Geometry,
+    index: u64,
+    from: u64,
+    mut look: impl FnMut(&Jset<'_>, u64),
+) {
     let start = geometry.sector_of(geometry.journal_bucket(index)) + from;
     let limit = usize::try_from((geometry.bucket_sectors - from) * 512).expect("a bucket fits in memory");
     let mut bytes: Vec<u8> = Vec::new();
     // What cannot be read there is nobody's log, and is no reason to refuse a set.
     while bytes.len() < limit && read_more(disk, start, &mut bytes, limit).await.is_ok() {}
-    let (mut at, mut newest) = (0, 0);
+    let mut at = 0;
     while at < bytes.len() {
-        let entry = Jset::parse(&bytes[at..], geometry.magic).ok();
-        newest = newest.max(entry.map_or(0, |entry| entry.header.seq));
-        at += geometry.whole_blocks(entry.map_or(1, |entry| entry.byte_len()));
+        env.breathe().await;
+        let jset = Jset::parse(&bytes[at..], geometry.magic).ok();
+        env.charge(entry_ns(jset.as_ref().map_or(0, Jset::byte_len)));
+        at += geometry.whole_blocks(jset.as_ref().map_or(1, Jset::byte_len));
+        if let Some(jset) = jset {
+            look(&jset, from + at as u64 / 512);
+        }
     }
-    newest
 }
 
 /// The newest whole entry wherever it stands, with the journal bucket it stands in; `None` if there is none: a set that is made
 /// anew with the uuid of a former one takes that one's entries for its own, and has to begin behind them.
-pub async fn newest_of_all(disk: &Disk, geometry: &Geometry) -> Option<(u64, usize)> {
+pub async fn newest_of_all(device: (&Env, &Disk), geometry: &Geometry) -> Option<(u64, usize)> {
     let mut newest = None;
     for index in 0..geometry.journal_buckets {
-        let found = newest_behind(disk, geometry, index, 0).await;
         let bucket = usize::try_from(index).expect("at most 256");
-        newest = newest.max((found > 0).then_some((found, bucket)));
+        each_whole(device, geometry, index, 0, |jset, _| {
+            newest = newest.max(Some((jset.header.seq, bucket)));
+        })
+        .await;
     }
     newest
 }
@@ -147,25 +205,26 @@ fn gap(found: &BTreeMap<u64, Entry>, from: u64, newest: u64) -> Error {
 
 /// The log of one bucket. It ends at the first place that is not a valid entry, and where sequence numbers go back:
 /// behind the newest entry of this lap lie those of the former one.
-async fn read_bucket(disk: &Disk, geometry: &Geometry, index: u64) -> Result<Vec<Found>, Error> {
+async fn read_bucket(
+    (env, disk): (&Env, &Disk),
+    geometry: &Geometry,
+    index: u64,
+) -> Result<Vec<Found>, Error> {
     let start = geometry.sector_of(geometry.journal_bucket(index));
     let bucket_bytes = usize::try_from(geometry.bucket_bytes()).expect("a bucket fits in memory");
     let mut bytes: Vec<u8> = Vec::new();
     let mut at = 0;
     let mut log: Vec<Found> = Vec::new();
     loop {
+        env.breathe().await;
         match Jset::parse(&bytes[at..], geometry.magic) {
             Ok(jset) => {
+                env.charge(entry_ns(jset.byte_len()));
                 if log.last().is_some_and(|before| before.entry.header.seq >= jset.header.seq) {
                     return Ok(log);
                 }
                 at += geometry.whole_blocks(jset.byte_len());
-                let entry = Entry {
-                    header: jset.header,
-                    old_uuids: jset.has_old_uuids(),
-                    keys: jset.keys.iter().collect(),
-                };
-                log.push(Found { entry, end_sector: at as u64 / 512 });
+                log.push(Found { entry: Entry::of(&jset), end_sector: at as u64 / 512 });
                 if at >= bucket_bytes {
                     return Ok(log);
                 }

@@ -83,6 +83,7 @@ fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {
         prio_bucket: s.prios.current.first().expect("a chain has a first bucket").index,
     };
     let mut bytes = seal(s.geometry.magic, &header, &closed.keys);
+    s.work.seal(bytes.len());
     bytes.resize(s.geometry.whole_blocks(bytes.len()), 0);
     Some((closed, bytes))
 }

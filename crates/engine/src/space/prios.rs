@@ -7,9 +7,11 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
+use crate::work::{priorities_ns, sum_ns};
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Disk};
-use bcached_format::prio::{self, BucketPrio, PrioSet};
+use bcached_env::{Buffer, Disk, Env};
+use bcached_format::checksum::{CHECKSUM_BYTES, Sum};
+use bcached_format::prio::{BucketPrio, PrioSet, PrioWriter};
 use bcached_format::{BucketId, Gen, Geometry};
 
 /// Stores all generations and releases the buckets that were pending when it began.
@@ -20,8 +22,11 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let chain = set.begin(Phase::PriorityChain);
     let sets = set.with(|s| s.prios.spare.len());
     for index in (0..sets).rev() {
-        let (sector, bytes) = set.with(|s| build(s, index));
-        set.with(|s| s.stats.prio_written_bytes += bytes.len() as u64);
+        let bytes = build(set, index).await;
+        let sector = set.with(|s| {
+            s.stats.prio_written_bytes += bytes.len() as u64;
+            s.buckets.sector(s.prios.spare[index])
+        });
         let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
         written.map_err(|source| set.fail(Error::Io { doing: Doing::Priorities, source }))?;
     }
@@ -42,22 +47,40 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-/// One block of the chain: where it goes and what it says.
-fn build(s: &mut State, index: usize) -> (u64, Vec<u8>) {
-    let first = index as u64 * s.geometry.prios_per_set();
-    let end = (first + s.geometry.prios_per_set()).min(s.geometry.buckets);
-    s.work.buckets(2 * usize::try_from(end - first).expect("a block is small"));
-    let chain = &s.prios.spare;
-    // The last one's successor is junk by definition; zero is as good as any.
-    let next = chain.get(index + 1).map_or(0, |bucket| bucket.index);
-    let entry = |bucket| {
-        let id = s.buckets.id(bucket);
-        BucketPrio { prio: s.buckets.prio(id), generation: s.buckets.get(id).generation }
-    };
-    let entries: Vec<BucketPrio> = (first..end).map(entry).collect();
-    let mut bytes = alloc::vec![0; s.geometry.meta_bytes()];
-    prio::seal(&mut bytes, s.geometry.magic, s.prios.sequence + 1, next, entries.into_iter());
-    (s.buckets.sector(chain[index]), bytes)
+/// Buckets in one piece of a block, or of one that is read.
+const PIECE: u32 = 4096;
+/// Bytes that are summed in one piece.
+const SUM_BYTES: usize = 256 << 10;
+
+/// What block `index` of the chain says. Others run between its pieces, and may change generations: what is pending when a
+/// store begins is in it, and what comes to be pending later waits for the next.
+async fn build(set: &CacheSet, index: usize) -> Vec<u8> {
+    let (mut block, mut at, block_end, end) = set.with(|s| {
+        let chain = &s.prios.spare;
+        // The last one's successor is junk by definition; zero is as good as any.
+        let next = chain.get(index + 1).map_or(0, |bucket| bucket.index);
+        let first = index as u64 * s.geometry.prios_per_set();
+        let block = PrioWriter::new(s.geometry.meta_bytes(), s.geometry.magic, s.prios.sequence + 1, next);
+        (block, first, first + s.geometry.prios_per_set(), s.geometry.buckets)
+    });
+    while at < block_end {
+        set.env().breathe().await;
+        let piece = at..block_end.min(at + u64::from(PIECE));
+        at = piece.end;
+        set.with(|s| {
+            s.work.priorities(piece.end - piece.start);
+            block.push(
+                piece.map(|bucket| if bucket < end { stored(s, bucket) } else { BucketPrio::default() }),
+            );
+        });
+    }
+    block.seal()
+}
+
+/// What is stored of a bucket.
+fn stored(s: &State, bucket: u64) -> BucketPrio {
+    let id = s.buckets.id(bucket);
+    BucketPrio { prio: s.buckets.prio(id), generation: s.buckets.get(id).generation }
 }
 
 /// What a chain says.
@@ -71,7 +94,7 @@ pub struct Stored {
 }
 
 /// Reads the chain that starts in bucket `first`.
-pub async fn read(disk: &Disk, geometry: &Geometry, first: u64) -> Result<Stored, Error> {
+pub async fn read((env, disk): (&Env, &Disk), geometry: &Geometry, first: u64) -> Result<Stored, Error> {
     let mut stored = Stored { entries: Vec::new(), chain: Vec::new(), sequence: 0 };
     let mut bucket = first;
     for index in 0..geometry.prio_sets() {
@@ -81,7 +104,8 @@ pub async fn read(disk: &Disk, geometry: &Geometry, first: u64) -> Result<Stored
         let id = BucketId { device: bcached_format::DeviceIndex(0), index: bucket };
         let (result, buffer) = disk.read(geometry.sector_of(id), Buffer::zeroed(geometry.meta_bytes())).await;
         result.map_err(Error::io(Doing::Priorities))?;
-        let parsed = PrioSet::parse(buffer.as_slice(), geometry.magic)
+        let sum = sum(env, buffer.as_slice()).await;
+        let parsed = PrioSet::parse_summed(buffer.as_slice(), geometry.magic, sum)
             .map_err(|source| Error::Format { doing: Doing::Priorities, source: source.into() })?;
         if index > 0 && parsed.seq != stored.sequence {
             return Err(Error::Inconsistent("the chain of priorities mixes two writes"));
@@ -89,11 +113,28 @@ pub async fn read(disk: &Disk, geometry: &Geometry, first: u64) -> Result<Stored
         stored.sequence = parsed.seq;
         let missing = geometry.buckets - stored.entries.len() as u64;
         let count = usize::try_from(missing.min(geometry.prios_per_set())).expect("a set is small");
-        stored.entries.extend(parsed.entries().take(count).map(|entry| (entry.generation, entry.prio)));
+        let mut entries = parsed.entries().take(count).map(|entry| (entry.generation, entry.prio));
+        while entries.len() > 0 {
+            env.breathe().await;
+            let before = stored.entries.len();
+            stored.entries.extend(entries.by_ref().take(PIECE as usize));
+            env.charge(priorities_ns((stored.entries.len() - before) as u64));
+        }
         stored.chain.push(id);
         bucket = parsed.next_bucket;
     }
     Ok(stored)
+}
+
+/// The sum of a block; others run between its pieces.
+async fn sum(env: &Env, block: &[u8]) -> u64 {
+    let mut sum = Sum::default();
+    for piece in block.get(CHECKSUM_BYTES..).unwrap_or_default().chunks(SUM_BYTES) {
+        env.breathe().await;
+        sum.add(piece);
+        env.charge(sum_ns(piece.len()));
+    }
+    sum.value()
 }
 
 /// Takes unreferenced buckets for the first chain or the first spare one: only while a set is being started.

@@ -2,10 +2,10 @@
 
 use bcached_format::bset::{BSET_HEADER_BYTES, seal_in_place};
 use bcached_format::{Inode, Key, Position};
-use bcached_node::{Node, NodeError, divide};
+use bcached_node::{Node, NodeError};
 use proptest::prelude::*;
 
-use crate::sample::{GEOMETRY, Image, SEQ, extent, own, place};
+use crate::sample::{GEOMETRY, Image, SEQ, extent, live_keys, own, place};
 
 const SECTORS: u16 = 16;
 
@@ -46,11 +46,11 @@ fn use_node(level: u8, bytes: &[u8]) -> Result<Node, NodeError> {
             node.insert(&extent(0, 10, 200, 40_960, true), &mut |_| ());
         }
         let _ = node.matching(&extent(0, 0, 60, 40_950, true), 50).count();
-        let _ = divide(node.live_keys(&mut |_| true), node.total_blocks(), &GEOMETRY);
+        let _ = live_keys(&node, &mut |_| true).divide(node.total_blocks(), &GEOMETRY);
     } else {
         let _ = node.check_children(Position::ZERO);
         node.drop_dead(&mut |pointer| pointer.sector() % 3 == 0);
-        let _ = (node.child_for(Position::ZERO), node.live_keys(&mut |_| true));
+        let _ = (node.child_for(Position::ZERO), live_keys(&node, &mut |_| true));
     }
     if node.has_pending() {
         assert!(node.seal_pending().is_some());

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
-use bcached_node::{Division, Node, divide, memory_bytes_limit, memory_bytes_max};
+use bcached_node::{Node, memory_bytes_limit, memory_bytes_max};
 use proptest::prelude::*;
 
-use crate::sample::{GEOMETRY, Image, SEQ, extent, own, pointer};
+use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, pointer};
 
 const NODE_SECTORS: u16 = 24;
 const VOLUME_SECTORS: u64 = 3000;
@@ -182,28 +182,24 @@ impl Pair {
     }
 
     fn split(&mut self) {
-        let keys = self.node.live_keys(&mut |_| true);
-        let blocks = self.node.total_blocks();
-        let position = match divide(keys.clone(), blocks, &GEOMETRY) {
-            Division::One(all) => {
-                assert_eq!(all, keys);
-                self.go_on(self.node.position(), &all);
-                return;
-            }
-            Division::Two { left, right } => {
-                assert_eq!([left.clone(), right].concat(), keys, "every key goes into one of the nodes");
-                let position = left.last().expect("not empty").position();
-                self.go_on(position, &left);
-                position
-            }
-        };
+        let living = live_keys(&self.node, &mut |_| true);
+        let parts = deal(&living, self.node.total_blocks(), &GEOMETRY);
+        assert_eq!(parts.concat(), living.keys(), "every key goes into one of the nodes");
+        if parts.len() == 1 {
+            self.go_on(self.node.position(), &parts[0]);
+            return;
+        }
+        let position = parts[0].last().expect("not empty").position();
+        self.go_on(position, &parts[0]);
         self.sectors.retain(|(inode, sector), _| Position::new(Inode(*inode), *sector) < position);
     }
 
     fn go_on(&mut self, position: Position, keys: &[Key]) {
         let own = own(37, NODE_SECTORS, position);
-        self.node = Node::from_keys(own, 0, SEQ + 1, &GEOMETRY, keys);
+        let first;
+        (self.node, first) = build(own, SEQ + 1, keys);
         self.image = Image::new(&own);
+        self.image.append(&first);
         self.inserted.retain(|key| key.position() <= position);
     }
 

@@ -2,7 +2,7 @@
 
 use bcached_format::bset::{self, BsetPlace};
 use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, Position, SetMagic, Uuid};
-use bcached_node::Node;
+use bcached_node::{Division, Living, Node, NodeBuilder, SetWrite};
 
 /// 1 GiB, buckets of 512 KiB, blocks of a sector: the set of the format document's worked example.
 pub const GEOMETRY: Geometry = Geometry {
@@ -38,6 +38,35 @@ pub fn root(sectors: u16) -> Key {
     own(36, sectors, Position::MAX)
 }
 
+/// All keys of the node that `is_live` says yes to, as a fresh one starts with them.
+pub fn live_keys(node: &Node, is_live: &mut dyn FnMut(&Key) -> bool) -> Living {
+    let (mut living, mut after) = (Living::default(), Some(Position::ZERO));
+    while let Some(from) = after {
+        after = node.gather(from, 3, &mut living, is_live);
+    }
+    assert_eq!(living, living.keys().iter().copied().collect(), "words are counted right");
+    living
+}
+
+/// The keys of each node that `living` is dealt out to.
+pub fn deal(living: &Living, blocks: u32, geometry: &Geometry) -> Vec<Vec<Key>> {
+    match living.divide(blocks, geometry) {
+        Division::One => vec![living.keys().to_vec()],
+        Division::Two { left, left_words } => {
+            let (left, right) = living.keys().split_at(left);
+            assert_eq!(left.iter().map(Key::words).sum::<usize>(), left_words, "words are counted right");
+            vec![left.to_vec(), right.to_vec()]
+        }
+    }
+}
+
+/// A node with these keys, and its first set.
+pub fn build(own: Key, seq: u64, keys: &[Key]) -> (Node, SetWrite) {
+    let mut node = NodeBuilder::new(own, 0, seq, &GEOMETRY, keys.iter().map(Key::words).sum());
+    keys.chunks(7).for_each(|keys| node.push(keys));
+    node.seal()
+}
+
 pub fn place(own: &Key) -> BsetPlace {
     BsetPlace { magic: GEOMETRY.magic, node: own.pointers.as_slice()[0] }
 }
@@ -67,13 +96,14 @@ impl Image {
     /// Writes what is pending in `node`.
     pub fn write(&mut self, node: &mut Node) {
         if let Some(set) = node.seal_pending() {
-            assert!(
-                set.bytes.len().is_multiple_of(GEOMETRY.block_bytes()),
-                "a set is written in whole blocks"
-            );
-            assert_eq!(set.block as usize, self.end_block, "a set goes behind the one before");
-            self.put(self.end_block, &set.bytes);
+            self.append(&set);
         }
+    }
+
+    pub fn append(&mut self, set: &SetWrite) {
+        assert!(set.bytes.len().is_multiple_of(GEOMETRY.block_bytes()), "a set is written in whole blocks");
+        assert_eq!(set.block as usize, self.end_block, "a set goes behind the one before");
+        self.put(self.end_block, &set.bytes);
     }
 
     fn put(&mut self, block: usize, set: &[u8]) {

@@ -1,41 +1,43 @@
 //! Full nodes, and nodes that are too empty: keys are dealt out to fresh nodes, and none is lost.
 
 use bcached_format::{Geometry, Inode, Key, Position};
-use bcached_node::{Division, Node, belong_together, divide};
+use bcached_node::{Living, Node, belong_together};
 use proptest::prelude::*;
 
-use crate::sample::{GEOMETRY, Image, SEQ, extent, own, root};
+use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, root};
 
 /// Keys of three words that do not merge.
 fn keys(count: u64) -> Vec<Key> {
     (0..count).map(|index| extent(0, index * 16, index * 16 + 8, 20_480 + index % 1000, true)).collect()
 }
 
+fn living(count: u64) -> Living {
+    keys(count).into_iter().collect()
+}
+
 #[test]
 fn four_fifths_of_the_blocks_are_one_node() {
     // 10 blocks of 512 bytes: 8 of them hold 4096 - 32 bytes of keys, which are 169 keys of three words.
-    assert_eq!(divide(keys(169), 10, &GEOMETRY), Division::One(keys(169)));
-    let Division::Two { left, right } = divide(keys(170), 10, &GEOMETRY) else {
-        panic!("nine blocks are too many")
-    };
+    assert_eq!(deal(&living(169), 10, &GEOMETRY), [keys(169)]);
+    let parts = deal(&living(170), 10, &GEOMETRY);
     // Three fifths of 510 words are 306: 102 keys lie behind, and the one after is the last on the left.
-    assert_eq!((left.len(), right.len()), (103, 67));
-    assert_eq!([left, right].concat(), keys(170));
+    assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [103, 67], "nine blocks are too many");
+    assert_eq!(parts.concat(), keys(170));
 }
 
 #[test]
 fn a_node_of_one_block_is_not_divided_for_ever() {
     let geometry = Geometry { block_sectors: 8, ..GEOMETRY };
-    assert_eq!(divide(keys(2), 1, &geometry), Division::One(keys(2)));
-    assert!(matches!(divide(keys(160), 1, &geometry), Division::Two { .. }));
+    assert_eq!(deal(&living(2), 1, &geometry), [keys(2)]);
+    assert_eq!(deal(&living(160), 1, &geometry).len(), 2);
 }
 
 /// What comes of a division, in words, for each number of keys that a node of so many blocks can hold.
 fn divisions(blocks: u32) -> impl Iterator<Item = (u64, Option<[usize; 2]>)> {
     let most = (u64::from(blocks) * 512 - 32) / 24;
-    (2..=most).map(move |count| match divide(keys(count), blocks, &GEOMETRY) {
-        Division::One(_) => (count, None),
-        Division::Two { left, right } => (count, Some([left.len() * 3, right.len() * 3])),
+    (2..=most).map(move |count| match deal(&living(count), blocks, &GEOMETRY).as_slice() {
+        [left, right] => (count, Some([left.len() * 3, right.len() * 3])),
+        _ => (count, None),
     })
 }
 
@@ -65,13 +67,15 @@ fn what_was_divided_does_not_belong_together_nor_the_other_way_round() {
 }
 
 #[test]
-fn a_fresh_node_takes_inserts_before_it_is_written() {
+fn a_fresh_node_takes_inserts_behind_its_first_set() {
     let node_key = own(37, 8, Position::MAX);
-    let mut node = Node::from_keys(node_key, 0, SEQ, &GEOMETRY, &keys(100));
-    assert_eq!(node.pending_bytes(), 32 + 300 * 8);
+    let (mut node, first) = build(node_key, SEQ, &keys(100));
+    assert!(!node.has_pending());
     node.insert(&Key::hole(Inode(0), 0, 16), &mut |_| ());
     assert_eq!(node.len(), 99);
     let mut image = Image::new(&node_key);
+    image.append(&first);
+    assert_eq!(Node::read(node_key, 0, &GEOMETRY, &image.bytes).expect("sound").len(), 100);
     image.write(&mut node);
     assert_eq!(Node::read(node_key, 0, &GEOMETRY, &image.bytes).expect("sound").len(), 99);
 }
@@ -104,11 +108,11 @@ fn dead_keys_are_left_behind_and_neighbours_merge() {
     }
     // The dead key is overwritten by what fits between the others: three keys are one.
     node.insert(&extent(0, 8, 16, 50_008, true), &mut |_| ());
-    assert_eq!(node.live_keys(&mut |_| true), [extent(0, 0, 24, 50_000, true)]);
+    assert_eq!(live_keys(&node, &mut |_| true).keys(), [extent(0, 0, 24, 50_000, true)]);
     node.insert(&dead, &mut |_| ());
     let is_live = &mut |key: &Key| *key != dead;
     let wanted = [extent(0, 0, 8, 50_000, true), extent(0, 16, 24, 50_016, true)];
-    assert_eq!(node.live_keys(is_live), wanted);
+    assert_eq!(live_keys(&node, is_live).keys(), wanted);
 }
 
 /// One long extent, cut into as many pieces as a full node of holes can cut it: more words than one node can hold.
@@ -125,14 +129,12 @@ fn a_node_in_pieces_fits_into_two() {
     assert!(node.words_in_view() > 512 * 24 / 8, "more than a node can hold");
     assert_eq!(node.written_blocks(), 1 + 24 - 1);
     assert!(!node.fits(3));
-    let keys = node.live_keys(&mut |_| true);
-    let Division::Two { left, right } = divide(keys.clone(), 24, &GEOMETRY) else {
-        panic!("it does not fit")
-    };
-    assert_eq!([left.clone(), right.clone()].concat(), keys);
-    for part in [left, right] {
+    let living = live_keys(&node, &mut |_| true);
+    let parts = deal(&living, 24, &GEOMETRY);
+    assert_eq!((parts.len(), parts.concat().as_slice()), (2, living.keys()), "it does not fit into one");
+    for part in parts {
         let key = crate::sample::own(37, 24, part.last().expect("not empty").position());
-        assert!(Node::from_keys(key, 0, SEQ, &GEOMETRY, &part).seal_pending().is_some());
+        assert_eq!(build(key, SEQ, &part).0.len(), part.len());
     }
 }
 
@@ -142,14 +144,11 @@ proptest! {
         let all = keys(count);
         let words_max = (blocks as usize * 512 - 32) / 8;
         prop_assume!(all.len() * 3 <= words_max);
-        let (parts, limit) = match divide(all.clone(), blocks, &GEOMETRY) {
-            Division::One(keys) => (vec![keys], 4),
-            Division::Two { left, right } => (vec![left, right], 4),
-        };
+        let parts = deal(&living(count), blocks, &GEOMETRY);
         prop_assert_eq!(parts.concat(), all);
         for part in &parts {
             let used = (32 + part.len() * 24).div_ceil(512);
-            prop_assert!(used * 5 <= blocks as usize * limit, "no fresh node is crowded: {used} of {blocks}");
+            prop_assert!(used * 5 <= blocks as usize * 4, "no fresh node is crowded: {used} of {blocks}");
             prop_assert!(parts.len() == 1 || !part.is_empty());
         }
     }

@@ -27,6 +27,7 @@ super::scenarios! {
     a_torn_newest_entry_is_no_entry,
     a_damaged_newest_entry_after_a_clean_stop_loses_nothing,
     a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal,
+    a_start_without_an_entry_that_is_needed_is_refused,
     a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries,
     what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting,
     a_brand_new_set_starts_wherever_its_first_start_was_cut,
@@ -163,26 +164,36 @@ fn entries(stage: &mut Stage) -> Vec<(u64, u64)> {
     entries
 }
 
-/// A bit of an entry has changed, which perhaps nothing needed any more, and newer ones stand behind it in its bucket. A start
-/// that took the damaged one for the end of the journal put older keys over newer leaves, and said nothing. Nothing tells what
-/// stood in it, so a start is refused, and changes nothing: with the bit put right, all is there.
+/// A bit of an entry has changed that nothing needed any more, and newer ones stand behind it in its bucket. A start that took
+/// the damaged one for the end of the journal put older keys over newer leaves, and said nothing.
 fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
     let mut stage = stage();
     // Each process begins in the next bucket.
-    for _ in 0..2 {
-        stage.stop().unwrap();
-        stage.start().unwrap();
+    for round in 0..8 {
         (0..6).for_each(|_| keep(&mut stage, 0..64));
         stage.stop().unwrap();
-        let entries = entries(&mut stage);
-        let (newest, bucket_sectors) =
-            (*entries.last().expect("there are entries"), sizes(&mut stage).bucket_sectors);
-        let is_beside =
-            |sector: u64| sector / bucket_sectors == newest.1 / bucket_sectors && sector != newest.1;
-        let before: Vec<u64> =
-            entries.iter().map(|(_, sector)| *sector).filter(|sector| is_beside(*sector)).collect();
+        let before = beside_the_newest(&mut stage);
         assert!(before.len() > 4, "{before:?} stand before the newest");
-        for sector in before {
+        stage.device(0).rot(before[round % before.len()].1, 800);
+        stage.start().unwrap();
+        stage.verify().unwrap();
+    }
+}
+
+/// The same to entries that are needed: what stood in one of them nothing tells. A start is refused, and changes nothing: with the
+/// bit put right, all is there.
+fn a_start_without_an_entry_that_is_needed_is_refused() {
+    // So many that the journal has room for keys whose leaves are not written yet.
+    let (mut stage, _) = bench(Geometry { buckets: 2000, ..geometry(vec![4096], BACK) }, quiet());
+    let mut refused = 0;
+    for _ in 0..3 {
+        (0..6).for_each(|_| keep(&mut stage, 0..64));
+        power_cut(&mut stage);
+        let needed = needed_from(&mut stage);
+        let mut before = beside_the_newest(&mut stage);
+        before.retain(|(sequence, _)| *sequence >= needed);
+        refused += before.len();
+        for (_, sector) in before {
             stage.device(0).rot(sector, 800);
             assert_refused(&mut stage, "behind one that is damaged");
             stage.device(0).rot(sector, 800);
@@ -190,6 +201,24 @@ fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
         stage.start().unwrap();
         stage.verify().unwrap();
     }
+    assert!(refused > 6, "entries are needed by others: {refused}");
+}
+
+/// Number and sector of the entries of the newest one's bucket that stand before it, oldest first.
+fn beside_the_newest(stage: &mut Stage) -> Vec<(u64, u64)> {
+    let (mut entries, bucket_sectors) = (entries(stage), sizes(stage).bucket_sectors);
+    let (_, newest) = entries.pop().expect("there are entries");
+    entries.retain(|(_, sector)| sector / bucket_sectors == newest / bucket_sectors);
+    entries
+}
+
+/// The oldest entry that the newest needs.
+fn needed_from(stage: &mut Stage) -> u64 {
+    let entry = |record| match record {
+        Record::JournalEntry { seq, last_seq, .. } => Some((seq, last_seq)),
+        _ => None,
+    };
+    records(stage).into_iter().filter_map(entry).max().expect("there are entries").1
 }
 
 /// Somebody makes the cache anew and gives the set its old uuid. The journal is full of entries of the old set, by all their
