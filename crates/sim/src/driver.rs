@@ -135,8 +135,10 @@ pub struct World {
     pub one_flush: bool,
     now: u64,
     deadline: u64,
-    /// Nanoseconds by which faults have delayed operations so far, all added up.
+    /// Nanoseconds by which faults have delayed operations so far, all added up; without stalls.
     late: u64,
+    /// When devices have stalled, and will.
+    stalls: Vec<Range<u64>>,
     rng: Rng,
     due: BTreeMap<(u64, u64), Due>,
     next_due: u64,
@@ -170,6 +172,7 @@ impl World {
             now: 0,
             deadline: u64::MAX,
             late: 0,
+            stalls: Vec::new(),
             rng: Rng::new(seed),
             due: BTreeMap::new(),
             next_due: 0,
@@ -234,15 +237,25 @@ impl World {
     }
 
     /// Something the clients wait for has happened: they wait `patience` more nanoseconds for the next, and as much longer as
-    /// faults delay operations from now on.
-    pub const fn progress(&mut self, patience: u64) {
-        self.deadline = self.now.saturating_add(patience);
+    /// faults delay operations from now on. While a device stalls they wait for its end first.
+    pub fn progress(&mut self, patience: u64) {
+        let resume = self.devices.iter().map(|device| device.stalled_until).max().unwrap_or(0);
+        self.deadline = self.now.max(resume).saturating_add(patience);
+    }
+
+    /// From now on nothing on `device` completes for so many nanoseconds; then all of it goes on.
+    pub fn stall(&mut self, device: usize, nanoseconds: u64) {
+        let resume = self.now.saturating_add(nanoseconds);
+        self.devices[device].stalled_until = resume;
+        self.stalls.push(self.now..resume);
+        self.deadline = self.deadline.saturating_add(nanoseconds);
     }
 
     /// Nanoseconds by which faults have delayed operations so far, all added up.
     #[must_use]
-    pub const fn late(&self) -> u64 {
-        self.late
+    pub fn late(&self) -> u64 {
+        let stalled = self.stalls.iter().map(|stall| stall.end.min(self.now) - stall.start);
+        self.late + stalled.sum::<u64>()
     }
 
     /// Points passed.
@@ -297,6 +310,10 @@ impl World {
     pub fn reboot(&mut self, crash: Crash, survivors: Survivors) {
         self.due.clear();
         self.flushing.clear();
+        if crash == Crash::PowerCut {
+            // Whatever held a device up is over.
+            self.stalls.iter_mut().for_each(|stall| stall.end = stall.end.min(self.now));
+        }
         for (number, device) in self.devices.iter_mut().enumerate() {
             match crash {
                 Crash::PowerCut => device.cut_power(number as u64, survivors),

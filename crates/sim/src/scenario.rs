@@ -100,6 +100,30 @@ impl Stage {
         })
     }
 
+    /// Says what stands there, whatever the judge would make of it: he is not told of this read.
+    ///
+    /// # Errors
+    /// If the read is refused.
+    pub fn unjudged(&mut self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Fault> {
+        self.play(move |client| async move {
+            let request = format!("read {volume} {sectors:?}");
+            let values = client.unjudged(volume, sectors).await;
+            values.map_err(|refusal| Fault::Refused { request, refusal })
+        })
+    }
+
+    /// What has been asked of the running process and not been answered, in words, sorted.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<String> {
+        self.running.as_ref().map(|(_, client)| client.unanswered()).unwrap_or_default()
+    }
+
+    /// Virtual time in nanoseconds.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.rig.world.borrow().now()
+    }
+
     /// Reads and judges everything ever written.
     ///
     /// # Errors

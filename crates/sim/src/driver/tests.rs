@@ -155,7 +155,8 @@ fn faults_reach_the_one_who_asked() {
 #[test]
 fn a_stalled_device_goes_on_and_a_vanished_one_says_so() {
     let world = world(1);
-    world.borrow_mut().devices[0].stalled_until = 3_000_000_000;
+    world.borrow_mut().progress(1_000_000_000);
+    world.borrow_mut().stall(0, 3_000_000_000);
     let mut executor = executor(&world, 1);
     let env = executor.env();
     let shared = Rc::clone(&world);
@@ -163,6 +164,8 @@ fn a_stalled_device_goes_on_and_a_vanished_one_says_so() {
         let disk = env.disk(DiskId(0));
         disk.write(0, bytes(1, 1)).await.unwrap();
         assert!(env.now().0 >= 3_000_000_000);
+        assert_eq!(shared.borrow().late(), 3_000_000_000);
+        shared.borrow_mut().progress(1_000_000_000);
         shared.borrow_mut().devices[0].gone = true;
         disk.write(0, bytes(2, 1)).await.map_err(|error| error.kind)
     });

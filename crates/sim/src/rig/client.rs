@@ -156,6 +156,14 @@ impl Client {
         drop(self.shared.places.acquire(self.shared.depth).await);
     }
 
+    /// What has been asked and not been answered, in words, sorted.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<String> {
+        let mut words: Vec<String> = self.shared.waiting.borrow().values().cloned().collect();
+        words.sort_unstable();
+        words
+    }
+
     async fn pause(&self, milliseconds: u64) {
         self.shared.env.sleep(Duration::from_millis(milliseconds)).await;
         self.shared.world.borrow_mut().progress(PATIENCE_NS);
@@ -268,14 +276,19 @@ impl Client {
     pub async fn values(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
         let first = sectors.start;
         let buffer = self.read(volume, sectors).await?;
-        let parse = |(index, bytes)| stamp::parse(bytes, volume, first + index as u64);
-        buffer
-            .as_slice()
-            .chunks_exact(SECTOR)
-            .enumerate()
-            .map(parse)
-            .collect::<Result<_, _>>()
-            .map_err(Refusal::from_error)
+        parse_all(&buffer, volume, first)
+    }
+
+    /// What stands there, whatever the judge would make of it: he is not told of this read.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub async fn unjudged(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
+        let request = Request::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes_of(&sectors)) };
+        let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
+        result?;
+        let buffer = buffer.ok_or_else(|| Refusal("a read was answered without its memory".to_owned()))?;
+        parse_all(&buffer, volume, sectors.start)
     }
 
     async fn read(&self, volume: u32, sectors: Range<u64>) -> Result<Buffer, Refusal> {
@@ -342,4 +355,10 @@ impl Client {
 
 fn bytes_of(sectors: &Range<u64>) -> usize {
     usize::try_from(sectors.end - sectors.start).expect("a request fits memory") * SECTOR
+}
+
+fn parse_all(buffer: &Buffer, volume: u32, first: u64) -> Result<Vec<Value>, Refusal> {
+    let parse = |(index, bytes)| stamp::parse(bytes, volume, first + index as u64);
+    let values = buffer.as_slice().chunks_exact(SECTOR).enumerate().map(parse);
+    values.collect::<Result<_, _>>().map_err(Refusal::from_error)
 }
