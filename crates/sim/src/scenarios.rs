@@ -6,6 +6,7 @@
 //! | `clean_modes` | write-through, write-around, none: the cache may lose, hide or change nothing |
 //! | `detached` | volumes that are taken from the cache and put back |
 //! | `devices` | devices that die, come back, are renamed, cut short or outdated |
+//! | `silent` | devices that do not answer for long, or never |
 //! | `journal` | what a crash leaves of the journal, and the note |
 //! | `tree` | damaged nodes, and what a crash leaves of nodes |
 //! | `metadata` | damaged priorities, torn superblocks |
@@ -39,6 +40,7 @@ mod flushes;
 mod journal;
 mod limits;
 mod metadata;
+mod silent;
 mod smallest;
 mod space;
 mod tree;
@@ -87,6 +89,7 @@ pub fn all() -> impl Iterator<Item = Scenario> {
         clean_modes::SCENARIOS,
         detached::SCENARIOS,
         devices::SCENARIOS,
+        silent::SCENARIOS,
         journal::SCENARIOS,
         tree::SCENARIOS,
         metadata::SCENARIOS,

@@ -116,6 +116,25 @@ pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
     })
 }
 
+/// Nobody asks for anything for so many minutes. Longer than anything in the engine waits for by itself: the longest of its
+/// delays is half a minute.
+pub fn minutes(stage: &mut Stage, count: u32) {
+    for _ in 0..6 * count {
+        pause(stage, 10_000).unwrap();
+    }
+}
+
+/// Asks for all of it, and waits for no answer.
+pub fn begin(stage: &mut Stage, steps: Vec<Step>) {
+    let begun = stage.play(move |client| async move {
+        for step in steps {
+            client.go(step).await;
+        }
+        Ok(())
+    });
+    begun.unwrap();
+}
+
 /// From now on so many operations of this kind suffer this on a device, where they touch these sectors (a flush does
 /// everywhere).
 pub fn trouble(

@@ -1,0 +1,290 @@
+//! Devices that do not answer for long, or never. The engine knows no time after which a device counts as dead: whoever
+//! needs the answer waits for it, whoever does not goes on, and nothing is said to be done that waits.
+
+use super::bench::{Bench, quiet};
+use super::image::journal;
+use super::stage::{
+    BACK, DATA_START, FLUSH, THROUGH, begin, bench, geometry, keep, minutes, pause, read, small, trouble,
+    unstarted, warm, write, write_fua, write_to,
+};
+use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::driver::Crash;
+use crate::scenario::Stage;
+use crate::system::Mode;
+use crate::workload::Step;
+use bcached_engine::Options;
+use std::ops::Range;
+use std::time::Duration;
+
+super::scenarios! {
+    include_str!("silent.rs"),
+    a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing,
+    a_disk_that_stalls_under_write_through_holds_up_no_other_volume,
+    a_disk_that_stalls_under_write_back_holds_up_no_other_volume,
+    a_write_that_the_cache_never_answers_is_never_said_to_be_done,
+    a_journal_that_the_cache_never_answers_promises_nothing_more,
+    a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing,
+    a_write_back_that_is_never_answered_loses_nothing_dirty,
+}
+
+/// These wait for an answer, and nobody else does.
+fn assert_unanswered(stage: &Stage, steps: &[Step]) {
+    let mut words: Vec<String> = steps.iter().map(ToString::to_string).collect();
+    words.sort_unstable();
+    assert_eq!(stage.unanswered(), words, "it was answered, or others wait too");
+}
+
+/// Asks for all of it, and all of it must succeed, whoever else waits.
+fn goes_on(stage: &mut Stage, steps: Vec<Step>) {
+    for answer in stage.attempt(steps).unwrap() {
+        answer.unwrap();
+    }
+}
+
+/// How long devices stall here.
+const TEN_MINUTES_NS: u64 = 600_000_000_000;
+
+/// A device stalls. The moment when it comes to itself.
+fn stall(stage: &mut Stage, device: usize) -> u64 {
+    stage.rig().world.borrow_mut().stall(device, TEN_MINUTES_NS);
+    stage.now() + TEN_MINUTES_NS
+}
+
+/// An SSD collects its garbage, or its firmware starts again, in the middle of writes that others rely on: of data, of the
+/// journal, of a flush, whichever it meets. For ten minutes it says nothing. Nobody is told an error; what waits for it is
+/// not acknowledged, what the disk alone can answer is, and afterwards all of it is done and durable.
+fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
+    for microseconds in (0..300).step_by(10) {
+        let (mut stage, bench) = unstarted(geometry(vec![16384], BACK), quiet(), 1 + microseconds);
+        stage.start().unwrap();
+        keep(&mut stage, 0..64);
+        let asked =
+            vec![write(0..64), write(32..96), write_fua(640..648), read(0..8), FLUSH, write(648..704)];
+        let begun = stage.play(move |client| async move {
+            for step in asked {
+                client.go(step).await;
+            }
+            client.env().sleep(Duration::from_micros(microseconds)).await;
+            Ok(())
+        });
+        begun.unwrap();
+        let resumes = stall(&mut stage, 0);
+        // What the device had answered before is passed on.
+        pause(&mut stage, 1).unwrap();
+        let waiting = stage.unanswered();
+        assert!(!waiting.is_empty(), "after {microseconds} microseconds all was done");
+        goes_on(&mut stage, vec![read(8000..8064)]);
+        minutes(&mut stage, 9);
+        assert_eq!(stage.unanswered(), waiting, "acknowledged without the cache");
+        assert!(stage.now() < resumes, "it had come to itself");
+        // Waits for them all.
+        stage.together(vec![write(704..768)]).unwrap();
+        assert_eq!(bench.status().failed, None);
+        stage.ask(FLUSH).unwrap();
+        stage.crash(Crash::PowerCut, Survivors::Nothing);
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
+}
+
+/// Writes all of the second volume over, with a flush now and then and a read of each place. It is answered before
+/// `end`, and nothing is refused.
+fn use_the_other(stage: &mut Stage, sectors: u64, end: u64) {
+    for start in (0..sectors).step_by(128) {
+        let range = start..start + 128;
+        let mut steps = vec![write_to(1, range.clone())];
+        if start.is_multiple_of(2048) {
+            steps.push(Step::Flush { volume: 1 });
+        }
+        goes_on(stage, steps);
+        goes_on(stage, vec![Step::Read { volume: 1, sectors: range }]);
+    }
+    assert!(stage.now() < end, "who has nothing to do with the device waited for it");
+}
+
+/// Two disks behind one SSD. One of them spins down, retries a bad track, or hangs on a bus that is reset: nothing for ten
+/// minutes, with writes through the cache, misses and a flush under way. The other volume is written and read all over, in
+/// any mode, more than the cache can hold; and of the volume that waits, what the cache holds is read. Then all of it is
+/// answered.
+fn a_disk_that_stalls_under_write_through_holds_up_no_other_volume() {
+    for mode in [Mode::Writethrough, Mode::Writearound, Mode::Writeback] {
+        let (mut stage, bench) = bench(small(vec![4096, 16384], THROUGH), quiet());
+        stage.ask(Step::Mode { volume: 1, mode }).unwrap();
+        warm(&mut stage, 0..64);
+        stage.ask(write(64..128)).unwrap();
+        let resumes = stall(&mut stage, 1);
+        let asked = [write(0..8), write_fua(128..192), read(256..320), FLUSH];
+        begin(&mut stage, asked.to_vec());
+        pause(&mut stage, 100).unwrap();
+        goes_on(&mut stage, vec![read(8..64)]);
+        use_the_other(&mut stage, 16384, resumes);
+        minutes(&mut stage, 9);
+        assert_unanswered(&stage, &asked);
+        assert!(stage.now() < resumes, "it had come to itself");
+        stage.together(vec![write(192..256)]).unwrap();
+        assert_eq!(bench.status().failed, None);
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
+}
+
+/// The same while dirty data is being written back to that disk: it has taken it, or not, and does not say. The volume
+/// itself goes on too, for its writes go to the SSD; only its flushes may have to wait for the disk. The other volume is
+/// written all over, so much that the cache is as full of dirty data as it may be and the rest goes to its disk at once. No
+/// dirty data of the other volume is written back meanwhile: one task does it for all volumes, one after the other. When
+/// the disk comes to itself, all of it is.
+fn a_disk_that_stalls_under_write_back_holds_up_no_other_volume() {
+    for milliseconds in 0..6 {
+        let writeback_delay = Duration::from_millis(1);
+        // Too little to be through before the disk stalls.
+        let options = Options { writeback_delay, writeback_batch_sectors: 64, ..Options::default() };
+        let (mut stage, bench) = unstarted(small(vec![4096, 16384], BACK), options, 1 + milliseconds);
+        stage.start().unwrap();
+        keep(&mut stage, 0..512);
+        stage.ask(Step::Write { volume: 1, sectors: 0..64, fua: true }).unwrap();
+        pause(&mut stage, milliseconds).unwrap();
+        let resumes = stall(&mut stage, 1);
+        goes_on(&mut stage, vec![write(448..576), write(0..8), write_fua(640..648), read(0..448)]);
+        use_the_other(&mut stage, 16384, resumes);
+        pause(&mut stage, 100).unwrap();
+        assert!(stage.now() < resumes, "it had come to itself");
+        assert!(bench.status().dirty_sectors > 0, "nothing waits for the disk");
+        minutes(&mut stage, 12);
+        assert_eq!(bench.status().dirty_sectors, 0, "write-back goes on where it was");
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
+}
+
+/// The ends that a process with an operation under way for ever may come to.
+fn each_end(mut tell: impl FnMut(Crash, Survivors)) {
+    for crash in [Crash::ProcessDeath, Crash::PowerCut] {
+        for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(7)] {
+            tell(crash, survivors);
+        }
+    }
+}
+
+/// It ends so, and what was promised is there in the next life.
+fn end_and_verify(stage: &mut Stage, crash: Crash, survivors: Survivors) {
+    stage.crash(crash, survivors);
+    stage.start().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
+    stage.verify().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
+    stage.stop().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
+}
+
+/// The SSD's firmware loses one command: a write of data, and never answers it. Its client waits, and so does who writes
+/// there after him. Everybody else goes on, flushes too, and who reads there reads what was there before. Somebody kills
+/// the process then, or pulls the plug.
+fn a_write_that_the_cache_never_answers_is_never_said_to_be_done() {
+    each_end(|crash, survivors| {
+        let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+        keep(&mut stage, 0..64);
+        let data = journal(&mut stage).end..u64::MAX;
+        trouble(&mut stage, 0, OpKind::Write, data, 1, DiskFault::Never);
+        let asked = [write(0..64), write(32..96)];
+        begin(&mut stage, asked.to_vec());
+        pause(&mut stage, 100).unwrap();
+        assert_eq!(stage.device(0).faults.failures(), 1, "the write of data is what is lost");
+        let others = vec![read(0..32), write(128..192), write_fua(640..704), FLUSH];
+        goes_on(&mut stage, others);
+        minutes(&mut stage, 10);
+        assert_unanswered(&stage, &asked);
+        end_and_verify(&mut stage, crash, survivors);
+    });
+}
+
+/// The command that is lost is a write of the journal, or a flush, of which each entry sends one ahead. Nothing becomes
+/// durable any more, so no flush is acknowledged and no write that shall be durable, and what the lost flush covers is not
+/// read, for it is not known to stay. Plain writes and other reads go on. What was made durable before, and after the death
+/// of the process everything acknowledged, is there in the next life.
+fn a_journal_that_the_cache_never_answers_promises_nothing_more() {
+    for on in [OpKind::Write, OpKind::Flush] {
+        each_end(|crash, survivors| {
+            let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
+            keep(&mut stage, 0..64);
+            let journal = journal(&mut stage);
+            trouble(&mut stage, 0, on, journal, 1, DiskFault::Never);
+            goes_on(&mut stage, vec![write(32..96)]);
+            let mut asked = vec![FLUSH, write_fua(640..704)];
+            begin(&mut stage, asked.clone());
+            minutes(&mut stage, 1);
+            assert_eq!(stage.device(0).faults.failures(), 1);
+            if on == OpKind::Flush {
+                // Lest it be lost after it was seen, if the flush fails.
+                asked.push(read(0..96));
+                begin(&mut stage, vec![read(0..96)]);
+            } else {
+                goes_on(&mut stage, vec![read(0..96)]);
+            }
+            goes_on(&mut stage, vec![write(0..8), read(8000..8064)]);
+            minutes(&mut stage, 10);
+            assert_unanswered(&stage, &asked);
+            end_and_verify(&mut stage, crash, survivors);
+        });
+    }
+}
+
+/// Two volumes, of which the first writes through; a promise each.
+fn two_volumes() -> (Stage, std::rc::Rc<Bench>) {
+    let (mut stage, bench) = bench(small(vec![4096, 16384], THROUGH), quiet());
+    stage.ask(Step::Mode { volume: 1, mode: Mode::Writeback }).unwrap();
+    keep(&mut stage, 0..64);
+    stage.ask(Step::Write { volume: 1, sectors: 0..64, fua: true }).unwrap();
+    (stage, bench)
+}
+
+/// A disk's controller loses one command and never answers it: a read, a write or a flush. Who asked for that waits for
+/// ever. The other volume, on another disk, goes on, however much it writes, and what else is asked of this one goes on
+/// too, except for flushes behind the lost one: one runs at a time. Kill or power cut take nothing that was promised.
+fn a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing() {
+    let place: Range<u64> = 256..320;
+    let lost = [(OpKind::Read, read(place.clone())), (OpKind::Write, write(place)), (OpKind::Flush, FLUSH)];
+    for (on, asked) in lost {
+        each_end(|crash, survivors| {
+            let (mut stage, _) = two_volumes();
+            goes_on(&mut stage, vec![write(32..96)]);
+            trouble(&mut stage, 1, on, DATA_START + 256..DATA_START + 320, 1, DiskFault::Never);
+            begin(&mut stage, vec![asked.clone()]);
+            minutes(&mut stage, 1);
+            assert_eq!(stage.device(1).faults.failures(), 1);
+            use_the_other(&mut stage, 16384, u64::MAX);
+            let others = vec![write(512..576), read(0..96), read(1024..1088)];
+            goes_on(&mut stage, others);
+            minutes(&mut stage, 9);
+            assert_unanswered(&stage, std::slice::from_ref(&asked));
+            end_and_verify(&mut stage, crash, survivors);
+        });
+    }
+}
+
+/// The lost command is one of write-back: of its write to the disk, or of the flush behind it. What is on its way stays
+/// dirty, and is read from the cache; both volumes go on, though no dirty data is written back any more, of the other
+/// volume neither. The next life writes all of it back.
+fn a_write_back_that_is_never_answered_loses_nothing_dirty() {
+    for on in [OpKind::Write, OpKind::Flush] {
+        each_end(|crash, survivors| {
+            let options = Options { writeback_delay: Duration::from_millis(10), ..Options::default() };
+            let (mut stage, bench) = bench(small(vec![4096, 16384], BACK), options);
+            keep(&mut stage, 640..648);
+            pause(&mut stage, 3_000).unwrap();
+            keep(&mut stage, 0..64);
+            trouble(&mut stage, 1, on, DATA_START..u64::MAX, 1, DiskFault::Never);
+            minutes(&mut stage, 1);
+            assert_eq!(stage.device(1).faults.failures(), 1);
+            assert!(
+                bench.status().volumes[0].dirty_sectors >= 64,
+                "{on:?}: not proven, and said to be clean"
+            );
+            goes_on(&mut stage, vec![write(64..128), read(0..64)]);
+            use_the_other(&mut stage, 16384, u64::MAX);
+            stage.crash(crash, survivors);
+            stage.start().unwrap();
+            minutes(&mut stage, 2);
+            assert_eq!(bench.status().dirty_sectors, 0);
+            stage.verify().unwrap();
+            stage.stop().unwrap();
+        });
+    }
+}
