@@ -7,6 +7,7 @@
 //! | `detached` | volumes that are taken from the cache and put back |
 //! | `devices` | devices that die, come back, are renamed, cut short or outdated |
 //! | `silent` | devices that do not answer for long, or never |
+//! | `outdated` | backing devices that come back with old content |
 //! | `journal` | what a crash leaves of the journal, and the note |
 //! | `tree` | damaged nodes, and what a crash leaves of nodes |
 //! | `metadata` | damaged priorities, torn superblocks |
@@ -40,6 +41,7 @@ mod flushes;
 mod journal;
 mod limits;
 mod metadata;
+mod outdated;
 mod silent;
 mod smallest;
 mod space;
@@ -90,6 +92,7 @@ pub fn all() -> impl Iterator<Item = Scenario> {
         detached::SCENARIOS,
         devices::SCENARIOS,
         silent::SCENARIOS,
+        outdated::SCENARIOS,
         journal::SCENARIOS,
         tree::SCENARIOS,
         metadata::SCENARIOS,
