@@ -8,6 +8,7 @@
 //! | `devices` | devices that die, come back, are renamed, cut short or outdated |
 //! | `silent` | devices that do not answer for long, or never |
 //! | `outdated` | backing devices that come back with old content |
+//! | `unreadable` | sectors of a backing device that cannot be read until they are written |
 //! | `journal` | what a crash leaves of the journal, and the note |
 //! | `tree` | damaged nodes, and what a crash leaves of nodes |
 //! | `metadata` | damaged priorities, torn superblocks |
@@ -46,6 +47,7 @@ mod silent;
 mod smallest;
 mod space;
 mod tree;
+mod unreadable;
 
 use crate::rig::panic::caught;
 
@@ -93,6 +95,7 @@ pub fn all() -> impl Iterator<Item = Scenario> {
         devices::SCENARIOS,
         silent::SCENARIOS,
         outdated::SCENARIOS,
+        unreadable::SCENARIOS,
         journal::SCENARIOS,
         tree::SCENARIOS,
         metadata::SCENARIOS,
