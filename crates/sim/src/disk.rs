@@ -323,6 +323,11 @@ impl Device {
         self.unreadable.extend(range);
     }
 
+    /// What could not be read can be read again.
+    pub fn make_readable(&mut self) {
+        self.unreadable.clear();
+    }
+
     /// Bit rot on the medium (and in the view, which shows the medium where nothing newer stands).
     pub fn rot(&mut self, sector: u64, bit: u16) {
         self.medium.flip(sector, bit);

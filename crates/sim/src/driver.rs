@@ -222,6 +222,7 @@ impl World {
     pub fn heal(&mut self) {
         for device in &mut self.devices {
             device.faults = Faults::default();
+            device.make_readable();
         }
     }
 

@@ -197,7 +197,7 @@ fn who_has_stopped_listening_is_told_nothing_and_not_complained_to() {
 #[test]
 fn the_round_that_found_something_is_begun_with_by_its_number() {
     let hunt = |more: &[&str]| {
-        let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "6", "--as-found", "--rounds"];
+        let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "7", "--as-found", "--rounds"];
         sim(&[&words[..], more].concat())
     };
     let told = |out: &str| {
@@ -238,7 +238,7 @@ fn what_a_hunt_or_sweep_shortens_it_shows() {
 
 #[test]
 fn the_table_of_a_failing_hunt_says_that_more_follows() {
-    let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "6", "--as-found"];
+    let words = ["hunt", "--system", "mutant-FlushSkipped", "--from", "7", "--as-found"];
     let found = sim(&words);
     let (above, rest) = found.out.split_once("\nrequests ").expect("a table");
     let (_, after) = rest.split_once("found in round ").expect("it is found");

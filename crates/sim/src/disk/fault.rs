@@ -37,6 +37,9 @@ pub enum Fault {
     Never,
     /// It fails as unreachable, with nothing landed.
     Unreachable,
+    /// A read fails, and what it asked for cannot be read any more until it is written. Other operations fail with nothing
+    /// landed.
+    Decayed,
 }
 
 /// A fault for some operations.

@@ -68,6 +68,10 @@ impl World {
             Some(Fault::Never) => {}
             Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, Some(buffer)),
             Some(Fault::Fail(_)) => self.refuse(token, &done, IoErrorKind::Io, Some(buffer)),
+            Some(Fault::Decayed) => {
+                self.devices[index].make_unreadable(done.sectors.clone());
+                self.refuse(token, &done, IoErrorKind::Io, Some(buffer));
+            }
             Some(Fault::Late(_)) | None => {
                 let end = self.now + latency + self.delay(fault);
                 let sample = self.now + self.rng.below(latency + 1);
@@ -93,7 +97,7 @@ impl World {
             Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, None),
             _ if self.devices[index].gone => self.refuse(token, &done, IoErrorKind::Unreachable, None),
             _ => {
-                let failed = matches!(fault, Some(Fault::Fail(_)));
+                let failed = matches!(fault, Some(Fault::Fail(_) | Fault::Decayed));
                 let ending = Ending::Flush { flush, failed };
                 self.schedule(end, Due::Done { disk: index, token, ending, view: done });
             }
@@ -120,6 +124,7 @@ impl World {
         let latency = self.latency(disk, 1);
         let failed = match fault {
             Some(Fault::Fail(landed)) => Some(landed),
+            Some(Fault::Decayed) => Some(Landed::Nothing),
             _ => None,
         };
         if matches!(failed, None | Some(Landed::Everything)) {

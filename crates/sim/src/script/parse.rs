@@ -348,7 +348,10 @@ fn fault_of(word: &str) -> Option<Result<Fault, Damage>> {
         return Some(number("late nanoseconds", late, 0..=PAUSE_MS_MAX * 1_000_000).map(Fault::Late));
     }
     let fail = [Landed::Nothing, Landed::Part, Landed::Everything].map(Fault::Fail);
-    fail.into_iter().chain([Fault::Never, Fault::Unreachable]).find(|fault| says(word, fault)).map(Ok)
+    fail.into_iter()
+        .chain([Fault::Never, Fault::Unreachable, Fault::Decayed])
+        .find(|fault| says(word, fault))
+        .map(Ok)
 }
 
 fn restart_of(word: &str) -> Option<Restart> {

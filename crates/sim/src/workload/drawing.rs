@@ -17,6 +17,7 @@ const DRAWINGS: &[u64] = &[
     0xbd2e_c7a6_4bcd_6267,
     0x0c44_650b_f5a3_a0b6,
     0x50ca_5332_4582_061b,
+    0x76e6_a20f_c627_4980,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

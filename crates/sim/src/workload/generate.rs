@@ -160,6 +160,9 @@ impl<'a> Painter<'a> {
             return self.overtaken();
         }
         let device = usize::try_from(self.rng.below(1 + self.shape.volumes as u64)).expect("few devices");
+        if self.rng.one_in(8) {
+            return self.stalling(device);
+        }
         let on = self.operation();
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let fault = Fault::Late(1 << (20 + self.rng.below(9)));
@@ -207,6 +210,9 @@ impl<'a> Painter<'a> {
         if device > 0 && self.rng.one_in(6) {
             return Step::Trouble { device, rule: self.failing_superblock() };
         }
+        if device > 0 && self.rng.one_in(6) {
+            return self.decaying(device);
+        }
         if device > 0 && self.rng.one_in(4) {
             return self.dropping(device);
         }
@@ -243,6 +249,23 @@ impl<'a> Painter<'a> {
         unreachable(OpKind::Read)
     }
 
+    /// A device that has much else to do: all that is asked of it next takes a quarter of a second, or two.
+    fn stalling(&mut self, device: usize) -> Step {
+        let count = 4 << self.rng.below(3);
+        let fault = Fault::Late(1 << (28 + self.rng.below(4)));
+        let late =
+            |on| Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault } };
+        self.next.extend([late(OpKind::Write), late(OpKind::Flush)]);
+        late(OpKind::Read)
+    }
+
+    /// Places that a backing device is asked for next cannot be read any more, until they are written.
+    fn decaying(&mut self, device: usize) -> Step {
+        let skip = u32::try_from(self.rng.below(8)).expect("few");
+        let (on, count) = (OpKind::Read, 1 << self.rng.below(3));
+        Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault: Fault::Decayed } }
+    }
+
     /// The next change of what a backing device says of itself fails.
     fn failing_superblock(&mut self) -> Rule {
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
@@ -277,9 +300,13 @@ impl<'a> Painter<'a> {
         let start = self.rng.below(self.cache_sectors);
         let sectors = start..start + 1 + (self.rng.below(eighth) >> self.rng.below(4));
         let on = if self.rng.one_in(6) { OpKind::Read } else { OpKind::Write };
-        let landed = if self.rng.one_in(2) { Landed::Nothing } else { Landed::Part };
+        let fault = match (on, self.rng.one_in(2)) {
+            (OpKind::Read, true) => Fault::Decayed,
+            (_, true) => Fault::Fail(Landed::Nothing),
+            (_, false) => Fault::Fail(Landed::Part),
+        };
         let count = 4 << self.rng.below(5);
-        Step::Trouble { device: 0, rule: Rule { on, sectors, skip: 0, count, fault: Fault::Fail(landed) } }
+        Step::Trouble { device: 0, rule: Rule { on, sectors, skip: 0, count, fault } }
     }
 
     fn volume(&mut self) -> u32 {
