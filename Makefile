@@ -13,9 +13,10 @@ setup: # Only install what the two above need.
 fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
 	@fuzz/run
 
-sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).
+sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS); then coverage.
 	@cargo run --quiet --release --package bcached-sim --bin sim -- hunt --seconds $${SIM_SECONDS:-300}
-	@echo "which lines of the engine such a hunt comes to, and which not: make coverage"
+	@if [ -e "$$(rustc --print target-libdir)/../bin/llvm-cov" ]; then cargo xtask coverage; \
+	else echo "no share of the engine's lines: rustup component add llvm-tools"; fi
 
 coverage: # Which share of the engine's lines a minute of that runs (needs the component llvm-tools, which setup adds).
 	@cargo xtask coverage
