@@ -198,7 +198,7 @@ impl Rig {
         let driver = Box::new(SimDriver::new(Rc::clone(&self.world)));
         let mut executor = Executor::new(driver, Order::Seeded(Rng::new(seed)), mix(&[seed, 3]));
         // Nodes are small here. Half of the processes stop wherever one with large nodes would.
-        if mix(&[seed, 4]) % 2 == 0 {
+        if mix(&[seed, 4]).is_multiple_of(2) {
             executor = executor.out_of_breath();
         }
         let birth = client::Birth {
