@@ -70,58 +70,78 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
             }
         }
     }
-    let before = current.0;
-    let (mut index, mut left) = (current.1, 2);
-    while left > 0 {
-        let hidden = hidden_behind(device, geometry, index, ends[index], current.0).await?;
-        for Found { entry, end_sector } in hidden {
-            newest[index] = entry.header.seq;
-            current = (entry.header.seq, index, end_sector);
-            // The next bucket may go on from there.
-            left = 2;
-            kept.add(entry);
+    let visible = current.0;
+    let (mut index, mut unseen) = (current.1, 2);
+    while unseen > 0 {
+        unseen -= 1;
+        for Found { entry, end_sector } in hidden_behind(device, geometry, index, (&newest, &ends)).await {
+            if entry.header.seq > current.0 {
+                current = (entry.header.seq, index, end_sector);
+                (newest[index], ends[index]) = (entry.header.seq, end_sector);
+                kept.add(entry);
+                // The next bucket may go on from there.
+                unseen = 1;
+            }
         }
-        left -= 1;
         index = (index + 1) % ends.len();
     }
     let (sequence, bucket, used_sectors) = current;
-    let entries = match kept.complete(sequence) {
-        Err(Error::JournalGap { .. }) if sequence > before => {
-            return Err(Error::JournalHidden { sequence, found: before });
+    if kept.gap(sequence).is_some() {
+        // What is needed may stand behind damage in any bucket: a start went on behind it, and was cut short.
+        for index in 0..ends.len() {
+            for Found { entry, .. } in hidden_behind(device, geometry, index, (&newest, &ends)).await {
+                if entry.header.seq < sequence {
+                    newest[index] = newest[index].max(entry.header.seq);
+                    kept.add(entry);
+                }
+            }
         }
-        entries => entries?,
-    };
-    Ok(Scan { entries, newest, current: bucket, used_sectors })
+    }
+    match kept.gap(sequence) {
+        Some(_) if sequence > visible => Err(Error::JournalHidden { sequence, found: visible }),
+        Some(gap) => Err(gap),
+        None => Ok(Scan { entries: kept.complete(sequence), newest, current: bucket, used_sectors }),
+    }
 }
 
-/// The entries newer than `newest` that stand at or behind sector `from` of a journal bucket, in their order.
+/// The entries that damage hides behind the log of a journal bucket, in their order. Of each bucket is known the `newest` entry of
+/// its log, 0 if that is empty, and the sector at which its log `ends`.
 ///
 /// An entry is written only when the one before it is durable (ours and a kernel's), and goes behind it or to the start of the
-/// next bucket. So no crash leaves an entry behind the end of a log that is newer than the log's: what is there was hidden when
-/// an entry before it was damaged, and a start that did not look would put older keys over newer ones. They are the journal's
-/// end, if what they need is whole: the damaged one was not needed any more.
+/// next bucket. So no crash leaves a newer entry behind the end of a log: what is there was hidden when one before it was
+/// damaged, and a start that did not look would put older keys over newer ones. They are the journal's end, if what they need is
+/// whole: the damaged one was not needed any more.
 ///
-/// # Errors
-/// The first of them follows `newest` without a gap: then nothing between them has been damaged, and what it is nobody can say.
+/// The numbers that are missing before each must have had room for a block each. What has none was not hidden: it is left of a
+/// history that somebody, who took the damage for the log's end, did not go on with.
 async fn hidden_behind(
     device: (&Env, &Disk),
     geometry: &Geometry,
     index: usize,
-    from: u64,
-    newest: u64,
-) -> Result<Vec<Found>, Error> {
+    (newest, ends): (&[u64], &[u64]),
+) -> Vec<Found> {
+    let (mut before, mut room) = (newest[index], 0);
+    if before == 0 {
+        let former = (index + ends.len() - 1) % ends.len();
+        before = newest[former];
+        room = (geometry.bucket_sectors - ends[former]) / geometry.block_sectors;
+    }
     let mut hidden: Vec<Found> = Vec::new();
-    each_whole(device, geometry, index as u64, from, |jset, end_sector| {
-        let before = hidden.last().map_or(newest, |before| before.entry.header.seq);
-        if jset.header.seq > before {
-            hidden.push(Found { entry: Entry::of(jset), end_sector });
+    let (mut end, mut is_over) = (ends[index], false);
+    each_whole(device, geometry, index as u64, ends[index], |jset, end_sector| {
+        let begin = end_sector - (geometry.whole_blocks(jset.byte_len()) / 512) as u64;
+        let missing = jset.header.seq.saturating_sub(before + 1);
+        let blocks = room + (begin - end) / geometry.block_sectors;
+        let is_next = jset.header.seq > before && missing <= blocks && (missing > 0 || blocks == 0);
+        if is_over || !is_next {
+            is_over = true;
+            return;
         }
+        hidden.push(Found { entry: Entry::of(jset), end_sector });
+        (before, end, room) = (jset.header.seq, end_sector, 0);
     })
     .await;
-    match hidden.first().map(|first| first.entry.header.seq) {
-        Some(sequence) if sequence == newest + 1 => Err(Error::JournalHidden { sequence, found: newest }),
-        _ => Ok(hidden),
-    }
+    hidden
 }
 
 /// Shows `look` each whole entry at or behind sector `from` of a journal bucket, whatever stands between them, and the sector of
@@ -184,27 +204,23 @@ impl Kept {
         }
     }
 
-    /// All that entry `newest` needs, oldest first.
-    fn complete(mut self, newest: u64) -> Result<Vec<Entry>, Error> {
-        let last = self.found.get(&newest).ok_or(Error::NoJournal)?;
-        let mut entries = Vec::new();
-        for wanted in last.header.last_seq..=newest {
-            match self.found.remove(&wanted) {
-                Some(entry) => entries.push(entry),
-                None => return Err(gap(&self.found, wanted, newest)),
-            }
-        }
-        Ok(entries)
+    /// What entry `newest` needs and is not there, the first of it.
+    fn gap(&self, newest: u64) -> Option<Error> {
+        let Some(last) = self.found.get(&newest) else { return Some(Error::NoJournal) };
+        let from = (last.header.last_seq..=newest).find(|wanted| !self.found.contains_key(wanted))?;
+        let next = self.found.range(from..).next().map_or(newest, |(sequence, _)| *sequence);
+        Some(Error::JournalGap { from, to: next - 1 })
+    }
+
+    /// All that entry `newest` needs, oldest first; there is no gap.
+    fn complete(mut self, newest: u64) -> Vec<Entry> {
+        let last = self.found.get(&newest).map_or(newest, |last| last.header.last_seq);
+        self.found.split_off(&last).into_values().collect()
     }
 }
 
-fn gap(found: &BTreeMap<u64, Entry>, from: u64, newest: u64) -> Error {
-    let next = found.range(from..).next().map_or(newest, |(sequence, _)| *sequence);
-    Error::JournalGap { from, to: next - 1 }
-}
-
-/// The log of one bucket. It ends at the first place that is not a valid entry, and where sequence numbers go back:
-/// behind the newest entry of this lap lie those of the former one.
+/// The log of one bucket, whose numbers follow each other. It ends at the first place that is not a valid entry, and where they
+/// do not: behind the newest entry of this lap lie those of the former one.
 async fn read_bucket(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -220,7 +236,7 @@ async fn read_bucket(
         match Jset::parse(&bytes[at..], geometry.magic) {
             Ok(jset) => {
                 env.charge(entry_ns(jset.byte_len()));
-                if log.last().is_some_and(|before| before.entry.header.seq >= jset.header.seq) {
+                if log.last().is_some_and(|before| before.entry.header.seq + 1 != jset.header.seq) {
                     return Ok(log);
                 }
                 at += geometry.whole_blocks(jset.byte_len());
@@ -275,7 +291,8 @@ mod tests {
             kept.add(entry(seq, seq - 20));
             assert!(kept.found.len() <= 21, "{} entries are kept", kept.found.len());
         }
-        let entries = kept.complete(1499).expect("all are there");
+        assert_eq!(kept.gap(1499), None, "all are there");
+        let entries = kept.complete(1499);
         let sequences: Vec<u64> = entries.iter().map(|entry| entry.header.seq).collect();
         assert_eq!(sequences, (1479..1500).collect::<Vec<u64>>());
     }
@@ -286,6 +303,7 @@ mod tests {
         for seq in [5, 6, 9] {
             kept.add(entry(seq, 5));
         }
-        assert_eq!(kept.complete(9).expect_err("two are missing"), Error::JournalGap { from: 7, to: 8 });
+        assert_eq!(kept.gap(9), Some(Error::JournalGap { from: 7, to: 8 }), "two are missing");
+        assert_eq!(Kept::default().gap(0), Some(Error::NoJournal));
     }
 }

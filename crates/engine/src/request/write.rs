@@ -10,7 +10,7 @@
 //! 11): otherwise a crash could leave an old clean copy in the cache that hides the newer data, until it is evicted
 //! and the sector changes its value without a write.
 
-use crate::btree::{Attempt, Content, Piece, Record};
+use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::insert::Chunk;
@@ -222,21 +222,28 @@ pub(crate) async fn invalidate(
 }
 
 /// Makes void, durably, what is cached clean in a range with dirty data: a crash in the middle of what follows must not
-/// leave an old clean copy over what is new on the backing device.
+/// leave an old clean copy over what is new on the backing device. Stale keys too: their buckets have been given up, and until
+/// that is durable a crash brings them back.
 async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
-    let mut clean: Vec<Piece> = Vec::new();
+    let mut copies: Vec<Range> = Vec::new();
     let mut at = range.start;
     while at < range.end {
-        let mut note = |piece: Piece| {
-            if matches!(piece.content, Content::Cached { dirty: false, .. }) {
-                clean.push(piece);
-            }
-        };
-        at = set.attempt(|s| s.lookup(inode, at, range.end, &mut note)).await?;
+        at = set
+            .attempt(|s| {
+                s.keys_in_leaf(inode, at, range.end, &mut |buckets, key| {
+                    let could_return =
+                        key.pointers.as_slice().iter().any(|pointer| !buckets.is_durably_stale(*pointer));
+                    if could_return && (!key.dirty || buckets.is_dead(key)) {
+                        copies
+                            .push(Range { start: key.start().max(range.start), end: key.end.min(range.end) });
+                    }
+                })
+            })
+            .await?;
     }
-    for Piece { start, end, .. } in clean {
-        punch(set, target, Range { start, end }).await?;
+    for copy in copies {
+        punch(set, target, copy).await?;
     }
     // The keys of the dirty data, too: until they are durable an old clean copy may stand on the device in their place.
     writer::commit(set).await

@@ -15,7 +15,7 @@ use crate::system::Geometry;
 use crate::workload::Step;
 use bcached_check::{NodeRecord, Record};
 use bcached_engine::Phase;
-use bcached_format::SECTOR_BYTES;
+use bcached_format::{Jset, JsetHeader, SECTOR_BYTES, jset};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,6 +28,8 @@ super::scenarios! {
     a_damaged_newest_entry_after_a_clean_stop_loses_nothing,
     a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal,
     a_start_without_an_entry_that_is_needed_is_refused,
+    a_start_behind_a_damaged_entry_may_be_cut_short,
+    what_somebody_did_not_go_on_with_is_not_brought_back,
     a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries,
     what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting,
     a_brand_new_set_starts_wherever_its_first_start_was_cut,
@@ -202,6 +204,62 @@ fn a_start_without_an_entry_that_is_needed_is_refused() {
         stage.verify().unwrap();
     }
     assert!(refused > 6, "entries are needed by others: {refused}");
+}
+
+/// The machine loses its power while it starts behind an entry that is damaged and not needed: what is needed stands behind it
+/// still, and no longer in the newest entry's bucket or the next.
+fn a_start_behind_a_damaged_entry_may_be_cut_short() {
+    for survivors in [Survivors::Everything, Survivors::Nothing] {
+        let ended = (0..40).find(|tenth| {
+            let mut stage = behind_damage();
+            {
+                let mut world = stage.rig().world.borrow_mut();
+                let end = world.points() + 1 + tenth * 10;
+                world.crash_at(end);
+            }
+            let is_over = stage.start().is_ok();
+            stage.crash(Crash::PowerCut, survivors);
+            stage.start().unwrap_or_else(|fault| panic!("cut at {}, {survivors}: {fault}", 1 + tenth * 10));
+            stage.verify().unwrap();
+            stage.stop().unwrap();
+            is_over
+        });
+        assert!(ended.is_some_and(|tenth| tenth > 2), "a start is more than that");
+    }
+}
+
+/// A set that was not stopped, whose newest entries need others of their bucket but not one before these, which is damaged.
+fn behind_damage() -> Stage {
+    let (mut stage, _) = bench(Geometry { buckets: 2000, ..geometry(vec![4096], BACK) }, quiet());
+    (0..6).for_each(|_| keep(&mut stage, 0..64));
+    // Leaves are written meanwhile.
+    (0..40).for_each(|_| pause(&mut stage, 1000).unwrap());
+    (0..6).for_each(|place| keep(&mut stage, place * 64..place * 64 + 64));
+    power_cut(&mut stage);
+    let (needed, before) = (needed_from(&mut stage), beside_the_newest(&mut stage));
+    let (_, unneeded) = before.iter().rfind(|(sequence, _)| *sequence < needed).expect("a former one");
+    assert!(before.last().is_some_and(|(sequence, _)| *sequence > needed), "{before:?}, needed {needed}");
+    stage.device(0).rot(*unneeded, 800);
+    stage
+}
+
+/// A kernel, which takes a damaged entry for the journal's end, has gone on before it and come round to the same bucket. What it
+/// has not written over stands right behind its last entry, and no number is missing that had room between them.
+fn what_somebody_did_not_go_on_with_is_not_brought_back() {
+    let (mut stage, _) = bench(geometry(vec![4096], BACK), quiet());
+    keep(&mut stage, 0..64);
+    stage.stop().unwrap();
+    let sizes = sizes(&mut stage);
+    let (_, newest) = *entries(&mut stage).last().expect("there are entries");
+    let block = bytes(&mut stage, 0, newest, sizes.block_bytes());
+    let header = Jset::parse(&block, sizes.magic).expect("the newest entry").header;
+    let seq = header.seq + 3;
+    let mut left = jset::seal(sizes.magic, &JsetHeader { seq, last_seq: seq, prio_bucket: 0, ..header }, &[]);
+    left.resize(sizes.block_bytes(), 0);
+    stage.device(0).place(newest + sizes.block_sectors, &left);
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
 }
 
 /// Number and sector of the entries of the newest one's bucket that stand before it, oldest first.
