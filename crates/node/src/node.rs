@@ -239,9 +239,17 @@ impl Node {
         self.view.iter()
     }
 
-    /// Those that end behind `position`, in order.
-    pub fn keys_behind(&self, position: Position) -> impl Iterator<Item = &Key> + Clone {
-        self.view.iter_from(self.view.after(position))
+    /// The first `count` of those that end behind `position`, in order; and the position to go on behind, if there are more.
+    pub fn piece(
+        &self,
+        position: Position,
+        count: usize,
+    ) -> (impl Iterator<Item = &Key> + Clone, Option<Position>) {
+        let keys = self.view.iter_from(self.view.after(position));
+        let mut rest = keys.clone();
+        let last = count.checked_sub(1).and_then(|before| rest.nth(before));
+        let next = last.filter(|_| rest.next().is_some()).map(Key::position);
+        (keys.take(count), next)
     }
 
     pub(crate) fn pending_words(&self) -> usize {

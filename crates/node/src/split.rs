@@ -107,10 +107,9 @@ impl Node {
         living: &mut Living,
         is_live: &mut dyn FnMut(&Key) -> bool,
     ) -> Option<Position> {
-        let mut keys = self.keys_behind(after);
-        let (known, mut last) = (living.keys.len(), None);
-        for key in keys.by_ref().take(count) {
-            last = Some(key.position());
+        let (keys, next) = self.piece(after, count);
+        let known = living.keys.len();
+        for key in keys {
             debug_assert!(key.size > 0 && !is_hole(key), "the view has no holes");
             if !is_live(key) {
                 continue;
@@ -123,7 +122,7 @@ impl Node {
         }
         // One that another was merged into has the words it had.
         living.words += living.keys[known..].iter().map(Key::words).sum::<usize>();
-        last.filter(|_| keys.next().is_some())
+        next
     }
 }
 

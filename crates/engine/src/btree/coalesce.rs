@@ -88,13 +88,12 @@ async fn live_words(set: &CacheSet, slot: usize) -> usize {
             let State { nodes, buckets, work, .. } = s;
             let node = nodes.get(slot).node();
             work.visit(PIECE_KEYS.min(node.len()));
-            let mut keys = node.keys_behind(from);
-            let mut last = None;
-            for key in keys.by_ref().take(PIECE_KEYS) {
-                last = Some(key.position());
-                words += if node.is_leaf() && buckets.is_dead(key) { 0 } else { key.words() };
-            }
-            last.filter(|_| keys.next().is_some())
+            let (keys, next) = node.piece(from, PIECE_KEYS);
+            words += keys
+                .filter(|key| !node.is_leaf() || !buckets.is_dead(key))
+                .map(bcached_format::Key::words)
+                .sum::<usize>();
+            next
         });
     }
     words

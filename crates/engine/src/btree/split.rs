@@ -99,7 +99,7 @@ pub async fn tidy(
             let path = load_path(set, at, level).await?;
             let lowest = path.len() - 1;
             let (own, named) = read_named(set, &path[lowest]).await?;
-            if lacks_buckets || !any(set, &named, &too_stale).await {
+            if lacks_buckets || !names_one(set, &named, &too_stale).await {
                 return Ok(Some(Interior { end: own.position(), named, lacks_buckets }));
             }
             let depth = set.with(|s| topmost_full(s, &path, lowest));
@@ -109,8 +109,12 @@ pub async fn tidy(
     }
 }
 
-/// Whether any of `named` is `too_stale`. Others run between the pieces.
-async fn any(set: &CacheSet, named: &[Pointer], too_stale: &impl Fn(&Buckets, Pointer) -> bool) -> bool {
+/// Whether one of `named` is `too_stale`. Others run between the pieces.
+async fn names_one(
+    set: &CacheSet,
+    named: &[Pointer],
+    too_stale: &impl Fn(&Buckets, Pointer) -> bool,
+) -> bool {
     for named in named.chunks(VISIT_MAX) {
         set.env().breathe().await;
         let found = set.with(|s| {

@@ -38,14 +38,12 @@ impl State {
         let Self { nodes, buckets, work, .. } = self;
         let node = nodes.get(slot).node();
         work.visit(PIECE_KEYS.min(node.len()));
-        let mut keys = node.keys_behind(at);
-        let mut last = at;
-        for key in keys.by_ref().take(PIECE_KEYS) {
-            visit(buckets, key);
-            last = key.position();
-        }
-        let is_end = keys.next().is_none();
-        let next = if is_end { node.position() } else { last };
-        Attempt::Done(Visited { next, is_end, words_on_disk: node.words_on_disk() })
+        let (keys, next) = node.piece(at, PIECE_KEYS);
+        keys.for_each(|key| visit(buckets, key));
+        Attempt::Done(Visited {
+            next: next.unwrap_or(node.position()),
+            is_end: next.is_none(),
+            words_on_disk: node.words_on_disk(),
+        })
     }
 }

@@ -152,7 +152,7 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
     }
 }
 
-/// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before `prepare` does its work, so that
+/// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before what it names is written, so that
 /// what cannot wait (a new root, while the leaf that pins the oldest entry is gated) always finds some.
 pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
     loop {

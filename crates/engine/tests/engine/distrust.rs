@@ -23,6 +23,7 @@ fn an_entry_that_makes_sense_is_replayed() {
 fn a_number_that_cannot_be_counted_on_from_is_refused() {
     let mut stopped = stopped();
     stopped.header.seq = u64::MAX - 1;
+    stopped.begin_bucket();
     let data = stopped.data;
     stopped.append(&[data]);
     let error = stopped.refused(Box::new(NoNote));

@@ -103,6 +103,13 @@ impl Stopped {
         self.rig.world.borrow_mut().place(0, self.end, &bytes);
     }
 
+    /// What is appended next begins another bucket of the journal, where its number need not follow any.
+    pub fn begin_bucket(&mut self) {
+        let index = (self.end - 1) / self.geometry.bucket_sectors - self.geometry.first_bucket;
+        let next = (index + 1) % self.geometry.journal_buckets;
+        self.end = self.geometry.sector_of(self.geometry.journal_bucket(next));
+    }
+
     fn device(&self) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(CACHE_SECTORS).expect("small") * 512];
         self.rig.world.borrow().look(0, 0, &mut bytes);
