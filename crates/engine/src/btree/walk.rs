@@ -109,14 +109,14 @@ impl Walk<'_> {
         }
         let named: Vec<Pointer> = node.named().collect();
         for pointers in named.chunks(VISIT_MAX) {
-            self.pause(pointers.len()).await;
+            pause(self.env, pointers.len()).await;
             for pointer in pointers {
                 self.raise(*pointer)?;
             }
         }
         let mut dead = BTreeSet::new();
         for pointers in named.chunks(VISIT_MAX) {
-            self.pause(pointers.len()).await;
+            pause(self.env, pointers.len()).await;
             for pointer in pointers {
                 if let Some(bucket) = self.buckets.of(*pointer) {
                     self.buckets.note_oldest(bucket, pointer.generation());
@@ -140,12 +140,6 @@ impl Walk<'_> {
         children.reverse();
         stack.append(&mut children);
         Ok(())
-    }
-
-    /// Lets others run, if it is time, before so many pointers are looked at.
-    async fn pause(&self, pointers: usize) {
-        self.env.breathe().await;
-        self.env.charge(visit_ns(pointers));
     }
 
     fn raise(&mut self, pointer: Pointer) -> Result<(), Error> {
@@ -181,6 +175,12 @@ fn divide(share: u64, children: &mut [Visit]) -> u64 {
         child.share = each;
     }
     share - each * children.len() as u64
+}
+
+/// Lets others run, if it is time, before so many keys and their buckets are looked at.
+pub async fn pause(env: &Env, keys: usize) {
+    env.breathe().await;
+    env.charge(visit_ns(keys));
 }
 
 /// Pulls a bucket's generation forward to that of a pointer; dirty data of the older one must not be there.

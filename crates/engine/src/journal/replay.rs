@@ -12,7 +12,7 @@ use crate::journal::scan::Entry;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
-use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX, visit_ns};
+use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Env, NoteRecord};
@@ -36,7 +36,7 @@ pub async fn prepare(
 ) -> Result<Pending, Error> {
     let mut keys: Vec<(u64, Key)> = Vec::new();
     for entry in entries {
-        pause(env, entry.keys.len()).await;
+        walk::pause(env, entry.keys.len()).await;
         for key in entry.keys {
             let checked = check_key(geometry, &key);
             checked.map_err(|source| Error::Format { doing: Doing::Journal, source: source.into() })?;
@@ -47,7 +47,7 @@ pub async fn prepare(
     // again leaves its last state. Some of it may be in entries; some of it was perhaps replayed by a process that
     // was killed while it did so, whose entries have taken the same numbers.
     for records in note.chunks(VISIT_MAX) {
-        pause(env, records.len()).await;
+        walk::pause(env, records.len()).await;
         for record in records {
             let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note holds no key"))?;
             let checked = check_key(geometry, &key);
@@ -56,14 +56,14 @@ pub async fn prepare(
         }
     }
     for keys in keys.chunks(VISIT_MAX) {
-        pause(env, keys.len()).await;
+        walk::pause(env, keys.len()).await;
         for pointer in keys.iter().flat_map(|(_, key)| key.pointers.as_slice()) {
             walk::raise(buckets, *pointer)?;
         }
     }
     check_disjoint(env, &keys, buckets).await?;
     for keys in keys.chunks(VISIT_MAX) {
-        pause(env, keys.len()).await;
+        walk::pause(env, keys.len()).await;
         for (_, key) in keys {
             for pointer in valid(buckets, key) {
                 buckets.pin(pointer);
@@ -71,12 +71,6 @@ pub async fn prepare(
         }
     }
     Ok(Pending { keys })
-}
-
-/// Lets others run, if it is time, before so many keys are looked at.
-async fn pause(env: &Env, keys: usize) {
-    env.breathe().await;
-    env.charge(visit_ns(keys));
 }
 
 /// What is replayed covers something and makes sense in a leaf.
@@ -121,7 +115,7 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
     let mut furthest: Option<Extent> = None;
     for (number, extent) in extents.into_iter().enumerate() {
         if number % VISIT_MAX == 0 {
-            pause(env, VISIT_MAX).await;
+            walk::pause(env, VISIT_MAX).await;
         }
         if let Some(before) = furthest.filter(|before| extent.sector < before.end) {
             let of = |extent: &Extent| (extent.inode, extent.shift, extent.copy);
