@@ -130,7 +130,7 @@ async fn hidden_behind(
     let (mut end, mut is_over) = (ends[index], false);
     each_whole(device, geometry, index as u64, ends[index], |jset, end_sector| {
         let begin = end_sector - (geometry.whole_blocks(jset.byte_len()) / 512) as u64;
-        let missing = jset.header.seq.saturating_sub(before + 1);
+        let missing = jset.header.seq.saturating_sub(before).saturating_sub(1);
         let blocks = room + (begin - end) / geometry.block_sectors;
         let is_next = jset.header.seq > before && missing <= blocks && (missing > 0 || blocks == 0);
         if is_over || !is_next {
@@ -236,7 +236,10 @@ async fn read_bucket(
         match Jset::parse(&bytes[at..], geometry.magic) {
             Ok(jset) => {
                 env.charge(entry_ns(jset.byte_len()));
-                if log.last().is_some_and(|before| before.entry.header.seq + 1 != jset.header.seq) {
+                if log
+                    .last()
+                    .is_some_and(|before| Some(before.entry.header.seq) != jset.header.seq.checked_sub(1))
+                {
                     return Ok(log);
                 }
                 at += geometry.whole_blocks(jset.byte_len());

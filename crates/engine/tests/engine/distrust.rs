@@ -30,6 +30,21 @@ fn a_number_that_cannot_be_counted_on_from_is_refused() {
     assert!(matches!(error, Error::Inconsistent(_)), "{error}");
 }
 
+/// The same, and an old entry stands behind it: no number follows the last one.
+#[test]
+fn nothing_is_counted_on_from_the_last_number_of_all() {
+    let mut stopped = stopped();
+    let data = stopped.data;
+    stopped.header.seq = u64::MAX - 1;
+    stopped.begin_bucket();
+    stopped.append(&[data]);
+    stopped.header.seq = 1;
+    stopped.end += stopped.geometry.block_sectors;
+    stopped.append(&[data]);
+    let error = stopped.refused(Box::new(NoNote));
+    assert!(matches!(error, Error::Inconsistent(_)), "{error}");
+}
+
 /// The same for the priorities: the next chain that is stored counts on from there.
 #[test]
 fn a_number_of_the_priorities_that_cannot_be_counted_on_from_is_refused() {

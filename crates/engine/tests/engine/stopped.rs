@@ -28,7 +28,7 @@ pub struct Stopped {
     pub geometry: Geometry,
     pub header: JsetHeader,
     /// Where the next entry goes, in sectors.
-    end: u64,
+    pub end: u64,
     /// Key of the first bucket of data, as it stands in the tree.
     pub data: Key,
 }
