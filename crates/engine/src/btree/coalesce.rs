@@ -81,21 +81,13 @@ async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Err
 /// Words of what is alive in the node in `slot`, which is pinned. Others run between the pieces, and may write to a leaf: it is
 /// asked once more when it is gated.
 async fn live_words(set: &CacheSet, slot: usize) -> usize {
-    let (mut words, mut after) = (0, Some(Position::ZERO));
-    while let Some(from) = after {
-        set.env().breathe().await;
-        after = set.with(|s| {
-            let State { nodes, buckets, work, .. } = s;
-            let node = nodes.get(slot).node();
-            work.visit(PIECE_KEYS.min(node.len()));
-            let (keys, next) = node.piece(from, PIECE_KEYS);
-            words += keys
-                .filter(|key| !node.is_leaf() || !buckets.is_dead(key))
-                .map(bcached_format::Key::words)
-                .sum::<usize>();
-            next
-        });
-    }
+    let mut words = 0;
+    replace::in_pieces(set, slot, |node, from, is_live| {
+        let (keys, next) = node.piece(from, PIECE_KEYS);
+        words += keys.filter(|key| is_live(key)).map(bcached_format::Key::words).sum::<usize>();
+        next
+    })
+    .await;
     words
 }
 

@@ -148,6 +148,16 @@ fn retire(s: &mut State, old: usize) {
 /// the pieces.
 pub async fn gather(set: &CacheSet, slot: usize, living: &mut Living) {
     living.reserve(set.with(|s| s.nodes.get(slot).node().len()));
+    in_pieces(set, slot, |node, from, is_live| node.gather(from, PIECE_KEYS, living, is_live)).await;
+}
+
+/// Shows `look` the node in `slot`, which is pinned, and the position behind which a piece of [`PIECE_KEYS`] begins, until it says
+/// that there are no more; and how to tell which keys are alive. Others run between the pieces.
+pub async fn in_pieces(
+    set: &CacheSet,
+    slot: usize,
+    mut look: impl FnMut(&Node, Position, &mut dyn FnMut(&Key) -> bool) -> Option<Position>,
+) {
     let mut after = Some(Position::ZERO);
     while let Some(from) = after {
         set.env().breathe().await;
@@ -155,7 +165,7 @@ pub async fn gather(set: &CacheSet, slot: usize, living: &mut Living) {
             let State { nodes, buckets, work, .. } = s;
             let node = nodes.get(slot).node();
             work.visit(PIECE_KEYS.min(node.len()));
-            node.gather(from, PIECE_KEYS, living, &mut |key| !node.is_leaf() || !buckets.is_dead(key))
+            look(node, from, &mut |key| !node.is_leaf() || !buckets.is_dead(key))
         });
     }
 }
