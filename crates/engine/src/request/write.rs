@@ -232,9 +232,7 @@ async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Resu
         at = set
             .attempt(|s| {
                 s.keys_in_leaf(inode, at, range.end, &mut |buckets, key| {
-                    let could_return =
-                        key.pointers.as_slice().iter().any(|pointer| !buckets.is_durably_stale(*pointer));
-                    if could_return && (!key.dirty || buckets.is_dead(key)) {
+                    if buckets.could_return(key) && (!key.dirty || buckets.is_dead(key)) {
                         copies
                             .push(Range { start: key.start().max(range.start), end: key.end.min(range.end) });
                     }
@@ -493,8 +491,7 @@ impl State {
     ) -> Attempt<u64> {
         let mut found = Survey::default();
         let upto = match self.keys_in_leaf(inode, start, end, &mut |s, key| {
-            let could_return = key.pointers.as_slice().iter().any(|pointer| !s.is_durably_stale(*pointer));
-            found.present |= could_return;
+            found.present |= s.could_return(key);
             found.dirty |= key.dirty && !s.is_dead(key);
         }) {
             Attempt::Done(upto) => upto,

@@ -242,6 +242,12 @@ impl Buckets {
         })
     }
 
+    /// True when a crash could bring something back that the key points to, whether it is there now or not.
+    #[must_use]
+    pub fn could_return(&self, key: &Key) -> bool {
+        key.pointers.as_slice().iter().any(|pointer| !self.is_durably_stale(*pointer))
+    }
+
     /// Pulls the generation forward to that of a pointer found on disk (format 15 step 5). What was counted for the
     /// older generation is void; returns whether something dirty was.
     pub fn raise(&mut self, pointer: Pointer) -> bool {
