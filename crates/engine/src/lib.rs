@@ -49,7 +49,7 @@ pub use btree::budget::node_budget_min;
 pub use btree::unreadable::{Covered, UnreadableNode};
 pub use error::{Doing, Error};
 pub use opening::Opening;
-pub use options::Options;
+pub use options::{Options, VolumeOptions};
 pub use phases::{Phase, Phases};
 pub use request::{Reply, Request};
 pub use set::CacheSet;

@@ -1,14 +1,17 @@
 //! The knobs, under the kernel's names where the kernel has them.
 
+use crate::error::Error;
 use crate::opening::Opening;
 use crate::phases::Phases;
+use crate::set::CacheSet;
+use crate::volume::VolumeId;
 use alloc::sync::Arc;
 use core::time::Duration;
 
-/// Options of a cache set.
+/// Options of a cache set. What says so is taken once, when the set is opened; all others can be changed while it runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused.
+    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused. Taken once.
     pub node_budget_bytes: usize,
     /// How long keys wait in the open journal entry when nobody asks for durability (`journal_delay_ms`).
     pub journal_delay: Duration,
@@ -22,18 +25,13 @@ pub struct Options {
     pub parked_delay: Duration,
     /// Parked pieces of one volume beyond which its backing device is flushed at once.
     pub parked_max: usize,
-    /// How long write-back rests after a pass that found nothing.
-    pub writeback_delay: Duration,
-    /// Most sectors of dirty data read at once by write-back.
+    /// Most sectors of dirty data of one volume read at once by write-back.
     pub writeback_batch_sectors: u64,
-    /// Write-back runs at all (`writeback_running`).
-    pub writeback_running: bool,
-    /// Above this share of dirty data in the cache, in percent, write-back does not rest between two batches
-    /// (`writeback_percent`). Below it dirty data is written back too, only slower.
-    pub writeback_percent: u64,
-    /// Where an opening counts how far it is. Clones of these options share it: one opening each.
+    /// What a volume begins with.
+    pub volume: VolumeOptions,
+    /// Where an opening counts how far it is. Clones of these options share it: one opening each. Taken once.
     pub opening: Arc<Opening>,
-    /// Where the set counts what it is in the middle of. Clones of these options share it.
+    /// Where the set counts what it is in the middle of. Clones of these options share it. Taken once.
     pub phases: Arc<Phases>,
 }
 
@@ -47,12 +45,100 @@ impl Default for Options {
             cutoff_writeback: 90,
             parked_delay: Duration::from_secs(5),
             parked_max: 1024,
-            writeback_delay: Duration::from_secs(5),
             writeback_batch_sectors: 8192,
-            writeback_running: true,
-            writeback_percent: 10,
+            volume: VolumeOptions::default(),
             opening: Arc::default(),
             phases: Arc::default(),
         }
+    }
+}
+
+/// Options of a volume, for as long as it is served. All of them can be changed while it is; whoever wants a value kept over a
+/// restart keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VolumeOptions {
+    /// Streams of at least so many bytes are not added to the cache; 0 adds any.
+    pub sequential_cutoff: u64,
+    /// Write-back runs at all.
+    pub writeback_running: bool,
+    /// Share of the cache that may be dirty, in percent, of all volumes together; 0 writes back without a limit of rate.
+    pub writeback_percent: u64,
+    /// How long write-back rests after it has come past the whole volume.
+    pub writeback_delay: Duration,
+    /// How often the rate is set anew.
+    pub writeback_rate_update: Duration,
+    /// The rate, in sectors a second, grows by one for so many sectors above the target.
+    pub writeback_rate_p_term_inverse: u64,
+    /// The same of what has added up over time, in sector seconds.
+    pub writeback_rate_i_term_inverse: u64,
+    /// Sectors a second for each percent of used buckets above 50, where dirty data lies scattered.
+    pub writeback_rate_fp_term_low: u64,
+    /// The same above 57.
+    pub writeback_rate_fp_term_mid: u64,
+    /// The same above 64.
+    pub writeback_rate_fp_term_high: u64,
+    /// Whether scattered dirty data is written back faster when the cache fills.
+    pub writeback_consider_fragment: bool,
+    /// The least rate, in sectors a second.
+    pub writeback_rate_minimum: u64,
+    /// The greatest rate that is gone to, in sectors a second; `None`: what the devices allow. Not of the kernel.
+    pub writeback_rate_maximum: Option<u64>,
+    /// Data that has been dirty for longer is written back whatever the rate. Not of the kernel.
+    pub max_dirty_age: Option<Duration>,
+    /// Nothing is written back now that need not be: it is one of the quiet hours. Not of the kernel.
+    pub writeback_quiet: bool,
+    /// Write-back slows down while writes of a batch take longer than this. Not of the kernel.
+    pub writeback_latency: Option<Duration>,
+}
+
+impl Default for VolumeOptions {
+    fn default() -> Self {
+        Self {
+            sequential_cutoff: 4 << 20,
+            writeback_running: true,
+            writeback_percent: 10,
+            writeback_delay: Duration::from_secs(30),
+            writeback_rate_update: Duration::from_secs(5),
+            writeback_rate_p_term_inverse: 40,
+            writeback_rate_i_term_inverse: 10_000,
+            writeback_rate_fp_term_low: 1,
+            writeback_rate_fp_term_mid: 10,
+            writeback_rate_fp_term_high: 1000,
+            writeback_consider_fragment: true,
+            writeback_rate_minimum: 8,
+            writeback_rate_maximum: None,
+            max_dirty_age: None,
+            writeback_quiet: false,
+            writeback_latency: None,
+        }
+    }
+}
+
+impl CacheSet {
+    /// The options in force.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        self.with(|s| s.options.clone())
+    }
+
+    /// Changes options of the set; those that are taken once stay as they were taken.
+    pub fn change_options(&self, change: impl FnOnce(&mut Options)) {
+        self.with(|s| change(&mut s.options));
+        self.wake_all();
+    }
+
+    /// Changes options of a volume; what is under way ends under the old ones.
+    ///
+    /// # Errors
+    /// [`Error::NoVolume`].
+    pub fn change_volume_options(
+        &self,
+        id: VolumeId,
+        change: impl FnOnce(&mut VolumeOptions),
+    ) -> Result<(), Error> {
+        self.with(|s| s.volumes.get_mut(id).map(|volume| change(&mut volume.options)))
+            .ok_or(Error::NoVolume)?;
+        self.signals().writeback_work.notify_all();
+        Ok(())
     }
 }

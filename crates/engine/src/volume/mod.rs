@@ -7,6 +7,7 @@ pub mod reattach;
 pub mod record;
 
 use crate::error::Error;
+use crate::options::VolumeOptions;
 use crate::request::ranges::Ranges;
 use crate::writeback::trouble::WritebackTrouble;
 use alloc::boxed::Box;
@@ -52,6 +53,8 @@ pub struct Volume {
     pub cacheable_end: u64,
     /// Cache mode.
     pub mode: CacheMode,
+    /// The knobs.
+    pub options: VolumeOptions,
     /// What is in flight, by range.
     pub ranges: Ranges,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
@@ -161,6 +164,8 @@ pub struct VolumeInfo {
     pub attached: bool,
     /// Cache mode.
     pub mode: CacheMode,
+    /// The knobs.
+    pub options: VolumeOptions,
     /// State on the backing superblock.
     pub state: Option<BackingState>,
     /// Dirty data, in sectors.

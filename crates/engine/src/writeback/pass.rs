@@ -49,7 +49,7 @@ pub async fn run(set: CacheSet) {
             else {
                 continue;
             };
-            if set.with(|s| !s.options.writeback_running) {
+            if set.with(|s| s.volumes.get(id).is_none_or(|volume| !volume.options.writeback_running)) {
                 continue;
             }
             // Who detaches the volume does it all.
@@ -65,7 +65,7 @@ pub async fn run(set: CacheSet) {
             set.env().yield_now().await;
             continue;
         }
-        let rest = if cleaned > 0 { REST } else { set.with(|s| s.options.writeback_delay) };
+        let rest = if cleaned > 0 { REST } else { set.with(|s| s.options.volume.writeback_delay) };
         let until = set.env().now() + rest;
         set.env().wait_until(&set.signals().writeback_work, until).await;
     }
@@ -75,7 +75,8 @@ pub async fn run(set: CacheSet) {
 fn is_much(s: &State, target: &Target) -> bool {
     let dirty = target.inode.map_or(0, |inode| s.dirty.of(inode));
     let cache = s.geometry.buckets * s.geometry.bucket_sectors;
-    dirty > cache * s.options.writeback_percent / 100 || s.in_use_percent() >= s.options.cutoff_writeback
+    dirty > cache * s.options.volume.writeback_percent / 100
+        || s.in_use_percent() >= s.options.cutoff_writeback
 }
 
 /// What a batch has come to.

@@ -3,7 +3,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
-use bcached_engine::{CacheSet, Error, Options, Request, VolumeId};
+use bcached_engine::{CacheSet, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::CacheMode;
 use std::cell::Cell;
@@ -13,7 +13,12 @@ use std::time::Duration;
 const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
 
 fn options() -> Options {
-    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+    Options {
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 /// Where the volume's data starts on its backing device, in sectors.

@@ -1,7 +1,7 @@
 //! The hard limit of the memory for nodes, against trees that are much larger.
 
 use crate::rig::{Rig, Sizes, ask, in_flight, open};
-use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, node_budget_min};
+use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, VolumeOptions, node_budget_min};
 use bcached_env::{Buffer, Env};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ fn options(budget: usize) -> Options {
         leaf_delay: Duration::from_millis(50),
         cutoff_writeback: 101,
         cutoff_cache_add: 101,
-        writeback_running: false,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
         ..Options::default()
     }
 }

@@ -1,7 +1,7 @@
 //! Trees whose keys have died: what GC makes of them.
 
 use crate::rig::{Rig, Sizes, ask, bytes, in_flight, open, run, write};
-use bcached_engine::{CacheSet, Options, Request, Status, VolumeId};
+use bcached_engine::{CacheSet, Options, Request, Status, VolumeId, VolumeOptions};
 use bcached_env::Env;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn options() -> Options {
         leaf_delay: Duration::from_millis(50),
         cutoff_writeback: 101,
         cutoff_cache_add: 101,
-        writeback_running: false,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
         ..Options::default()
     }
 }

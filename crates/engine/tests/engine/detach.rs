@@ -4,7 +4,7 @@
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, backing_superblock, bytes, open, run, write};
 use crate::stopped::stopped;
-use bcached_engine::{CacheSet, Error, Options, Request, VolumeId};
+use bcached_engine::{CacheSet, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Env, Op, Payload, Time};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode, Uuid, UuidSlot};
@@ -19,8 +19,8 @@ fn options() -> Options {
     Options {
         cutoff_writeback: 101,
         cutoff_cache_add: 101,
-        writeback_running: false,
         parked_delay: Duration::from_millis(5),
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
         ..Options::default()
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
-use bcached_engine::{Error, Options, Request};
+use bcached_engine::{Error, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Op, join_all};
 use bcached_format::CacheMode;
 use std::cell::{Cell, RefCell};
@@ -17,7 +17,12 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_0
 const DATA: u64 = 16;
 
 fn options() -> Options {
-    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+    Options {
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 /// What a backing device whose flush failed once may have dropped.
@@ -64,7 +69,10 @@ fn what_a_foreign_flush_may_have_dropped_stays_dirty_until_it_is_written_again()
         let fate = drops.fate();
         let clean = run(&mut rig, move |env| async move {
             let delay = Duration::from_millis(10);
-            let options = Options { writeback_running: true, writeback_delay: delay, ..options() };
+            let options = Options {
+                volume: VolumeOptions { writeback_running: true, writeback_delay: delay, ..options().volume },
+                ..options()
+            };
             let (set, volume) = open(env.clone(), options).await.expect("sound");
             world.borrow_mut().fate = Some(Box::new(fate));
             for n in 0..100 {

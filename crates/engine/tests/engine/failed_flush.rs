@@ -2,7 +2,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Options, Request};
+use bcached_engine::{CacheSet, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, Note, NoteRecord, Op};
 use bcached_format::CacheMode;
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,12 @@ use std::time::Duration;
 const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
 
 fn options() -> Options {
-    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+    Options {
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 /// Dirty data was moved to another bucket, and the flush that was to make the copy durable failed and dropped it. Its key

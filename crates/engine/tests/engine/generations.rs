@@ -2,7 +2,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, in_flight, open};
-use bcached_engine::{CacheSet, Doing, Error, Options, Request, Status, VolumeId};
+use bcached_engine::{CacheSet, Doing, Error, Options, Request, Status, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Op};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ fn options() -> Options {
         leaf_delay: Duration::from_secs(30),
         cutoff_writeback: 101,
         cutoff_cache_add: 101,
-        writeback_running: false,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
         ..Options::default()
     }
 }

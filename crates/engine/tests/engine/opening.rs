@@ -1,7 +1,7 @@
 //! An opening reads the whole tree and says how far it is.
 
 use crate::rig::{Rig, Sizes, ask, open, run};
-use bcached_engine::{Opening, Options, Request};
+use bcached_engine::{Opening, Options, Request, VolumeOptions};
 use bcached_env::Buffer;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,7 +14,11 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_00
 const READS: u64 = 12_000;
 
 fn options() -> Options {
-    Options { cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+    Options {
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 /// The walk of a large tree went by without a word.

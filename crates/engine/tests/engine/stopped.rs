@@ -1,7 +1,7 @@
 //! A set that has been stopped, with its devices open to forgery: what somebody might do who makes an image by hand.
 
 use crate::rig::{Rig, Sizes, ask, open};
-use bcached_engine::{CacheSet, Error, Options, Request};
+use bcached_engine::{CacheSet, Error, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Note};
 use bcached_format::jset::{Jset, JsetHeader, seal};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
@@ -19,7 +19,11 @@ pub const CACHE_SECTORS: u64 = SIZES.buckets * SIZES.bucket as u64;
 pub const DATA_OFFSET: u64 = 16;
 
 pub fn options() -> Options {
-    Options { writeback_running: false, leaf_delay: Duration::from_millis(1), ..Options::default() }
+    Options {
+        leaf_delay: Duration::from_millis(1),
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 /// A set that has been stopped, and what an entry behind its newest one needs to say.

@@ -2,7 +2,7 @@
 
 use crate::memory::{Mishap, NoNote};
 use crate::rig::{Rig, Sizes, ask, backing_superblock, open};
-use bcached_engine::{CacheSet, Options, Request};
+use bcached_engine::{CacheSet, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use bcached_format::{BackingState, DeviceFacts, RawSuperblock};
@@ -17,9 +17,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
     Options {
-        writeback_percent: 0,
-        writeback_delay: Duration::from_secs(1),
         leaf_delay: Duration::from_millis(1),
+        volume: VolumeOptions {
+            writeback_percent: 0,
+            writeback_delay: Duration::from_secs(1),
+            ..VolumeOptions::default()
+        },
         ..Options::default()
     }
 }

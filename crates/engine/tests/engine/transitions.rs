@@ -1,7 +1,7 @@
 //! Nobody is kept waiting: how long the engine works in one piece.
 
 use crate::rig::{Rig, Sizes, ask, in_flight, open};
-use bcached_engine::{Options, Request};
+use bcached_engine::{Options, Request, VolumeOptions};
 use bcached_env::Buffer;
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ fn assert_short(bucket: u16, blocks: u64) {
     let sizes = Sizes { block: 8, bucket, buckets: 600, backing: 16 * blocks + 64 };
     let options = || Options {
         leaf_delay: Duration::from_millis(20),
-        writeback_running: false,
         cutoff_writeback: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
         ..Options::default()
     };
     let mut rig = Rig::new(sizes, 4);

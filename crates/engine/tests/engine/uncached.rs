@@ -3,7 +3,7 @@
 
 use crate::memory::{Mishap, NoNote};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
-use bcached_engine::{CacheSet, Options, Request, VolumeId};
+use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Op};
 use bcached_format::{BackingState, CacheMode};
 use std::cell::RefCell;
@@ -18,7 +18,12 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_00
 const READS: u64 = 1500;
 
 fn options() -> Options {
-    Options { cutoff_writeback: 101, cutoff_cache_add: 101, writeback_running: false, ..Options::default() }
+    Options {
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 /// The requests that change something, each with all that it may be.
@@ -208,7 +213,10 @@ fn what_is_dirty_of_a_volume_that_is_no_more_gives_its_buckets_back() {
     const SECTORS: usize = 1600;
     let writes_back = || {
         let writeback_delay = Duration::from_millis(5);
-        Options { writeback_running: true, writeback_delay, ..options() }
+        Options {
+            volume: VolumeOptions { writeback_running: true, writeback_delay, ..options().volume },
+            ..options()
+        }
     };
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);

@@ -3,7 +3,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
-use bcached_engine::{Options, Request};
+use bcached_engine::{Options, Request, VolumeOptions};
 use bcached_env::{Buffer, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode};
@@ -20,8 +20,11 @@ fn options() -> Options {
     Options {
         cutoff_writeback: 101,
         cutoff_cache_add: 101,
-        writeback_running: false,
-        writeback_delay: Duration::from_millis(100),
+        volume: VolumeOptions {
+            writeback_running: false,
+            writeback_delay: Duration::from_millis(100),
+            ..VolumeOptions::default()
+        },
         ..Options::default()
     }
 }
@@ -50,7 +53,8 @@ fn a_leaf_that_cannot_be_read_once_holds_nobody_up() {
     let mut rig = dirty_rig();
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options = Options { writeback_running: true, ..options() };
+        let options =
+            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         let (reads, counted) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let (seen, failed) = (Rc::clone(&reads), Rc::clone(&counted));
@@ -78,7 +82,8 @@ fn a_leaf_that_can_never_be_read_is_passed_by_and_named() {
     let mut rig = dirty_rig();
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options = Options { writeback_running: true, ..options() };
+        let options =
+            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
         let (set, _) = open(env.clone(), options).await.expect("sound");
         let before = set.status().dirty_sectors;
         let mut bad = None;
@@ -107,7 +112,8 @@ fn a_backing_device_that_refuses_a_range_is_named() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options = Options { writeback_running: true, ..options() };
+        let options =
+            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         let refused = Rc::new(Cell::new(0));
         let seen = Rc::clone(&refused);
@@ -137,7 +143,11 @@ fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         // A batch takes one of these writes, and rests.
-        let options = Options { writeback_running: true, writeback_batch_sectors: 8, ..options() };
+        let options = Options {
+            writeback_batch_sectors: 8,
+            volume: VolumeOptions { writeback_running: true, ..options().volume },
+            ..options()
+        };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
@@ -164,7 +174,8 @@ fn a_backing_device_that_cannot_be_marked_clean_is_named() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options = Options { writeback_running: true, ..options() };
+        let options =
+            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         let refused = Rc::new(Cell::new(0));
@@ -245,7 +256,14 @@ fn what_turns_clean_during_a_write_past_the_cache_does_not_hide_it() {
     let is_of = |payload: &Payload, byte| payload.as_slice().iter().all(|found| *found == byte);
     let mut rig = Rig::new(Sizes { bucket: 16, ..SIZES }, 1);
     let world = Rc::clone(&rig.world);
-    let eager = Options { writeback_running: true, writeback_delay: Duration::from_millis(5), ..options() };
+    let eager = Options {
+        volume: VolumeOptions {
+            writeback_running: true,
+            writeback_delay: Duration::from_millis(5),
+            ..options().volume
+        },
+        ..options()
+    };
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), eager).await.expect("sound");
         let (holds, copying, landed) =

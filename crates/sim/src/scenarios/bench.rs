@@ -4,7 +4,7 @@
 use crate::disk::Device;
 use crate::system::engine::{self, Engine};
 use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
-use bcached_engine::{BucketCount, CacheSet, Options, Phases, Status, VolumeId};
+use bcached_engine::{BucketCount, CacheSet, Options, Phases, Status, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env, Note};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -30,7 +30,10 @@ pub struct Bench {
 
 /// Options with which nothing happens unasked: no write-back, and no leaf is written before it must.
 pub fn quiet() -> Options {
-    Options { writeback_running: false, ..Options::default() }
+    Options {
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
 }
 
 impl Bench {

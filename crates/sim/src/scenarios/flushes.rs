@@ -12,7 +12,7 @@ use crate::scenario::Stage;
 use crate::stamp::Value;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
-use bcached_engine::Options;
+use bcached_engine::{Options, VolumeOptions};
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -35,7 +35,10 @@ super::scenarios! {
 /// clean, and the power goes before the disk has been flushed. Reads still come from the cache, until its buckets are
 /// reused: then old blocks appear. (With kernels to this day.)
 fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
-    let eager = Options { writeback_delay: Duration::from_millis(1), ..Options::default() };
+    let eager = Options {
+        volume: VolumeOptions { writeback_delay: Duration::from_millis(1), ..VolumeOptions::default() },
+        ..Options::default()
+    };
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager);
     keep(&mut stage, 0..64);
     // The keys are clean in the journal, and the superblock is about to say so of the volume.

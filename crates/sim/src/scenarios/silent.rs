@@ -12,7 +12,7 @@ use crate::driver::Crash;
 use crate::scenario::Stage;
 use crate::system::Mode;
 use crate::workload::Step;
-use bcached_engine::Options;
+use bcached_engine::{Options, VolumeOptions};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -138,7 +138,11 @@ fn a_disk_that_stalls_under_write_back_holds_up_no_other_volume() {
     for milliseconds in 0..6 {
         let writeback_delay = Duration::from_millis(1);
         // Too little to be through before the disk stalls.
-        let options = Options { writeback_delay, writeback_batch_sectors: 64, ..Options::default() };
+        let options = Options {
+            writeback_batch_sectors: 64,
+            volume: VolumeOptions { writeback_delay, ..VolumeOptions::default() },
+            ..Options::default()
+        };
         let (mut stage, bench) = unstarted(small(vec![4096, 16384], BACK), options, 1 + milliseconds);
         stage.start().unwrap();
         keep(&mut stage, 0..512);
@@ -265,7 +269,13 @@ fn a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing() {
 fn a_write_back_that_is_never_answered_loses_nothing_dirty() {
     for on in [OpKind::Write, OpKind::Flush] {
         each_end(|crash, survivors| {
-            let options = Options { writeback_delay: Duration::from_millis(10), ..Options::default() };
+            let options = Options {
+                volume: VolumeOptions {
+                    writeback_delay: Duration::from_millis(10),
+                    ..VolumeOptions::default()
+                },
+                ..Options::default()
+            };
             let (mut stage, bench) = bench(small(vec![4096, 16384], BACK), options);
             keep(&mut stage, 640..648);
             pause(&mut stage, 3_000).unwrap();

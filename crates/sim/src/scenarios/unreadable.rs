@@ -9,7 +9,7 @@ use crate::scenario::Stage;
 use crate::stamp::Value;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
-use bcached_engine::Options;
+use bcached_engine::{Options, VolumeOptions};
 use bcached_format::BackingState;
 use std::time::Duration;
 
@@ -69,7 +69,10 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
 /// The same block is written into the cache alone: it is read from there at once, and the disk learns of it when it is
 /// written back, which heals the sector. Write-back of its neighbours is not held up before that, and heals nothing.
 fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
-    let options = Options { writeback_delay: Duration::from_millis(10), ..Options::default() };
+    let options = Options {
+        volume: VolumeOptions { writeback_delay: Duration::from_millis(10), ..VolumeOptions::default() },
+        ..Options::default()
+    };
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), options);
     go_bad(&mut stage);
     keep(&mut stage, 64..96);

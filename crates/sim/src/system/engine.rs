@@ -6,7 +6,7 @@ use super::tuning::SetTuning;
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{BucketCount, CacheSet, Error, Options, Phases, VolumeId};
+use bcached_engine::{BucketCount, CacheSet, Error, Options, Phases, VolumeId, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -79,10 +79,13 @@ fn options(geometry: &Geometry) -> Options {
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
-        writeback_delay: Duration::from_millis(writeback_delay_ms),
         writeback_batch_sectors,
-        writeback_running,
-        writeback_percent,
+        volume: VolumeOptions {
+            writeback_delay: Duration::from_millis(writeback_delay_ms),
+            writeback_running,
+            writeback_percent,
+            ..VolumeOptions::default()
+        },
         ..Options::default()
     }
 }
