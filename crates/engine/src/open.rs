@@ -21,7 +21,6 @@ use crate::stats::Stats;
 use crate::uuids::{self, UuidTable};
 use crate::volume::{Volumes, record};
 use crate::work::Work;
-use crate::writeback;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::rc::Rc;
@@ -118,6 +117,7 @@ fn assemble(
         note_held: true,
         background: 0,
         fill_bytes: 0,
+        last_request: env.now(),
         stopping: false,
         settled: false,
         stopped: false,
@@ -394,9 +394,7 @@ async fn finish(set: &CacheSet) {
         s.note_held = false;
     });
     crate::volume::attach::add_flash_only(set);
-    set.spawn(Duty::Changing, writeback::pass::run);
     set.spawn(Duty::Changing, gc::pass::run);
     set.spawn(Duty::Changing, gc::moving::run);
     set.spawn(Duty::Changing, gc::orphans::run);
-    set.spawn(Duty::Changing, crate::request::parked::run);
 }

@@ -27,6 +27,8 @@ pub struct Options {
     pub parked_max: usize,
     /// Most sectors of dirty data of one volume read at once by write-back.
     pub writeback_batch_sectors: u64,
+    /// When nobody has asked for anything for 30 s, dirty data is written back as fast as the devices go.
+    pub idle_max_writeback_rate: bool,
     /// What a volume begins with.
     pub volume: VolumeOptions,
     /// Where an opening counts how far it is. Clones of these options share it: one opening each. Taken once.
@@ -46,6 +48,7 @@ impl Default for Options {
             parked_delay: Duration::from_secs(5),
             parked_max: 1024,
             writeback_batch_sectors: 8192,
+            idle_max_writeback_rate: true,
             volume: VolumeOptions::default(),
             opening: Arc::default(),
             phases: Arc::default(),

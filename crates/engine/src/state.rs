@@ -130,6 +130,8 @@ pub struct State {
     pub settled: bool,
     /// Everything has been written: the journal and the leaf writer end.
     pub stopped: bool,
+    /// When the last request came, or ended.
+    pub last_request: Time,
     /// What this transition has cost so far.
     pub work: Work,
     /// Counters.

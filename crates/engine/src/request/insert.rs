@@ -147,7 +147,7 @@ impl CacheSet {
                 .await??;
             match inserted {
                 Some(upto) => rest = key.cut(upto, key.end),
-                None => write::ensure_dirty(self, target).await?,
+                None => drop(write::ensure_dirty(self, target).await?),
             }
         }
         Ok(())

@@ -157,6 +157,7 @@ impl CacheSet {
         let changes = !matches!(request, Request::Read { .. } | Request::Flush);
         let (mut reply, unproven) = self.dispatch(&target, request).await;
         self.with(|s| {
+            s.last_request = s.now;
             let Some(volume) = s.volumes.get_mut(volume) else { return };
             volume.requests -= 1;
             volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
@@ -224,6 +225,7 @@ impl CacheSet {
             if s.stopping {
                 return Err(Error::Stopping);
             }
+            s.last_request = s.now;
             let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
             volume.requests += 1;
             let target = Target::of(id, volume, block_sectors);

@@ -14,35 +14,28 @@ use core::time::Duration;
 /// The least time between two flushes of the task: a device that is flushed all the time does nothing else.
 const REST: Duration = Duration::from_millis(1);
 
-/// The task: from time to time flushes backing devices that parked data waits for.
-pub async fn run(set: CacheSet) {
+/// The task of one volume: from time to time flushes its backing device, if parked data waits for that. Each has its own, so
+/// that a device that stands still keeps only its own data waiting.
+pub async fn run(set: CacheSet, id: VolumeId) {
     loop {
         let until = set.env().now() + set.with(|s| s.options.parked_delay);
         set.env().sleep(REST).await;
-        while set.env().now() < until && !set.is_ending() && !set.with(|s| has_many(s)) {
+        while set.env().now() < until && !set.is_ending() && !set.with(|s| has_many(s, id)) {
             set.env().wait_until(&set.signals().parked_work, until).await;
         }
         if set.is_ending() {
             return;
         }
-        let waiting: Vec<VolumeId> = set.with(|s| {
-            s.volumes
-                .iter()
-                .filter(|(_, volume)| volume.ranges.parked_count() > 0)
-                .map(|(id, _)| id)
-                .collect()
-        });
-        for volume in waiting {
-            if let Some(target) = set.target(volume) {
-                // A failure is told by the next client's flush.
-                let _ = flush::flush_backing(&set, &target).await;
-            }
+        let waits = set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.ranges.parked_count() > 0));
+        if let Some(target) = set.target(id).filter(|_| waits) {
+            // A failure is told by the next client's flush.
+            let _ = flush::flush_backing(&set, &target).await;
         }
     }
 }
 
-fn has_many(s: &State) -> bool {
-    s.volumes.iter().any(|(_, volume)| volume.ranges.parked_count() > s.options.parked_max)
+fn has_many(s: &State, id: VolumeId) -> bool {
+    s.volumes.get(id).is_some_and(|volume| volume.ranges.parked_count() > s.options.parked_max)
 }
 
 /// What becomes of clean data that has been written to the cache.

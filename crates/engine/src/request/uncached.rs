@@ -89,6 +89,7 @@ pub async fn depart(
             volume.leaving -= 1;
             if has_left {
                 volume.inode = None;
+                volume.pace.age.cleaned();
             }
         }
         parked::drop_parked(s, id);

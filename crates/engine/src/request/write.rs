@@ -285,7 +285,7 @@ async fn write_back(
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
     let inode = target.inode.expect("only attached volumes are cached");
-    ensure_dirty(set, target).await?;
+    let is_first = ensure_dirty(set, target).await?;
     let mut unproven = None;
     let mut at = range.start;
     while at < range.end {
@@ -309,6 +309,9 @@ async fn write_back(
                 other => other?,
             }
         }
+    }
+    if is_first {
+        set.signals().writeback_work.notify_all();
     }
     Ok(unproven)
 }
@@ -465,19 +468,23 @@ pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -
     flush::epoch(set, target.id, |epoch| epoch.write_ends(begun)).ok_or(Error::NoVolume)
 }
 
-/// *Dirty* on the backing superblock is durable before the first dirty key can be.
-pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<(), Error> {
+/// *Dirty* on the backing superblock is durable before the first dirty key can be. True if nothing was dirty: who makes the
+/// first key rings.
+pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<bool, Error> {
     let (id, inode) = (target.id, target.inode);
-    if target.backing.is_none() || set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.dirty_marked)) {
-        return Ok(());
+    if target.backing.is_none() {
+        return Ok(false);
     }
-    record::update(set, id, |s, superblock| {
-        // A volume that leaves the cache says so, and nothing else.
-        if s.volumes.get(id).is_some_and(|volume| volume.may_cache(inode)) {
-            superblock.set_state(BackingState::Dirty);
-        }
-    })
-    .await
+    if !set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.dirty_marked)) {
+        record::update(set, id, |s, superblock| {
+            // A volume that leaves the cache says so, and nothing else.
+            if s.volumes.get(id).is_some_and(|volume| volume.may_cache(inode)) {
+                superblock.set_state(BackingState::Dirty);
+            }
+        })
+        .await?;
+    }
+    Ok(set.with(|s| s.volumes.get_mut(id).is_some_and(|volume| volume.begins_dirty(s.now))))
 }
 
 impl State {

@@ -1,14 +1,16 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
-use crate::request::Target;
 use crate::request::ranges::Ranges;
 use crate::request::write::Survey;
-use crate::set::CacheSet;
+use crate::request::{Target, parked};
+use crate::set::{CacheSet, Duty};
 use crate::state::State;
 use crate::uuids;
 use crate::volume::epoch::Epoch;
 use crate::volume::{Backing, Course, Volume, VolumeId, VolumeInfo, record};
+use crate::writeback::pace::Pace;
+use crate::writeback::task;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId};
@@ -65,6 +67,8 @@ impl CacheSet {
         // Nothing can fail any more. Somebody else may have added it meanwhile.
         self.check_not_served(superblock.uuid())?;
         let id = self.enter(disk, superblock, inode);
+        self.spawn(Duty::Changing, |set| task::run(set, id));
+        self.spawn(Duty::Changing, |set| parked::run(set, id));
         self.signals().writeback_work.notify_all();
         Ok(id)
     }
@@ -171,6 +175,7 @@ impl CacheSet {
                 attachment: 0,
                 course: Course::Steady,
                 leaving: 0,
+                pace: Pace::default(),
                 writeback_lock: Semaphore::new(1),
                 writeback_trouble: None,
                 marking_trouble: None,
@@ -221,6 +226,9 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         options: volume.options,
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
+        dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
+        oldest_dirty: volume.pace.age.oldest(s.now),
+        writeback_rate: volume.pace.rate.info(s.now, &volume.options),
         writeback_trouble: volume.writeback_trouble.clone(),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
@@ -257,6 +265,7 @@ pub fn add_flash_only(set: &CacheSet) {
                 attachment: 0,
                 course: Course::Steady,
                 leaving: 0,
+                pace: Pace::default(),
                 writeback_lock: Semaphore::new(1),
                 writeback_trouble: None,
                 marking_trouble: None,

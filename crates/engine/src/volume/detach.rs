@@ -16,7 +16,7 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
 use crate::volume::{Course, VolumeId, record};
-use crate::writeback::pass;
+use crate::writeback::batch;
 use bcached_format::{BackingState, BackingSuperblock, Inode, Uuid};
 use core::time::Duration;
 
@@ -42,6 +42,7 @@ impl CacheSet {
         };
         self.with(|s| s.end_course(id));
         self.signals().ranges.notify_all();
+        self.signals().writeback_work.notify_all();
         detached
     }
 
@@ -82,7 +83,7 @@ impl CacheSet {
                 }
                 continue;
             }
-            let batch = pass::clean_batch(self, target).await;
+            let batch = batch::clean_batch(self, target, true).await;
             match batch.trouble {
                 _ if batch.sectors > 0 => {
                     fruitless = 0;

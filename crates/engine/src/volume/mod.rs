@@ -9,11 +9,14 @@ pub mod record;
 use crate::error::Error;
 use crate::options::VolumeOptions;
 use crate::request::ranges::Ranges;
+use crate::writeback::pace::Pace;
+use crate::writeback::rate::RateInfo;
 use crate::writeback::trouble::WritebackTrouble;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use bcached_env::{Disk, DiskHealth, sync::Semaphore};
+use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
+use core::time::Duration;
 use epoch::Epoch;
 
 /// Names a volume of a running set.
@@ -75,6 +78,8 @@ pub struct Volume {
     pub course: Course,
     /// Flows that are about to make this volume independent of the cache: no dirty key may be made meanwhile.
     pub leaving: u64,
+    /// The pace of write-back.
+    pub pace: Pace,
     /// Who holds it writes the volume's dirty data back, and says that there is none.
     pub writeback_lock: Semaphore,
     /// *Dirty* is durable on the superblock and nobody is about to change that: dirty keys may be made.
@@ -97,6 +102,15 @@ impl Volume {
     #[must_use]
     pub fn may_cache(&self, inode: Option<Inode>) -> bool {
         inode.is_some() && self.inode == inode && self.leaving == 0
+    }
+
+    /// Something is about to become dirty. True if nothing was: write-back begins, from the start of the volume.
+    pub fn begins_dirty(&mut self, now: Time) -> bool {
+        let is_first = self.pace.age.dirtied(now);
+        if is_first {
+            self.writeback_from = self.data_offset;
+        }
+        is_first
     }
 
     /// Nothing new enters the cache: what misses is not filled, and writes go past it.
@@ -170,6 +184,12 @@ pub struct VolumeInfo {
     pub state: Option<BackingState>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
+    /// Dirty data that it may have, in sectors, before write-back grows faster.
+    pub dirty_target_sectors: u64,
+    /// No data has been dirty for longer; `None`: nothing is dirty.
+    pub oldest_dirty: Option<Duration>,
+    /// How fast it is written back.
+    pub writeback_rate: RateInfo,
     /// Why dirty data stands still in the cache, if write-back cannot go on.
     pub writeback_trouble: Option<WritebackTrouble>,
     /// Nothing is dirty, and the backing device cannot be told: why.

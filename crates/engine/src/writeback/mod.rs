@@ -1,4 +1,18 @@
 //! Write-back: dirty data in address order to the backing device, one flush a batch, then the keys turn clean.
+//!
+//! | file | what |
+//! |---|---|
+//! | `task` | the task of each volume: one that stands still keeps no other from going on |
+//! | `batch` | choosing, flushing, turning clean |
+//! | `copy` | the data on its way |
+//! | `pace` | when, and how much at a time |
+//! | `rate`, `age` | the controller; how long data has been dirty |
+//! | `trouble` | why data cannot be written back |
 
-pub mod pass;
+pub mod age;
+pub mod batch;
+pub mod copy;
+pub mod pace;
+pub mod rate;
+pub mod task;
 pub mod trouble;

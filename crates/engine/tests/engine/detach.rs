@@ -29,6 +29,11 @@ fn is_of(payload: &Payload, byte: u8) -> bool {
     payload.as_slice().iter().all(|found| *found == byte)
 }
 
+/// Some sector of it is nothing but `byte`.
+fn holds(payload: &Payload, byte: u8) -> bool {
+    payload.as_slice().chunks(512).any(|sector| sector.iter().all(|found| *found == byte))
+}
+
 /// Something that goes on beside the test, and its result.
 struct Beside<T>(Rc<RefCell<Option<T>>>);
 
@@ -262,7 +267,7 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
         ask(&set, volume, write(640, 8, BAD)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let Op::Write { payload, .. } = op else { return None };
-            (disk == BACKING && is_of(payload, BAD)).then_some(Mishap::Fails)
+            (disk == BACKING && holds(payload, BAD)).then_some(Mishap::Fails)
         }));
         let began = env.now();
         let error = set.detach(volume).await.expect_err("the device refuses");

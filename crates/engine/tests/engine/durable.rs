@@ -70,7 +70,12 @@ fn what_a_foreign_flush_may_have_dropped_stays_dirty_until_it_is_written_again()
         let clean = run(&mut rig, move |env| async move {
             let delay = Duration::from_millis(10);
             let options = Options {
-                volume: VolumeOptions { writeback_running: true, writeback_delay: delay, ..options().volume },
+                volume: VolumeOptions {
+                    writeback_running: true,
+                    writeback_percent: 0,
+                    writeback_delay: delay,
+                    ..options().volume
+                },
                 ..options()
             };
             let (set, volume) = open(env.clone(), options).await.expect("sound");

@@ -12,6 +12,7 @@ mod failed_flush;
 mod generations;
 mod memory;
 mod opening;
+mod pace;
 mod reads;
 mod rig;
 mod stopped;

@@ -214,7 +214,12 @@ fn what_is_dirty_of_a_volume_that_is_no_more_gives_its_buckets_back() {
     let writes_back = || {
         let writeback_delay = Duration::from_millis(5);
         Options {
-            volume: VolumeOptions { writeback_running: true, writeback_delay, ..options().volume },
+            volume: VolumeOptions {
+                writeback_running: true,
+                writeback_percent: 0,
+                writeback_delay,
+                ..options().volume
+            },
             ..options()
         }
     };

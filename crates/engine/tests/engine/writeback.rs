@@ -53,8 +53,10 @@ fn a_leaf_that_cannot_be_read_once_holds_nobody_up() {
     let mut rig = dirty_rig();
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options =
-            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
+        let options = Options {
+            volume: VolumeOptions { writeback_running: true, writeback_percent: 0, ..options().volume },
+            ..options()
+        };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         let (reads, counted) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let (seen, failed) = (Rc::clone(&reads), Rc::clone(&counted));
@@ -82,8 +84,10 @@ fn a_leaf_that_can_never_be_read_is_passed_by_and_named() {
     let mut rig = dirty_rig();
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options =
-            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
+        let options = Options {
+            volume: VolumeOptions { writeback_running: true, writeback_percent: 0, ..options().volume },
+            ..options()
+        };
         let (set, _) = open(env.clone(), options).await.expect("sound");
         let before = set.status().dirty_sectors;
         let mut bad = None;
@@ -112,8 +116,10 @@ fn a_backing_device_that_refuses_a_range_is_named() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options =
-            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
+        let options = Options {
+            volume: VolumeOptions { writeback_running: true, writeback_percent: 0, ..options().volume },
+            ..options()
+        };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         let refused = Rc::new(Cell::new(0));
         let seen = Rc::clone(&refused);
@@ -142,12 +148,9 @@ fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        // A batch takes one of these writes, and rests.
-        let options = Options {
-            writeback_batch_sectors: 8,
-            volume: VolumeOptions { writeback_running: true, ..options().volume },
-            ..options()
-        };
+        // At the least rate a batch takes one of these writes a second.
+        let options =
+            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
@@ -174,8 +177,10 @@ fn a_backing_device_that_cannot_be_marked_clean_is_named() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let options =
-            Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
+        let options = Options {
+            volume: VolumeOptions { writeback_running: true, writeback_percent: 0, ..options().volume },
+            ..options()
+        };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         let refused = Rc::new(Cell::new(0));
@@ -259,6 +264,7 @@ fn what_turns_clean_during_a_write_past_the_cache_does_not_hide_it() {
     let eager = Options {
         volume: VolumeOptions {
             writeback_running: true,
+            writeback_percent: 0,
             writeback_delay: Duration::from_millis(5),
             ..options().volume
         },

@@ -36,7 +36,11 @@ super::scenarios! {
 /// reused: then old blocks appear. (With kernels to this day.)
 fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     let eager = Options {
-        volume: VolumeOptions { writeback_delay: Duration::from_millis(1), ..VolumeOptions::default() },
+        volume: VolumeOptions {
+            writeback_delay: Duration::from_millis(1),
+            writeback_percent: 0,
+            ..VolumeOptions::default()
+        },
         ..Options::default()
     };
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager);

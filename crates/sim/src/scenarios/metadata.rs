@@ -135,7 +135,11 @@ fn no_power_cut_tears_a_superblock() {
 /// Plays up to the change, and cuts the power when the superblock is written.
 fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) -> Result<Stage, Fault> {
     let eager = Options {
-        volume: VolumeOptions { writeback_delay: Duration::from_millis(1), ..VolumeOptions::default() },
+        volume: VolumeOptions {
+            writeback_delay: Duration::from_millis(1),
+            writeback_percent: 0,
+            ..VolumeOptions::default()
+        },
         ..Options::default()
     };
     let options = if change == Change::Clean { eager } else { quiet() };

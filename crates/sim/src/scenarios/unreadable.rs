@@ -70,7 +70,11 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
 /// written back, which heals the sector. Write-back of its neighbours is not held up before that, and heals nothing.
 fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
     let options = Options {
-        volume: VolumeOptions { writeback_delay: Duration::from_millis(10), ..VolumeOptions::default() },
+        volume: VolumeOptions {
+            writeback_delay: Duration::from_millis(10),
+            writeback_percent: 0,
+            ..VolumeOptions::default()
+        },
         ..Options::default()
     };
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), options);

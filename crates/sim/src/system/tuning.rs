@@ -102,7 +102,13 @@ impl SetTuning {
     /// The same, but work in the background neither rests nor waits long.
     #[must_use]
     pub const fn hurried(self) -> Self {
-        Self { writeback_running: true, writeback_delay_ms: 10, parked_delay_ms: 10, ..self }
+        Self {
+            writeback_running: true,
+            writeback_delay_ms: 10,
+            writeback_percent: 0,
+            parked_delay_ms: 10,
+            ..self
+        }
     }
 }
 

@@ -1,120 +1,100 @@
-//! The task that writes dirty data back.
+//! A batch of dirty keys of one volume, in address order.
 //!
-//! Order of a batch: read from the cache, write to the backing device, **flush it**, then turn the keys that are
+//! The order: read from the cache, write to the backing device, **flush it**, then turn the keys that are
 //! still the same clean, in the journal like any write. A key turns clean only if its own copy is proven
 //! durable: one that a failed flush may have dropped, whosever flush it was, stays dirty and is written again. *Clean*
 //! goes into the backing superblock only when nothing is dirty, no write is in progress, and the keys that say so are
 //! durable.
 
-use crate::btree::{Attempt, Need, pointer_to_read};
-use crate::error::{Doing, Error};
+use crate::btree::{Attempt, Need};
+use crate::error::Error;
 use crate::journal::writer;
 use crate::request::ranges::Claim;
-use crate::request::write::end_backing_write;
 use crate::request::{Target, flush};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::{Epoch, Stamp};
-use crate::volume::{VolumeId, record};
+use crate::volume::epoch::Stamp;
+use crate::writeback::copy::{self, Copied};
+use crate::writeback::pace::Size;
 use crate::writeback::trouble::Round;
-use alloc::boxed::Box;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, join_all};
-use bcached_format::{BackingState, Inode, Key};
-use core::time::Duration;
+use bcached_format::{Inode, Key};
 
-/// Most keys of a batch.
-const BATCH_KEYS: usize = 128;
-/// Rest between batches while there is little dirty data: a simple rate for now.
-const REST: Duration = Duration::from_millis(250);
+/// Most keys that one transition chooses.
+const PIECE_KEYS: usize = 128;
 
 /// A dirty key on its way to the backing device.
 #[derive(Clone, Copy)]
-struct Work {
-    key: Key,
+pub struct Work {
+    /// The key.
+    pub key: Key,
     claim: Claim,
-}
-
-/// The task.
-pub async fn run(set: CacheSet) {
-    loop {
-        if set.is_ending() {
-            return;
-        }
-        let mut cleaned = 0;
-        let mut much = false;
-        for id in set.with(|s| s.volumes.iter().map(|(id, _)| id).collect::<Vec<_>>()) {
-            let Some(target) =
-                set.target(id).filter(|target| target.backing.is_some() && target.inode.is_some())
-            else {
-                continue;
-            };
-            if set.with(|s| s.volumes.get(id).is_none_or(|volume| !volume.options.writeback_running)) {
-                continue;
-            }
-            // Who detaches the volume does it all.
-            let alone = set.with(|s| s.volumes.get(id)?.writeback_lock.try_acquire(1));
-            let Some(_alone) = alone else { continue };
-            cleaned += clean_batch(&set, &target).await.sectors;
-            much |= set.with(|s| is_much(s, &target));
-            let marked = mark_clean(&set, id).await;
-            set.with(|s| tell_marking(s, id, marked));
-        }
-        if cleaned > 0 && much {
-            set.signals().allocator_work.notify_all();
-            set.env().yield_now().await;
-            continue;
-        }
-        let rest = if cleaned > 0 { REST } else { set.with(|s| s.options.volume.writeback_delay) };
-        let until = set.env().now() + rest;
-        set.env().wait_until(&set.signals().writeback_work, until).await;
-    }
-}
-
-/// More dirty data than the target, or so little space that requests suffer: no rest.
-fn is_much(s: &State, target: &Target) -> bool {
-    let dirty = target.inode.map_or(0, |inode| s.dirty.of(inode));
-    let cache = s.geometry.buckets * s.geometry.bucket_sectors;
-    dirty > cache * s.options.volume.writeback_percent / 100
-        || s.in_use_percent() >= s.options.cutoff_writeback
 }
 
 /// What a batch has come to.
 pub struct Batch {
     /// So many sectors turned clean.
     pub sectors: u64,
+    /// It has come past the end of the volume, or has found nothing to write back.
+    pub is_round: bool,
     /// The first trouble that was met.
     pub trouble: Option<Error>,
 }
 
-/// Writes one batch back. What went wrong is also shown in the volume's status. For who holds the volume's write-back.
-pub async fn clean_batch(set: &CacheSet, target: &Target) -> Batch {
+/// Writes one batch back, at the volume's rate unless it `hurries`. What went wrong is also shown in the volume's status. For
+/// who holds the volume's write-back.
+pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batch {
+    let Some(size) = set.with(|s| s.volumes.get(target.id).map(|volume| volume.pace.size(hurries))) else {
+        return Batch { sectors: 0, is_round: true, trouble: Some(Error::NoVolume) };
+    };
+    let began = set.env().now();
     let mut round = Round::default();
-    let works = choose(set, target, &mut round).await;
-    let sectors = clean(set, target, &works, &mut round).await;
+    let Chosen { works, is_round } = choose(set, target, size, &mut round).await;
+    let sectors = clean(set, target, &works, (size, hurries), &mut round).await;
     release(set, target, &works);
+    let taken = set.env().now().since(began);
     set.with(|s| {
         s.stats.written_back_bytes += sectors * 512;
-        Batch { sectors, trouble: round.shows(s, target) }
+        let now = s.now;
+        let trouble = round.shows(s, target);
+        if let Some(volume) = s.volumes.get_mut(target.id) {
+            let wanted: u64 = works.iter().map(|work| work.key.sectors()).sum();
+            if trouble.is_some() || sectors < wanted {
+                volume.pace.age.passes_by();
+            }
+            if is_round {
+                volume.pace.age.sweep_ends(now);
+            }
+            volume.pace.learns_time(works.len(), taken);
+        }
+        Batch { sectors, is_round: is_round || works.is_empty(), trouble }
     })
 }
 
 /// Copies the keys' data to the backing device and turns those clean that are proven durable there.
-async fn clean(set: &CacheSet, target: &Target, works: &[Work], round: &mut Round) -> u64 {
+async fn clean(
+    set: &CacheSet,
+    target: &Target,
+    works: &[Work],
+    (size, hurries): (Size, bool),
+    round: &mut Round,
+) -> u64 {
     // The keys that say so are durable before the backing device gets the data: else a crash could bring back an older
     // clean copy that hides it.
     if works.is_empty() || writer::commit(set).await.is_err() {
         return 0;
     }
-    let copied = join_all(works.iter().map(|work| copy_out(set, target, work))).await;
+    let copied = copy::copy_all(set, target, works, size, hurries).await;
     // One flush for all. Which of them it has proven is asked of each: another's flush may have failed meanwhile.
-    let flushed =
-        if copied.iter().any(Result::is_ok) { flush::flush_backing(set, target).await } else { Ok(()) };
+    let is_any = copied.iter().any(|copied| matches!(copied, Copied::Done(Ok(_))));
+    let flushed = if is_any { flush::flush_backing(set, target).await } else { Ok(()) };
     let mut cleaned = 0;
     for (work, copied) in works.iter().zip(copied) {
         let turned = match copied {
-            Ok(stamp) => turn_clean(set, target, &work.key, stamp).await,
-            Err(error) => Err(error),
+            Copied::Done(Ok(stamp)) => turn_clean(set, target, &work.key, stamp).await,
+            Copied::Done(Err(error)) => Err(error),
+            // The set is ending.
+            Copied::NotBegun => continue,
         };
         match turned {
             Ok(sectors) => cleaned += sectors,
@@ -144,20 +124,24 @@ fn release(set: &CacheSet, target: &Target, works: &[Work]) {
 
 /// The next dirty keys in address order, from where the last batch ended, wrapping once. A leaf that cannot be read is
 /// passed by: the others' dirty data does not wait for it.
-async fn choose(set: &CacheSet, target: &Target, round: &mut Round) -> Vec<Work> {
+async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Chosen {
     let inode = target.inode.expect("only attached volumes are written back");
     let mut works = Vec::new();
     let mut sectors = 0;
-    let limit = set.with(|s| s.options.writeback_batch_sectors);
+    let mut is_round = false;
     let from = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.writeback_from));
     for (start, end) in [(from, target.cacheable_end), (target.data_offset, from)] {
         let mut at = start;
-        while at < end && works.len() < BATCH_KEYS && sectors < limit && set.with(|s| s.dirty.of(inode) > 0) {
+        while at < end
+            && works.len() < size.keys
+            && sectors < size.sectors
+            && set.with(|s| s.dirty.of(inode) > 0)
+        {
             let chosen =
-                set.attempt(|s| choose_in_leaf(s, target, at, end, (&mut works, &mut sectors), limit)).await;
+                set.attempt(|s| choose_in_leaf(s, target, at, end, (&mut works, &mut sectors), size)).await;
             at = match chosen {
                 Ok(upto) => upto,
-                Err(Error::Failed(_)) => return works,
+                Err(Error::Failed(_)) => return Chosen { works, is_round },
                 Err(error) => {
                     let upto = set.with(|s| end_of_missing_leaf(s, inode, at, end));
                     round.meets(at, upto, error);
@@ -166,6 +150,7 @@ async fn choose(set: &CacheSet, target: &Target, round: &mut Round) -> Vec<Work>
             };
         }
         round.passes(start, at);
+        is_round |= at >= target.cacheable_end;
         set.with(|s| {
             if let Some(volume) = s.volumes.get_mut(target.id) {
                 volume.writeback_from = if at >= target.cacheable_end { target.data_offset } else { at };
@@ -175,7 +160,14 @@ async fn choose(set: &CacheSet, target: &Target, round: &mut Round) -> Vec<Work>
             break;
         }
     }
-    works
+    Chosen { works, is_round }
+}
+
+/// What has been chosen.
+struct Chosen {
+    works: Vec<Work>,
+    /// The end of the volume was reached.
+    is_round: bool,
 }
 
 /// Where the node ends that is not in memory and that `at` lies in, or the leaf that is; at most `end`.
@@ -193,46 +185,34 @@ fn choose_in_leaf(
     start: u64,
     end: u64,
     (works, sectors): (&mut Vec<Work>, &mut u64),
-    limit: u64,
+    size: Size,
 ) -> Attempt<u64> {
     let inode = target.inode.expect("only attached volumes are written back");
     let mut dirty: Vec<Key> = Vec::new();
     let found = s.keys_in_leaf(inode, start, end, &mut |buckets, key| {
-        if key.dirty && !buckets.is_dead(key) && dirty.len() < BATCH_KEYS {
+        if key.dirty && !buckets.is_dead(key) && dirty.len() < PIECE_KEYS {
             dirty.extend(key.cut(start, end));
         }
     });
     let Attempt::Done(mut upto) = found else { return found };
-    if dirty.len() == BATCH_KEYS {
+    if dirty.len() == PIECE_KEYS {
         upto = dirty.last().expect("it is full").end;
     }
     for key in dirty {
-        if works.len() == BATCH_KEYS || *sectors >= limit {
+        if works.len() >= size.keys || *sectors >= size.sectors {
             return Attempt::Done(key.start());
         }
         let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
         // A range that is being written is dirty again soon; a later pass takes it.
-        let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else { continue };
+        let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else {
+            volume.pace.age.passes_by();
+            continue;
+        };
         s.pin(&key.pointers);
         *sectors += key.sectors();
         works.push(Work { key, claim });
     }
     Attempt::Done(upto)
-}
-
-/// Copies one key's data to the backing device; the stamp of what was written there.
-async fn copy_out(set: &CacheSet, target: &Target, work: &Work) -> Result<Stamp, Error> {
-    let pointer =
-        pointer_to_read(&work.key.pointers).ok_or(Error::Inconsistent("dirty data without a place"))?;
-    let backing = target.backing.as_ref().ok_or(Error::NoVolume)?;
-    let length = usize::try_from(work.key.sectors() * 512).expect("a key is small");
-    let (read, buffer) = set.cache().read(pointer.sector(), Buffer::zeroed(length)).await;
-    read.map_err(Error::io(Doing::Data))?;
-    let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
-    let written = backing.write(work.key.start(), buffer.freeze()).await;
-    let stamp = end_backing_write(set, target, begun);
-    written.map_err(Error::io(Doing::Backing))?;
-    stamp
 }
 
 /// The key turns clean wherever it is still the same, if what was written with `stamp` is proven durable: asked in the
@@ -258,36 +238,4 @@ async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: Stamp) ->
         rest = expected.cut(upto, expected.end);
     }
     Ok(cleaned)
-}
-
-/// *Clean* on the superblock when nothing is dirty.
-async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
-    let clean = set.with(|s| is_clean(s, id));
-    if !clean {
-        return Ok(());
-    }
-    writer::commit(set).await?;
-    record::update(set, id, |s, superblock| {
-        if is_clean(s, id) {
-            superblock.set_state(BackingState::Clean);
-        }
-    })
-    .await
-}
-
-/// It is tried again at every pass; until then the device says *dirty*, which loses nothing but the freedom to go without
-/// the cache. A set that has failed says so itself.
-fn tell_marking(s: &mut State, id: VolumeId, marked: Result<(), Error>) {
-    if let Some(volume) = s.volumes.get_mut(id) {
-        volume.marking_trouble =
-            marked.err().filter(|error| !matches!(error, Error::Failed(_))).map(Box::new);
-    }
-}
-
-fn is_clean(s: &State, id: VolumeId) -> bool {
-    s.volumes.get(id).is_some_and(|volume| {
-        volume.state() == Some(BackingState::Dirty)
-            && volume.inode.is_some_and(|inode| s.dirty.of(inode) == 0)
-            && !volume.ranges.has_writes()
-    })
 }

@@ -1,0 +1,117 @@
+//! How long data may have been dirty, without a stamp for each key: sweeps come past the whole volume in address order, so
+//! what is dirty when one has ended became so after it began. An upper bound, kept in two moments.
+
+use bcached_env::Time;
+use core::time::Duration;
+
+/// The age of a volume's dirty data.
+#[derive(Clone, Debug, Default)]
+pub struct Age {
+    /// Everything dirty became so since; `None`: nothing is.
+    since: Option<Time>,
+    sweep_began: Time,
+    /// The sweep has passed by something.
+    has_gaps: bool,
+}
+
+impl Age {
+    /// Something is about to become dirty. True if nothing was: a sweep begins, from the start of the volume.
+    pub fn dirtied(&mut self, now: Time) -> bool {
+        if self.since.is_some() {
+            return false;
+        }
+        *self = Self { since: Some(now), sweep_began: now, has_gaps: false };
+        true
+    }
+
+    /// Nothing is dirty, nor about to become so.
+    pub const fn cleaned(&mut self) {
+        self.since = None;
+    }
+
+    /// The sweep leaves something behind that it could not write back.
+    pub const fn passes_by(&mut self) {
+        self.has_gaps = true;
+    }
+
+    /// A sweep has come to the end of the volume, and all that it found is clean; the next begins.
+    pub fn sweep_ends(&mut self, now: Time) {
+        if !self.has_gaps {
+            self.since = self.since.map(|since| since.max(self.sweep_began));
+        }
+        self.sweep_began = now;
+        self.has_gaps = false;
+    }
+
+    /// No data has been dirty for longer; `None`: nothing is dirty.
+    #[must_use]
+    pub fn oldest(&self, now: Time) -> Option<Duration> {
+        self.since.map(|since| now.since(since))
+    }
+
+    /// Sectors a second that keep data from growing older than `limit`, if `dirty` sectors are before the sweep:
+    /// [`super::rate::UNLIMITED`] if it has. Data may have to wait for two sweeps, so each has half of the time.
+    #[must_use]
+    pub fn needed(&self, now: Time, dirty: u64, limit: Option<Duration>) -> u64 {
+        let (Some(since), Some(limit)) = (self.since, limit) else { return 0 };
+        let until = (since + limit).min(self.sweep_began + limit / 2);
+        let left = until.since(now).as_nanos();
+        if left == 0 {
+            return super::rate::UNLIMITED;
+        }
+        let needed = (u128::from(dirty) * 1_000_000_000).div_ceil(left);
+        u64::try_from(needed).unwrap_or(super::rate::UNLIMITED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writeback::rate::UNLIMITED;
+
+    fn at(seconds: u64) -> Time {
+        Time::default() + Duration::from_secs(seconds)
+    }
+
+    const fn seconds(count: u64) -> Option<Duration> {
+        Some(Duration::from_secs(count))
+    }
+
+    #[test]
+    fn a_sweep_proves_that_what_is_left_came_after_it_began() {
+        let mut age = Age::default();
+        assert_eq!(age.oldest(at(9)), None);
+        assert!(age.dirtied(at(10)));
+        assert!(!age.dirtied(at(20)));
+        assert_eq!(age.oldest(at(30)), seconds(20));
+        age.sweep_ends(at(30));
+        assert_eq!(age.oldest(at(30)), seconds(20), "what came at once after the sweep had begun");
+        age.sweep_ends(at(50));
+        assert_eq!(age.oldest(at(50)), seconds(20), "the second began at 30");
+        age.passes_by();
+        age.sweep_ends(at(60));
+        assert_eq!(age.oldest(at(60)), seconds(30), "it has passed by what may be older");
+        age.sweep_ends(at(70));
+        assert_eq!(age.oldest(at(70)), seconds(10));
+        age.cleaned();
+        assert_eq!(age.oldest(at(80)), None);
+        assert!(age.dirtied(at(90)));
+        assert_eq!(age.oldest(at(91)), seconds(1));
+    }
+
+    #[test]
+    fn each_sweep_has_half_of_the_time() {
+        let mut age = Age::default();
+        assert_eq!(age.needed(at(5), 1000, seconds(100)), 0);
+        age.dirtied(at(10));
+        assert_eq!(age.needed(at(10), 1000, None), 0);
+        assert_eq!(age.needed(at(10), 1000, seconds(100)), 20);
+        assert_eq!(age.needed(at(50), 1000, seconds(100)), 100);
+        assert_eq!(age.needed(at(60), 1000, seconds(100)), UNLIMITED);
+        age.sweep_ends(at(60));
+        assert_eq!(age.needed(at(60), 1000, seconds(100)), 20, "the second has until 110");
+        age.sweep_ends(at(80));
+        assert_eq!(age.needed(at(80), 900, seconds(100)), 18, "until 130");
+        assert_eq!(age.needed(at(131), 1, seconds(100)), UNLIMITED);
+    }
+}

@@ -1,0 +1,187 @@
+//! The data of a batch on its way from the cache to the backing device: in address order, neighbours in one write, as many writes at
+//! once as a disk can order, and no faster than the rate allows.
+
+use crate::btree::pointer_to_read;
+use crate::error::{Doing, Error};
+use crate::request::write::end_backing_write;
+use crate::request::{Target, flush};
+use crate::set::CacheSet;
+use crate::volume::epoch::{Epoch, Stamp};
+use crate::writeback::batch::Work;
+use crate::writeback::pace::Size;
+use alloc::vec;
+use alloc::vec::Vec;
+use bcached_env::sync::{Permit, Semaphore};
+use bcached_env::{Buffer, join_all};
+use bcached_format::Key;
+use core::cell::{Cell, RefCell};
+use core::ops::Range;
+use core::time::Duration;
+
+/// Most sectors of one write.
+const RUN_SECTORS_MAX: u64 = 2048;
+
+/// What became of one key's data.
+#[derive(Clone, Debug)]
+pub enum Copied {
+    /// It was written, with this stamp, or could not be.
+    Done(Result<Stamp, Error>),
+    /// The set began to stop before its turn came.
+    NotBegun,
+}
+
+/// Those who carry the data of one batch.
+struct Carriers<'a> {
+    set: &'a CacheSet,
+    target: &'a Target,
+    works: &'a [Work],
+    /// Neighbours that go together.
+    runs: Vec<Range<usize>>,
+    next: Cell<usize>,
+    /// One after the other sets out, in order.
+    gate: Semaphore,
+    /// Sectors in memory.
+    room: Semaphore,
+    room_sectors: usize,
+    hurries: bool,
+    longest: Cell<Duration>,
+    copied: RefCell<Vec<Copied>>,
+}
+
+/// Copies the data of `works` to the backing device; what became of each.
+pub async fn copy_all(
+    set: &CacheSet,
+    target: &Target,
+    works: &[Work],
+    size: Size,
+    hurries: bool,
+) -> Vec<Copied> {
+    let limit = set.with(|s| s.options.writeback_batch_sectors).max(1);
+    let runs = runs(works, limit.min(RUN_SECTORS_MAX));
+    let carriers = size.depth.min(runs.len());
+    let room_sectors = usize::try_from(limit).unwrap_or(usize::MAX);
+    let all = Carriers {
+        set,
+        target,
+        works,
+        runs,
+        next: Cell::new(0),
+        gate: Semaphore::new(1),
+        room: Semaphore::new(room_sectors),
+        room_sectors,
+        hurries,
+        longest: Cell::default(),
+        copied: RefCell::new(vec![Copied::NotBegun; works.len()]),
+    };
+    join_all((0..carriers).map(|_| all.carry())).await;
+    set.with(|s| {
+        if let Some(volume) = s.volumes.get_mut(target.id) {
+            let limit = volume.options.writeback_latency;
+            volume.pace.learns_latency(all.longest.get(), limit);
+        }
+    });
+    all.copied.into_inner()
+}
+
+/// The keys in groups that lie side by side on the backing device, each of at most `sectors` unless one key is longer.
+fn runs(works: &[Work], sectors: u64) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, work) in works.iter().enumerate() {
+        if let Some(run) = runs.last_mut()
+            && works[run.end - 1].key.end == work.key.start()
+            && work.key.end - works[run.start].key.start() <= sectors
+        {
+            run.end = index + 1;
+        } else {
+            runs.push(index..index + 1);
+        }
+    }
+    runs
+}
+
+impl Carriers<'_> {
+    /// Carries runs, one after the other, until there are none.
+    async fn carry(&self) {
+        while let Some((run, _room)) = self.set_out().await {
+            let works = &self.works[run.clone()];
+            let keys: Vec<Key> = works.iter().map(|work| work.key).collect();
+            let results = self.copy_run(&keys).await;
+            let mut copied = self.copied.borrow_mut();
+            for (index, result) in run.zip(results) {
+                copied[index] = Copied::Done(result);
+            }
+        }
+    }
+
+    /// The next run, when its time has come and there is memory for it; `None` if there is none, or the set is ending.
+    async fn set_out(&self) -> Option<(Range<usize>, Permit)> {
+        let _turn = self.gate.acquire(1).await;
+        let run = self.runs.get(self.next.get())?.clone();
+        self.next.set(self.next.get() + 1);
+        let sectors: u64 = self.works[run.clone()].iter().map(|work| work.key.sectors()).sum();
+        if !self.hurries {
+            self.wait_for_rate(sectors).await?;
+        }
+        // A key may be longer than what may be in memory: then it goes alone.
+        let wanted = usize::try_from(sectors).unwrap_or(usize::MAX).min(self.room_sectors);
+        Some((run, self.room.acquire(wanted).await))
+    }
+
+    async fn wait_for_rate(&self, sectors: u64) -> Option<()> {
+        loop {
+            if self.set.is_ending() {
+                return None;
+            }
+            let due = self.set.with(|s| s.may_copy(self.target, sectors));
+            let Err(due) = due else { return Some(()) };
+            self.set.env().wait_until(&self.set.signals().writeback_work, due).await;
+        }
+    }
+
+    /// Copies what lies side by side, in one write; if that fails, key by key, so that one bad place keeps no other waiting.
+    async fn copy_run(&self, keys: &[Key]) -> Vec<Result<Stamp, Error>> {
+        let copied = self.copy(keys).await;
+        if keys.len() == 1 || copied.is_ok() {
+            return vec![copied; keys.len()];
+        }
+        let mut results = Vec::with_capacity(keys.len());
+        for key in keys {
+            results.push(self.copy(core::slice::from_ref(key)).await);
+        }
+        results
+    }
+
+    /// The stamp of what was written.
+    async fn copy(&self, keys: &[Key]) -> Result<Stamp, Error> {
+        let (set, target) = (self.set, self.target);
+        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Err(Error::NoVolume) };
+        let backing = target.backing.as_ref().ok_or(Error::NoVolume)?;
+        let bytes = |sectors: u64| usize::try_from(sectors * 512).expect("a run fits in memory");
+        let mut whole = Buffer::zeroed(bytes(last.end - first.start()));
+        let reads = keys.iter().map(|key| (key, whole.split_to(bytes(key.sectors())))).collect::<Vec<_>>();
+        for (read, part) in join_all(reads.into_iter().map(|(key, part)| self.read(key, part))).await {
+            read?;
+            whole = if whole.is_empty() { part } else { joined(whole, part) };
+        }
+        let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
+        let set_out = set.env().now();
+        let written = backing.write(first.start(), whole.freeze()).await;
+        let stamp = end_backing_write(set, target, begun);
+        self.longest.set(self.longest.get().max(set.env().now().since(set_out)));
+        written.map_err(Error::io(Doing::Backing))?;
+        stamp
+    }
+
+    async fn read(&self, key: &Key, buffer: Buffer) -> (Result<(), Error>, Buffer) {
+        let Some(pointer) = pointer_to_read(&key.pointers) else {
+            return (Err(Error::Inconsistent("dirty data without a place")), buffer);
+        };
+        let (read, buffer) = self.set.cache().read(pointer.sector(), buffer).await;
+        (read.map_err(Error::io(Doing::Data)), buffer)
+    }
+}
+
+fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
+    before.join(piece);
+    before
+}

@@ -1,0 +1,243 @@
+//! When, and how much at a time, dirty data of a volume is written back: what the controller, the age of the data and the state of
+//! the set come to. Transitions only.
+
+use crate::options::VolumeOptions;
+use crate::request::Target;
+use crate::state::State;
+use crate::volume::VolumeId;
+use crate::writeback::age::Age;
+use crate::writeback::rate::{self, Measured, Rate, UNLIMITED};
+use bcached_env::Time;
+use core::time::Duration;
+
+/// Without a request for so long, write-back need not spare anybody.
+const IDLE: Duration = Duration::from_secs(30);
+/// A batch is meant to take so long: who must wait for it does not wait longer, and its flush costs little beside it.
+const BATCH_TIME: Duration = Duration::from_secs(1);
+const BATCH_KEYS_MIN: usize = 128;
+const BATCH_KEYS_MAX: usize = 8192;
+/// Most sectors of a batch.
+const BATCH_SECTORS_MAX: u64 = 128 << 11;
+/// Writes to a backing device at once: as many as a disk can order.
+const DEPTH_MAX: usize = 32;
+
+/// The pace of one volume.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    /// The controller and the limiter.
+    pub rate: Rate,
+    /// How old the dirty data may be.
+    pub age: Age,
+    /// Keys of the next batch, by how long the last ones took.
+    batch_keys: usize,
+    /// Writes at once, by how long the last ones took.
+    depth: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { rate: Rate::default(), age: Age::default(), batch_keys: BATCH_KEYS_MIN, depth: DEPTH_MAX }
+    }
+}
+
+/// How much a batch may hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size {
+    /// Most keys.
+    pub keys: usize,
+    /// Most sectors, but for the last key.
+    pub sectors: u64,
+    /// Most writes at once.
+    pub depth: usize,
+}
+
+/// What a volume's write-back is to do now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// A batch.
+    Write,
+    /// Nothing before then.
+    Wait(Time),
+}
+
+/// What a step has come to.
+struct Step {
+    options: VolumeOptions,
+    is_urgent: bool,
+    has_dirty: bool,
+    /// When the next sectors may set out.
+    due: Time,
+}
+
+impl Pace {
+    /// For the next batch; of one that nobody is spared for if it `hurries`.
+    #[must_use]
+    pub fn size(&self, hurries: bool) -> Size {
+        let rate = if hurries { UNLIMITED } else { self.rate.allowed() };
+        Size {
+            keys: self.batch_keys,
+            sectors: rate.saturating_mul(BATCH_TIME.as_secs()).min(BATCH_SECTORS_MAX),
+            depth: self.depth,
+        }
+    }
+
+    /// A batch of `keys` keys took `taken`.
+    pub fn learns_time(&mut self, keys: usize, taken: Duration) {
+        // Fewer than there may be say nothing of more.
+        let is_telling = keys >= self.batch_keys || taken > BATCH_TIME;
+        if keys == 0 || taken == Duration::ZERO || !is_telling {
+            return;
+        }
+        let fitting = keys as u128 * BATCH_TIME.as_nanos() / taken.as_nanos();
+        let fitting = usize::try_from(fitting).unwrap_or(usize::MAX).min(2 * keys);
+        self.batch_keys = fitting.clamp(BATCH_KEYS_MIN, BATCH_KEYS_MAX);
+    }
+
+    /// The longest write to the backing device took so long, which is not meant to be beyond `limit`.
+    pub fn learns_latency(&mut self, longest: Duration, limit: Option<Duration>) {
+        self.depth = match limit {
+            Some(limit) if longest > limit => (self.depth / 2).max(1),
+            _ => (self.depth * 2).min(DEPTH_MAX),
+        };
+    }
+}
+
+impl State {
+    /// Sectors of the volume that may stay dirty.
+    #[must_use]
+    pub fn dirty_target(&self, id: VolumeId) -> u64 {
+        let Some(volume) = self.volumes.get(id) else { return 0 };
+        let mut backings = 0;
+        let mut cache = self.geometry.buckets * self.geometry.bucket_sectors;
+        for (_, other) in self.volumes.iter() {
+            let Some(inode) = other.inode else { continue };
+            match other.backing {
+                Some(_) => backings += other.sectors,
+                None => cache = cache.saturating_sub(self.dirty.of(inode)),
+            }
+        }
+        rate::target(cache, volume.options.writeback_percent, volume.sectors, backings)
+    }
+
+    /// Nobody has asked for anything for long.
+    fn is_idle(&self) -> bool {
+        self.options.idle_max_writeback_rate
+            && self.now >= self.last_request + IDLE
+            && self.volumes.iter().all(|(_, volume)| volume.requests == 0)
+    }
+
+    fn measured(&self, id: VolumeId) -> Measured {
+        let inode = self.volumes.get(id).and_then(|volume| volume.inode);
+        let in_use_percent = self.in_use_percent();
+        Measured {
+            dirty: inode.map_or(0, |inode| self.dirty.of(inode)),
+            target: self.dirty_target(id),
+            in_use_percent,
+            dirty_buckets: self.buckets.count() - self.buckets.available().min(self.buckets.count()),
+            bucket_sectors: self.geometry.bucket_sectors,
+            is_idle: self.is_idle(),
+            is_full: in_use_percent >= self.options.cutoff_writeback || self.starved().is_some(),
+        }
+    }
+
+    /// A step of the volume's controller, if one is due, and what has become urgent, or not any more, since the last.
+    fn step(&mut self, target: &Target) -> Option<Step> {
+        let (now, measured) = (self.now, self.measured(target.id));
+        let volume = self.volumes.get_mut(target.id)?;
+        let (options, pace) = (volume.options, &mut volume.pace);
+        if measured.dirty > 0 {
+            // A former process has left it.
+            pace.age.dirtied(now);
+        }
+        let needed = pace.age.needed(now, measured.dirty, options.max_dirty_age);
+        if pace.rate.is_due(now, &options) {
+            pace.rate.update(now, &options, &measured, needed);
+        } else {
+            pace.rate.allow(now, &options, &measured, needed);
+        }
+        let is_urgent = measured.is_full || needed == UNLIMITED;
+        Some(Step { options, is_urgent, has_dirty: measured.dirty > 0, due: pace.rate.due(now) })
+    }
+
+    /// What the volume's write-back may do now.
+    pub fn call_write_back(&mut self, target: &Target) -> Call {
+        let now = self.now;
+        let Some(Step { options, is_urgent, has_dirty, due }) = self.step(target) else {
+            return Call::Wait(now + IDLE);
+        };
+        let next_step = now + options.writeback_rate_update;
+        if !has_dirty {
+            // Whoever makes something dirty rings; a superblock that could not be written is tried again.
+            return Call::Wait(now + options.writeback_delay);
+        }
+        if !options.writeback_running || options.writeback_quiet && !is_urgent {
+            return Call::Wait(next_step);
+        }
+        if due > now { Call::Wait(due.min(next_step)) } else { Call::Write }
+    }
+
+    /// Whether `sectors` of a batch that has begun may set out now, and counts them; else when to ask again. What has begun goes
+    /// on, whatever the options say by now: it holds its ranges.
+    pub fn may_copy(&mut self, target: &Target, sectors: u64) -> Result<(), Time> {
+        let now = self.now;
+        match self.step(target) {
+            Some(step) if step.due > now => Err(step.due.min(now + step.options.writeback_rate_update)),
+            Some(_) => {
+                if let Some(volume) = self.volumes.get_mut(target.id) {
+                    volume.pace.rate.charge(now, sectors);
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// More is dirty than may be, or space is wanted: the next sweep does not wait.
+    #[must_use]
+    pub fn is_behind(&self, target: &Target) -> bool {
+        let measured = self.measured(target.id);
+        measured.dirty > measured.target || measured.is_full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_grow_and_shrink_with_the_time_they_take() {
+        let mut pace = Pace::default();
+        let (short, second) = (Duration::from_millis(10), Duration::from_secs(1));
+        assert_eq!(pace.size(true), Size { keys: 128, sectors: BATCH_SECTORS_MAX, depth: 32 });
+        pace.learns_time(128, short);
+        assert_eq!(pace.size(true).keys, 256, "twice as many, not a hundred times");
+        for _ in 0..9 {
+            pace.learns_time(pace.batch_keys, short);
+        }
+        assert_eq!(pace.size(true).keys, BATCH_KEYS_MAX);
+        pace.learns_time(10, short);
+        assert_eq!(pace.size(true).keys, BATCH_KEYS_MAX, "there were not more");
+        pace.learns_time(8192, 4 * second);
+        assert_eq!(pace.size(true).keys, 2048);
+        pace.learns_time(2048, 100 * second);
+        assert_eq!(pace.size(true).keys, BATCH_KEYS_MIN);
+        pace.learns_time(0, second);
+        assert_eq!(pace.size(true).keys, BATCH_KEYS_MIN, "a batch of nothing teaches nothing");
+        assert_eq!(pace.size(false).sectors, 1024, "a second's worth of the first rate");
+    }
+
+    #[test]
+    fn fewer_writes_at_once_while_they_take_long() {
+        let mut pace = Pace::default();
+        let (short, second) = (Duration::from_millis(10), Duration::from_secs(1));
+        let depths = [Some(short); 7].map(|limit| {
+            pace.learns_latency(second, limit);
+            pace.depth
+        });
+        assert_eq!(depths, [16, 8, 4, 2, 1, 1, 1]);
+        pace.learns_latency(short, Some(short));
+        assert_eq!(pace.depth, 2);
+        pace.learns_latency(second, None);
+        assert_eq!(pace.depth, 4);
+    }
+}

@@ -1,0 +1,116 @@
+//! The task that writes the dirty data of one volume back. Each volume has its own: a backing device that stands still keeps
+//! only its own data waiting.
+
+use crate::error::Error;
+use crate::journal::writer;
+use crate::request::Target;
+use crate::set::CacheSet;
+use crate::state::State;
+use crate::volume::{VolumeId, record};
+use crate::writeback::batch::{self, Batch};
+use crate::writeback::pace::Call;
+use alloc::boxed::Box;
+use bcached_env::Time;
+use bcached_format::BackingState;
+use core::time::Duration;
+
+/// How long a volume is left alone that has nothing to write back, or is being written back by somebody else. Whoever
+/// changes that rings.
+const ASIDE: Duration = Duration::from_secs(60);
+
+/// The task, for as long as the set runs.
+pub async fn run(set: CacheSet, id: VolumeId) {
+    loop {
+        let until = turn(&set, id).await;
+        // What has rung during the turn is not heard: a stop, above all.
+        if set.is_ending() {
+            return;
+        }
+        if until <= set.env().now() {
+            set.env().yield_now().await;
+        } else {
+            set.env().wait_until(&set.signals().writeback_work, until).await;
+        }
+    }
+}
+
+/// One turn; when the next is due.
+async fn turn(set: &CacheSet, id: VolumeId) -> Time {
+    let aside = set.env().now() + ASIDE;
+    if set.is_ending() {
+        return aside;
+    }
+    let Some(target) = set.target(id).filter(|target| target.inode.is_some()) else { return aside };
+    // Who detaches the volume does it all.
+    let alone = set.with(|s| s.volumes.get(id)?.writeback_lock.try_acquire(1));
+    let Some(_alone) = alone else { return aside };
+    let next = match set.with(|s| s.call_write_back(&target)) {
+        Call::Wait(until) => until,
+        Call::Write => {
+            let batch = batch::clean_batch(set, &target, false).await;
+            after(set, &target, &batch)
+        }
+    };
+    let marked = mark_clean(set, id).await;
+    set.with(|s| tell_marking(s, id, marked));
+    next
+}
+
+/// When the next batch is due, but for the rate.
+fn after(set: &CacheSet, target: &Target, batch: &Batch) -> Time {
+    let is_behind = set.with(|s| s.is_behind(target));
+    if batch.sectors > 0 && is_behind {
+        set.signals().allocator_work.notify_all();
+    }
+    let now = set.env().now();
+    if batch.sectors > 0 && (is_behind || !batch.is_round) {
+        return now;
+    }
+    set.with(|s| {
+        let options = s.volumes.get(target.id).map(|volume| volume.options).unwrap_or_default();
+        let rest = options.max_dirty_age.map_or(options.writeback_delay, |limit| {
+            // Two sweeps and a rest between them keep the limit.
+            options.writeback_delay.min(limit / 4)
+        });
+        now + rest
+    })
+}
+
+/// *Clean* on the superblock when nothing is dirty.
+async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
+    let clean = set.with(|s| is_clean(s, id));
+    if !clean {
+        return Ok(());
+    }
+    writer::commit(set).await?;
+    record::update(set, id, |s, superblock| {
+        if is_clean(s, id) {
+            superblock.set_state(BackingState::Clean);
+        }
+    })
+    .await?;
+    set.with(|s| {
+        // Who makes something dirty from here on says so on the superblock first.
+        if let Some(volume) = s.volumes.get_mut(id).filter(|volume| !volume.dirty_marked) {
+            volume.pace.age.cleaned();
+        }
+    });
+    Ok(())
+}
+
+/// It is tried again at every turn; until then the device says *dirty*, which loses nothing but the freedom to go without
+/// the cache. A set that has failed says so itself.
+fn tell_marking(s: &mut State, id: VolumeId, marked: Result<(), Error>) {
+    if let Some(volume) = s.volumes.get_mut(id) {
+        volume.marking_trouble =
+            marked.err().filter(|error| !matches!(error, Error::Failed(_))).map(Box::new);
+    }
+}
+
+fn is_clean(s: &State, id: VolumeId) -> bool {
+    s.volumes.get(id).is_some_and(|volume| {
+        volume.state() == Some(BackingState::Dirty)
+            && volume.inode.is_some_and(|inode| s.dirty.of(inode) == 0)
+            && !volume.ranges.has_writes()
+    })
+}

@@ -1,0 +1,201 @@
+//! How fast dirty data is written back, and in what pieces.
+
+use crate::memory::Mishap;
+use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
+use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::{Buffer, Env, Op};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn options(volume: VolumeOptions) -> Options {
+    Options { volume, ..Options::default() }
+}
+
+/// Writes `count` pieces of eight sectors, `apart` sectors from each other, and none lies in address order.
+async fn dirty(set: &CacheSet, volume: VolumeId, count: u64, apart: u64) {
+    for n in 0..count {
+        // Seven and 2^k have no common divisor, nor seven and 100.
+        ask(set, volume, write(n * 7 % count * apart, 8, 1)).await;
+    }
+}
+
+/// Lets time pass without the set being idle.
+async fn pass(env: &Env, set: &CacheSet, volume: VolumeId, seconds: u64) {
+    for _ in 0..seconds {
+        ask(set, volume, Request::Read { sector: 150_000, buffer: Buffer::zeroed(512) }).await;
+        env.sleep(SECOND).await;
+    }
+}
+
+/// The writes of data to the backing device, by sector and length in sectors, in the order in which they ended.
+fn data_writes(rig: &Rig) -> Rc<RefCell<Vec<(u64, usize)>>> {
+    let writes = Rc::new(RefCell::new(Vec::new()));
+    let seen = Rc::clone(&writes);
+    rig.world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+        if let Op::Write { sector, payload, .. } = op
+            && disk == BACKING
+            && *sector >= DATA_OFFSET
+        {
+            seen.borrow_mut().push((*sector - DATA_OFFSET, payload.len() / 512));
+        }
+        None
+    }));
+    writes
+}
+
+/// Below the target dirty data leaves at the least rate and no faster, for as long as somebody works; then at once.
+#[test]
+fn little_dirty_data_leaves_slowly_until_nobody_works() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options(VolumeOptions::default())).await.expect("sound");
+        dirty(&set, volume, 512, 16).await;
+        // The first sweep has met little, and what follows a sweep is a rest.
+        pass(&env, &set, volume, 40).await;
+        let before = set.volumes()[0].dirty_sectors;
+        assert_eq!(set.volumes()[0].writeback_rate.rate, Some(8));
+        pass(&env, &set, volume, 100).await;
+        let after = set.volumes()[0].dirty_sectors;
+        assert!((85 * 8..=115 * 8).contains(&(before - after)), "{before} {after}: eight sectors a second");
+        env.sleep(40 * SECOND).await;
+        assert_eq!(set.volumes()[0].dirty_sectors, 0, "nobody asked for anything for 30 s");
+    });
+}
+
+/// Each request ends the hurry of an idle set.
+#[test]
+fn a_request_ends_the_hurry_of_an_idle_set() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options(VolumeOptions::default())).await.expect("sound");
+        env.sleep(60 * SECOND).await;
+        dirty(&set, volume, 512, 16).await;
+        pass(&env, &set, volume, 20).await;
+        let left = set.volumes()[0].dirty_sectors;
+        assert!(left > 500, "{left}: at the least rate after the first step");
+        let oldest = set.volumes()[0].oldest_dirty.expect("there is some");
+        assert!((20 * SECOND..25 * SECOND).contains(&oldest), "{oldest:?}");
+    });
+}
+
+/// Neighbours leave in one write, in address order, whatever the order and the size in which they came.
+#[test]
+fn neighbours_leave_together_in_the_order_of_their_addresses() {
+    let mut rig = Rig::new(SIZES, 1);
+    let writes = data_writes(&rig);
+    run(&mut rig, move |env| async move {
+        let still =
+            VolumeOptions { writeback_running: false, writeback_percent: 0, ..VolumeOptions::default() };
+        let (set, volume) = open(env.clone(), options(still)).await.expect("sound");
+        dirty(&set, volume, 100, 8).await;
+        for n in 0..4 {
+            ask(&set, volume, write(100_000 - 1000 * n, 8, 2)).await;
+        }
+        env.sleep(SECOND).await;
+        assert_eq!(*writes.borrow(), [], "it does not run");
+        set.change_volume_options(volume, |options| options.writeback_running = true).expect("it is served");
+        env.sleep(SECOND).await;
+        assert_eq!(set.volumes()[0].dirty_sectors, 0);
+        let mut writes = writes.borrow_mut();
+        // They end in any order.
+        writes.sort_unstable();
+        assert_eq!(*writes, [(0, 800), (97_000, 8), (98_000, 8), (99_000, 8), (100_000, 8)]);
+    });
+}
+
+/// A place in the middle of neighbours takes no data: only what lies there stays dirty.
+#[test]
+fn a_bad_place_keeps_only_what_lies_there() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let eager = VolumeOptions { writeback_percent: 0, ..VolumeOptions::default() };
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let Op::Write { sector, payload, .. } = op else { return None };
+            let (start, end) = (*sector, *sector + payload.len() as u64 / 512);
+            let is_bad = (start..end).contains(&(DATA_OFFSET + 404));
+            (disk == BACKING && is_bad).then_some(Mishap::Fails)
+        }));
+        let (set, volume) = open(env.clone(), options(eager)).await.expect("sound");
+        dirty(&set, volume, 100, 8).await;
+        env.sleep(60 * SECOND).await;
+        let info = set.volumes().remove(0);
+        assert_eq!(info.dirty_sectors, 8);
+        let trouble = info.writeback_trouble.expect("it is named");
+        assert_eq!((trouble.sector, trouble.sectors), (400, 8));
+        assert!(info.oldest_dirty.expect("there is some") >= 59 * SECOND, "the sweeps have passed by it");
+    });
+}
+
+/// No data stays dirty for longer than it may, though the rate would let it, and no faster than needed.
+#[test]
+fn data_leaves_before_it_is_older_than_it_may_be() {
+    let limit = 100 * SECOND;
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let aged = VolumeOptions { max_dirty_age: Some(limit), ..VolumeOptions::default() };
+        let (set, volume) = open(env.clone(), options(aged)).await.expect("sound");
+        pass(&env, &set, volume, 6).await;
+        let (mut oldest, mut most) = (Duration::ZERO, 0);
+        for round in 0..400 {
+            ask(&set, volume, write(round * 7919 % 140_000, 64, 1)).await;
+            pass(&env, &set, volume, 1).await;
+            let info = set.volumes().remove(0);
+            oldest = oldest.max(info.oldest_dirty.unwrap_or_default());
+            most = most.max(info.dirty_sectors);
+        }
+        assert!(oldest <= limit, "{oldest:?}");
+        assert!(most > 30 * 64, "{most}: what may wait does");
+    });
+}
+
+/// In quiet hours nothing is written back that need not be.
+#[test]
+fn quiet_hours_are_quiet_until_data_is_too_old() {
+    let mut rig = Rig::new(SIZES, 1);
+    let writes = data_writes(&rig);
+    run(&mut rig, move |env| async move {
+        let quiet = VolumeOptions {
+            writeback_percent: 0,
+            writeback_quiet: true,
+            max_dirty_age: Some(600 * SECOND),
+            ..VolumeOptions::default()
+        };
+        let (set, volume) = open(env.clone(), options(quiet)).await.expect("sound");
+        dirty(&set, volume, 10, 80).await;
+        env.sleep(290 * SECOND).await;
+        assert_eq!(*writes.borrow(), [], "also when the set is idle");
+        env.sleep(20 * SECOND).await;
+        assert_eq!(writes.borrow().len(), 10, "half of its time is over");
+        ask(&set, volume, write(0, 8, 1)).await;
+        env.sleep(100 * SECOND).await;
+        assert_eq!(writes.borrow().len(), 10);
+        set.change_volume_options(volume, |options| options.writeback_quiet = false).expect("it is served");
+        env.sleep(SECOND).await;
+        assert_eq!(writes.borrow().len(), 11, "the hours are over");
+    });
+}
+
+/// A ceiling holds whatever else asks for speed.
+#[test]
+fn a_ceiling_is_not_exceeded() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let slow = VolumeOptions {
+            writeback_percent: 0,
+            writeback_rate_maximum: Some(100),
+            ..VolumeOptions::default()
+        };
+        let (set, volume) = open(env.clone(), options(slow)).await.expect("sound");
+        dirty(&set, volume, 512, 16).await;
+        let before = set.volumes()[0].dirty_sectors;
+        env.sleep(30 * SECOND).await;
+        let after = set.volumes()[0].dirty_sectors;
+        assert!((2800..=3300).contains(&(before - after)), "{before} {after}: 100 sectors a second");
+    });
+}
