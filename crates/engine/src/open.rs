@@ -86,9 +86,10 @@ fn assemble(
     superblock: CacheSuperblock,
     note: Box<dyn Note>,
     options: Options,
-    parts: Parts,
+    mut parts: Parts,
 ) -> CacheSet {
     let signals = Signals::default();
+    parts.buckets.set_replacement(superblock.replacement(), env.random());
     let shares = parts.shares;
     let phases = Arc::clone(&options.phases);
     let state = State {

@@ -9,7 +9,7 @@ use crate::stats::Stats;
 use crate::volume::VolumeInfo;
 use alloc::vec::Vec;
 use bcached_env::DiskHealth;
-use bcached_format::{Label, Uuid};
+use bcached_format::{Label, Replacement, Uuid};
 
 /// What a set is doing.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct Status {
     pub block_sectors: u64,
     /// Bucket size in sectors.
     pub bucket_sectors: u64,
+    /// Which clean bucket is given up first.
+    pub replacement: Replacement,
     /// Buckets on the cache device.
     pub buckets: u64,
     /// Buckets that can be used or reused without writing anything back.
@@ -103,6 +105,7 @@ impl CacheSet {
             label: s.superblock.label(),
             block_sectors: s.geometry.block_sectors,
             bucket_sectors: s.geometry.bucket_sectors,
+            replacement: s.superblock.replacement(),
             buckets: s.buckets.count(),
             buckets_available: s.buckets.available(),
             buckets_free: s.buckets.free_count() as u64,

@@ -6,15 +6,14 @@
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors.
 
-use crate::policy::Lru;
-use crate::policy::lru::Rank;
+use crate::policy::{Place, Rank, Victims};
 use crate::space::Flushes;
 use crate::space::flushes::Running;
 use crate::work::BUCKETS_MAX;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
-use bcached_format::{BucketId, DeviceIndex, Gen, Key, Pointer};
+use bcached_format::{BucketId, DeviceIndex, Gen, Key, Pointer, Replacement};
 
 /// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
 /// live keys staler than this.
@@ -67,7 +66,7 @@ pub struct Buckets {
     device: DeviceIndex,
     bucket_sectors: u64,
     first_bucket: u64,
-    victims: Lru,
+    victims: Victims,
     free: VecDeque<BucketId>,
     pending: Vec<BucketId>,
     available: u64,
@@ -79,7 +78,7 @@ pub struct Buckets {
     /// Sectors that have died since a pass of GC was begun.
     died: u64,
     /// Where a search for buckets to invalidate goes on.
-    next_victim: Option<u32>,
+    next_victim: Option<Place>,
     flushes: Flushes,
     /// The search that is going on has passed some only for the age of the pointers to them.
     passes_old: bool,
@@ -124,7 +123,7 @@ impl Buckets {
                 release: 0,
             })
             .collect();
-        let victims = Lru::new(table.len());
+        let victims = Victims::new(table.len());
         Self {
             table,
             device,
@@ -356,9 +355,7 @@ impl Buckets {
     pub fn touch(&mut self, pointer: Pointer) {
         let Some(id) = self.of(pointer) else { return };
         self.table[slot(id) as usize].touched = self.clock;
-        if self.victims.rank(slot(id)) == Some(Rank::Used) {
-            self.victims.append(slot(id), Rank::Used);
-        }
+        self.victims.touch(slot(id));
     }
 
     /// Counts cached traffic; each 1024th of the cache makes everything one step older (the kernel's ageing).
@@ -389,6 +386,11 @@ impl Buckets {
         self.settle(id, was_available);
     }
 
+    /// Which bucket is given up first, from here on. `seed`: of what is drawn where any may be.
+    pub const fn set_replacement(&mut self, policy: Replacement, seed: u64) {
+        self.victims.set_policy(policy, seed);
+    }
+
     /// After the walk at start: everything that is not metadata holds data or nothing. Puts the reusable ones in
     /// order of their stored priority.
     pub fn classify(&mut self, is_metadata: impl Fn(u64) -> bool) {
@@ -414,26 +416,25 @@ impl Buckets {
     pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
         let mut passed_used = false;
         let mut passes_old = self.next_victim.is_some() && self.passes_old;
-        let mut eligible = |slot: &u32| {
-            let bucket = &self.table[*slot as usize];
+        let mut eligible = |slot: u32| {
+            let bucket = &self.table[slot as usize];
             passed_used |= bucket.pins > 0;
             let is_free = bucket.pins == 0 && bucket.release <= durable;
             let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
             passes_old |= is_free && is_old;
             is_free && !is_old
         };
-        let mut victims = self.victims.victims(self.next_victim.take());
+        let mut place = self.victims.resume(self.next_victim.take());
         let (mut chosen, mut looked_at) = (Vec::new(), 0);
         while chosen.len() < count && looked_at < BUCKETS_MAX {
-            let Some(slot) = victims.next() else { break };
+            let Some(here) = place else { break };
+            let (found, next) = self.victims.look(here);
+            place = next;
             looked_at += 1;
-            if eligible(&slot) {
-                chosen.push(slot);
-            }
+            chosen.extend(found.filter(|slot| eligible(*slot)));
         }
-        // Only a search that has found nothing so far is worth going on with: else the next begins with the oldest.
-        self.next_victim = if chosen.is_empty() && looked_at == BUCKETS_MAX { victims.next() } else { None };
-        drop(victims);
+        // Only a search that has found nothing so far is worth going on with: else the next begins with the first.
+        self.next_victim = place.filter(|_| chosen.is_empty() && looked_at == BUCKETS_MAX);
         self.passes_old = passes_old;
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
@@ -531,11 +532,7 @@ impl Buckets {
         };
         self.available += u64::from(is_available);
         self.available -= u64::from(was_available);
-        match rank {
-            None => self.victims.remove(slot(id)),
-            Some(rank) if self.victims.rank(slot(id)) == Some(rank) => {}
-            Some(rank) => self.victims.append(slot(id), rank),
-        }
+        self.victims.place(slot(id), rank);
     }
 }
 

@@ -14,6 +14,7 @@ mod memory;
 mod opening;
 mod pace;
 mod reads;
+mod replacement;
 mod rig;
 mod stopped;
 mod superblock;

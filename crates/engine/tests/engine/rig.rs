@@ -40,6 +40,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(sizes: Sizes, seed: u64) -> Self {
+        Self::with_replacement(sizes, seed, Replacement::Lru)
+    }
+
+    /// The same, with a policy of its own.
+    pub fn with_replacement(sizes: Sizes, seed: u64, replacement: Replacement) -> Self {
         let cache_sectors = sizes.buckets * u64::from(sizes.bucket);
         let world = World::new(&[cache_sectors, sizes.backing], seed);
         let set_uuid = Uuid([1; 16]);
@@ -50,7 +55,7 @@ impl Rig {
             block_sectors: sizes.block,
             bucket_sectors: sizes.bucket,
             discard: false,
-            replacement: Replacement::Lru,
+            replacement,
         });
         let backing = BackingSuperblock::format(BackingFormat {
             uuid: Uuid([3; 16]),

@@ -1,4 +1,4 @@
-//! Least recently used, exactly: two doubly linked lists over bucket slots, empty buckets first.
+//! Two doubly linked lists over bucket slots: those that hold nothing, and those that do, in an order.
 //!
 //! A bucket is on a list only while it could be given up (closed, nothing dirty); everything is O(1), so that choosing
 //! victims costs the same on a terabyte as on a gigabyte.
@@ -13,7 +13,7 @@ const NONE: u32 = u32::MAX;
 pub enum Rank {
     /// Holds nothing live: given up before any other.
     Empty,
-    /// Holds clean data: given up in order of the last touch.
+    /// Holds clean data: given up as the policy says.
     Used,
 }
 
@@ -32,13 +32,13 @@ struct List {
 }
 
 /// The two lists. Slots are indices into the caller's table of buckets.
-pub struct Lru {
+pub struct Lists {
     links: Vec<Link>,
     empty: List,
     used: List,
 }
 
-impl Lru {
+impl Lists {
     /// Lists over `slots` buckets, none of them listed.
     #[must_use]
     pub fn new(slots: usize) -> Self {
@@ -47,7 +47,7 @@ impl Lru {
         Self { links: vec![nowhere; slots], empty: list, used: list }
     }
 
-    /// Puts `slot` at the recently used end of `rank`, wherever it was before.
+    /// Puts `slot` last in `rank`, wherever it was before.
     pub fn append(&mut self, slot: u32, rank: Rank) {
         self.remove(slot);
         let tail = self.list(rank).tail;
@@ -89,20 +89,16 @@ impl Lru {
         self.list(rank).length
     }
 
-    /// Slots in the order they should be given up: empty ones first, then by last touch. From `slot` on, or from the
-    /// start if there is none or it is on no list any more.
-    pub fn victims(&self, from: Option<u32>) -> impl Iterator<Item = u32> + '_ {
-        let (empty, used) = match from.and_then(|slot| Some((self.rank(slot)?, slot))) {
-            Some((Rank::Empty, slot)) => (slot, self.used.head),
-            Some((Rank::Used, slot)) => (NONE, slot),
-            None => (self.empty.head, self.used.head),
-        };
-        self.walk(empty).chain(self.walk(used))
+    /// The first slot of `rank`.
+    #[must_use]
+    pub const fn first(&self, rank: Rank) -> Option<u32> {
+        known(self.list(rank).head)
     }
 
-    fn walk(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
-        let known = |slot: u32| (slot != NONE).then_some(slot);
-        core::iter::successors(known(head), move |slot| known(self.links[*slot as usize].next))
+    /// The slot behind `slot` in its list.
+    #[must_use]
+    pub fn after(&self, slot: u32) -> Option<u32> {
+        known(self.links[slot as usize].next)
     }
 
     const fn list(&self, rank: Rank) -> &List {
@@ -120,24 +116,31 @@ impl Lru {
     }
 }
 
+const fn known(slot: u32) -> Option<u32> {
+    if slot == NONE { None } else { Some(slot) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn victims_come_empty_first_then_by_last_touch() {
-        let mut lru = Lru::new(6);
+    fn what_is_appended_is_last_and_what_is_removed_is_nowhere() {
+        let mut lists = Lists::new(6);
         for slot in [0, 1, 2] {
-            lru.append(slot, Rank::Used);
+            lists.append(slot, Rank::Used);
         }
-        lru.append(3, Rank::Empty);
-        lru.append(0, Rank::Used); // a touch
-        assert_eq!(lru.victims(None).collect::<Vec<_>>(), [3, 1, 2, 0]);
-        lru.remove(2);
-        lru.remove(2);
-        lru.append(1, Rank::Empty); // its last data died
-        assert_eq!(lru.victims(None).collect::<Vec<_>>(), [3, 1, 0]);
-        assert_eq!(lru.rank(2), None);
-        assert_eq!((lru.length(Rank::Empty), lru.length(Rank::Used)), (2, 1));
+        lists.append(3, Rank::Empty);
+        lists.append(0, Rank::Used);
+        let of = |lists: &Lists, rank| {
+            core::iter::successors(lists.first(rank), |slot| lists.after(*slot)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&lists, Rank::Used), [1, 2, 0]);
+        lists.remove(2);
+        lists.remove(2);
+        lists.append(1, Rank::Empty);
+        assert_eq!((of(&lists, Rank::Empty), of(&lists, Rank::Used)), (vec![3, 1], vec![0]));
+        assert_eq!(lists.rank(2), None);
+        assert_eq!((lists.length(Rank::Empty), lists.length(Rank::Used)), (2, 1));
     }
 }

@@ -1,0 +1,201 @@
+//! The order in which buckets are given up: first those that hold nothing, then by the policy of the superblock.
+//!
+//! A policy is changed at any time at no cost: what differs is whether a touch counts, and where a search looks. Least recently used is exact.
+//! First filled is the same list without touches. Any is a walk over all slots in a stride drawn anew for each search, which comes
+//! to each of them once, in an order that has nothing to do with their use.
+
+use crate::policy::lists::{Lists, Rank};
+use bcached_env::rng::Rng;
+use bcached_format::Replacement;
+
+/// Buckets that could be given up, and in which order.
+pub struct Victims {
+    lists: Lists,
+    slots: u32,
+    policy: Replacement,
+    rng: Rng,
+}
+
+/// Where a search is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At this slot of the lists.
+    Listed(u32),
+    /// On its way over all slots.
+    Striding {
+        /// The slot that is next.
+        at: u32,
+        /// How far the one behind it lies.
+        stride: u32,
+        /// So many are left.
+        left: u32,
+    },
+}
+
+impl Victims {
+    /// Over `slots` buckets, none of which could be given up.
+    ///
+    /// # Panics
+    /// If there are more than 2^32, which an opening refuses.
+    #[must_use]
+    pub fn new(slots: usize) -> Self {
+        let count = u32::try_from(slots).expect("open refuses devices with more than 2^32 buckets");
+        Self { lists: Lists::new(slots), slots: count, policy: Replacement::default(), rng: Rng::new(0) }
+    }
+
+    /// The policy from here on. `seed`: of what is drawn.
+    pub const fn set_policy(&mut self, policy: Replacement, seed: u64) {
+        self.policy = policy;
+        self.rng = Rng::new(seed);
+    }
+
+    /// How many could be given up of `rank`.
+    #[must_use]
+    pub const fn length(&self, rank: Rank) -> usize {
+        self.lists.length(rank)
+    }
+
+    /// The bucket has become one of `rank`, or none that could be given up.
+    pub fn place(&mut self, slot: u32, rank: Option<Rank>) {
+        match rank {
+            None => self.lists.remove(slot),
+            Some(rank) if self.lists.rank(slot) == Some(rank) => {}
+            Some(rank) => self.lists.append(slot, rank),
+        }
+    }
+
+    /// The bucket was read from or written to.
+    pub fn touch(&mut self, slot: u32) {
+        if self.policy == Replacement::Lru && self.lists.rank(slot) == Some(Rank::Used) {
+            self.lists.append(slot, Rank::Used);
+        }
+    }
+
+    /// Where a search begins; `None` if there is nothing to give up.
+    pub fn begin(&mut self) -> Option<Place> {
+        self.lists.first(Rank::Empty).map(Place::Listed).or_else(|| self.begin_used())
+    }
+
+    fn begin_used(&mut self) -> Option<Place> {
+        let first = self.lists.first(Rank::Used)?;
+        if self.policy != Replacement::Random {
+            return Some(Place::Listed(first));
+        }
+        let below = |rng: &mut Rng, bound: u32| u32::try_from(rng.below(bound.into())).unwrap_or(0);
+        let at = below(&mut self.rng, self.slots);
+        let mut stride = below(&mut self.rng, self.slots).max(1);
+        // Without a common divisor it comes to every slot.
+        while common_divisor(stride, self.slots) > 1 {
+            stride = stride % self.slots + 1;
+        }
+        Some(Place::Striding { at, stride, left: self.slots })
+    }
+
+    /// A place from which a search can go on that was interrupted: it may have changed meanwhile what the place was.
+    pub fn resume(&mut self, place: Option<Place>) -> Option<Place> {
+        match place {
+            Some(Place::Listed(slot)) if self.lists.rank(slot).is_none() => self.begin(),
+            Some(place) => Some(place),
+            None => self.begin(),
+        }
+    }
+
+    /// The slot at `place`, if it could be given up, and the place behind it.
+    pub fn look(&mut self, place: Place) -> (Option<u32>, Option<Place>) {
+        match place {
+            Place::Listed(slot) => {
+                let was_empty = self.lists.rank(slot) == Some(Rank::Empty);
+                let next = self.lists.after(slot).map(Place::Listed);
+                (Some(slot), if next.is_none() && was_empty { self.begin_used() } else { next })
+            }
+            Place::Striding { at, stride, left } => {
+                let found = (self.lists.rank(at) == Some(Rank::Used)).then_some(at);
+                let next = (u64::from(at) + u64::from(stride)) % u64::from(self.slots);
+                let next = u32::try_from(next).unwrap_or(0);
+                (found, (left > 1).then_some(Place::Striding { at: next, stride, left: left - 1 }))
+            }
+        }
+    }
+}
+
+const fn common_divisor(mut a: u32, mut b: u32) -> u32 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    /// All victims, in the order of a search that is interrupted all the time.
+    fn searched(victims: &mut Victims) -> Vec<u32> {
+        let mut found = Vec::new();
+        let mut at = victims.begin();
+        while let Some(place) = at {
+            let (slot, next) = victims.look(place);
+            found.extend(slot);
+            at = next.and_then(|next| victims.resume(Some(next)));
+        }
+        found
+    }
+
+    fn with_policy(policy: Replacement) -> Victims {
+        let mut victims = Victims::new(8);
+        victims.set_policy(policy, 7);
+        for slot in [0, 1, 2, 5] {
+            victims.place(slot, Some(Rank::Used));
+        }
+        victims.place(3, Some(Rank::Empty));
+        victims.touch(0);
+        victims
+    }
+
+    #[test]
+    fn victims_come_empty_first_then_by_last_touch() {
+        let mut victims = with_policy(Replacement::Lru);
+        assert_eq!(searched(&mut victims), [3, 1, 2, 5, 0]);
+        victims.place(2, None);
+        victims.place(1, Some(Rank::Empty));
+        assert_eq!(searched(&mut victims), [3, 1, 5, 0]);
+    }
+
+    #[test]
+    fn a_touch_keeps_nothing_that_was_filled_first() {
+        let mut victims = with_policy(Replacement::Fifo);
+        assert_eq!(searched(&mut victims), [3, 0, 1, 2, 5]);
+        victims.set_policy(Replacement::Lru, 7);
+        victims.touch(1);
+        assert_eq!(searched(&mut victims), [3, 0, 2, 5, 1], "touches count from here on");
+    }
+
+    #[test]
+    fn any_may_come_first_and_each_comes_once() {
+        let mut victims = with_policy(Replacement::Random);
+        let mut first = Vec::new();
+        for _ in 0..200 {
+            let mut found = searched(&mut victims);
+            assert_eq!(found[0], 3, "what holds nothing comes first");
+            first.push(found[1]);
+            found.sort_unstable();
+            assert_eq!(found, [0, 1, 2, 3, 5]);
+        }
+        for slot in [0, 1, 2, 5] {
+            let times = first.iter().filter(|found| **found == slot).count();
+            assert!((20..=100).contains(&times), "{slot} came first {times} times of 200");
+        }
+    }
+
+    #[test]
+    fn nothing_to_give_up_is_no_search() {
+        for policy in [Replacement::Lru, Replacement::Fifo, Replacement::Random] {
+            let mut victims = Victims::new(1);
+            victims.set_policy(policy, 7);
+            assert_eq!(victims.begin(), None);
+            victims.place(0, Some(Rank::Used));
+            assert_eq!(searched(&mut victims), [0], "{policy:?}");
+        }
+    }
+}

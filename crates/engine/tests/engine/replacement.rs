@@ -1,0 +1,68 @@
+//! Which clean data leaves the cache when more comes than it holds: the policy of the superblock.
+
+use crate::rig::{Rig, Sizes, ask, open, run, write};
+use bcached_engine::{Options, Request};
+use bcached_env::Buffer;
+use bcached_format::{CacheMode, Replacement};
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 400_000 };
+
+/// Sectors of a piece: two of them fill a bucket.
+const PIECE: usize = 64;
+
+/// What the cache holds is written, then half as much again, and the first piece is read all the time. How many of the
+/// pieces are hits at the end, and whether the first is one.
+fn left(replacement: Replacement) -> (usize, bool) {
+    const PIECES: u64 = 1500;
+    let mut rig = Rig::with_replacement(SIZES, 1, replacement);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        assert_eq!(set.status().replacement, replacement);
+        let read = |piece: u64| Request::Read { sector: 200 * piece, buffer: Buffer::zeroed(PIECE * 512) };
+        let is_hit = async |piece| {
+            let before = set.status().stats.hits;
+            ask(&set, volume, read(piece)).await;
+            set.status().stats.hits > before
+        };
+        for piece in 0..PIECES {
+            ask(&set, volume, write(200 * piece, PIECE, 1)).await;
+            if piece % 50 == 49 {
+                // Clean data enters the tree after a flush.
+                ask(&set, volume, Request::Flush).await;
+                env.sleep(std::time::Duration::from_millis(10)).await;
+                // A touch, but no fill.
+                set.set_cache_mode(volume, CacheMode::None).await.expect("set");
+                is_hit(0).await;
+                set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+            }
+        }
+        set.set_cache_mode(volume, CacheMode::None).await.expect("nothing is filled any more");
+        let first = is_hit(0).await;
+        let mut hits = 0;
+        for piece in 1..PIECES {
+            hits += usize::from(is_hit(piece).await);
+        }
+        (hits, first)
+    })
+}
+
+#[test]
+fn what_is_read_stays_if_the_last_use_counts() {
+    let (hits, first) = left(Replacement::Lru);
+    assert!(first, "it was read all the time");
+    assert!(hits > 900, "{hits} pieces are left");
+}
+
+#[test]
+fn what_came_first_leaves_first_if_the_order_counts() {
+    let (hits, first) = left(Replacement::Fifo);
+    assert!(!first, "it came first, however often it was read");
+    assert!(hits > 900, "{hits} pieces are left");
+}
+
+#[test]
+fn any_may_leave() {
+    let (hits, _) = left(Replacement::Random);
+    assert!(hits > 900, "{hits} pieces are left");
+}
