@@ -16,16 +16,8 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
 use crate::volume::{Course, VolumeId, record};
-use crate::writeback::batch;
+use crate::writeback::urgent;
 use bcached_format::{BackingState, BackingSuperblock, Inode, Uuid};
-use core::time::Duration;
-
-/// Batches in a row that meet trouble and get nothing done before a detach is given up.
-const FRUITLESS_MAX: u32 = 5;
-/// Rest before trouble is met again.
-const REST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
-/// How often to look at ranges that were being written.
-const REST_BESIDE_WRITES: Duration = Duration::from_millis(10);
 
 impl CacheSet {
     /// Takes a volume from the cache: writes everything dirty back, whatever the options of write-back say, and goes on
@@ -67,49 +59,15 @@ impl CacheSet {
 
     /// Writes back until nothing is dirty, and then leaves. Holds the volume's write-back meanwhile.
     async fn leave_clean(&self, target: &Target, inode: Inode) -> Result<(), Error> {
-        let lock = self.with(|s| s.volumes.get(target.id).map(|volume| volume.writeback_lock.clone()));
-        let _alone = lock.ok_or(Error::NoVolume)?.acquire(1).await;
-        let mut fruitless = 0;
-        loop {
-            self.check_alive()?;
-            if self.with(|s| s.stopping) {
-                return Err(Error::Stopping);
+        urgent::write_back(self, target, async || {
+            if self.with(|s| s.dirty.of(inode) > 0) {
+                return Ok(false);
             }
-            if self.with(|s| s.dirty.of(inode) == 0) {
-                // The keys that say so are durable before the superblock does.
-                writer::commit(self).await?;
-                if uncached::depart(self, target.id, inode, say_none).await? {
-                    return Ok(());
-                }
-                continue;
-            }
-            let batch = batch::clean_batch(self, target, true).await;
-            match batch.trouble {
-                _ if batch.sectors > 0 => {
-                    fruitless = 0;
-                    self.signals().allocator_work.notify_all();
-                    self.env().yield_now().await;
-                }
-                None => {
-                    let until = self.env().now() + REST_BESIDE_WRITES;
-                    self.env().wait_until(&self.signals().ranges, until).await;
-                }
-                Some(error) => {
-                    fruitless += 1;
-                    if fruitless == FRUITLESS_MAX {
-                        return Err(error);
-                    }
-                    self.rest_after_trouble().await;
-                }
-            }
-        }
-    }
-
-    async fn rest_after_trouble(&self) {
-        let until = self.env().now() + REST_AFTER_TROUBLE;
-        while self.env().now() < until && !self.is_ending() {
-            self.env().wait_until(&self.signals().writeback_work, until).await;
-        }
+            // The keys that say so are durable before the superblock does.
+            writer::commit(self).await?;
+            uncached::depart(self, target.id, inode, say_none).await
+        })
+        .await
     }
 }
 

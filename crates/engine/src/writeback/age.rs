@@ -29,6 +29,12 @@ impl Age {
         self.since = None;
     }
 
+    /// A sweep begins anew, from the start of the volume.
+    pub const fn sweep_begins(&mut self, now: Time) {
+        self.sweep_began = now;
+        self.has_gaps = false;
+    }
+
     /// The sweep leaves something behind that it could not write back.
     pub const fn passes_by(&mut self) {
         self.has_gaps = true;
@@ -39,8 +45,7 @@ impl Age {
         if !self.has_gaps {
             self.since = self.since.map(|since| since.max(self.sweep_began));
         }
-        self.sweep_began = now;
-        self.has_gaps = false;
+        self.sweep_begins(now);
     }
 
     /// No data has been dirty for longer; `None`: nothing is dirty.

@@ -7,6 +7,7 @@
 //! | `copy` | the data on its way |
 //! | `pace` | when, and how much at a time |
 //! | `rate`, `age` | the controller; how long data has been dirty |
+//! | `urgent` | when somebody waits for it |
 //! | `trouble` | why data cannot be written back |
 
 pub mod age;
@@ -16,3 +17,4 @@ pub mod pace;
 pub mod rate;
 pub mod task;
 pub mod trouble;
+pub mod urgent;

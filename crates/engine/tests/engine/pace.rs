@@ -2,8 +2,9 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
-use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
+use bcached_format::BackingState;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -197,5 +198,59 @@ fn a_ceiling_is_not_exceeded() {
         env.sleep(30 * SECOND).await;
         let after = set.volumes()[0].dirty_sectors;
         assert!((2800..=3300).contains(&(before - after)), "{before} {after}: 100 sectors a second");
+    });
+}
+
+/// Who asks for it has everything written back that is dirty now, though write-back is off, and clients go on writing.
+#[test]
+fn what_somebody_waits_for_is_written_back_at_once() {
+    let mut rig = Rig::new(SIZES, 1);
+    let writes = data_writes(&rig);
+    run(&mut rig, move |env| async move {
+        let still = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
+        let (set, volume) = open(env.clone(), options(still)).await.expect("sound");
+        dirty(&set, volume, 512, 16).await;
+        let (writer, clock) = (set.clone(), env.clone());
+        env.spawn(async move {
+            for round in 0..1000 {
+                let _ = writer.serve(volume, write(100_000 + round % 50 * 8, 8, 1)).await;
+                clock.sleep(Duration::from_micros(50)).await;
+            }
+        });
+        set.write_back(volume).await.expect("the device is well");
+        let mut places: Vec<u64> = writes.borrow().iter().map(|(sector, _)| *sector).collect();
+        places.retain(|sector| *sector < 100_000);
+        places.sort_unstable();
+        places.dedup();
+        assert_eq!(places.len(), 512, "all that was dirty");
+        env.sleep(SECOND).await;
+        assert!(set.volumes()[0].dirty_sectors > 0, "what came meanwhile");
+        set.write_back(volume).await.expect("the device is well");
+        assert_eq!(set.volumes()[0].dirty_sectors, 0);
+        env.sleep(SECOND).await;
+        assert_eq!(set.volumes()[0].state, Some(BackingState::Clean), "and it is said");
+        set.write_back(volume).await.expect("nothing is dirty");
+    });
+}
+
+/// A device that takes no data: it is said after a while, and nothing is lost.
+#[test]
+fn a_device_that_takes_no_data_is_not_waited_for_for_ever() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let still = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
+        let (set, volume) = open(env.clone(), options(still)).await.expect("sound");
+        dirty(&set, volume, 10, 16).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let is_data = matches!(op, Op::Write { sector, .. } if *sector >= DATA_OFFSET);
+            (disk == BACKING && is_data).then_some(Mishap::Fails)
+        }));
+        let error = set.write_back(volume).await.expect_err("it takes nothing");
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        assert_eq!(set.volumes()[0].dirty_sectors, 80);
+        world.borrow_mut().fate = None;
+        set.write_back(volume).await.expect("it is well again");
+        assert_eq!(set.volumes()[0].dirty_sectors, 0);
     });
 }
