@@ -5,7 +5,7 @@
 
 use crate::Bell;
 use crate::inbox::{Inbox, Refused};
-use crate::operation::{Operation, Reply, VolumeId};
+use crate::operation::{ClientId, Operation, Reply, VolumeId};
 use crate::outbox::{Look, Outbox, Outlet};
 use crate::server::{ReplyTo, Request};
 use std::collections::VecDeque;
@@ -21,6 +21,7 @@ pub struct Connector {
 /// The submitting half. Dropped, it says that nothing more will be asked: replies due still come, then
 /// [`Replies::next`] ends.
 pub struct Requests<T: Send + 'static> {
+    client: ClientId,
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox<T>>,
 }
@@ -69,7 +70,8 @@ impl Connector {
         bell: Option<Bell>,
     ) -> (Requests<T>, Replies<T>) {
         let outbox = Arc::new(Outbox::new(window, bell));
-        let requests = Requests { inbox: Arc::clone(&self.inbox), outbox: Arc::clone(&outbox) };
+        let client = self.inbox.next_client();
+        let requests = Requests { client, inbox: Arc::clone(&self.inbox), outbox: Arc::clone(&outbox) };
         (requests, Replies { outbox, batch: VecDeque::with_capacity(window) })
     }
 
@@ -128,7 +130,7 @@ impl<T: Send + 'static> Requests<T> {
 
     fn request(&self, slot: usize, volume: VolumeId, operation: Operation) -> Request {
         let outlet: Arc<dyn Outlet> = Arc::<Outbox<T>>::clone(&self.outbox);
-        Request { volume, operation, reply_to: ReplyTo::new(outlet, slot) }
+        Request { client: self.client, volume, operation, reply_to: ReplyTo::new(outlet, slot) }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use crate::Bell;
 use crate::lock::{lock, wait};
+use crate::operation::ClientId;
 use crate::server::Request;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 
 pub(crate) struct Inbox {
@@ -13,6 +15,8 @@ pub(crate) struct Inbox {
     /// Submitters sleep here while the inbox is full.
     room: Condvar,
     bell: Bell,
+    /// Clients that have connected.
+    clients: AtomicU64,
 }
 
 struct State {
@@ -36,7 +40,12 @@ impl Inbox {
         assert!(capacity > 0, "an inbox without room could never be filled");
         let state =
             State { waiting: VecDeque::with_capacity(capacity), submitters_sleeping: 0, closed: false };
-        Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell }
+        Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell, clients: AtomicU64::new(0) }
+    }
+
+    /// A number that no client of this inbox has.
+    pub(crate) fn next_client(&self) -> ClientId {
+        ClientId(self.clients.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Puts a request in. With `sleep`, waits for room.

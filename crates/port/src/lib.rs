@@ -41,7 +41,7 @@ pub use bcached_env::{Buffer, Payload};
 pub use client::{Connector, Full, Replies, Requests};
 pub use error::{Codes, ErrorKind};
 pub use export::{Export, ExportTable, NoExport, Uuid};
-pub use operation::{Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
+pub use operation::{ClientId, Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
 pub use server::{ReplyTo, Request, Server, open};
 
 use std::sync::Arc;

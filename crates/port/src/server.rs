@@ -4,7 +4,7 @@ use crate::Bell;
 use crate::client::Connector;
 use crate::error::ErrorKind;
 use crate::inbox::Inbox;
-use crate::operation::{Operation, Reply, VolumeId};
+use crate::operation::{ClientId, Operation, Reply, VolumeId};
 use crate::outbox::Outlet;
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,6 +22,8 @@ pub fn open(queue_max: usize, bell: Bell) -> (Connector, Server) {
 /// A request as the engine sees it. All parts are the engine's.
 #[derive(Debug)]
 pub struct Request {
+    /// Who asks.
+    pub client: ClientId,
     /// Which volume.
     pub volume: VolumeId,
     /// What to do.

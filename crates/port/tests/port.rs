@@ -197,6 +197,19 @@ fn a_receiver_with_a_bell_misses_no_reply() {
 
 /// Eight clients with small windows, one small inbox, an engine that sleeps until its bell: every wait of the port is
 /// taken thousands of times. A lost wake-up hangs this, and the limit reports it.
+/// An engine that treats clients by what they have asked for must not take two for one.
+#[test]
+fn every_client_has_a_number_of_its_own() {
+    let (connector, mut server) = open(8, Arc::new(|| {}));
+    let (one, _one) = connector.connect::<()>(4);
+    let (other, _other) = connector.connect::<()>(4);
+    for requests in [&one, &other, &one] {
+        requests.submit((), VOLUME, Operation::Flush);
+    }
+    let clients: Vec<_> = std::iter::from_fn(|| server.take()).map(|request| request.client).collect();
+    assert!(clients[0] != clients[1] && clients[0] == clients[2], "{clients:?}");
+}
+
 #[test]
 fn stress_loses_no_request_no_reply_and_no_wake_up() {
     const CLIENTS: u64 = 8;
