@@ -7,7 +7,7 @@
 use crate::engine_failure;
 use crate::failure::Failure;
 use crate::translate::{self, Work};
-use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, VolumeInfo};
+use bcached_engine::{CacheSet, Client, Error, Options, Request, Status, VolumeId, VolumeInfo};
 use bcached_env::sync::{Notify, Semaphore};
 use bcached_env::{Env, Executor, Order};
 use bcached_format::{CacheMode, Uuid};
@@ -228,13 +228,13 @@ impl Pump {
                 let Some(request) = server.take() else { break };
                 let (set, freed) = (self.set.clone(), Rc::clone(&self.freed));
                 self.env.spawn(async move {
-                    let volume = VolumeId(request.volume.0);
+                    let (client, volume) = (Client(request.client.0), VolumeId(request.volume.0));
                     let reply = match translate::work_of(request.operation) {
-                        Work::Request(work) => translate::reply_of(set.serve(volume, work).await),
+                        Work::Request(work) => translate::reply_of(set.serve_for(client, volume, work).await),
                         Work::Durable(work) => {
-                            let done = set.serve(volume, work).await;
+                            let done = set.serve_for(client, volume, work).await;
                             let done = if done.result.is_ok() {
-                                set.serve(volume, Request::Flush).await
+                                set.serve_for(client, volume, Request::Flush).await
                             } else {
                                 done
                             };

@@ -15,7 +15,7 @@
 //! | `space/` | buckets, where data goes, how buckets become free, stored generations |
 //! | `gc/` | dropping what is stale in the tree, moving live data together |
 //! | `writeback/` | dirty data to the backing device |
-//! | `policy/` | which bucket to give up next |
+//! | `policy/` | which bucket to give up next, who streams, whether the cache device is congested |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -51,9 +51,11 @@ pub use error::{Doing, Error};
 pub use opening::Opening;
 pub use options::{Options, VolumeOptions};
 pub use phases::{Phase, Phases};
+pub use policy::Client;
+pub use request::bypass::Bypass;
 pub use request::{Reply, Request};
 pub use set::CacheSet;
-pub use stats::Stats;
+pub use stats::{Bypassed, Reads, Stats, Traffic, VolumeStats};
 pub use status::{BucketCount, Status, Unserved};
 pub use volume::{VolumeId, VolumeInfo};
 pub use writeback::trouble::WritebackTrouble;

@@ -14,6 +14,7 @@ use crate::gc;
 use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
 use crate::phases::Phase;
+use crate::policy::Congestion;
 use crate::set::{CacheSet, Duty, Inner, Signals};
 use crate::space::{Buckets, OpenBuckets, Starvation, Usage, allocator, prios};
 use crate::state::{BTREE_RESERVE, PrioChains, State};
@@ -122,6 +123,7 @@ fn assemble(
         stopping: false,
         settled: false,
         stopped: false,
+        congestion: Congestion::default(),
         work: Work::default(),
         stats: Stats::default(),
     };

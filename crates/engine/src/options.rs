@@ -17,10 +17,17 @@ pub struct Options {
     pub journal_delay: Duration,
     /// How long keys wait in a leaf before it is written for no other reason.
     pub leaf_delay: Duration,
-    /// Above this share of used buckets, in percent, nothing is added to the cache.
+    /// Nothing is added to the cache while this share of its buckets, in percent, or more cannot be had without writing
+    /// dirty data back.
     pub cutoff_cache_add: u64,
-    /// Above this share of used buckets, in percent, nothing is written back-cached.
+    /// The same of writes that are to stay in the cache, dirty: from here on they go to both devices.
     pub cutoff_writeback: u64,
+    /// The same of durable writes, which are slow anywhere else; less than the one before means as much as that.
+    pub cutoff_writeback_sync: u64,
+    /// Reads of cached data that take longer make the cache device look congested; zero: none do.
+    pub congested_read_threshold: Duration,
+    /// The same of writes.
+    pub congested_write_threshold: Duration,
     /// How long clean data may wait for the backing device's flush before we flush it ourselves.
     pub parked_delay: Duration,
     /// Parked pieces of one volume beyond which its backing device is flushed at once.
@@ -45,6 +52,9 @@ impl Default for Options {
             leaf_delay: Duration::from_secs(30),
             cutoff_cache_add: 95,
             cutoff_writeback: 90,
+            cutoff_writeback_sync: 95,
+            congested_read_threshold: Duration::from_micros(2000),
+            congested_write_threshold: Duration::from_micros(20_000),
             parked_delay: Duration::from_secs(5),
             parked_max: 1024,
             writeback_batch_sectors: 8192,
@@ -56,11 +66,17 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    pub(crate) const fn tracks_congestion(&self) -> bool {
+        !(self.congested_read_threshold.is_zero() && self.congested_write_threshold.is_zero())
+    }
+}
+
 /// Options of a volume, for as long as it is served. All of them can be changed while it is; whoever wants a value kept over a
 /// restart keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeOptions {
-    /// Streams of at least so many bytes are not added to the cache; 0 adds any.
+    /// Streams of at least so many bytes, and the requests of who makes such, are not added to the cache; 0 adds any.
     pub sequential_cutoff: u64,
     /// Write-back runs at all.
     pub writeback_running: bool,

@@ -7,16 +7,18 @@ use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::options::Options;
+use crate::policy::Congestion;
 use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
-use crate::volume::Volumes;
+use crate::volume::{VolumeId, Volumes};
 use crate::work::Work;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::{IoError, Note, Time};
 use bcached_format::{BucketId, CacheSuperblock, Geometry, Inode, Key};
+use core::time::Duration;
 
 /// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
 pub const BTREE_RESERVE: usize = 12;
@@ -132,6 +134,8 @@ pub struct State {
     pub stopped: bool,
     /// When the last request came, or ended.
     pub last_request: Time,
+    /// How slow the cache device is.
+    pub congestion: Congestion,
     /// What this transition has cost so far.
     pub work: Work,
     /// Counters.
@@ -214,6 +218,31 @@ impl State {
     pub fn in_use_percent(&self) -> u64 {
         let count = self.buckets.count();
         (count - self.buckets.available().min(count)) * 100 / count
+    }
+
+    /// A fill of a volume is dropped, because somebody wrote to its range.
+    pub fn fill_has_collided(&mut self, id: VolumeId) {
+        self.stats.fill_races += 1;
+        if let Some(volume) = self.volumes.get_mut(id) {
+            volume.stats.miss_collisions += 1;
+        }
+    }
+
+    /// What [`Congestion::limit_max`] is now; 0 if the cache device is not congested, or nobody looks.
+    #[must_use]
+    pub fn congested_sectors(&self) -> u64 {
+        let limit = self.options.tracks_congestion().then(|| self.congestion.limit_max(self.now));
+        limit.flatten().unwrap_or(0)
+    }
+
+    /// Data has been read from the cache device, in so long a time.
+    pub fn cache_has_read(&mut self, latency: Duration) {
+        self.congestion.take_in(self.now, latency, self.options.congested_read_threshold);
+    }
+
+    /// Data has been written to the cache device, in so long a time.
+    pub fn cache_has_written(&mut self, latency: Duration) {
+        self.congestion.take_in(self.now, latency, self.options.congested_write_threshold);
     }
 
     /// Asserts what must always hold; the simulator calls it where a process begins and ends.

@@ -50,6 +50,9 @@ pub struct Status {
     pub node_budget_bytes: u64,
     /// The newest durable journal entry.
     pub journal_sequence: u64,
+    /// Streams of so many sectors and more go past the cache device because it is slow, give or take a random number; 0: it is not
+    /// congested (`congested`).
+    pub congested_sectors: u64,
     /// How the cache device has fared.
     pub cache_health: DiskHealth,
     /// Why nothing is written any more, if so.
@@ -119,6 +122,7 @@ impl CacheSet {
             node_bytes_max: s.nodes.bytes_max() as u64,
             node_budget_bytes: s.nodes.budget() as u64,
             journal_sequence: s.journal.durable(),
+            congested_sectors: s.congested_sectors(),
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
             unreadable: s.unreadable_nodes(),

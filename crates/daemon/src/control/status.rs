@@ -4,6 +4,8 @@
 use crate::sizes::human;
 use bcached_engine::Opening;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 /// The least of a UUID that names a volume, in digits.
@@ -123,6 +125,54 @@ pub struct CacheCounts {
     pub read_retries: u64,
     #[serde(default)]
     pub node_read_failures: u64,
+    #[serde(flatten)]
+    pub bypass: Option<BypassCounts>,
+    /// Streams of so many bytes and more go past the cache device because it is slow; 0: it is not congested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub congested_bytes: Option<u64>,
+}
+
+/// What was not added to a cache. Reads among it are not counted as hits or misses otherwise.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct BypassCounts {
+    pub bypass_hits: u64,
+    pub bypass_misses: u64,
+    pub bypassed_requests: u64,
+    /// The same by reason.
+    pub bypassed: BTreeMap<String, Bypassed>,
+}
+
+/// Requests that were not added to a cache, for one reason.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct Bypassed {
+    pub requests: u64,
+    pub bytes: u64,
+}
+
+/// The numbers of a served volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct VolumeCounts {
+    pub hits: u64,
+    pub misses: u64,
+    pub miss_collisions: u64,
+    pub bypassed_bytes: u64,
+    #[serde(flatten)]
+    pub bypass: BypassCounts,
+}
+
+impl VolumeCounts {
+    /// How much was not added to the cache, and why: the most first.
+    fn bypassed(&self) -> Option<String> {
+        let mut reasons: Vec<_> = self.bypass.bypassed.iter().filter(|(_, one)| one.requests > 0).collect();
+        reasons.sort_by_key(|(_, one)| Reverse(one.bytes));
+        let reasons: Vec<_> =
+            reasons.into_iter().map(|(reason, one)| format!("{reason} {}", human(one.bytes))).collect();
+        let text = || format!("{} bypassed ({})", human(self.bypassed_bytes), reasons.join(", "));
+        (!reasons.is_empty()).then(text)
+    }
 }
 
 /// Dirty data of a volume that is not served.
@@ -200,6 +250,8 @@ pub struct VolumeFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<String>,
     pub dirty_bytes: u64,
+    #[serde(flatten)]
+    pub counts: Option<VolumeCounts>,
 }
 
 /// A connected client.
@@ -317,7 +369,7 @@ impl Cache {
 }
 
 impl Volume {
-    fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(facts) = &self.facts {
             let _ = write!(
@@ -327,6 +379,9 @@ impl Volume {
                 facts.cache_mode,
                 human(facts.dirty_bytes)
             );
+            if let Some(bypassed) = facts.counts.as_ref().and_then(VolumeCounts::bypassed) {
+                let _ = write!(line, ", {bypassed}");
+            }
         }
         if let Some(reason) = &self.reason {
             let _ = write!(line, ": {reason}");

@@ -148,7 +148,7 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_engine::{Covered, WritebackTrouble};
+    use bcached_engine::{Covered, VolumeOptions, VolumeStats, WritebackTrouble};
     use bcached_env::{DiskId, IoError};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
@@ -164,8 +164,10 @@ mod tests {
             flash_only: false,
             attached: true,
             mode: CacheMode::Writeback,
+            options: VolumeOptions::default(),
             state: Some(BackingState::Clean),
             dirty_sectors: 0,
+            stats: VolumeStats::default(),
             writeback_trouble: None,
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),

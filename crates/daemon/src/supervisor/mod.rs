@@ -51,7 +51,7 @@ const WAITS_TOLD: Duration = Duration::from_secs(30);
 enum Event {
     Signal(Signal),
     Cache(usize, News),
-    VolumeAdded(usize, Result<Added, Error>),
+    VolumeAdded(usize, Box<Result<Added, Error>>),
     Stopped(usize, Result<(), Error>),
 }
 
@@ -186,7 +186,7 @@ impl Supervisor {
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
                 Ok(Event::Stopped(..)) => unreachable!("nobody has been told to stop"),
-                Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, result),
+                Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }

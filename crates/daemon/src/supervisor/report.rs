@@ -3,11 +3,11 @@
 use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health};
 use crate::control::status::{
-    Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved, Volume, VolumeFacts,
+    self, BypassCounts, Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved,
+    Volume, VolumeCounts, VolumeFacts,
 };
 use crate::engine_thread::Engine;
-use bcached_engine::Status as EngineStatus;
-use bcached_engine::VolumeInfo;
+use bcached_engine::{Bypass, Bypassed, Reads, Status as EngineStatus, Traffic, VolumeInfo};
 use bcached_format::BackingState;
 use bcached_front_nbd::NbdServer;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -174,6 +174,26 @@ fn facts(info: &VolumeInfo) -> VolumeFacts {
             .to_owned()
         }),
         dirty_bytes: info.dirty_sectors * 512,
+        counts: Some(VolumeCounts {
+            hits: info.stats.reads.hits,
+            misses: info.stats.reads.misses,
+            miss_collisions: info.stats.miss_collisions,
+            bypassed_bytes: info.stats.bypassed.total().bytes,
+            bypass: bypass(&info.stats.reads, &info.stats.bypassed),
+        }),
+    }
+}
+
+fn bypass(reads: &Reads, bypassed: &Bypassed) -> BypassCounts {
+    let by_reason = Bypass::ALL.map(|reason| {
+        let Traffic { requests, bytes } = bypassed.of(reason);
+        (reason.name().to_owned(), status::Bypassed { requests, bytes })
+    });
+    BypassCounts {
+        bypass_hits: reads.bypass_hits,
+        bypass_misses: reads.bypass_misses,
+        bypassed_requests: bypassed.total().requests,
+        bypassed: by_reason.into(),
     }
 }
 
@@ -194,11 +214,11 @@ fn numbers(status: &EngineStatus) -> CacheCounts {
         node_bytes_max: status.node_bytes_max,
         node_budget_bytes: status.node_budget_bytes,
         journal_sequence: status.journal_sequence,
-        hits: stats.hits,
-        misses: stats.misses,
+        hits: stats.reads.hits,
+        misses: stats.reads.misses,
         hit_bytes: stats.hit_bytes,
         miss_bytes: stats.miss_bytes,
-        bypassed_bytes: stats.bypassed_bytes,
+        bypassed_bytes: stats.bypassed.total().bytes,
         write_bytes: stats.write_bytes,
         data_written_bytes: stats.data_written_bytes,
         moved_bytes: stats.moved_bytes,
@@ -213,6 +233,8 @@ fn numbers(status: &EngineStatus) -> CacheCounts {
         fill_races: stats.fill_races,
         read_retries: stats.read_retries,
         node_read_failures: stats.node_read_failures,
+        bypass: Some(bypass(&stats.reads, &stats.bypassed)),
+        congested_bytes: Some(status.congested_sectors * 512),
     }
 }
 

@@ -55,7 +55,7 @@ pub enum VolumeState {
     /// Its engine attaches it.
     Attaching,
     /// It is served.
-    Served(VolumeInfo),
+    Served(Box<VolumeInfo>),
     /// It will not be served.
     Failed(Failure),
 }
@@ -355,7 +355,7 @@ impl Table {
                 read_only: false,
                 shared: false,
                 wait: Duration::ZERO,
-                state: VolumeState::Served(info),
+                state: VolumeState::Served(Box::new(info)),
                 wait_logged: None,
             };
             self.volumes.push(entry.clone());
@@ -430,7 +430,7 @@ impl Table {
     pub fn volume_added(&mut self, index: usize, result: Result<VolumeInfo, Error>) -> Option<VolumeEntry> {
         match result {
             Ok(info) => {
-                self.set_volume(index, VolumeState::Served(info));
+                self.set_volume(index, VolumeState::Served(Box::new(info)));
                 self.volumes.get(index).cloned()
             }
             Err(error) => {

@@ -5,7 +5,7 @@ use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, report};
 use crate::config::{Cache, CommandLine, Config, Volume};
 use crate::control::Signal;
-use crate::control::status::{Progress, VolumeFacts};
+use crate::control::status::{Progress, Volume as VolumeStatus, VolumeFacts};
 use crate::engine_thread::{self, Engine};
 use bcached_engine::{Error, UnreadableNode};
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Label, Uuid};
@@ -201,6 +201,26 @@ fn a_label_goes_to_the_first_that_was_named() {
     assert_eq!(names, ["tank", "bcache-abababab"]);
 }
 
+/// Who wonders why a cache takes nothing finds the reason. A status of before, which did not say, is still read.
+#[test]
+fn a_volume_says_what_was_bypassed_and_why() {
+    let facts = |counts: &str| {
+        let known =
+            r#""uuid":"1f5a","label":"","size_bytes":0,"block_bytes":0,"cache_mode":"none","dirty_bytes":0"#;
+        let volume = format!(r#"{{"name":"one","state":"served",{known}{counts}}}"#);
+        serde_json::from_str::<VolumeStatus>(&volume).expect("a volume of a status")
+    };
+    let before = facts("").facts.expect("they are known");
+    assert!(before.counts.is_none());
+    let counts = r#","hits":1,"misses":2,"miss_collisions":3,"bypassed_bytes":5120,"bypass_hits":4,"bypass_misses":5,
+        "bypassed_requests":3,"bypassed":{"full":{"requests":0,"bytes":0},"mode":{"requests":2,"bytes":1024},
+        "sequential":{"requests":1,"bytes":4096}}"#;
+    let volume = facts(counts);
+    assert_eq!(volume.line(), "served, 0 B, none, 0 B dirty, 5 KiB bypassed (sequential 4 KiB, mode 1 KiB)");
+    let again = serde_json::to_value(&volume).expect("a status");
+    assert_eq!(again["bypassed"]["sequential"]["bytes"], 4096);
+}
+
 #[test]
 fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     let supervisor = supervisor(&["one", "two", "three"]);
@@ -217,6 +237,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
             cache_mode: "none".to_owned(),
             backing_state: None,
             dirty_bytes: 0,
+            counts: None,
         });
     }
     let only = |name: &str| status.clone().only(name).map(|found| found.volumes[0].name.clone());

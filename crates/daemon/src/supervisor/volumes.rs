@@ -42,7 +42,7 @@ impl Supervisor {
         shared.table.name_volume(index, &backing.superblock, cache);
         let mode = shared.table.volumes[index].cache_mode;
         let sender = self.sender.clone();
-        let added = move |result| drop(sender.send(Event::VolumeAdded(index, result)));
+        let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
         engine.add_backing(backing.device, mode, Box::new(added));
         VolumeState::Attaching
     }

@@ -1,13 +1,19 @@
-//! Which bucket to give up next. Policies see bucket numbers and touches, no I/O and no keys, and are replayable
-//! alone over traces.
+//! Which bucket to give up next, which requests are part of a stream, whether the cache device is congested. Policies see
+//! numbers, times and touches, no I/O and no keys, and are replayable alone over traces.
 //!
 //! | file | what |
 //! |---|---|
 //! | `victims` | least recently used, first filled, or any: the order of giving up |
 //! | `lists` | which buckets could be given up |
+//! | `streams` | who streams |
+//! | `congestion` | how slow the cache device is |
 
+pub mod congestion;
 pub mod lists;
+pub mod streams;
 pub mod victims;
 
+pub use congestion::Congestion;
 pub use lists::Rank;
+pub use streams::{Client, Streams};
 pub use victims::{Place, Victims};

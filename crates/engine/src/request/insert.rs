@@ -102,8 +102,12 @@ impl CacheSet {
 
     /// Writes data to where `pointer` points, and remembers which flush of the cache device can take it away again.
     pub(crate) async fn write_data(&self, pointer: Pointer, payload: Payload) -> Result<(), IoError> {
+        let begun = self.env().now();
         let written = self.cache().write(pointer.sector(), payload).await;
-        self.with(|s| s.buckets.written(pointer));
+        self.with(|s| {
+            s.buckets.written(pointer);
+            s.cache_has_written(s.now.since(begun));
+        });
         written
     }
 
@@ -208,7 +212,7 @@ async fn settle_clean(set: &CacheSet, target: &Target, chunk: Chunk, claim: Clai
     let fate = set.with(|s| {
         let good = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.fill_is_good(claim));
         if !good {
-            s.stats.fill_races += 1;
+            s.fill_has_collided(target.id);
             return Clean::Void;
         }
         parked::park(s, target, &chunk, stamp)
@@ -233,7 +237,7 @@ pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Cla
             .attempt(|s| {
                 let good = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.fill_is_good(claim));
                 if !good {
-                    s.stats.fill_races += 1;
+                    s.fill_has_collided(target.id);
                     return Attempt::Done(None);
                 }
                 match s.insert(&part, Record::Fill) {

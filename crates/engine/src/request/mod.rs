@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `bypass` | whether a request adds to the cache |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
 //! | `insert` | space, data, then keys |
@@ -11,6 +12,7 @@
 //! | `parked` | clean data that waits for the backing device's flush |
 //! | `uncached` | how a volume goes on without its cache |
 
+pub mod bypass;
 pub mod discard;
 pub mod flush;
 pub mod insert;
@@ -21,11 +23,14 @@ pub mod uncached;
 pub mod write;
 
 use crate::error::Error;
+use crate::policy::Client;
 use crate::set::CacheSet;
+use crate::state::State;
 use crate::volume::epoch::{Asked, Stamp};
 use crate::volume::{Volume, VolumeId};
 use bcached_env::{Buffer, Disk, Payload};
 use bcached_format::{CacheMode, Inode};
+use bypass::Bypass;
 use ranges::Claim;
 use uncached::or_uncached;
 
@@ -68,6 +73,20 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// First sector and length, in sectors, of what has a place.
+    fn place(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Read { sector, buffer } => Some((*sector, buffer.len() as u64 / 512)),
+            Self::Write { sector, payload, .. } => Some((*sector, payload.len() as u64 / 512)),
+            Self::Discard { sector, sectors } | Self::WriteZeroes { sector, sectors, .. } => {
+                Some((*sector, *sectors))
+            }
+            Self::Flush => None,
+        }
+    }
+}
+
 /// The answer to a request.
 #[derive(Debug)]
 pub struct Reply {
@@ -77,8 +96,8 @@ pub struct Reply {
     pub buffer: Option<Buffer>,
 }
 
-/// What a flow must know of its volume; it does not change while requests are in flight, except `mode` and `inode`, which
-/// each request takes as they are when it begins. If the volume has left that number meanwhile a flow finds out when it
+/// What a flow must know of its volume; it does not change while requests are in flight, except `mode`, `inode` and `bypass`,
+/// which each request takes as they are when it begins. If the volume has left that number meanwhile a flow finds out when it
 /// has locked its range ([`write::lock`]), or inserts.
 #[derive(Clone)]
 pub(crate) struct Target {
@@ -92,6 +111,8 @@ pub(crate) struct Target {
     pub cacheable_end: u64,
     pub mode: CacheMode,
     pub block_sectors: u64,
+    /// Why the request adds nothing to the cache, if so. None of the engine's own is bypassed.
+    pub bypass: Option<Bypass>,
 }
 
 /// A range of a volume in the key space (backing device sectors).
@@ -120,6 +141,7 @@ impl Target {
             cacheable_end: volume.cacheable_end,
             mode: volume.mode,
             block_sectors,
+            bypass: None,
         }
     }
 
@@ -148,9 +170,15 @@ pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
 }
 
 impl CacheSet {
-    /// Carries out one request. Any number may be in flight; overlapping writes take effect in the order of the calls.
+    /// Carries out one request, for who has one client. Any number may be in flight; overlapping writes take effect in the
+    /// order of the calls.
     pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
-        let (target, asked) = match self.begin_request(volume) {
+        self.serve_for(Client::default(), volume, request).await
+    }
+
+    /// As [`CacheSet::serve`], for one client of several: what each of them streams is its own affair.
+    pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
+        let (target, asked) = match self.begin_request(client, volume, &request) {
             Ok(begun) => begun,
             Err(error) => return refuse(request, error),
         };
@@ -219,17 +247,27 @@ impl CacheSet {
     }
 
     /// Counts a request; what it must know, and when it was asked for by the backing device's flushes.
-    fn begin_request(&self, id: VolumeId) -> Result<(Target, Option<Asked>), Error> {
-        let block_sectors = self.with(|s| s.geometry.block_sectors);
+    fn begin_request(
+        &self,
+        client: Client,
+        id: VolumeId,
+        request: &Request,
+    ) -> Result<(Target, Option<Asked>), Error> {
         self.with(|s| {
             if s.stopping {
                 return Err(Error::Stopping);
             }
             s.last_request = s.now;
-            let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+            let State { volumes, geometry, .. } = s;
+            let volume = volumes.get_mut(id).ok_or(Error::NoVolume)?;
             volume.requests += 1;
-            let target = Target::of(id, volume, block_sectors);
-            Ok((target, volume.backing.as_ref().map(|backing| backing.epoch.asks())))
+            let mut target = Target::of(id, volume, geometry.block_sectors);
+            let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
+            // What is not in the volume is refused later.
+            let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
+            let decided = range.map_or(Ok(()), |range| bypass::decide(s, &target, client, request, range));
+            target.bypass = decided.err();
+            Ok((target, asked))
         })
     }
 }

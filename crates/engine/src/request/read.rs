@@ -10,7 +10,7 @@ use crate::state::State;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, join_all};
-use bcached_format::{CacheMode, Pointers};
+use bcached_format::Pointers;
 
 /// Most sectors of one request that are put in the cache after a miss (the kernel's limit).
 const FILL_SECTORS_MAX: u64 = 2048;
@@ -24,13 +24,11 @@ struct Planned {
     miss: Option<Claim>,
 }
 
-/// Where the data of a read came from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
-    /// All of it from the cache.
-    Cache,
-    /// At least some of it from elsewhere.
-    Elsewhere,
+/// Where the data of a read came from, in sectors.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sources {
+    cache: u64,
+    elsewhere: u64,
 }
 
 /// A client's read of `range` into `buffer`.
@@ -41,12 +39,23 @@ pub async fn read(
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let (result, buffer) = read_any(set, target, range, buffer).await;
-    set.with(|s| match result {
-        Ok(Source::Cache) => s.stats.hits += 1,
-        Ok(Source::Elsewhere) => s.stats.misses += 1,
-        Err(_) => {}
-    });
+    if let Ok(sources) = result {
+        set.with(|s| count(s, target, sources));
+    }
     (result.map(drop), buffer)
+}
+
+/// A volume without a cache neither hits nor misses. What the engine reads for itself is not counted.
+fn count(s: &mut State, target: &Target, sources: Sources) {
+    s.stats.hit_bytes += sources.cache * 512;
+    s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
+    if target.inode.is_some() {
+        let (is_hit, is_bypassed) = (sources.elsewhere == 0, target.bypass.is_some());
+        s.stats.reads.add(is_hit, is_bypassed);
+        if let Some(volume) = s.volumes.get_mut(target.id) {
+            volume.stats.reads.add(is_hit, is_bypassed);
+        }
+    }
 }
 
 /// Requests that are not whole blocks are read as whole blocks and copied out.
@@ -55,7 +64,7 @@ async fn read_any(
     target: &Target,
     range: Range,
     mut buffer: Buffer,
-) -> (Result<Source, Error>, Buffer) {
+) -> (Result<Sources, Error>, Buffer) {
     let whole = match target.blocks_around(range) {
         Some(blocks)
             if blocks.start < range.start || blocks.end > range.end && range.end < target.cacheable_end =>
@@ -78,20 +87,23 @@ pub(crate) async fn read_whole(
     target: &Target,
     range: Range,
     mut buffer: Buffer,
-) -> (Result<Source, Error>, Buffer) {
+) -> (Result<Sources, Error>, Buffer) {
     let plan = match plan(set, target, range).await {
         Ok(plan) => plan,
         Err(error) => {
             let (result, buffer) = read_without_cache(set, target, range, buffer, error).await;
-            return (result.map(|()| Source::Elsewhere), buffer);
+            return (result.map(|()| Sources { cache: 0, elsewhere: range.sectors() }), buffer);
         }
     };
-    let missed = plan.iter().any(|planned| planned.piece.content == Content::Hole);
-    let source = if missed { Source::Elsewhere } else { Source::Cache };
+    let mut sources = Sources::default();
     let mut pieces = Vec::with_capacity(plan.len());
     for planned in plan {
-        let bytes = usize::try_from((planned.piece.end - planned.piece.start) * 512)
-            .expect("a request fits in memory");
+        let sectors = planned.piece.end - planned.piece.start;
+        match planned.piece.content {
+            Content::Cached { .. } => sources.cache += sectors,
+            Content::Hole => sources.elsewhere += sectors,
+        }
+        let bytes = usize::try_from(sectors * 512).expect("a request fits in memory");
         pieces.push(read_piece(set, target, planned, buffer.split_to(bytes)));
     }
     let mut result = Ok(());
@@ -101,7 +113,7 @@ pub(crate) async fn read_whole(
         }
         buffer = joined(buffer, piece);
     }
-    (result.map(|()| source), buffer)
+    (result.map(|()| sources), buffer)
 }
 
 /// The tree cannot say where the data is. A volume without dirty data has all of it on its backing device; for any
@@ -191,9 +203,8 @@ fn plan_leaf(
     let may_fill = s.failed.is_none()
         && volume.inode == target.inode
         && !volume.is_bypassed()
-        && target.mode != CacheMode::None
-        && target.backing.is_some()
-        && s.in_use_percent() < s.options.cutoff_cache_add;
+        && target.bypass.is_none()
+        && target.backing.is_some();
     let planned = pieces.into_iter().map(|piece| {
         let (mut fill, mut miss) = (None, None);
         match piece.content {
@@ -281,7 +292,9 @@ async fn read_cached(
 ) -> (Result<(), Error>, Buffer) {
     let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
     let bytes = buffer.len() as u64;
+    let begun = set.env().now();
     let (result, buffer) = set.cache().read(pointer.sector(), buffer).await;
+    set.with(|s| s.cache_has_read(s.now.since(begun)));
     // What a flush that runs is about to fail for may be gone already, and anything may have been read. The bucket tells when it
     // was written to last, so data that is proven waits too while more comes into its bucket.
     if result.is_ok()
@@ -294,7 +307,6 @@ async fn read_cached(
     let is_suspect = set.with(|s| {
         // The pin kept the bucket from being reused while it was read.
         s.unpin(&pointers);
-        s.stats.hit_bytes += bytes;
         s.buckets.age(bytes / 512);
         s.buckets.is_suspect(pointer)
     });
@@ -342,7 +354,6 @@ async fn read_hole(
     };
     let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
     let (result, buffer) = backing.read(planned.piece.start, buffer).await;
-    set.with(|s| s.stats.miss_bytes += buffer.len() as u64);
     if let Some(claim) = planned.miss {
         release(set, target, claim);
     }

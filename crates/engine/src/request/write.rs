@@ -4,7 +4,10 @@
 //! |---|---|---|
 //! | back | dirty data in the range, in every mode; mode writeback while there is room; flash-only volumes | cache, dirty |
 //! | through | mode writethrough, or writeback without room | backing device and cache, clean |
-//! | around | otherwise; whatever there is while the volume is being detached or attached | backing device |
+//! | around | what is bypassed (`bypass`); whatever there is while the volume is being detached or attached | backing device |
+//!
+//! *Room* is what can be had without writing dirty data back, so a cache that is full of clean data has all of it. Durable
+//! writes stay in the cache for longer than others: anywhere else they cost a flush of the backing device.
 //!
 //! Before a write goes to the backing device, whatever the tree says of its range is made void *durably* (decision
 //! 11): otherwise a crash could leave an old clean copy in the cache that hides the newer data, until it is evicted
@@ -136,7 +139,7 @@ pub(crate) async fn write_blocks(
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
     let survey = survey(set, target, range).await?;
-    let unproven = match set.with(|s| way(s, target, range, survey)) {
+    let unproven = match set.with(|s| way(s, target, survey, fua)) {
         Way::Back => write_back(set, target, range, payload, survey, fua).await?,
         Way::Through => return write_through(set, target, range, payload, survey, fua).await,
         Way::Around => return write_out(set, target, (range, range), payload, survey, fua).await,
@@ -147,22 +150,22 @@ pub(crate) async fn write_blocks(
     Ok(unproven)
 }
 
-fn way(s: &mut State, target: &Target, range: Range, survey: Survey) -> Way {
-    let in_use = s.in_use_percent();
-    let is_bypassed = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
-    if target.backing.is_none() || survey.dirty && !is_bypassed {
+fn way(s: &State, target: &Target, survey: Survey, fua: bool) -> Way {
+    // The volume may have set out after the request had begun.
+    let is_on_its_way = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
+    if target.backing.is_none() || survey.dirty && !is_on_its_way {
         return Way::Back;
     }
-    let wanted = match target.mode {
-        _ if is_bypassed => Way::Around,
-        CacheMode::Writeback if in_use < s.options.cutoff_writeback => Way::Back,
-        CacheMode::Writeback | CacheMode::Writethrough if in_use < s.options.cutoff_cache_add => Way::Through,
-        _ => Way::Around,
-    };
-    if wanted == Way::Around {
-        s.stats.bypassed_bytes += range.sectors() * 512;
+    if is_on_its_way || target.bypass.is_some() {
+        return Way::Around;
     }
-    wanted
+    let sync = s.options.cutoff_writeback_sync.max(s.options.cutoff_writeback);
+    let cutoff = if fua { sync } else { s.options.cutoff_writeback };
+    match target.mode {
+        CacheMode::Writeback if s.in_use_percent() < cutoff => Way::Back,
+        CacheMode::Writeback | CacheMode::Writethrough => Way::Through,
+        CacheMode::Writearound | CacheMode::None => Way::Around,
+    }
 }
 
 /// Waits until the write may begin: earlier overlapping writes have ended. If the volume has left the number that the

@@ -1,11 +1,13 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
+use crate::policy::Streams;
 use crate::request::ranges::Ranges;
 use crate::request::write::Survey;
 use crate::request::{Target, parked};
 use crate::set::{CacheSet, Duty};
 use crate::state::State;
+use crate::stats::VolumeStats;
 use crate::uuids;
 use crate::volume::epoch::Epoch;
 use crate::volume::{Backing, Course, Volume, VolumeId, VolumeInfo, record};
@@ -167,6 +169,8 @@ impl CacheSet {
                 cacheable_end,
                 mode: superblock.cache_mode(),
                 options: s.options.volume,
+                streams: Streams::default(),
+                stats: VolumeStats::default(),
                 ranges: Ranges::default(),
                 last_hole: 0,
                 writeback_from: data_offset,
@@ -229,6 +233,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
         oldest_dirty: volume.pace.age.oldest(s.now),
         writeback_rate: volume.pace.rate.info(s.now, &volume.options),
+        stats: volume.stats,
         writeback_trouble: volume.writeback_trouble.clone(),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
@@ -257,6 +262,8 @@ pub fn add_flash_only(set: &CacheSet) {
                 cacheable_end: sectors,
                 mode: CacheMode::Writeback,
                 options: s.options.volume,
+                streams: Streams::default(),
+                stats: VolumeStats::default(),
                 ranges: Ranges::default(),
                 last_hole: 0,
                 writeback_from: 0,

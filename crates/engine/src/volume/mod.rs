@@ -8,7 +8,9 @@ pub mod record;
 
 use crate::error::Error;
 use crate::options::VolumeOptions;
+use crate::policy::Streams;
 use crate::request::ranges::Ranges;
+use crate::stats::VolumeStats;
 use crate::writeback::pace::Pace;
 use crate::writeback::rate::RateInfo;
 use crate::writeback::trouble::WritebackTrouble;
@@ -58,6 +60,10 @@ pub struct Volume {
     pub mode: CacheMode,
     /// The knobs.
     pub options: VolumeOptions,
+    /// Who streams.
+    pub streams: Streams,
+    /// Counters.
+    pub stats: VolumeStats,
     /// What is in flight, by range.
     pub ranges: Ranges,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
@@ -113,7 +119,7 @@ impl Volume {
         is_first
     }
 
-    /// Nothing new enters the cache: what misses is not filled, and writes go past it.
+    /// Nothing new enters the cache, whoever asks: what misses is not filled, and writes go past it.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
         self.course != Course::Steady
@@ -190,6 +196,8 @@ pub struct VolumeInfo {
     pub oldest_dirty: Option<Duration>,
     /// How fast it is written back.
     pub writeback_rate: RateInfo,
+    /// Counters since it was added.
+    pub stats: VolumeStats,
     /// Why dirty data stands still in the cache, if write-back cannot go on.
     pub writeback_trouble: Option<WritebackTrouble>,
     /// Nothing is dirty, and the backing device cannot be told: why.

@@ -13,6 +13,7 @@ mod generations;
 mod memory;
 mod opening;
 mod pace;
+mod policy;
 mod reads;
 mod replacement;
 mod rig;

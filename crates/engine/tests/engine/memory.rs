@@ -12,6 +12,7 @@ use bcached_env::{
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 const SECTOR: usize = 512;
 
@@ -100,6 +101,11 @@ impl World {
                 Sector::Mixed(bytes) => part.copy_from_slice(&bytes[..]),
             }
         }
+    }
+
+    /// Time passes, and nothing happens.
+    pub fn pass(&mut self, time: Duration) {
+        self.now += u64::try_from(time.as_nanos()).expect("a short time");
     }
 
     /// What was under way is gone: the process died.

@@ -12,6 +12,7 @@ use bcached_format::{
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The cache device of every rig.
 pub const CACHE: DiskId = DiskId(0);
@@ -94,8 +95,17 @@ pub fn backing_superblock(rig: &Rig) -> BackingSuperblock {
     }
 }
 
+/// Opens the set and its volume. Streams are cached like anything else, and the device is never congested: what those rules do
+/// has tests of its own.
+pub async fn open(env: Env, mut options: Options) -> Result<(CacheSet, VolumeId), Error> {
+    options.volume.sequential_cutoff = 0;
+    options.congested_read_threshold = Duration::ZERO;
+    options.congested_write_threshold = Duration::ZERO;
+    open_as_told(env, options).await
+}
+
 /// Opens the set and its volume.
-pub async fn open(env: Env, options: Options) -> Result<(CacheSet, VolumeId), Error> {
+pub async fn open_as_told(env: Env, options: Options) -> Result<(CacheSet, VolumeId), Error> {
     let set = CacheSet::open(env, CACHE, Box::new(NoNote), options).await?;
     let volume = set.add_backing(BACKING, None).await?;
     Ok((set, volume))

@@ -3,7 +3,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
-use bcached_engine::{Options, Request, VolumeOptions};
+use bcached_engine::{Bypass, Options, Reads, Request, Traffic, VolumeOptions};
 use bcached_env::{Buffer, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode};
@@ -240,14 +240,16 @@ fn counters_count_what_they_say() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(1, 1, 1)).await;
         let stats = set.status().stats;
-        assert_eq!((stats.hits, stats.misses, stats.write_bytes), (0, 0, 512));
+        assert_eq!((stats.reads, stats.write_bytes), (Reads::default(), 512));
+        assert_eq!((stats.hit_bytes, stats.miss_bytes), (0, 0));
         ask(&set, volume, Request::Read { sector: 1, buffer: Buffer::zeroed(512) }).await;
         ask(&set, volume, Request::Read { sector: 801, buffer: Buffer::zeroed(512) }).await;
         let stats = set.status().stats;
-        assert_eq!((stats.hits, stats.misses), (1, 1));
+        assert_eq!(stats.reads, Reads { hits: 1, misses: 1, ..Reads::default() });
+        assert_eq!((stats.hit_bytes, stats.miss_bytes), (4096, 4096), "of the blocks around them");
         set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
         ask(&set, volume, write(1600, 16, 1)).await;
-        assert_eq!(set.status().stats.bypassed_bytes, 16 * 512);
+        assert_eq!(set.status().stats.bypassed.of(Bypass::Mode), Traffic { requests: 1, bytes: 16 * 512 });
     });
 }
 

@@ -9,6 +9,7 @@ use bcached_env::{DiskId, Env, Note};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where a volume is found at the next start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -38,7 +39,12 @@ pub fn quiet() -> Options {
 
 impl Bench {
     /// A set with `options`; volume `v` is on device `1 + v`.
-    pub fn new(options: Options, volumes: usize) -> Rc<Self> {
+    ///
+    /// A story says what is cached: that it streams, or holds a device up, changes nothing of it.
+    pub fn new(mut options: Options, volumes: usize) -> Rc<Self> {
+        options.volume.sequential_cutoff = 0;
+        options.congested_read_threshold = Duration::ZERO;
+        options.congested_write_threshold = Duration::ZERO;
         let volumes = u32::try_from(volumes).expect("few volumes");
         let places = RefCell::new((0..volumes).map(|volume| Place::Disk(1 + volume)).collect());
         Rc::new(Self { options, places, open: Rc::default() })

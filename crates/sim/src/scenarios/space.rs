@@ -87,7 +87,7 @@ fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
         [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..6).map(Survivors::Seeded));
     for survivors in subsets {
         let geometry = Geometry { buckets: 520, ..small(vec![32768], BACK) };
-        let full = Options { cutoff_writeback: 100, ..quiet() };
+        let full = Options { cutoff_writeback: 100, cutoff_cache_add: 101, ..quiet() };
         let (mut stage, bench) = unstarted(geometry, full, 1);
         stage.start().unwrap();
         // Two blocks in each bucket, neither beside the other in the volume; then the second of each is written anew.

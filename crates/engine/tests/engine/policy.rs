@@ -1,0 +1,340 @@
+//! What is added to the cache and what is not, shown by requests: each rule acts, is counted under its reason, and stops
+//! acting.
+
+use crate::memory::{Mishap, World};
+use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open_as_told, run, write};
+use bcached_engine::{
+    Bypass, Bypassed, CacheSet, Client, Options, Reads, Request, Traffic, VolumeId, VolumeOptions,
+    VolumeStats,
+};
+use bcached_env::{Buffer, Env, Op};
+use bcached_format::CacheMode;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A cache of 37 MiB before 150 MiB.
+const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 300_000 };
+
+/// Sectors of a request of a stream: 64 KiB.
+const PART: u64 = 128;
+
+/// Those of a small one, 4 KiB.
+const SMALL: u64 = 8;
+
+/// As they are by default, but nothing is written back.
+fn options() -> Options {
+    let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
+    Options { volume, parked_delay: Duration::from_millis(2), ..Options::default() }
+}
+
+/// Runs `script` on a new set in mode writeback, the volume cached in front of zeroes.
+fn on_new_set<F: Future<Output = ()> + 'static>(
+    options: Options,
+    script: impl FnOnce(Env, Rc<RefCell<World>>, CacheSet, VolumeId) -> F + 'static,
+) {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open_as_told(env.clone(), options).await.expect("sound");
+        script(env, world, set, volume).await;
+    });
+}
+
+fn read(sector: u64, sectors: u64) -> Request {
+    Request::Read { sector, buffer: Buffer::zeroed(usize::try_from(sectors * 512).expect("small")) }
+}
+
+fn put(sector: u64, sectors: u64) -> Request {
+    write(sector, usize::try_from(sectors).expect("small"), 1)
+}
+
+async fn ask_for(set: &CacheSet, volume: VolumeId, client: Client, request: Request) {
+    assert_eq!(set.serve_for(client, volume, request).await.result, Ok(()));
+}
+
+/// The counters of the only volume, which are those of the set.
+fn stats(set: &CacheSet) -> VolumeStats {
+    let status = set.status();
+    let stats = status.volumes[0].stats;
+    assert_eq!((stats.reads, stats.bypassed), (status.stats.reads, status.stats.bypassed));
+    assert_eq!(stats.miss_collisions, status.stats.fill_races);
+    stats
+}
+
+fn bypassed(set: &CacheSet, reason: Bypass) -> Traffic {
+    stats(set).bypassed.of(reason)
+}
+
+/// Until fills have ended.
+async fn rest(env: &Env) {
+    env.sleep(Duration::from_millis(20)).await;
+}
+
+/// True if a read finds all of it in the cache.
+async fn is_cached(set: &CacheSet, volume: VolumeId, sector: u64, sectors: u64) -> bool {
+    let before = set.status().stats.miss_bytes;
+    ask(set, volume, read(sector, sectors)).await;
+    set.status().stats.miss_bytes == before
+}
+
+#[test]
+fn a_stream_is_bypassed_from_the_cutoff_on_and_counted() {
+    on_new_set(options(), |_, _, set, volume| async move {
+        for part in 0..100 {
+            ask(&set, volume, put(part * PART, PART)).await;
+        }
+        assert_eq!(set.status().dirty_sectors, 63 * PART);
+        let sequential = bypassed(&set, Bypass::Sequential);
+        assert_eq!(sequential, Traffic { requests: 37, bytes: 37 * 512 * PART });
+        assert_eq!(stats(&set).bypassed.total(), sequential, "and for no other reason");
+        // One request is a stream too. Over what is dirty it goes into the cache all the same.
+        ask(&set, volume, write(0, 8192, 2)).await;
+        assert_eq!(bypassed(&set, Bypass::Sequential).requests, 38);
+        assert_eq!(set.status().dirty_sectors, 8192);
+        ask(&set, volume, write(100_000, 8184, 3)).await;
+        assert_eq!(set.status().dirty_sectors, 8192 + 8184, "4092 KiB are none");
+        assert_eq!(bytes(&set, volume, 8191, 2).await, [2, 1]);
+    });
+}
+
+#[test]
+fn a_stream_that_is_read_fills_nothing() {
+    on_new_set(options(), |env, _, set, volume| async move {
+        for part in 0..100 {
+            ask(&set, volume, read(part * PART, PART)).await;
+        }
+        rest(&env).await;
+        assert_eq!(set.status().stats.data_written_bytes, 63 * 512 * PART);
+        let reads = Reads { misses: 63, bypass_misses: 37, ..Reads::default() };
+        assert_eq!(stats(&set).reads, reads);
+        // Whoever streams is still given what the cache has.
+        for part in 0..100 {
+            ask(&set, volume, read(part * PART, PART)).await;
+        }
+        assert_eq!(stats(&set).reads, Reads { hits: 63, bypass_misses: 74, ..reads });
+    });
+}
+
+/// An average that six random requests bring down. The kernel takes the task for the client, which is one for all
+/// clients of a server: their random requests were not cached for the stream of another.
+#[test]
+fn only_who_has_streamed_is_bypassed_for_a_while_after_it() {
+    on_new_set(options(), |_, _, set, volume| async move {
+        let random = |number: u64| put(200_000 + 1000 * number, SMALL);
+        for part in 0..1024 {
+            ask_for(&set, volume, Client(1), put(part * PART, PART)).await;
+        }
+        let after_stream = bypassed(&set, Bypass::Sequential).requests;
+        assert_eq!(after_stream, 1024 - 63);
+        for number in 0..20 {
+            ask_for(&set, volume, Client(2), random(number)).await;
+        }
+        assert_eq!(bypassed(&set, Bypass::Sequential).requests, after_stream);
+        for number in 20..40 {
+            ask_for(&set, volume, Client(1), random(number)).await;
+        }
+        assert_eq!(bypassed(&set, Bypass::Sequential).requests, after_stream + 6);
+        assert_eq!(set.status().dirty_sectors, 63 * PART + (20 + 14) * SMALL);
+    });
+}
+
+#[test]
+fn a_cutoff_that_is_changed_acts_at_once() {
+    on_new_set(options(), |_, _, set, volume| async move {
+        ask(&set, volume, put(0, PART)).await;
+        set.change_volume_options(volume, |options| options.sequential_cutoff = 2 * PART * 512)
+            .expect("served");
+        ask(&set, volume, put(PART, PART)).await;
+        assert_eq!(bypassed(&set, Bypass::Sequential).requests, 1);
+        set.change_volume_options(volume, |options| options.sequential_cutoff = 0).expect("served");
+        for part in 2..100 {
+            ask(&set, volume, put(part * PART, PART)).await;
+        }
+        assert_eq!(bypassed(&set, Bypass::Sequential).requests, 1);
+    });
+}
+
+#[test]
+fn each_mode_adds_what_it_says_and_a_change_acts_at_once() {
+    on_new_set(options(), |env, _, set, volume| async move {
+        let to = async |mode| set.set_cache_mode(volume, mode).await.expect("set");
+        ask(&set, volume, put(0, SMALL)).await;
+        assert_eq!(set.status().dirty_sectors, SMALL);
+
+        to(CacheMode::None).await;
+        ask(&set, volume, put(1000, SMALL)).await;
+        ask(&set, volume, read(2000, SMALL)).await;
+        rest(&env).await;
+        assert!(!is_cached(&set, volume, 1000, SMALL).await && !is_cached(&set, volume, 2000, SMALL).await);
+        assert!(is_cached(&set, volume, 0, SMALL).await, "what is there is found in every mode");
+        assert_eq!(stats(&set).reads, Reads { bypass_hits: 1, bypass_misses: 3, ..Reads::default() });
+        assert_eq!(bypassed(&set, Bypass::Mode), Traffic { requests: 5, bytes: 5 * 4096 });
+        ask(&set, volume, put(0, SMALL)).await;
+        assert_eq!(set.status().dirty_sectors, SMALL, "dirty data is written over where it is");
+
+        to(CacheMode::Writearound).await;
+        ask(&set, volume, put(3000, SMALL)).await;
+        assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+        ask(&set, volume, read(3000, SMALL)).await;
+        rest(&env).await;
+        assert!(is_cached(&set, volume, 3000, SMALL).await, "reads are cached");
+        assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+
+        to(CacheMode::Writethrough).await;
+        ask(&set, volume, put(4000, SMALL)).await;
+        assert!(is_cached(&set, volume, 4000, SMALL).await);
+        assert_eq!(set.status().dirty_sectors, SMALL);
+
+        to(CacheMode::Writeback).await;
+        ask(&set, volume, put(5000, SMALL)).await;
+        assert_eq!(set.status().dirty_sectors, 2 * SMALL);
+        ask(&set, volume, Request::Discard { sector: 6000, sectors: 16 }).await;
+        assert_eq!(bypassed(&set, Bypass::Discard), Traffic { requests: 1, bytes: 8192 });
+        assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+    });
+}
+
+/// Writes four sectors into the cache, which takes so long.
+async fn slow_write(env: &Env, world: &Rc<RefCell<World>>, set: &CacheSet, volume: VolumeId, time: Duration) {
+    let is_held = Rc::new(Cell::new(true));
+    let held = Rc::clone(&is_held);
+    world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+        Op::Write { payload, .. } if disk == CACHE && payload.len() == 4096 => {
+            held.get().then_some(Mishap::Waits)
+        }
+        _ => None,
+    }));
+    let (writer, ended) = (set.clone(), Rc::new(Cell::new(false)));
+    let has_ended = Rc::clone(&ended);
+    env.spawn(async move {
+        ask(&writer, volume, put(0, SMALL)).await;
+        has_ended.set(true);
+    });
+    env.sleep(Duration::from_millis(1)).await;
+    world.borrow_mut().pass(time);
+    is_held.set(false);
+    while !ended.get() {
+        env.sleep(Duration::from_micros(1)).await;
+    }
+    world.borrow_mut().fate = None;
+}
+
+#[test]
+fn what_is_large_goes_past_a_slow_cache_device() {
+    on_new_set(options(), |env, world, set, volume| async move {
+        slow_write(&env, &world, &set, volume, Duration::from_millis(19)).await;
+        ask(&set, volume, put(10_000, PART)).await;
+        assert_eq!(stats(&set).bypassed, Bypassed::default(), "it is not called slow");
+        // The limit is then 113 sectors, less up to 32.
+        slow_write(&env, &world, &set, volume, Duration::from_millis(630)).await;
+        assert!((100..128).contains(&set.status().congested_sectors), "{}", set.status().congested_sectors);
+        let dirty = set.status().dirty_sectors;
+        ask(&set, volume, put(20_000, PART)).await;
+        assert_eq!(bypassed(&set, Bypass::Congested), Traffic { requests: 1, bytes: PART * 512 });
+        ask(&set, volume, put(30_000, SMALL)).await;
+        assert_eq!(bypassed(&set, Bypass::Congested).requests, 1);
+        assert_eq!(set.status().dirty_sectors, dirty + SMALL);
+        // What is on the cache device is read from there, slow as it is.
+        ask(&set, volume, read(10_000, PART)).await;
+        assert_eq!(stats(&set).reads, Reads { bypass_hits: 1, ..Reads::default() });
+        // Once told to, nobody looks at how slow it is; and by itself it is over after about a second.
+        set.change_options(|options| options.congested_read_threshold = Duration::ZERO);
+        ask(&set, volume, put(40_000, PART)).await;
+        assert_eq!(bypassed(&set, Bypass::Congested).requests, 3, "writes are still looked at");
+        set.change_options(|options| options.congested_write_threshold = Duration::ZERO);
+        ask(&set, volume, put(40_000, PART)).await;
+        assert_eq!(bypassed(&set, Bypass::Congested).requests, 3);
+        set.change_options(|options| options.congested_write_threshold = Duration::from_millis(20));
+        world.borrow_mut().pass(Duration::from_millis(700));
+        ask(&set, volume, put(50_000, PART)).await;
+        assert_eq!(bypassed(&set, Bypass::Congested).requests, 3);
+        assert_eq!(set.status().congested_sectors, 0);
+    });
+}
+
+/// A kernel's cache that had been filled stayed bypassed though all of it was clean: what it went by was only counted anew by
+/// GC, and GC only ran for what was added (incident F17).
+#[test]
+fn a_clean_cache_is_never_bypassed_however_full() {
+    let streams = VolumeOptions { sequential_cutoff: 0, ..options().volume };
+    on_new_set(Options { volume: streams, ..options() }, |env, _, set, volume| async move {
+        for round in 0..3 {
+            for part in 0..2000 {
+                ask(&set, volume, read(part * PART, PART)).await;
+            }
+            rest(&env).await;
+            assert!(is_cached(&set, volume, 1999 * PART, PART).await, "round {round}: the newest is there");
+        }
+        let status = set.status();
+        assert!(
+            status.buckets_free < 60 && status.buckets_available > 540,
+            "it is full of what can be dropped"
+        );
+        ask(&set, volume, put(0, PART)).await;
+        assert_eq!(set.status().dirty_sectors, PART);
+        assert_eq!(stats(&set).bypassed, Bypassed::default());
+    });
+}
+
+/// A write that is durable when it is answered.
+fn put_durably(sector: u64, sectors: u64) -> Request {
+    match put(sector, sectors) {
+        Request::Write { sector, payload, .. } => Request::Write { sector, payload, fua: true },
+        other => other,
+    }
+}
+
+#[test]
+fn a_cache_full_of_dirty_data_is_bypassed_until_that_is_written_back() {
+    let eager = VolumeOptions {
+        sequential_cutoff: 0,
+        writeback_percent: 0,
+        writeback_delay: Duration::from_millis(10),
+        ..options().volume
+    };
+    on_new_set(Options { volume: eager, ..options() }, |env, _, set, volume| async move {
+        let dirty_percent = || set.status().dirty_sectors * 100 / (600 * PART);
+        for part in 0..600 {
+            ask(&set, volume, put(part * PART, PART)).await;
+        }
+        assert!((80..=90).contains(&dirty_percent()), "{}", dirty_percent());
+        assert_eq!(stats(&set).bypassed, Bypassed::default(), "what is not kept dirty goes to both devices");
+        let kept = dirty_percent();
+        for part in 600..700 {
+            ask(&set, volume, put_durably(part * PART, PART)).await;
+        }
+        assert!(dirty_percent() > kept, "durable writes stay longer");
+        let full = bypassed(&set, Bypass::Full);
+        assert!((10..100).contains(&full.requests) && full.bytes == full.requests * PART * 512, "{full:?}");
+        ask(&set, volume, read(1000 * PART, PART)).await;
+        assert_eq!(stats(&set).reads, Reads { bypass_misses: 1, ..Reads::default() });
+
+        set.change_options(|options| options.volume.writeback_running = true);
+        set.change_volume_options(volume, |options| options.writeback_running = true).expect("served");
+        env.sleep(Duration::from_secs(20)).await;
+        let before = stats(&set).bypassed;
+        ask(&set, volume, read(1000 * PART, PART)).await;
+        rest(&env).await;
+        assert!(is_cached(&set, volume, 1000 * PART, PART).await);
+        ask(&set, volume, put(1100 * PART, PART)).await;
+        assert!(is_cached(&set, volume, 1100 * PART, PART).await);
+        assert_eq!(stats(&set).bypassed, before);
+    });
+}
+
+/// What the engine reads to make a part of a block whole is nobody's request.
+#[test]
+fn reads_of_the_engines_own_are_not_counted_and_fill_nothing() {
+    on_new_set(options(), |env, _, set, volume| async move {
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        for number in 0..20 {
+            ask(&set, volume, put(1000 * number + 3, 2)).await;
+        }
+        rest(&env).await;
+        let counted = set.status().stats;
+        assert_eq!((counted.hit_bytes, counted.miss_bytes, counted.data_written_bytes), (0, 0, 0));
+        assert_eq!(stats(&set).reads, Reads::default());
+        assert_eq!(bypassed(&set, Bypass::Mode), Traffic { requests: 20, bytes: 20 * 1024 });
+    });
+}
