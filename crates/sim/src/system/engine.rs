@@ -1,6 +1,7 @@
 //! The engine under test: unchanged, on simulated devices. This file only translates.
 //!
-//! The options are those of the geometry's tuning.
+//! The options are those of the geometry's tuning. What is a stream follows from the batches of write-back, so that nothing more
+//! has to be drawn: with small ones some requests are already longer than the cut-off, with large ones none ever is.
 
 use super::tuning::SetTuning;
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
@@ -57,6 +58,9 @@ struct Open {
     shapes: Vec<VolumeShape>,
 }
 
+/// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 32 MiB.
+const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
+
 /// The options of a run.
 fn options(geometry: &Geometry) -> Options {
     let SetTuning {
@@ -81,6 +85,7 @@ fn options(geometry: &Geometry) -> Options {
         parked_max: small(parked_max),
         writeback_batch_sectors,
         volume: VolumeOptions {
+            sequential_cutoff: writeback_batch_sectors * CUTOFF_BYTES_A_SECTOR,
             writeback_delay: Duration::from_millis(writeback_delay_ms),
             writeback_running,
             writeback_percent,
