@@ -6,6 +6,7 @@ use crate::phases::Phases;
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use alloc::sync::Arc;
+use bcached_format::CacheMode;
 use core::time::Duration;
 
 /// Options of a cache set. What says so is taken once, when the set is opened; all others can be changed while it runs.
@@ -159,5 +160,15 @@ impl CacheSet {
             .ok_or(Error::NoVolume)?;
         self.signals().writeback_work.notify_all();
         Ok(())
+    }
+
+    /// Changes a volume's cache mode until it is served anew: the superblock keeps the other. Requests in flight end under
+    /// the old one. What the kernel finds is what a change of mode leaves behind anyway: a state and a mode, each of which
+    /// it takes as it stands.
+    ///
+    /// # Errors
+    /// [`Error::NoVolume`].
+    pub fn set_cache_mode_for_now(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        self.with(|s| s.volumes.get_mut(id).map(|volume| volume.mode = mode)).ok_or(Error::NoVolume)
     }
 }
