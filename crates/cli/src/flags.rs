@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Kind};
 use crate::{commands::make::Role, later};
+use bcached_daemon::options;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -35,6 +36,12 @@ pub enum Command {
     Serve(Serve),
     /// Say what a running daemon serves
     Status(Status),
+    /// Show the options of a volume, or the value of one
+    Get(Get),
+    /// Change options of a volume, at once and for good
+    Set(Set),
+    /// Take back what `set` has said
+    Unset(Unset),
     /// Print a device's superblock, as bcache-super-show does
     Show(Show),
     /// Check a cache set, read-only
@@ -152,6 +159,56 @@ pub struct Serve {
 pub struct Status {
     /// Only this volume and its cache, or this cache and its volumes
     pub name: Option<String>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached get`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = options::help())]
+pub struct Get {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// Only this option, and of it only the value
+    pub option: Option<String>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached set`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = format!(
+    "Kept in config.d/99-set.toml beside the configuration, unless --runtime is given. All values are checked before \
+     the first is changed.\nSizes: 4M or 4MiB. Times: 500ms, 30s, 5m, 2h.\n\n{}", options::help()
+))]
+pub struct Set {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// Options and their new values
+    #[arg(value_name = "OPTION=VALUE", required = true)]
+    pub settings: Vec<String>,
+    /// Until the daemon stops: nothing is kept
+    #[arg(long)]
+    pub runtime: bool,
+    /// Check everything and say what would be, but change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached unset`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = options::help())]
+pub struct Unset {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// Options that are to be what the configuration, the superblock or the default says
+    #[arg(value_name = "OPTION", required = true)]
+    pub options: Vec<String>,
+    /// Check everything and say what would be, but change nothing
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub control: Control,
 }

@@ -64,9 +64,6 @@ const TABLE: &[Later] = &[
         verb: "schema",
         by_hand: "each JSON output names its schema and version in its first two fields",
     },
-    Later { verb: "get", by_hand: "`bcached show DEV` and `bcached status` show what is in force" },
-    Later { verb: "set", by_hand: EDIT_CONFIG },
-    Later { verb: "unset", by_hand: EDIT_CONFIG },
     Later {
         verb: "config",
         by_hand: "`bcached serve` checks its configuration whole before it opens any device",

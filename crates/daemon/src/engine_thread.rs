@@ -7,7 +7,9 @@
 use crate::engine_failure;
 use crate::failure::Failure;
 use crate::translate::{self, Work};
-use bcached_engine::{CacheSet, Client, Error, Options, Request, Status, VolumeId, VolumeInfo};
+use bcached_engine::{
+    CacheSet, Client, Error, Options, Request, Status, VolumeId, VolumeInfo, VolumeOptions,
+};
 use bcached_env::sync::{Notify, Semaphore};
 use bcached_env::{Env, Executor, Order};
 use bcached_format::{CacheMode, Uuid};
@@ -77,12 +79,22 @@ pub struct Added {
     pub cut_short: bool,
 }
 
+/// For how long a cache mode is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// In the superblock, durably.
+    InSuperblock,
+    /// Until the volume is served anew.
+    ForNow,
+}
+
 /// An answer that goes back to whoever asked, on the engine's thread: it must not wait.
 pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
 
 enum Command {
-    AddBacking(Device, Option<CacheMode>, Answer<Result<Added, Error>>),
-    SetCacheMode(VolumeId, CacheMode, Answer<Result<(), Error>>),
+    AddBacking(Device, Option<CacheMode>, VolumeOptions, Answer<Result<Added, Error>>),
+    SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
+    SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
     Status(Answer<Status>),
     Stop(Answer<Result<(), Error>>),
 }
@@ -275,12 +287,18 @@ impl Pump {
         let set = self.set.clone();
         match command {
             Command::Status(answer) => answer(set.status()),
-            Command::SetCacheMode(volume, mode, answer) => {
+            Command::SetOptions(volume, new, answer) => {
+                answer(set.change_volume_options(volume, |options| *options = new));
+            }
+            Command::SetCacheMode(volume, mode, Keep::ForNow, answer) => {
+                answer(set.set_cache_mode_for_now(volume, mode));
+            }
+            Command::SetCacheMode(volume, mode, Keep::InSuperblock, answer) => {
                 self.env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) });
             }
-            Command::AddBacking(device, mode, answer) => {
+            Command::AddBacking(device, mode, options, answer) => {
                 let disks = self.disks.clone();
-                self.env.spawn(async move { answer(add_backing(&set, &disks, device, mode).await) });
+                self.env.spawn(async move { answer(add_backing(&set, &disks, device, mode, options).await) });
             }
             Command::Stop(_) => unreachable!("the loop handles it"),
         }
@@ -308,6 +326,7 @@ async fn add_backing(
     disks: &Disks,
     device: Device,
     mode: Option<CacheMode>,
+    options: VolumeOptions,
 ) -> Result<Added, Error> {
     let disk = disks.add(device);
     let added = set.add_backing(disk, mode).await;
@@ -316,6 +335,7 @@ async fn add_backing(
         drop(disks.remove(disk));
     }
     let id = added?;
+    set.change_volume_options(id, |begun| *begun = options)?;
     let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
     // An index that cannot be read is told of by whoever needs it.
     let cut_short = set.is_cut_short(id).await.unwrap_or(false);
@@ -324,13 +344,30 @@ async fn add_backing(
 
 impl Engine {
     /// Adds a backing device; with `mode`, its cache mode becomes that.
-    pub fn add_backing(&self, device: Device, mode: Option<CacheMode>, answer: Answer<Result<Added, Error>>) {
-        self.send(Command::AddBacking(device, mode, answer));
+    pub fn add_backing(
+        &self,
+        device: Device,
+        mode: Option<CacheMode>,
+        options: VolumeOptions,
+        answer: Answer<Result<Added, Error>>,
+    ) {
+        self.send(Command::AddBacking(device, mode, options, answer));
     }
 
     /// Changes a volume's cache mode.
-    pub fn set_cache_mode(&self, volume: VolumeId, mode: CacheMode, answer: Answer<Result<(), Error>>) {
-        self.send(Command::SetCacheMode(volume, mode, answer));
+    pub fn set_cache_mode(
+        &self,
+        volume: VolumeId,
+        mode: CacheMode,
+        keep: Keep,
+        answer: Answer<Result<(), Error>>,
+    ) {
+        self.send(Command::SetCacheMode(volume, mode, keep, answer));
+    }
+
+    /// Changes all of a volume's options.
+    pub fn set_options(&self, volume: VolumeId, options: VolumeOptions, answer: Answer<Result<(), Error>>) {
+        self.send(Command::SetOptions(volume, options, answer));
     }
 
     /// A snapshot; `None` if the engine is gone or too busy to answer.

@@ -3,12 +3,12 @@
 
 use bcached_format::SuperblockError;
 use bcached_uring::{DeviceError, DeviceErrorKind};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Why a command did not do what was asked. The names are part of the outside (`kind` in JSON): they are added to,
 /// never renamed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Kind {
@@ -16,6 +16,10 @@ pub enum Kind {
     No,
     /// The command line is wrong.
     Usage,
+    /// Nothing is called so.
+    UnknownName,
+    /// Several volumes are called so.
+    AmbiguousName,
     /// A verb or option of the interface that this version does not have.
     NotInThisVersion,
     /// The configuration is wrong.
@@ -60,6 +64,7 @@ impl Kind {
     pub const fn exit(self) -> u8 {
         match self {
             Self::No => 1,
+            Self::UnknownName | Self::AmbiguousName => 2,
             Self::Usage | Self::NotInThisVersion | Self::Config | Self::NotBcache | Self::Geometry => 2,
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
             Self::WrongSet | Self::Ambiguous => 3,
@@ -137,6 +142,25 @@ impl Failure {
         }
     }
 
+    /// The failure that `object` is, as [`Failure::to_json`] makes them; one of a kind that is not known here is a failure
+    /// of the machine. `None` if it is something else.
+    #[must_use]
+    pub fn from_json(object: &serde_json::Value) -> Option<Self> {
+        let error = object.get("error")?;
+        let text = |key: &str| error.get(key).and_then(serde_json::Value::as_str).map(Box::from);
+        let kind = error.get("kind").cloned().and_then(|kind| serde_json::from_value(kind).ok());
+        let holders = error.get("holders").and_then(serde_json::Value::as_array);
+        let holders = holders.into_iter().flatten().filter_map(|holder| Some(holder.as_str()?.to_owned()));
+        Some(Self {
+            kind: kind.unwrap_or(Kind::Io),
+            what: text("what")?,
+            why: text("why"),
+            next: text("next"),
+            option: text("option"),
+            holders: holders.collect(),
+        })
+    }
+
     /// The JSON object of the failure.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
@@ -202,5 +226,7 @@ mod tests {
         assert_eq!(json["error"]["exit"], 3);
         assert_eq!(json["error"]["holders"][0], "the mount /mnt");
         assert!(json["error"]["option"].is_null());
+        assert_eq!(Failure::from_json(&json), Some(failure));
+        assert_eq!(Failure::from_json(&serde_json::json!({"schema": "bcached.status"})), None);
     }
 }

@@ -10,7 +10,7 @@
 //! The configuration is checked whole before any device is opened; devices are opened and claimed before any thread
 //! starts. What fails for one volume is its own reason in `status` and stops no other volume.
 //!
-//! `failure`, `sizes` and the place of the notes are shared with the commands: the same sentence goes to a person and
+//! `failure`, `sizes`, `names`, the table of `options` and the place of the notes are shared with the commands: the same sentence goes to a person and
 //! into the log.
 #![forbid(unsafe_code)]
 
@@ -21,11 +21,13 @@ mod engine_failure;
 mod engine_thread;
 pub mod failure;
 mod log;
-mod names;
+pub mod names;
 pub mod notes;
+pub mod options;
 mod owned;
 pub mod sizes;
 mod supervisor;
 mod translate;
+mod whole_file;
 
 pub use supervisor::serve;

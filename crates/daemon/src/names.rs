@@ -1,7 +1,75 @@
 //! What volumes and caches are called: the configuration's name, else the label, else eight digits of the UUID.
 //! Names depend on what the devices say and on nothing else, never on the order of arrival.
 
+use crate::failure::{Failure, Kind};
 use bcached_format::{Label, Uuid};
+
+/// The least of a UUID that names a volume, in digits.
+const UUID_BEGINNING: usize = 8;
+
+/// What a volume can be called by.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Known {
+    /// Its name here.
+    pub name: String,
+    /// Its label, if that is known and not empty.
+    pub label: Option<String>,
+    /// Its UUID, as text in lower case.
+    pub uuid: Option<String>,
+    /// Its backing device, as configured.
+    pub path: Option<String>,
+}
+
+/// Which of `all` is meant by `typed`: the one with that name, or else with that label, UUID, beginning of a UUID (8 digits
+/// at least) or backing device. Looks at files if `typed` is a path.
+///
+/// # Errors
+/// All that could be meant, or none.
+pub fn resolve(typed: &str, all: &[Known]) -> Result<usize, Vec<usize>> {
+    let those = |is_meant: &dyn Fn(&Known) -> bool| -> Vec<usize> {
+        all.iter().enumerate().filter(|(_, known)| is_meant(known)).map(|(index, _)| index).collect()
+    };
+    let named = those(&|known| known.name == typed);
+    let file = typed.starts_with('/').then(|| std::fs::canonicalize(typed).ok()).flatten();
+    let is_path = |path: &String| {
+        path == typed
+            || file.as_ref().is_some_and(|file| std::fs::canonicalize(path).is_ok_and(|it| it == *file))
+    };
+    let beginning = typed.strip_prefix("UUID=").unwrap_or(typed).to_lowercase().replace('-', "");
+    let is_uuid = |uuid: &String| {
+        beginning.len() >= UUID_BEGINNING && uuid.replace('-', "").starts_with(beginning.as_str())
+    };
+    let meant = if named.is_empty() {
+        those(&|known| {
+            known.label.as_deref() == Some(typed)
+                || known.uuid.as_ref().is_some_and(is_uuid)
+                || known.path.as_ref().is_some_and(is_path)
+        })
+    } else {
+        named
+    };
+    match meant.as_slice() {
+        [one] => Ok(*one),
+        _ => Err(meant),
+    }
+}
+
+/// The refusal of `typed`, by which several `meant` are called, or nothing; `all` are the names there are.
+#[must_use]
+pub fn refusal<'a>(
+    typed: &str,
+    meant: impl IntoIterator<Item = &'a str>,
+    all: impl IntoIterator<Item = &'a str>,
+) -> Failure {
+    let meant: Vec<_> = meant.into_iter().collect();
+    let all: Vec<_> = all.into_iter().collect();
+    if !meant.is_empty() {
+        return Failure::new(Kind::AmbiguousName, format!("several volumes may be meant by `{typed}`"))
+            .next(format!("name one of: {}", meant.join(", ")));
+    }
+    let failure = Failure::new(Kind::UnknownName, format!("nothing is called `{typed}`"));
+    if all.is_empty() { failure } else { failure.next(format!("there are: {}", all.join(", "))) }
+}
 
 /// The name of a volume that the configuration does not name. `taken` says which names others have, or could claim
 /// with equal right (the same label).
@@ -29,6 +97,39 @@ fn digits(uuid: Uuid) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever is not unique names nothing, except that a name is stronger than a label.
+    #[test]
+    fn a_volume_is_called_by_name_label_uuid_or_path() {
+        let known = |name: &str, label: &str, uuid: &str, path: &str| Known {
+            name: name.to_owned(),
+            label: Some(label.to_owned()),
+            uuid: Some(uuid.to_owned()),
+            path: Some(path.to_owned()),
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let (device, link) = (folder.path().join("device"), folder.path().join("link"));
+        std::fs::write(&device, "").expect("a file");
+        std::os::unix::fs::symlink(&device, &link).expect("a link");
+        let [device, link] = [&device, &link].map(|path| path.to_str().expect("text"));
+        let all = [
+            known("one", "same", "1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10", device),
+            known("two", "same", "1f5a0c22-9999-4ae5-9a6f-9f6f5d6b2f10", "/dev/two"),
+            known("three", "one", "77777777-2a53-4ae5-9a6f-9f6f5d6b2f10", "/dev/three"),
+        ];
+        let found = |typed: &str| resolve(typed, &all);
+        assert_eq!((found("one"), found("two"), found("same")), (Ok(0), Ok(1), Err(vec![0, 1])));
+        assert_eq!((found("77777777"), found("7777777")), (Ok(2), Err(Vec::new())));
+        assert_eq!(
+            (found("1F5A0C22"), found("1F5A0C22-99"), found("1f5a0c229999")),
+            (Err(vec![0, 1]), Ok(1), Ok(1))
+        );
+        assert_eq!(found("UUID=77777777-2a53-4ae5-9a6f-9f6f5d6b2f10"), Ok(2));
+        assert_eq!((found("/dev/three"), found(device), found(link)), (Ok(2), Ok(0), Ok(0)));
+        assert_eq!((found("/dev/thre"), found("")), (Err(Vec::new()), Err(Vec::new())));
+        let told = refusal("same", ["one", "two"], ["one", "two", "three"]);
+        assert_eq!((told.kind.exit(), told.to_string().contains("one, two")), (2, true), "{told}");
+    }
 
     #[test]
     fn labels_are_names_if_they_can_be() {

@@ -6,10 +6,11 @@
 //! the kernel would take it when it comes: what a former list said stays until every configured device is known. A
 //! list that a person wrote is never touched.
 
+use crate::whole_file;
 use bcached_uring::udev::{OWNED_RULES_PATH, owned_rules};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Names another directory for the list, whatever the configuration and the user.
@@ -92,18 +93,9 @@ fn replace(path: &Path, known: &Devices, is_complete: bool) -> io::Result<Replac
         return Ok(Replaced::Same);
     }
     let text = owned_rules(&wanted.iter().copied().collect::<Vec<_>>());
-    write_whole(path, &text)?;
+    // udev, too, finds the old file or the new one.
+    whole_file::write(path, &text)?;
     Ok(Replaced::By(wanted.len()))
-}
-
-/// udev, or a power cut, finds the old file or the new one. The name of the unfinished one is none that udev reads.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let unfinished = path.with_extension("new");
-    let mut file = fs::File::create(&unfinished)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
-    fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn devices_of(text: &str) -> Devices {

@@ -58,4 +58,5 @@ pub use set::CacheSet;
 pub use stats::{Bypassed, Reads, Stats, Traffic, VolumeStats};
 pub use status::{BucketCount, Status, Unserved};
 pub use volume::{VolumeId, VolumeInfo};
+pub use writeback::rate::RateInfo;
 pub use writeback::trouble::WritebackTrouble;

@@ -5,6 +5,7 @@ mod doctor;
 mod dump;
 mod ignored;
 pub mod make;
+mod options;
 mod serve;
 mod show;
 mod status;
@@ -24,6 +25,9 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),
         Command::Serve(flags) => serve::run(flags),
         Command::Status(flags) => status::run(&flags),
+        Command::Get(flags) => options::get(&flags),
+        Command::Set(flags) => options::set(&flags),
+        Command::Unset(flags) => options::unset(&flags),
         Command::Show(flags) => show::run(&flags),
         Command::Check(flags) => check::run(&flags),
         Command::Dump(flags) => dump::run(&flags, json),

@@ -6,6 +6,7 @@ use crate::output::{Report, Show};
 use bcached_daemon::config::CONTROL_DEFAULT;
 use bcached_daemon::control::client;
 use bcached_daemon::control::status::Status;
+use bcached_daemon::names::refusal;
 
 /// Asks and reports.
 pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
@@ -21,14 +22,8 @@ pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
         Some(name) => {
             let mut names: Vec<_> = status.caches.iter().map(|cache| cache.name.clone()).collect();
             names.extend(status.volumes.iter().map(|volume| volume.name.clone()));
-            status.only(name).map_err(|candidates| {
-                if candidates.is_empty() {
-                    Failure::new(Kind::Usage, format!("nothing is called `{name}`"))
-                        .next(format!("there are: {}", names.join(", ")))
-                } else {
-                    Failure::new(Kind::Usage, format!("several volumes may be meant by `{name}`"))
-                        .next(format!("name one of: {}", candidates.join(", ")))
-                }
+            status.only(name).map_err(|meant| {
+                refusal(name, meant.iter().map(String::as_str), names.iter().map(String::as_str))
             })?
         }
     };

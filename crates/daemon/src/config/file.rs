@@ -1,19 +1,21 @@
 //! One TOML file: parsed against the known keys, every value understood, every error with file and line.
 
-use super::values::{CacheMode, Listen, Size, Time, Way};
+use super::section::{RawVolume, Typed};
+use super::values::{Listen, Size, Time};
 use crate::failure::{Failure, Kind};
+use crate::options::Definition;
+use crate::options::layers::{Configured, Setting};
+use crate::options::value::{Refused, Value};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use toml::Spanned;
 
 /// Keys of the interface that this version does not have, with what happens without them.
 const LATER: &[(&str, &str)] = &[
     ("metrics", "`bcached status --json` has the numbers"),
-    ("max_dirty_age", "dirty data is written back as soon as the set's rate allows"),
-    ("quiet_hours", "write-back runs at any hour"),
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
     ("on_cache_error", "a failed cache stops its volumes' writes"),
@@ -22,21 +24,39 @@ const LATER: &[(&str, &str)] = &[
     ("number", "volumes are reached by name"),
     ("group", "the NBD socket belongs to the daemon's own group"),
     ("tls", "NBD over TCP is for loopback only"),
-    ("sequential_cutoff", "every read fills the cache"),
-    ("writeback_percent", "the default of 10 is in force"),
-    ("writeback_delay", "the default is in force"),
-    ("writeback_rate", "the default is in force"),
+    ("writeback_rate", "the rate follows from what is dirty"),
 ];
 
 /// Where a setting stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    file: Rc<Path>,
+    file: Arc<Path>,
     line: usize,
+    /// The file is the one that `bcached set` writes.
+    by_set: bool,
 }
 
 impl Origin {
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The line, from 1.
+    #[must_use]
+    pub const fn line(&self) -> usize {
+        self.line
+    }
+
+    /// Whether the file is the one that `bcached set` writes.
+    #[must_use]
+    pub const fn is_by_set(&self) -> bool {
+        self.by_set
+    }
+
     /// A configuration failure here.
+    #[must_use]
     pub fn failure(&self, what: &str) -> Failure {
         Failure::new(Kind::Config, format!("{}:{}: {what}", self.file.display(), self.line))
     }
@@ -82,10 +102,10 @@ pub struct NamedVolume {
 pub struct VolumeSettings {
     pub backing: Option<Located<String>>,
     pub cache: Option<Located<String>>,
-    pub cache_mode: Option<CacheMode>,
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
     pub wait: Option<Duration>,
+    pub options: Configured,
 }
 
 #[derive(Deserialize)]
@@ -124,23 +144,18 @@ struct RawCache {
     device: Option<Spanned<String>>,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct RawVolume {
-    backing: Option<Spanned<String>>,
-    cache: Option<Spanned<String>>,
-    cache_mode: Option<CacheMode>,
-    read_only: Option<bool>,
-    shared: Option<bool>,
-    wait: Option<Time>,
-    /// Checked by its type: this version knows one way.
-    #[serde(rename = "export")]
-    _export: Option<Way>,
-}
-
 /// Reads and understands the file at `path`.
 pub fn read(path: &Path) -> Result<Settings, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    parse(path, &content(path)?)
+}
+
+/// The same of the file that `bcached set` writes.
+pub fn read_set_file(path: &Path) -> Result<Settings, Failure> {
+    parse_set_file(path, &content(path)?)
+}
+
+fn content(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Kind::Permission,
             _ => Kind::Config,
@@ -148,13 +163,21 @@ pub fn read(path: &Path) -> Result<Settings, Failure> {
         Failure::new(kind, format!("cannot read the configuration {}", path.display()))
             .why(error.to_string())
             .next("name another with --config, or devices with --cache and --backing")
-    })?;
-    parse(path, &text)
+    })
 }
 
 /// Understands `text`, the content of `path`.
 pub fn parse(path: &Path, text: &str) -> Result<Settings, Failure> {
-    let source = Source { file: path.into(), text };
+    understand(&Source { file: path.into(), text, by_set: false })
+}
+
+/// The same of the file that `bcached set` writes.
+pub fn parse_set_file(path: &Path, text: &str) -> Result<Settings, Failure> {
+    understand(&Source { file: path.into(), text, by_set: true })
+}
+
+fn understand(source: &Source<'_>) -> Result<Settings, Failure> {
+    let text = source.text;
     let raw: RawFile = toml::from_str(text).map_err(|error| source.refuse(&error))?;
     if *raw.version.get_ref() != 1 {
         return Err(source
@@ -167,25 +190,27 @@ pub fn parse(path: &Path, text: &str) -> Result<Settings, Failure> {
         memory: raw.daemon.memory.map(|size| size.0),
         stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
         listen: raw.nbd.listen,
-        caches: source.named(raw.cache, |source, origin, raw| CacheSettings {
-            origin,
-            device: source.locate(raw.device),
+        caches: source.named(raw.cache, |source, origin, raw| {
+            Ok(CacheSettings { origin, device: source.locate(raw.device) })
         })?,
-        defaults: source.volume(raw.defaults),
-        volumes: source
-            .named(raw.volume, |source, origin, raw| NamedVolume { origin, settings: source.volume(raw) })?,
+        defaults: source.volume(raw.defaults)?,
+        volumes: source.named(raw.volume, |source, origin, raw| {
+            Ok(NamedVolume { origin, settings: source.volume(raw)? })
+        })?,
     })
 }
 
 struct Source<'a> {
-    file: Rc<Path>,
+    file: Arc<Path>,
     text: &'a str,
+    by_set: bool,
 }
 
 impl Source<'_> {
     fn origin(&self, offset: usize) -> Origin {
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
-        Origin { file: Rc::clone(&self.file), line: 1 + before.iter().filter(|byte| **byte == b'\n').count() }
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        Origin { file: Arc::clone(&self.file), line, by_set: self.by_set }
     }
 
     fn locate<T>(&self, spanned: Option<Spanned<T>>) -> Option<Located<T>> {
@@ -218,7 +243,7 @@ impl Source<'_> {
     fn named<R, T>(
         &self,
         raw: BTreeMap<Spanned<String>, R>,
-        make: impl Fn(&Self, Origin, R) -> T,
+        make: impl Fn(&Self, Origin, R) -> Result<T, Failure>,
     ) -> Result<BTreeMap<String, T>, Failure> {
         let mut named = BTreeMap::new();
         for (name, raw) in raw {
@@ -229,19 +254,35 @@ impl Source<'_> {
                     .failure(&format!("{name:?} cannot be a name"))
                     .why("a name is not empty and has no slash and no control character"));
             }
-            named.insert(name, make(self, origin, raw));
+            named.insert(name, make(self, origin, raw)?);
         }
         Ok(named)
     }
 
-    fn volume(&self, raw: RawVolume) -> VolumeSettings {
-        VolumeSettings {
+    fn volume(&self, raw: RawVolume) -> Result<VolumeSettings, Failure> {
+        let options = raw.options.into_iter().map(|(option, typed)| self.option(option, typed));
+        Ok(VolumeSettings {
             backing: self.locate(raw.backing),
             cache: self.locate(raw.cache),
-            cache_mode: raw.cache_mode,
             read_only: raw.read_only,
             shared: raw.shared,
             wait: raw.wait.map(|time| time.0),
+            options: options.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// An option out of its range is refused here: nobody would see what became of it.
+    fn option(
+        &self,
+        option: &'static Definition,
+        typed: Spanned<Typed>,
+    ) -> Result<(&'static str, Setting), Failure> {
+        let origin = self.origin(typed.span().start);
+        match option.read(&typed.into_inner().0) {
+            Ok(value) => Ok((option.name, Setting { value, origin })),
+            Err(Refused::NotUnderstood(why) | Refused::OutOfRange(why, _)) => {
+                Err(origin.failure(&format!("cannot set `{}`", option.name)).why(why).option(option.name))
+            }
         }
     }
 }
@@ -267,16 +308,50 @@ impl Settings {
             }
         }
     }
+
+    /// What `bcached set` has written, over these. A volume that is not configured any more stays so: what was set of it
+    /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
+    pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
+        let is_configured = |name: &String| self.volumes.contains_key(name);
+        let gone: Vec<_> = newer.volumes.keys().filter(|name| !is_configured(name)).cloned().collect();
+        newer.volumes.retain(|name, _| is_configured(name));
+        self.overlay(newer);
+        gone
+    }
+
+    /// The options of volumes, if nothing else stands here.
+    pub fn into_options(self) -> Option<BTreeMap<String, BTreeMap<&'static str, Value>>> {
+        let is_empty = self.control.is_none()
+            && self.memory.is_none()
+            && self.stop_timeout.is_none()
+            && self.listen.is_none()
+            && self.caches.is_empty()
+            && self.defaults.is_empty();
+        let options = |volume: NamedVolume| {
+            let options = volume.settings.options.clone();
+            let rest = VolumeSettings { options: Configured::new(), ..volume.settings };
+            let values = options.into_iter().map(|(name, setting)| (name, setting.value));
+            rest.is_empty().then(|| values.collect())
+        };
+        let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, options(volume)?)));
+        is_empty.then(|| volumes.collect()).flatten()
+    }
 }
 
 impl VolumeSettings {
     fn overlay(&mut self, newer: Self) {
         replace(&mut self.backing, newer.backing);
         replace(&mut self.cache, newer.cache);
-        replace(&mut self.cache_mode, newer.cache_mode);
         replace(&mut self.read_only, newer.read_only);
         replace(&mut self.shared, newer.shared);
         replace(&mut self.wait, newer.wait);
+        self.options.extend(newer.options);
+    }
+
+    fn is_empty(&self) -> bool {
+        let Self { backing, cache, read_only, shared, wait, options } = self;
+        let is_unsaid = backing.is_none() && cache.is_none() && wait.is_none();
+        is_unsaid && read_only.is_none() && shared.is_none() && options.is_empty()
     }
 }
 

@@ -4,14 +4,20 @@
 //! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
 
 mod file;
+mod section;
+mod set_file;
 mod values;
 
 use crate::failure::{Failure, Kind};
-use file::{Located, Origin, Settings};
+use crate::options::layers::{Configured, Layers};
+use file::{Located, Settings};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use values::{CacheMode, Listen};
+pub use file::Origin;
+pub use section::Typed;
+pub(crate) use set_file::SetFile;
+pub use values::Listen;
 
 /// Where the daemon answers unless told otherwise.
 pub const CONTROL_DEFAULT: &str = "/run/bcached/control.sock";
@@ -44,6 +50,10 @@ pub struct Config {
     pub caches: Vec<Cache>,
     /// The volumes, by name.
     pub volumes: Vec<Volume>,
+    /// Where `bcached set` keeps what it sets; `None` without a configuration.
+    pub set_file: Option<PathBuf>,
+    /// Volumes that it holds options of, and that are not configured any more.
+    pub set_and_gone: Vec<String>,
 }
 
 /// A cache device.
@@ -64,8 +74,8 @@ pub struct Volume {
     pub backing: String,
     /// Name of its cache; `None`: the only one, or the one that its superblock names.
     pub cache: Option<String>,
-    /// `None`: as its superblock says.
-    pub cache_mode: Option<CacheMode>,
+    /// Its options, as far as the files say them.
+    pub options: Configured,
     /// Nobody may write.
     pub read_only: bool,
     /// Several clients may write at once.
@@ -97,13 +107,25 @@ impl Config {
     /// # Errors
     /// [`Kind::Config`] with file and line, or wrong use of the command line.
     pub fn load(line: &CommandLine) -> Result<Self, Failure> {
+        Self::load_with(line, None)
+    }
+
+    /// The same as if the file that `bcached set` writes said `set_text` already.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub(crate) fn load_with(line: &CommandLine, set_text: Option<&str>) -> Result<Self, Failure> {
         let named = !line.caches.is_empty() || !line.backings.is_empty();
         if named && line.config.is_some() {
             return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
                 .next("name either --config, or --cache and --backing"));
         }
-        let settings = if named { Settings::default() } else { read_files(line.config.as_deref())? };
+        let main = line.config.as_deref().unwrap_or(Path::new(FILE_DEFAULT));
+        let (settings, gone) =
+            if named { (Settings::default(), Vec::new()) } else { read_files(main, set_text)? };
         let mut config = Self::from_settings(settings, line)?;
+        config.set_file = (!named).then(|| set_file::path_beside(main));
+        config.set_and_gone = gone;
         let plain = |device: &String| Cache { name: None, device: device.clone() };
         config.caches.extend(line.caches.iter().map(plain));
         config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
@@ -134,6 +156,8 @@ impl Config {
             listen,
             caches: Vec::new(),
             volumes: Vec::new(),
+            set_file: None,
+            set_and_gone: Vec::new(),
         };
         for (name, cache) in settings.caches {
             let device = required(cache.device, &cache.origin, &format!("[cache.{name}] has no `device`"))?;
@@ -146,7 +170,7 @@ impl Config {
             config.volumes.push(Volume {
                 cache: known_cache(merged.cache, &config.caches)?,
                 backing: backing.value,
-                cache_mode: merged.cache_mode,
+                options: in_order(merged.options)?,
                 read_only: merged.read_only.unwrap_or(false),
                 shared: merged.shared.unwrap_or(false),
                 wait: merged.wait.unwrap_or(WAIT_DEFAULT),
@@ -187,7 +211,7 @@ impl Volume {
             name: None,
             backing: device.to_owned(),
             cache: None,
-            cache_mode: None,
+            options: Configured::new(),
             read_only: false,
             shared: false,
             wait: WAIT_DEFAULT,
@@ -195,23 +219,43 @@ impl Volume {
     }
 }
 
-/// The file, then those beside it in `config.d`, by name.
-fn read_files(named: Option<&Path>) -> Result<Settings, Failure> {
-    let main = named.unwrap_or(Path::new(FILE_DEFAULT));
+/// The file, then those beside it in `config.d`, by name, and last of all the one that `bcached set` writes; with `set_text`
+/// as if that said so. Also the volumes of that which are not configured.
+fn read_files(main: &Path, set_text: Option<&str>) -> Result<(Settings, Vec<String>), Failure> {
     let mut settings = file::read(main)?;
-    let folder = main.with_file_name("config.d");
-    let mut more: Vec<PathBuf> = std::fs::read_dir(&folder)
+    let set_file = set_file::path_beside(main);
+    let mut more: Vec<PathBuf> = std::fs::read_dir(main.with_file_name("config.d"))
         .into_iter()
         .flatten()
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml") && *path != set_file)
         .collect();
     more.sort();
     for path in more {
         settings.overlay(file::read(&path)?);
     }
-    Ok(settings)
+    let newest = match set_text {
+        Some("") => None,
+        Some(text) => Some(file::parse_set_file(&set_file, text)?),
+        None if set_file.exists() => Some(file::read_set_file(&set_file)?),
+        None => None,
+    };
+    let gone = newest.map_or_else(Vec::new, |newest| settings.overlay_set_file(newest));
+    Ok((settings, gone))
+}
+
+/// The options of one volume, which may each be right and not fit together.
+fn in_order(options: Configured) -> Result<Configured, Failure> {
+    let layers = Layers { configured: options, ..Layers::default() };
+    match layers.check() {
+        Ok(()) => Ok(layers.configured),
+        Err(wrong) => {
+            let said = wrong.options.iter().find_map(|name| layers.configured.get(name));
+            let setting = said.expect("the defaults fit together, so one of the two was said");
+            Err(setting.origin.failure(&wrong.what))
+        }
+    }
 }
 
 fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Result<Located<T>, Failure> {

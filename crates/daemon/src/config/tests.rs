@@ -1,4 +1,5 @@
 use super::*;
+use crate::options::value::Value;
 
 fn load(text: &str, more: &[(&str, &str)]) -> Result<Config, Failure> {
     let folder = tempfile::tempdir().expect("a folder");
@@ -9,6 +10,13 @@ fn load(text: &str, more: &[(&str, &str)]) -> Result<Config, Failure> {
         std::fs::write(folder.path().join("config.d").join(name), text).expect("a file");
     }
     Config::load(&CommandLine { config: Some(path), ..CommandLine::default() })
+}
+
+/// What the files say of an option, and where.
+fn said(volume: &Volume, option: &str) -> String {
+    let setting = &volume.options[option];
+    let file = setting.origin.file().file_name().expect("a file").to_string_lossy();
+    format!("{} {file}:{}", setting.value, setting.origin.line())
 }
 
 /// The refusal of `text`, without the folder's name.
@@ -52,9 +60,9 @@ fn a_whole_file_is_understood() {
     assert_eq!(config.caches[0].name.as_deref(), Some("nvme"));
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
     assert_eq!(media.cache.as_deref(), Some("nvme"), "from the defaults");
-    assert_eq!(media.cache_mode, Some(CacheMode::Writethrough));
+    assert_eq!(said(media, "cache_mode"), "writethrough config.toml:14");
     assert_eq!((media.wait, media.shared), (Duration::from_secs(60), false));
-    assert_eq!(scratch.cache_mode, Some(CacheMode::Writeback), "its own word counts more");
+    assert_eq!(said(scratch, "cache_mode"), "writeback config.toml:20", "its own word counts more");
     assert_eq!((scratch.wait, scratch.shared), (WAIT_DEFAULT, true));
 }
 
@@ -72,7 +80,7 @@ fn later_files_override_key_by_key() {
     let config = config.expect("good files");
     let media = config.volumes.iter().find(|volume| volume.name.as_deref() == Some("media"));
     let media = media.expect("still there");
-    assert_eq!(media.cache_mode, Some(CacheMode::Writearound));
+    assert_eq!(said(media, "cache_mode"), "writearound 20-mode.toml:3");
     assert_eq!(media.backing, "UUID=1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10");
     assert_eq!(config.volumes.len(), 3);
 }
@@ -87,7 +95,7 @@ fn errors_name_file_and_line() {
         (&format!("{cache}device = \"/y\"\n"), ":4: duplicate key"),
         (
             &format!("{cache}[volume.v]\nbacking = \"/b\"\ncache_mode = \"fast\"\n"),
-            ":6: unknown variant `fast`",
+            ":6: cannot set `cache_mode`: `fast` is none of writethrough, writeback, writearound, none",
         ),
         (&format!("{cache}[daemon]\nmemory = \"1MB\"\n"), ":5: `1MB` is not a size"),
         (&format!("{cache}[daemon]\nstop_timeout = \"5 s\"\n"), ":5: `5 s` is not a time"),
@@ -151,6 +159,107 @@ fn the_command_line_stands_for_itself() {
     }
 }
 
+const CACHE: &str = "version = 1\n[cache.a]\ndevice = \"/x\"\n";
+
+#[test]
+fn every_option_is_a_key() {
+    let text = format!(
+        "{CACHE}[defaults]\nwriteback_percent = 20\nsequential_cutoff = 1048576\n\
+         [volume.v]\nbacking = \"/b\"\nsequential_cutoff = \"64k\"\nwriteback_running = false\n\
+         writeback_delay = 60\nquiet_hours = \"23:00-07:00\"\n[volume.w]\nbacking = \"/c\"\n"
+    );
+    let config = load(&text, &[]).expect("a good file");
+    let [v, w] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
+    assert_eq!(said(v, "writeback_percent"), "20 config.toml:5");
+    assert_eq!(said(v, "sequential_cutoff"), "64k config.toml:9");
+    assert_eq!(said(w, "sequential_cutoff"), "1M config.toml:6");
+    assert_eq!(v.options["writeback_running"].value, Value::Flag(false));
+    assert_eq!(
+        (said(v, "writeback_delay"), said(v, "quiet_hours")),
+        ("1m config.toml:11".to_owned(), "23:00-07:00 config.toml:12".to_owned(),)
+    );
+    assert_eq!(w.options.len(), 2, "the defaults and nothing else");
+    let keys = known_keys("[volume.v]");
+    let missing = |option: &&crate::options::Definition| !keys.contains(&option.name.to_owned());
+    let missing: Vec<_> = crate::options::OPTIONS.iter().filter(missing).map(|option| option.name).collect();
+    assert_eq!(missing, ["label"], "which is read-only");
+}
+
+/// Nobody would see that a value of a file was taken otherwise than it was written.
+#[test]
+fn an_option_that_is_wrong_in_a_file_is_refused() {
+    for (line, sentence) in [
+        ("writeback_percent = 41", "cannot set `writeback_percent`: `41` is above the greatest value, 40"),
+        (
+            "writeback_percent = 1.5",
+            "invalid type: floating point `1.5`, expected a whole number, a text, true or",
+        ),
+        (
+            "sequential_cutoff = \"1MB\"",
+            "cannot set `sequential_cutoff`: `1MB` is not a size: write M or MiB",
+        ),
+        ("label = \"x\"", "`label` cannot be set: a label is written by `bcached make --label`"),
+        (
+            "writeback_rate_fp_term_low = 10",
+            "writeback_rate_fp_term_low must be below writeback_rate_fp_term_mid",
+        ),
+        ("sequental_cutoff = 1", "unknown field `sequental_cutoff`, expected one of `backing`, `cache`"),
+    ] {
+        let (kind, found) = refused(&format!("{CACHE}[volume.v]\nbacking = \"/b\"\n{line}\n"));
+        assert_eq!((kind, kind.exit()), (Kind::Config, 2), "{line}: {found}");
+        assert!(found.starts_with(&format!(":6: {sentence}")), "{line}: {found}");
+    }
+}
+
+/// Whatever other files are called, and although its volume may be configured no more.
+#[test]
+fn what_was_set_is_read_last_and_never_brings_a_volume() {
+    let of_set = "version = 1\n[volume.media]\ncache_mode = \"none\"\n[volume.gone]\ncache_mode = \"none\"\n";
+    let later = "version = 1\n[volume.media]\ncache_mode = \"writeback\"\nwait = \"3s\"\n";
+    let config = load(WHOLE, &[("99-set.toml", of_set), ("zz-later.toml", later)]).expect("good files");
+    assert_eq!(said(&config.volumes[0], "cache_mode"), "none 99-set.toml:3");
+    assert!(config.volumes[0].options["cache_mode"].origin.is_by_set());
+    assert_eq!(config.volumes[0].wait, Duration::from_secs(3));
+    assert_eq!((config.volumes.len(), config.set_and_gone), (2, vec!["gone".to_owned()]));
+}
+
+#[test]
+fn the_file_of_set_is_made_and_rewritten_and_a_persons_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = set_file::path_beside(&folder.path().join("config.toml"));
+    let mut file = SetFile::read(&path).expect("nothing there is nothing said");
+    assert!(!file.is_changed());
+    for (option, typed) in
+        [("sequential_cutoff", "1M"), ("writeback_running", "0"), ("writeback_percent", "7")]
+    {
+        let option = crate::options::find(option).expect("an option");
+        file.of("a \"b\"").insert(option.name, option.read(typed).expect("a value"));
+    }
+    assert!(file.is_changed() && !path.exists());
+    file.check_writable().and_then(|()| file.write()).expect("a folder of ours");
+    let text = std::fs::read_to_string(&path).expect("written");
+    let (comment, rest) = text.split_once('\n').expect("lines");
+    assert!(comment.starts_with("# Made by `bcached set`"), "{text}");
+    let whole = "version = 1\n\n[volume.'a \"b\"']\nsequential_cutoff = \"1M\"\nwriteback_percent = 7\n\
+                 writeback_running = false\n";
+    assert_eq!(rest, whole);
+    let names = || std::fs::read_dir(path.parent().expect("config.d")).expect("a folder").count();
+    assert_eq!(names(), 1, "nothing unfinished is left");
+
+    let mut file = SetFile::read(&path).expect("ours");
+    assert!(!file.is_changed(), "{}", file.text());
+    file.of("a \"b\"").clear();
+    file.write().expect("again");
+    assert_eq!(std::fs::read_to_string(&path).expect("written"), format!("{comment}\nversion = 1\n"));
+
+    for of_person in ["version = 1\n", &format!("{comment}\nversion = 1\n[daemon]\nmemory = \"1G\"\n")] {
+        std::fs::write(&path, of_person).expect("written");
+        let refused = SetFile::read(&path).expect_err("not ours").to_string();
+        assert!(refused.contains("99-set.toml is not rewritten"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).expect("still there"), of_person);
+    }
+}
+
 /// The guide's example is "every key that exists": it must be understood as it says, and no key may be missing in it.
 #[test]
 fn the_guide_shows_every_key() {
@@ -165,12 +274,16 @@ fn the_guide_shows_every_key() {
     assert_eq!(config.listen, [Listen::Unix("/run/bcached/nbd.sock".into()), tcp]);
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
     assert_eq!((media.name.as_deref(), media.cache.as_deref()), (Some("media"), Some("nvme")));
-    assert_eq!((media.cache_mode, media.wait), (Some(CacheMode::Writethrough), WAIT_DEFAULT));
-    assert_eq!(scratch.cache_mode, Some(CacheMode::Writeback));
+    assert!(said(media, "cache_mode").starts_with("writethrough "));
+    assert_eq!(media.wait, WAIT_DEFAULT);
+    assert!(said(scratch, "cache_mode").starts_with("writeback "));
+    assert_eq!(said(scratch, "max_dirty_age").split(' ').next(), Some("12h"));
     assert_eq!((scratch.read_only, scratch.shared), (false, false), "the defaults");
 
     for section in ["[daemon]", "[nbd]", "[cache.a]", "[volume.v]"] {
-        for key in known_keys(section) {
+        // Options have a table of their own in the guide, which the table in the code is compared with.
+        let own = known_keys(section).into_iter().filter(|key| crate::options::find(key).is_none());
+        for key in own {
             let is_shown = example.lines().any(|line| line.starts_with(&format!("{key} =")));
             assert!(is_shown, "{section} knows `{key}`, and the guide does not show it");
         }

@@ -1,4 +1,4 @@
-//! The values of settings: sizes, times, modes, places to listen on. Each is understood where it is parsed, so that
+//! The values of settings: sizes, times, places to listen on. Each is understood where it is parsed, so that
 //! an error has its line.
 
 use crate::failure::{Failure, Kind};
@@ -41,31 +41,6 @@ impl TryFrom<String> for Time {
         let number = Some(number).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
         let number = number.and_then(|number| number.parse::<u32>().ok()).ok_or_else(refused)?;
         Ok(Self(Duration::from_secs(u64::from(number) * seconds)))
-    }
-}
-
-/// A cache mode, by the kernel's words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheMode {
-    /// Writes go to both devices.
-    Writethrough,
-    /// Writes go to the cache first.
-    Writeback,
-    /// Writes go to the backing device.
-    Writearound,
-    /// The cache is not filled.
-    None,
-}
-
-impl From<CacheMode> for bcached_format::CacheMode {
-    fn from(mode: CacheMode) -> Self {
-        match mode {
-            CacheMode::Writethrough => Self::Writethrough,
-            CacheMode::Writeback => Self::Writeback,
-            CacheMode::Writearound => Self::Writearound,
-            CacheMode::None => Self::None,
-        }
     }
 }
 

@@ -24,14 +24,47 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 ///
 /// # Errors
 /// [`Kind::NoDaemon`] if nobody listens there, [`Kind::TimeLimit`] if somebody does and does not answer,
-/// [`Kind::Permission`], or what went wrong.
+/// [`Kind::Permission`], or what the daemon says is wrong.
 pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
-    let answer = exchange(socket, path).map_err(|error| unreachable(socket, &error))?;
+    ask(socket, &Request { method: "GET", path, body: "" })
+}
+
+/// The same of `PATCH path` with a JSON `body`. After [`Kind::TimeLimit`] it may still be done.
+///
+/// # Errors
+/// As [`get`].
+pub fn patch(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
+    ask(socket, &Request { method: "PATCH", path, body })
+}
+
+/// `text` as one part of a path.
+#[must_use]
+pub fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let encode = |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(encode).collect()
+}
+
+struct Request<'a> {
+    method: &'a str,
+    path: &'a str,
+    /// JSON, or nothing.
+    body: &'a str,
+}
+
+fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
+    let answer = exchange(socket, request).map_err(|error| unreachable(socket, &error))?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| not_understood(socket))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),
-        Some(status) => Err(Failure::new(Kind::Io, format!("the daemon on {} refused", socket.display()))
-            .why(format!("HTTP status {status} for {path}"))),
+        Some(status) => {
+            let said = serde_json::from_str(body).ok().and_then(|object| Failure::from_json(&object));
+            Err(said.unwrap_or_else(|| {
+                Failure::new(Kind::Io, format!("the daemon on {} refused", socket.display()))
+                    .why(format!("HTTP status {status} for {}", request.path))
+                    .next("`bcached version` and the running daemon may differ")
+            }))
+        }
         None => Err(not_understood(socket)),
     }
 }
@@ -44,7 +77,7 @@ enum Silence {
     TimeLimit(Option<i32>),
 }
 
-fn exchange(socket: &Path, path: &str) -> Result<String, Silence> {
+fn exchange(socket: &Path, request: &Request<'_>) -> Result<String, Silence> {
     let deadline = Instant::now() + TIME_LIMIT;
     let mut stream = connect(socket, deadline)?;
     let process = rustix::net::sockopt::socket_peercred(&stream).ok();
@@ -56,8 +89,12 @@ fn exchange(socket: &Path, path: &str) -> Result<String, Silence> {
     // A limit of nothing would be none at all.
     let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left()).map_err(failed)?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n\r\n")
-        .map_err(failed)?;
+    let Request { method, path, body } = request;
+    let mut head = format!("{method} {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n");
+    if !body.is_empty() {
+        head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+    }
+    stream.write_all(format!("{head}\r\n{body}").as_bytes()).map_err(failed)?;
     let (mut answer, mut part) = (Vec::new(), [0; 4096]);
     while answer.len() < ANSWER_BYTES_MAX {
         stream.set_read_timeout(left()).map_err(failed)?;

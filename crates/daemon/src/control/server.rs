@@ -1,13 +1,13 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::options::{Change, Changed, Options};
+use super::routes::{self, Peer};
 use super::socket::connect_now;
 use super::status::Status;
 use crate::failure::{Failure, Kind};
-use axum::{Json, Router, routing::get};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::Serialize;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
@@ -28,10 +28,20 @@ pub enum Signal {
     Reload,
 }
 
+/// The options of the volume that is called so.
+pub type AskOptions = Box<dyn Fn(&str) -> Result<Options, Failure> + Send + Sync>;
+
+/// Changes options of the volume that is called so, for that user.
+pub type AskChange = Box<dyn Fn(&str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
+
 /// What the control thread asks and tells.
 pub struct Handlers {
     /// The status now. May take a moment.
-    pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    pub status: Box<dyn Fn() -> Status + Send + Sync>,
+    /// May take a moment.
+    pub options: AskOptions,
+    /// Waits until it is done, for a while.
+    pub change: AskChange,
     /// A signal has come.
     pub signal: Box<dyn Fn(Signal) + Send + Sync>,
 }
@@ -42,15 +52,6 @@ pub struct Control {
     /// Device and inode of the socket file.
     file: Option<(u64, u64)>,
     listener: UnixListener,
-}
-
-#[derive(Serialize)]
-struct Body {
-    schema: &'static str,
-    schema_version: u32,
-    bcached: &'static str,
-    #[serde(flatten)]
-    status: Status,
 }
 
 impl Control {
@@ -98,16 +99,16 @@ impl Control {
             ]
         };
         thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let told = Arc::new(handlers.signal);
+            let handlers = Arc::new(handlers);
             for (mut stream, signal) in signals {
-                let told = Arc::clone(&told);
+                let told = Arc::clone(&handlers);
                 runtime.spawn(async move {
                     while stream.recv().await.is_some() {
-                        told(signal);
+                        (told.signal)(signal);
                     }
                 });
             }
-            if let Err(error) = runtime.block_on(answer(listener, handlers.status)) {
+            if let Err(error) = runtime.block_on(answer(listener, handlers)) {
                 tracing::error!(event = "control-failed", "the control socket failed: {error}");
             }
         })?;
@@ -123,24 +124,9 @@ fn spare_descriptors() -> io::Result<()> {
     taken.map(drop)
 }
 
-async fn answer(listener: UnixListener, status: Arc<dyn Fn() -> Status + Send + Sync>) -> io::Result<()> {
-    let status = move || {
-        let status = Arc::clone(&status);
-        async move {
-            // Asking the engines may block for a moment; signals must not wait for that.
-            let asked = tokio::task::spawn_blocking(move || status()).await;
-            asked.map_err(|_| axum::http::StatusCode::INTERNAL_SERVER_ERROR).map(|status| {
-                Json(Body {
-                    schema: "bcached.status",
-                    schema_version: 1,
-                    bcached: env!("CARGO_PKG_VERSION"),
-                    status,
-                })
-            })
-        }
-    };
-    let router = Router::new().route("/v1/status", get(status));
-    axum::serve(tokio::net::UnixListener::from_std(listener)?, router).await
+async fn answer(listener: UnixListener, handlers: Arc<Handlers>) -> io::Result<()> {
+    let service = routes::router(handlers).into_make_service_with_connect_info::<Peer>();
+    axum::serve(tokio::net::UnixListener::from_std(listener)?, service).await
 }
 
 /// The file that bind makes takes its mode from the socket: it is never open to anybody else.

@@ -1,15 +1,13 @@
 //! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
 //! are only added; what is not known is absent.
 
+use crate::names::{self, Known};
 use crate::sizes::human;
 use bcached_engine::Opening;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-
-/// The least of a UUID that names a volume, in digits.
-const UUID_BEGINNING: usize = 8;
 
 /// Everything that is served, or is not and why.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -274,25 +272,21 @@ impl Status {
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 
-    /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes. A volume
-    /// is called by its name, or else by its label, its UUID or the beginning of that.
+    /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes. What a
+    /// volume is called by: [`names::resolve`].
     ///
     /// # Errors
     /// The names of all that could be meant; none if nothing is called so.
     pub fn only(mut self, name: &str) -> Result<Self, Vec<String>> {
-        let is_its = |facts: &VolumeFacts| {
-            let begins = name.len() >= UUID_BEGINNING && facts.uuid.starts_with(&name.to_lowercase());
-            begins || facts.label == name
+        let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
+        let meant = match names::resolve(name, &known) {
+            Ok(index) => vec![index],
+            Err(candidates) => candidates,
         };
-        let mut meant: Vec<_> = self.volumes.iter().filter(|volume| volume.name == name).collect();
-        if meant.is_empty() {
-            let all = self.volumes.iter();
-            meant = all.filter(|volume| volume.facts.as_ref().is_some_and(is_its)).collect();
-        }
         if meant.len() > 1 {
-            return Err(meant.into_iter().map(|volume| volume.name.clone()).collect());
+            return Err(meant.into_iter().map(|index| self.volumes[index].name.clone()).collect());
         }
-        if let Some(volume) = meant.first().copied().cloned() {
+        if let Some(volume) = meant.first().map(|index| self.volumes[*index].clone()) {
             self.caches.retain(|cache| Some(&cache.name) == volume.cache.as_ref());
             self.clients.retain(|client| client.volume.as_ref() == Some(&volume.name));
             self.volumes = vec![volume];
@@ -369,6 +363,17 @@ impl Cache {
 }
 
 impl Volume {
+    /// What it can be called by.
+    fn known(&self) -> Known {
+        let facts = self.facts.as_ref();
+        Known {
+            name: self.name.clone(),
+            label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
+            uuid: facts.map(|facts| facts.uuid.clone()),
+            path: self.backing.clone(),
+        }
+    }
+
     pub(crate) fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(facts) = &self.facts {

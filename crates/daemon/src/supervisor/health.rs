@@ -148,7 +148,7 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_engine::{Covered, VolumeOptions, VolumeStats, WritebackTrouble};
+    use bcached_engine::{Covered, RateInfo, VolumeOptions, VolumeStats, WritebackTrouble};
     use bcached_env::{DiskId, IoError};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
@@ -167,6 +167,9 @@ mod tests {
             options: VolumeOptions::default(),
             state: Some(BackingState::Clean),
             dirty_sectors: 0,
+            dirty_target_sectors: 0,
+            oldest_dirty: None,
+            writeback_rate: RateInfo::default(),
             stats: VolumeStats::default(),
             writeback_trouble: None,
             marking_trouble: None,

@@ -5,9 +5,11 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod caches;
+mod change;
 mod claims;
 mod exports;
 mod health;
+mod options;
 mod patience;
 mod reasons;
 mod report;
@@ -53,6 +55,10 @@ enum Event {
     Cache(usize, News),
     VolumeAdded(usize, Box<Result<Added, Error>>),
     Stopped(usize, Result<(), Error>),
+    /// Somebody wants options changed.
+    Change(Box<change::Asked>),
+    /// An engine could not change the cache mode of a volume.
+    ModeRefused(usize, options::Modes),
 }
 
 /// Where the daemon is in its life.
@@ -117,7 +123,9 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
     control
         .start(Handlers {
-            status: report::status_of(shared, nbd, supervisor.started),
+            status: report::status_of(Arc::clone(&shared), nbd, supervisor.started),
+            options: options::options_of(Arc::clone(&shared)),
+            change: change::ask(shared, supervisor.sender.clone()),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
         .map_err(|error| {
@@ -160,7 +168,7 @@ impl Supervisor {
 
     /// Whatever can be refused without an engine comes before the first engine starts, because an engine writes.
     fn run(mut self) -> Result<(), Failure> {
-        warn_of_names(&self.config);
+        warn_of(&self.config);
         self.check_strict()?;
         self.name_exports();
         self.start_nbd()?;
@@ -179,6 +187,7 @@ impl Supervisor {
             self.announce_if_ready();
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
+            self.apply_options();
             let pending = self.shared().phase == Phase::Starting || self.shared().table.is_waiting();
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(()),
@@ -187,6 +196,8 @@ impl Supervisor {
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
                 Ok(Event::Stopped(..)) => unreachable!("nobody has been told to stop"),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
+                Ok(Event::Change(asked)) => self.change(*asked),
+                Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }
@@ -277,29 +288,45 @@ impl Supervisor {
         }
     }
 
-    /// Reads the configuration again: new caches and volumes are served, new cache modes take effect. What is no
-    /// longer configured stays until the next start.
+    /// Reads the configuration again: new caches and volumes are served, changed options take effect. What is no longer
+    /// configured stays until the next start. A configuration that cannot be applied changes nothing.
     fn reload(&mut self) {
         if self.strict {
             tracing::info!(event = "reload-nothing", "there is no configuration to read again");
             return;
         }
-        match Config::load(&self.line) {
+        let loaded = Config::load(&self.line).and_then(|config| {
+            options::check_with(&config, &self.shared().table)?;
+            Ok(config)
+        });
+        match loaded {
             Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
             Ok(config) => {
                 let gone: BTreeSet<_> = self.shared().table.adopt(&config);
                 for name in gone {
                     tracing::warn!(event = "reload-kept", "{name} is served until the next start");
                 }
+                warn_of(&config);
                 self.config = config;
                 self.name_exports();
+                self.apply_options();
+                let volumes = self.shared().table.volumes.len();
+                for index in 0..volumes {
+                    self.apply_cache_mode(index, options::Done::nobody());
+                }
                 tracing::info!(event = "reloaded", "the configuration was read again");
             }
         }
     }
 }
 
-fn warn_of_names(config: &Config) {
+fn warn_of(config: &Config) {
+    for name in &config.set_and_gone {
+        tracing::warn!(
+            event = "set-and-gone",
+            "99-set.toml has options of the volume {name}, which is not configured: they are left alone"
+        );
+    }
     let caches = config.caches.iter().map(|cache| &cache.device);
     for name in caches.chain(config.volumes.iter().map(|volume| &volume.backing)) {
         if devices::is_unstable_name(name) {

@@ -18,8 +18,8 @@ pub fn status_of(
     shared: Arc<Mutex<Shared>>,
     nbd: Arc<Mutex<Option<NbdServer>>>,
     started: Instant,
-) -> Arc<dyn Fn() -> Status + Send + Sync> {
-    Arc::new(move || {
+) -> Box<dyn Fn() -> Status + Send + Sync> {
+    Box::new(move || {
         let (phase, mut caches, engines, entries) = {
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let table = &shared.table;

@@ -5,9 +5,10 @@ use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
+use crate::options::layers::Layers;
 use crate::sizes::human;
 use crate::supervisor::{health, reasons, report};
-use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo};
+use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -75,7 +76,12 @@ pub struct VolumeEntry {
     pub wanted_cache: Option<String>,
     /// Index of its cache, once known.
     pub cache: Option<usize>,
-    pub cache_mode: Option<CacheMode>,
+    /// What has been said of its options.
+    pub options: Layers,
+    /// What its engine has been told of them.
+    pub told: VolumeOptions,
+    /// The cache mode in its superblock, once it is served.
+    pub kept_mode: Option<CacheMode>,
     pub read_only: bool,
     pub shared: bool,
     pub wait: Duration,
@@ -351,7 +357,9 @@ impl Table {
                 label: None,
                 wanted_cache: None,
                 cache: Some(index),
-                cache_mode: None,
+                options: Layers::default(),
+                told: info.options,
+                kept_mode: None,
                 read_only: false,
                 shared: false,
                 wait: Duration::ZERO,
@@ -430,6 +438,7 @@ impl Table {
     pub fn volume_added(&mut self, index: usize, result: Result<VolumeInfo, Error>) -> Option<VolumeEntry> {
         match result {
             Ok(info) => {
+                self.volumes[index].kept_mode = Some(info.mode);
                 self.set_volume(index, VolumeState::Served(Box::new(info)));
                 self.volumes.get(index).cloned()
             }
@@ -460,7 +469,7 @@ impl Table {
         for volume in &config.volumes {
             match self.volumes.iter_mut().find(|entry| entry.name == volume.name) {
                 None => self.volumes.push(VolumeEntry::of(volume)),
-                Some(entry) => entry.cache_mode = volume.cache_mode.map(Into::into),
+                Some(entry) => entry.options.configured = volume.options.clone(),
             }
         }
         for volume in self.volumes.iter().filter(|volume| volume.backing.is_some()) {
@@ -468,30 +477,7 @@ impl Table {
                 gone.extend(volume.name.clone());
             }
         }
-        self.apply_modes();
         gone
-    }
-
-    /// Volumes whose configured cache mode is not the one in force get it.
-    fn apply_modes(&mut self) {
-        for volume in &mut self.volumes {
-            let VolumeState::Served(info) = &mut volume.state else { continue };
-            let Some(mode) = volume.cache_mode.filter(|mode| *mode != info.mode) else { continue };
-            let cache = volume.cache.and_then(|index| self.caches.get(index)).map(|cache| &cache.state);
-            if let Some(CacheState::Open { engine, .. }) = cache {
-                let name = volume.name.clone().unwrap_or_default();
-                let done = move |result: Result<(), Error>| match result {
-                    Ok(()) => tracing::info!(
-                        event = "cache-mode-set",
-                        "{name}: its cache mode is {} now",
-                        mode.name()
-                    ),
-                    Err(error) => tracing::error!(event = "cache-mode-failed", "{name}: {error}"),
-                };
-                engine.set_cache_mode(info.id, mode, Box::new(done));
-                info.mode = mode;
-            }
-        }
     }
 }
 
@@ -524,7 +510,9 @@ impl VolumeEntry {
             label: None,
             wanted_cache: volume.cache.clone(),
             cache: None,
-            cache_mode: volume.cache_mode.map(Into::into),
+            options: Layers { configured: volume.options.clone(), ..Layers::default() },
+            told: VolumeOptions::default(),
+            kept_mode: None,
             read_only: volume.read_only,
             shared: volume.shared,
             wait: volume.wait,

@@ -7,6 +7,7 @@ use crate::config::{Cache, CommandLine, Config, Volume};
 use crate::control::Signal;
 use crate::control::status::{Progress, Volume as VolumeStatus, VolumeFacts};
 use crate::engine_thread::{self, Engine};
+use crate::options::layers::Configured;
 use bcached_engine::{Error, UnreadableNode};
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::NoExport;
@@ -21,7 +22,7 @@ fn config(volumes: &[&str]) -> Config {
         name: Some((*name).to_owned()),
         backing: format!("/nonexistent/{name}"),
         cache: Some("fast".to_owned()),
-        cache_mode: None,
+        options: Configured::new(),
         read_only: false,
         shared: false,
         wait: Duration::ZERO,
@@ -33,6 +34,8 @@ fn config(volumes: &[&str]) -> Config {
         listen: Vec::new(),
         caches: vec![Cache { name: Some("fast".to_owned()), device: "/nonexistent/fast".to_owned() }],
         volumes: volumes.iter().map(volume).collect(),
+        set_file: None,
+        set_and_gone: Vec::new(),
     }
 }
 

@@ -1,10 +1,12 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
+use super::options::Done;
 use super::patience::Unopened;
 use super::table::{Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
 use crate::devices;
 use crate::engine_thread::Added;
+use crate::options::quiet;
 use bcached_engine::Error;
 use bcached_format::BackingSuperblock;
 
@@ -40,10 +42,12 @@ impl Supervisor {
         };
         let mut shared = self.shared();
         shared.table.name_volume(index, &backing.superblock, cache);
-        let mode = shared.table.volumes[index].cache_mode;
+        let entry = &mut shared.table.volumes[index];
+        let mode = entry.options.configured_mode();
+        entry.told = entry.options.volume_options(quiet::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
-        engine.add_backing(backing.device, mode, Box::new(added));
+        engine.add_backing(backing.device, mode, entry.told, Box::new(added));
         VolumeState::Attaching
     }
 
@@ -82,6 +86,7 @@ impl Supervisor {
                 );
             }
             self.export(&entry);
+            self.apply_cache_mode(index, Done::nobody());
         }
     }
 }

@@ -1,0 +1,135 @@
+//! The section of a volume, and `[defaults]`: keys of their own, and one key for each option of the table.
+//!
+//! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
+//! like derived ones, and list every key.
+
+use super::values::{Time, Way};
+use crate::options::{self, Definition, OPTIONS};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+use std::fmt;
+use std::sync::LazyLock;
+use toml::Spanned;
+
+/// What stands in the section.
+#[derive(Default)]
+pub struct RawVolume {
+    pub backing: Option<Spanned<String>>,
+    pub cache: Option<Spanned<String>>,
+    pub read_only: Option<bool>,
+    pub shared: Option<bool>,
+    pub wait: Option<Time>,
+    /// Not understood yet: whoever does that knows the line.
+    pub options: Vec<(&'static Definition, Spanned<Typed>)>,
+}
+
+/// A value as it was typed: a number, true or false, or a text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Typed(pub String);
+
+enum Key {
+    Backing,
+    Cache,
+    ReadOnly,
+    Shared,
+    Wait,
+    Export,
+    Option(&'static Definition),
+}
+
+/// Keys that are no options.
+const OWN: &[&str] = &["backing", "cache", "read_only", "shared", "wait", "export"];
+
+/// All keys.
+static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let options = OPTIONS.iter().filter(|option| option.read_only().is_none()).map(|option| option.name);
+    OWN.iter().copied().chain(options).collect()
+});
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(match name.as_str() {
+            "backing" => Self::Backing,
+            "cache" => Self::Cache,
+            "read_only" => Self::ReadOnly,
+            "shared" => Self::Shared,
+            "wait" => Self::Wait,
+            "export" => Self::Export,
+            name => {
+                let option = options::find(name).ok_or_else(|| D::Error::unknown_field(name, &KEYS))?;
+                if let Some(instead) = option.read_only() {
+                    return Err(D::Error::custom(format!("`{name}` cannot be set: {instead}")));
+                }
+                Self::Option(option)
+            }
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for RawVolume {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Section;
+        impl<'de> Visitor<'de> for Section {
+            type Value = RawVolume;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the section of a volume")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawVolume, A::Error> {
+                let mut raw = RawVolume::default();
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        Key::Backing => raw.backing = Some(map.next_value()?),
+                        Key::Cache => raw.cache = Some(map.next_value()?),
+                        Key::ReadOnly => raw.read_only = Some(map.next_value()?),
+                        Key::Shared => raw.shared = Some(map.next_value()?),
+                        Key::Wait => raw.wait = Some(map.next_value()?),
+                        // Checked by its type: this version knows one way.
+                        Key::Export => drop(map.next_value::<Way>()?),
+                        Key::Option(option) => raw.options.push((option, map.next_value()?)),
+                    }
+                }
+                Ok(raw)
+            }
+        }
+        deserializer.deserialize_map(Section)
+    }
+}
+
+impl<'de> Deserialize<'de> for Typed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Scalar;
+        impl Visitor<'_> for Scalar {
+            type Value = Typed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, a text, true or false")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Typed, E> {
+                Ok(Typed(value.to_string()))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Typed, E> {
+                Ok(Typed(value.to_string()))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Typed, E> {
+                Ok(Typed(value.to_string()))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Typed, E> {
+                Ok(Typed(value.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(Scalar)
+    }
+}
+
+impl Serialize for Typed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}

@@ -1,0 +1,118 @@
+//! `config.d/99-set.toml`: what `bcached set` keeps. It is made and rewritten by the daemon and holds options of volumes,
+//! nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
+
+use super::file;
+use crate::failure::{Failure, Kind};
+use crate::options::value::Value;
+use crate::whole_file;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Its name, in `config.d` beside the configuration. Whatever other names there are, it is read last.
+const NAME: &str = "99-set.toml";
+
+/// Its first line, by which it is known.
+const FIRST_LINE: &str = "# Made by `bcached set`, which rewrites it; `bcached unset` takes lines out of it.";
+
+/// Where it lies beside the configuration `main`.
+pub fn path_beside(main: &Path) -> PathBuf {
+    main.with_file_name("config.d").join(NAME)
+}
+
+/// The file's content.
+#[derive(Debug)]
+pub struct SetFile {
+    path: PathBuf,
+    /// Options by volume, in the order in which they are written.
+    volumes: BTreeMap<String, BTreeMap<&'static str, Value>>,
+    /// As it lies on the disk; empty if it does not.
+    before: String,
+}
+
+impl SetFile {
+    /// Reads it; a file that does not exist is an empty one.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not ours.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let before = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(cannot(path, "read", &error)),
+        };
+        let mut volumes = BTreeMap::new();
+        if !before.is_empty() {
+            let not_ours = || {
+                Failure::new(Kind::Config, format!("{} is not rewritten", path.display()))
+                    .why("it was not made by `bcached set`, or holds more than options of volumes")
+                    .next("give it another name, as 98-local.toml: it is read all the same")
+            };
+            if !before.starts_with(FIRST_LINE) {
+                return Err(not_ours());
+            }
+            volumes = file::parse_set_file(path, &before)?.into_options().ok_or_else(not_ours)?;
+        }
+        Ok(Self { path: path.to_owned(), volumes, before })
+    }
+
+    /// The options that it holds of the volume called `name`, to be changed.
+    pub fn of(&mut self, name: &str) -> &mut BTreeMap<&'static str, Value> {
+        self.volumes.entry(name.to_owned()).or_default()
+    }
+
+    /// What the file is to say.
+    pub fn text(&self) -> String {
+        let section = |options: &BTreeMap<&'static str, Value>| {
+            let keys = options.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()));
+            toml::Value::Table(keys.collect())
+        };
+        let said = self.volumes.iter().filter(|(_, options)| !options.is_empty());
+        let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();
+        if volumes.is_empty() && self.before.is_empty() {
+            return String::new();
+        }
+        let mut whole = toml::Table::new();
+        whole.insert("version".to_owned(), toml::Value::Integer(1));
+        if !volumes.is_empty() {
+            whole.insert("volume".to_owned(), toml::Value::Table(volumes));
+        }
+        format!("{FIRST_LINE}\n{whole}")
+    }
+
+    /// Whether it is to say anything else than it says.
+    pub fn is_changed(&self) -> bool {
+        self.text() != self.before
+    }
+
+    /// Sees, as far as one can without writing, that it can be written.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn check_writable(&self) -> Result<(), Failure> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let nearest = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
+        let may = rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
+        may.map_err(|error| cannot(&self.path, "write", &error.into()))
+    }
+
+    /// Writes it: after a power cut it is the old one or the new one.
+    ///
+    /// # Errors
+    /// It cannot be written, and is what it was.
+    pub fn write(&self) -> Result<(), Failure> {
+        let made = self.path.parent().map_or(Ok(()), whole_file::make_folder);
+        made.and_then(|()| whole_file::write(&self.path, &self.text()))
+            .map_err(|error| cannot(&self.path, "write", &error))
+    }
+}
+
+fn cannot(path: &Path, verb: &str, error: &io::Error) -> Failure {
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Kind::Permission,
+        _ => Kind::Io,
+    };
+    Failure::new(kind, format!("cannot {verb} {}", path.display()))
+        .why(error.to_string())
+        .next("nothing was changed; `--runtime` changes it until the daemon stops")
+}

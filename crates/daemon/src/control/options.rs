@@ -1,0 +1,210 @@
+//! What is said about options, both ways: `bcached.options` version 1, the request to change some, and its answer,
+//! `bcached.change` version 1. Within a version, fields are only added; what is not known is absent.
+
+use crate::config::Typed;
+use crate::options::Definition;
+use crate::options::value::Value;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// The options of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Options {
+    /// Its name.
+    pub volume: String,
+    /// All of them, or the one that was asked for.
+    pub options: Vec<Shown>,
+}
+
+/// One option.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Shown {
+    /// Its name.
+    pub name: String,
+    /// Its value in force, as `set` takes it; absent if only a device can say it that is not here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// What the value counts, where its suffix does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// Who says so: `default`, `superblock`, `config`, `set` (99-set.toml) or `runtime`.
+    pub origin: String,
+    /// Where that is, for `config` and `set`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// The line in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+    /// The value if nobody says anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default: Option<String>,
+    /// The value as a number.
+    #[serde(flatten)]
+    pub number: Number,
+}
+
+/// A value as a number, its unit in the key.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct Number {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub milliseconds: Option<u64>,
+}
+
+impl Number {
+    fn of(value: &Value) -> Self {
+        let mut number = Self::default();
+        match value {
+            Value::Size(bytes) => number.bytes = Some(*bytes),
+            Value::Rate(sectors) => number.bytes_per_second = Some(sectors * 512),
+            Value::Time(time) => number.milliseconds = u64::try_from(time.as_millis()).ok(),
+            _ => {}
+        }
+        number
+    }
+}
+
+impl Shown {
+    /// An option with its value in force; where it is from is added.
+    pub(crate) fn of(option: &Definition, value: Option<&Value>) -> Self {
+        Self {
+            name: option.name.to_owned(),
+            value: value.map(ToString::to_string),
+            unit: value.and_then(|value| option.unit(value)).map(str::to_owned),
+            origin: "default".to_owned(),
+            file: None,
+            line: None,
+            default: option.default().map(|value| value.to_string()),
+            number: value.map(Number::of).unwrap_or_default(),
+        }
+    }
+
+    /// Who says so, for people.
+    #[must_use]
+    pub fn origin_text(&self) -> String {
+        match (self.origin.as_str(), &self.file, self.line) {
+            ("config", Some(file), Some(line)) => format!("config {file}:{line}"),
+            (origin, ..) => origin.to_owned(),
+        }
+    }
+
+    fn value_text(&self) -> &str {
+        match self.value.as_deref() {
+            None => "not known",
+            Some("") => "\"\"",
+            Some(value) => value,
+        }
+    }
+}
+
+impl Options {
+    /// A table for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let width = |length: fn(&Shown) -> usize, least| {
+            self.options.iter().map(length).max().map_or(least, |most| most.max(least))
+        };
+        let names = width(|shown| shown.name.len(), "OPTION".len());
+        let values = width(|shown| shown.value_text().len(), "VALUE".len());
+        let units = width(|shown| shown.unit.as_ref().map_or(0, String::len), "UNIT".len());
+        let line = |name: &str, value: &str, unit: &str, origin: &str| {
+            format!("{name:names$}  {value:values$}  {unit:units$}  {origin}\n")
+        };
+        let mut text = line("OPTION", "VALUE", "UNIT", "FROM");
+        for shown in &self.options {
+            let unit = shown.unit.as_deref().unwrap_or_default();
+            text.push_str(&line(&shown.name, shown.value_text(), unit, &shown.origin_text()));
+        }
+        text
+    }
+}
+
+/// What is to be changed of a volume's options: all of it or nothing.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Change {
+    /// New values, by option.
+    pub set: BTreeMap<String, Typed>,
+    /// Options of which nothing said by `set` is to hold any more.
+    pub unset: Vec<String>,
+    /// The new values hold until the daemon stops, and are not kept.
+    pub runtime: bool,
+    /// Nothing is changed: the answer says what would be.
+    pub dry_run: bool,
+}
+
+impl Change {
+    /// The command of `bcached` that says so, for the log.
+    #[must_use]
+    pub fn text(&self, volume: &str) -> String {
+        let mut text = String::new();
+        if !self.set.is_empty() {
+            let _ = write!(text, "set {volume}");
+            for (option, value) in &self.set {
+                let _ = write!(text, " {option}={}", value.0);
+            }
+        }
+        if !self.unset.is_empty() {
+            let gap = if text.is_empty() { "" } else { "; " };
+            let _ = write!(text, "{gap}unset {volume} {}", self.unset.join(" "));
+        }
+        for (is_said, option) in [(self.runtime, " --runtime"), (self.dry_run, " --dry-run")] {
+            text.push_str(if is_said { option } else { "" });
+        }
+        text
+    }
+}
+
+/// What became of a change.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Changed {
+    /// The volume's name.
+    pub volume: String,
+    /// Nothing was done: it is what would be.
+    pub dry_run: bool,
+    /// Where it is kept over a restart, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_in: Option<String>,
+    /// The options that were named.
+    pub changes: Vec<Changing>,
+    /// What else is to be known: values that were taken otherwise than they were typed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// One option, before and after.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Changing {
+    /// Nothing is different afterwards, neither the value nor whose it is.
+    pub already: bool,
+    /// The value in force before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+    /// It afterwards.
+    #[serde(flatten)]
+    pub after: Shown,
+}
+
+impl Changed {
+    /// Lines for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for change in &self.changes {
+            let (name, value) = (&change.after.name, change.after.value_text());
+            let (volume, origin) = (&self.volume, change.after.origin_text());
+            // Writing to a string cannot fail.
+            let _ = match (change.already, self.dry_run) {
+                (true, _) => writeln!(text, "{volume}: {name} is {value} already ({origin})"),
+                (false, true) => writeln!(text, "{volume}: {name} would be {value} ({origin})"),
+                (false, false) => writeln!(text, "{volume}: {name} is {value} ({origin})"),
+            };
+        }
+        text
+    }
+}

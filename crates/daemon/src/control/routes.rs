@@ -1,0 +1,125 @@
+//! What can be asked of the control socket, and how answers and refusals become HTTP. Everything that may take a moment
+//! runs beside the thread, which hears signals.
+
+use super::options::{Change, Changed, Options};
+use super::server::Handlers;
+use super::status::Status;
+use crate::failure::{Failure, Kind};
+use axum::body::Bytes;
+use axum::extract::connect_info::{ConnectInfo, Connected};
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::serve::IncomingStream;
+use axum::{Json, Router, routing::get};
+use serde::Serialize;
+use std::sync::Arc;
+use tokio::net::UnixListener;
+
+/// Far more than a change of every option.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// Who asks.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    /// Its user, if the system says so.
+    pub uid: Option<u32>,
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+    }
+}
+
+#[derive(Serialize)]
+struct Body<T> {
+    schema: &'static str,
+    schema_version: u32,
+    bcached: &'static str,
+    #[serde(flatten)]
+    value: T,
+}
+
+/// A value with a schema.
+trait Answer: Serialize + Send + 'static {
+    const SCHEMA: &'static str;
+}
+
+impl Answer for Status {
+    const SCHEMA: &'static str = "bcached.status";
+}
+
+impl Answer for Options {
+    const SCHEMA: &'static str = "bcached.options";
+}
+
+impl Answer for Changed {
+    const SCHEMA: &'static str = "bcached.change";
+}
+
+/// All of them.
+pub fn router(handlers: Arc<Handlers>) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/volumes/{volume}/options", get(options).patch(change))
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .with_state(handlers)
+}
+
+async fn status(State(handlers): State<Arc<Handlers>>) -> Response {
+    beside(move || Ok((handlers.status)())).await
+}
+
+async fn options(State(handlers): State<Arc<Handlers>>, Path(volume): Path<String>) -> Response {
+    beside(move || (handlers.options)(&volume)).await
+}
+
+async fn change(
+    State(handlers): State<Arc<Handlers>>,
+    Path(volume): Path<String>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    body: Bytes,
+) -> Response {
+    match serde_json::from_slice::<Change>(&body) {
+        Ok(change) => beside(move || (handlers.change)(&volume, change, peer.uid)).await,
+        Err(error) => refused(
+            &Failure::new(Kind::Usage, "the request is not understood")
+                .why(error.to_string())
+                .next("send {\"set\": {OPTION: VALUE}, \"unset\": [OPTION], \"runtime\": false, \"dry_run\": false}"),
+        ),
+    }
+}
+
+/// Asking the engines may block for a moment; signals must not wait for that.
+async fn beside<T: Answer>(ask: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Response {
+    match tokio::task::spawn_blocking(ask).await {
+        Ok(Ok(value)) => {
+            Json(Body { schema: T::SCHEMA, schema_version: 1, bcached: env!("CARGO_PKG_VERSION"), value })
+                .into_response()
+        }
+        Ok(Err(failure)) => refused(&failure),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+fn refused(failure: &Failure) -> Response {
+    (status_of(failure.kind), Json(failure.to_json())).into_response()
+}
+
+/// The HTTP status that says most nearly the same. The body says it exactly.
+fn status_of(kind: Kind) -> StatusCode {
+    match kind {
+        Kind::UnknownName | Kind::NotFound => StatusCode::NOT_FOUND,
+        Kind::AmbiguousName => StatusCode::CONFLICT,
+        Kind::NotInThisVersion => StatusCode::NOT_IMPLEMENTED,
+        Kind::Permission => StatusCode::FORBIDDEN,
+        Kind::TimeLimit => StatusCode::GATEWAY_TIMEOUT,
+        Kind::NoDaemon => StatusCode::SERVICE_UNAVAILABLE,
+        _ => match kind.exit() {
+            2 => StatusCode::BAD_REQUEST,
+            3 => StatusCode::CONFLICT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        },
+    }
+}

@@ -1,0 +1,337 @@
+//! The options of a volume: one table. Configuration keys, `get`, `set`, `unset`, their help and the guide are fed by
+//! it; a new option is a line here.
+//!
+//! Names, ranges, defaults and units of bare numbers are the kernel's (`/sys/block/bcacheN/bcache/`), where it has the
+//! option. Where a value comes from is the business of [`layers`].
+
+pub mod layers;
+pub mod quiet;
+pub mod value;
+
+use crate::failure::{Failure, Kind as FailureKind};
+use bcached_engine::VolumeOptions;
+use value::{Kind, Refused, Value};
+
+/// One option.
+#[derive(Debug)]
+pub struct Definition {
+    /// The kernel's name, where it has the option.
+    pub name: &'static str,
+    /// Of what it is an option.
+    pub scope: Scope,
+    /// What it is, in a sentence.
+    pub help: &'static str,
+    /// Which values it has.
+    pub kind: Kind,
+    /// What a plain number counts; empty where the kind or the name says it.
+    unit: &'static str,
+    /// `none` is a value as well.
+    is_optional: bool,
+    /// The kernel has it: a number out of the range becomes the end of the range, as there, but not without a word.
+    pub is_of_kernel: bool,
+    /// Where its value is.
+    pub place: Place,
+}
+
+/// Of what something is an option.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Each volume has its own value.
+    Volume,
+}
+
+/// Where the value of an option is.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// In the backing superblock, to be read only.
+    Label,
+    /// In the backing superblock.
+    CacheMode,
+    /// With the supervisor, which tells the engine what follows from it.
+    QuietHours,
+    /// With the engine, as long as the volume is served.
+    Engine {
+        /// The value in those options.
+        read: fn(&VolumeOptions) -> Value,
+        /// Changes it there.
+        write: fn(&mut VolumeOptions, &Value),
+    },
+}
+
+/// An option of the engine: a field of [`VolumeOptions`] and the variant of [`Value`] that its kind reads.
+macro_rules! engine {
+    ($variant:ident, $field:ident) => {
+        Place::Engine {
+            read: |options| Value::$variant(options.$field),
+            write: |options, value| {
+                if let Value::$variant(new) = value {
+                    options.$field = *new;
+                }
+            },
+        }
+    };
+    (optional $variant:ident, $field:ident) => {
+        Place::Engine {
+            read: |options| options.$field.map_or(Value::None, Value::$variant),
+            write: |options, value| {
+                options.$field = match value {
+                    Value::$variant(new) => Some(*new),
+                    _ => None,
+                }
+            },
+        }
+    };
+}
+
+impl Definition {
+    const fn of_kernel(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+        Self {
+            name,
+            scope: Scope::Volume,
+            help,
+            kind,
+            unit: "",
+            is_optional: false,
+            is_of_kernel: true,
+            place,
+        }
+    }
+
+    /// A goal of ours, which can be had or not.
+    const fn goal(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+        Self { is_optional: true, is_of_kernel: false, ..Self::of_kernel(name, kind, place, help) }
+    }
+
+    const fn counting(self, unit: &'static str) -> Self {
+        Self { unit, ..self }
+    }
+}
+
+/// The kernel keeps numbers in 32 bits.
+const NUMBER_MAX: u64 = u32::MAX as u64;
+
+/// Milliseconds of as many seconds as the kernel can count.
+const TIME_MAX: u64 = NUMBER_MAX * 1000;
+
+/// The greatest rate that the kernel's controller goes to, in sectors a second: half a terabyte.
+const RATE_MAX: u64 = 1_000_000_000;
+
+/// Every option, in the order in which `get` prints them.
+pub static OPTIONS: &[Definition] = &[
+    Definition::of_kernel(
+        "cache_mode",
+        Kind::Choice(&["writethrough", "writeback", "writearound", "none"]),
+        Place::CacheMode,
+        "where a write goes, and when it is done; kept in the backing superblock",
+    ),
+    Definition::of_kernel("label", Kind::Text, Place::Label, "the backing device's label; read-only"),
+    Definition::of_kernel(
+        "sequential_cutoff",
+        Kind::Size,
+        engine!(Size, sequential_cutoff),
+        "streams of at least so many bytes pass the cache by; 0: none does",
+    ),
+    Definition::of_kernel(
+        "writeback_running",
+        Kind::Flag,
+        engine!(Flag, writeback_running),
+        "write-back runs; 0 keeps what is dirty in the cache",
+    ),
+    Definition::of_kernel(
+        "writeback_percent",
+        Kind::Number(0, 40),
+        engine!(Number, writeback_percent),
+        "how much of the cache may stay dirty, all volumes together; 0 writes back at any rate",
+    )
+    .counting("%"),
+    Definition::of_kernel(
+        "writeback_delay",
+        Kind::Time(0, TIME_MAX),
+        engine!(Time, writeback_delay),
+        "how long write-back rests after it has come past the whole volume",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_update_seconds",
+        Kind::Time(1000, 60_000),
+        engine!(Time, writeback_rate_update),
+        "how often the rate is set anew",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_p_term_inverse",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_p_term_inverse),
+        "the rate grows by 1 sector/s for so many sectors above the target",
+    )
+    .counting("sectors"),
+    Definition::of_kernel(
+        "writeback_rate_i_term_inverse",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_i_term_inverse),
+        "the same of what adds up over time, in sectors times seconds",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_fp_term_low",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_fp_term_low),
+        "sectors/s for each percent of used buckets above 50, where dirty data lies scattered; below _mid",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_fp_term_mid",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_fp_term_mid),
+        "the same above 57; below _high",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_fp_term_high",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_fp_term_high),
+        "the same above 64",
+    ),
+    Definition::of_kernel(
+        "writeback_consider_fragment",
+        Kind::Flag,
+        engine!(Flag, writeback_consider_fragment),
+        "scattered dirty data is written back faster when the cache fills",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_minimum",
+        Kind::Rate(1, RATE_MAX),
+        engine!(Rate, writeback_rate_minimum),
+        "the least rate of write-back",
+    ),
+    Definition::goal(
+        "writeback_rate_maximum",
+        Kind::Rate(1, RATE_MAX),
+        engine!(optional Rate, writeback_rate_maximum),
+        "the greatest rate of write-back; none: what the devices allow",
+    ),
+    Definition::goal(
+        "max_dirty_age",
+        Kind::Time(1000, TIME_MAX),
+        engine!(optional Time, max_dirty_age),
+        "data that has been dirty for longer is written back whatever the rate",
+    ),
+    Definition::goal(
+        "quiet_hours",
+        Kind::Hours,
+        Place::QuietHours,
+        "hours of the local time in which nothing is written back that need not be",
+    ),
+    Definition::goal(
+        "writeback_latency",
+        Kind::Time(1, 60_000),
+        engine!(optional Time, writeback_latency),
+        "write-back slows down while its own writes take longer than this",
+    ),
+];
+
+/// The option called `name`.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Definition> {
+    OPTIONS.iter().find(|option| option.name == name)
+}
+
+/// The options whose names are nearest to `typed`, which is none: most likely meant first.
+#[must_use]
+pub fn near(typed: &str) -> Vec<&'static str> {
+    /// Chosen by eye: with a letter wrong or a word left out a name is near, another option's is not.
+    const ENOUGH: f64 = 0.8;
+    /// How much less near than the nearest still counts: all names that begin with `writeback_` are alike.
+    const BEHIND_MAX: f64 = 0.02;
+    let typed = typed.to_lowercase().replace('-', "_");
+    let mut near: Vec<_> = OPTIONS
+        .iter()
+        .map(|option| (strsim::jaro_winkler(&typed, option.name), option.name))
+        .filter(|(likeness, name)| *likeness >= ENOUGH || (typed.len() > 3 && name.contains(&typed)))
+        .collect();
+    near.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    let nearest = near.first().map_or(0.0, |(likeness, _)| *likeness);
+    let close = near.into_iter().filter(|(likeness, _)| nearest - likeness <= BEHIND_MAX);
+    close.map(|(_, name)| name).take(3).collect()
+}
+
+/// The refusal of an option that does not exist.
+#[must_use]
+pub fn unknown(name: &str) -> Failure {
+    let near = near(name);
+    let failure = Failure::new(FailureKind::Usage, format!("there is no option `{name}`")).option(name);
+    match near.as_slice() {
+        [] => failure.next("`bcached get VOLUME` lists the options"),
+        near => failure.next(format!("perhaps {} is meant", near.join(" or "))),
+    }
+}
+
+/// Lines for `--help`: each option and what it is.
+#[must_use]
+pub fn help() -> String {
+    let width = OPTIONS.iter().map(|option| option.name.len()).max().unwrap_or(0);
+    let lines: Vec<_> =
+        OPTIONS.iter().map(|option| format!("  {:width$}  {}", option.name, option.help)).collect();
+    format!("Options:\n{}", lines.join("\n"))
+}
+
+impl Definition {
+    /// The value that `typed` says.
+    ///
+    /// # Errors
+    /// It says none, or one out of the range.
+    pub fn read(&self, typed: &str) -> Result<Value, Refused> {
+        if self.is_optional && typed == "none" { Ok(Value::None) } else { self.kind.read(typed) }
+    }
+
+    /// What it is where nobody says anything; `None` if only its device can say.
+    #[must_use]
+    pub fn default(&self) -> Option<Value> {
+        match self.place {
+            Place::Label => None,
+            Place::CacheMode => Some(Value::Word("writethrough")),
+            Place::QuietHours => Some(Value::None),
+            Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
+        }
+    }
+
+    /// Whether it can be set; if not, what to do instead.
+    #[must_use]
+    pub const fn read_only(&self) -> Option<&'static str> {
+        match self.place {
+            Place::Label => Some(
+                "a label is written by `bcached make --label`; a volume is called by the name of its section",
+            ),
+            _ => None,
+        }
+    }
+
+    /// What the printed form of `value`, one of this option's, counts.
+    #[must_use]
+    pub fn unit(&self, value: &Value) -> Option<&'static str> {
+        let own = (!self.unit.is_empty() && matches!(value, Value::Number(_))).then_some(self.unit);
+        value.unit().or(own)
+    }
+
+    /// Its values in words, for tables.
+    #[must_use]
+    pub fn values(&self) -> String {
+        let range = |min: u64, max: u64, make: fn(u64) -> Value| {
+            if max >= RATE_MAX {
+                format!("from {}", make(min))
+            } else {
+                format!("{} to {}", make(min), make(max))
+            }
+        };
+        let time = |time| Value::Time(std::time::Duration::from_millis(time));
+        let values = match self.kind {
+            Kind::Flag => "1, 0".to_owned(),
+            Kind::Number(min, max) => range(min, max, Value::Number),
+            Kind::Size => "size; bare: bytes".to_owned(),
+            Kind::Rate(..) => "size a second; bare: sectors".to_owned(),
+            Kind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
+            Kind::Choice(words) => words.join(", "),
+            Kind::Hours => "HH:MM-HH:MM".to_owned(),
+            Kind::Text => "text".to_owned(),
+        };
+        if self.is_optional { format!("{values}, or none") } else { values }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! `bcached set` and `unset`: everything is judged, then kept, then done. What is refused has changed nothing.
+//!
+//! The control thread asks and waits; the loop acts, as it does on everything else. A value that is to be kept is first
+//! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
+
+use super::options::{Done, Facts, resolve};
+use super::table::{VolumeEntry, VolumeState};
+use super::{Event, Shared, Supervisor};
+use crate::config::{Config, SetFile};
+use crate::control::AskChange;
+use crate::control::options::{Change, Changed, Changing};
+use crate::failure::{Failure, Kind};
+use crate::options::layers::Layers;
+use crate::options::value::{Refused, Value};
+use crate::options::{self, Definition, Place};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long somebody who changes an option waits for it: less than the client waits for an answer. The loop may wait for a
+/// device, and a cache mode is written to one.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// A change that somebody asks for.
+pub struct Asked {
+    /// Index of the volume.
+    volume: usize,
+    change: Change,
+    /// Whose process asks.
+    uid: Option<u32>,
+    answer: Sender<Result<Changed, Failure>>,
+}
+
+/// What the control thread calls.
+pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
+    Box::new(move |typed, change, uid| {
+        let volume = resolve(&shared, typed)?;
+        let (answer, answered) = mpsc::channel();
+        let _refused_below = events.send(Event::Change(Box::new(Asked { volume, change, uid, answer })));
+        match answered.recv_timeout(LIMIT) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                let what = format!("the change has not come to its end for {} s", LIMIT.as_secs());
+                Err(Failure::new(Kind::TimeLimit, what)
+                    .why("a device is slow to answer")
+                    .next("it goes on: `bcached get` shows what became of it"))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Failure::new(Kind::Io, "nothing was changed, or not all of it")
+                    .why("the daemon is stopping, or the engine of the cache has ended")
+                    .next("look with `bcached get`"))
+            }
+        }
+    })
+}
+
+/// What a change comes to, once it is judged.
+struct Plan {
+    layers: Layers,
+    /// The file to be written, if it is to say something else.
+    file: Option<SetFile>,
+    changed: Changed,
+}
+
+/// The options that a change names, understood.
+struct Wanted {
+    set: BTreeMap<&'static str, Value>,
+    unset: Vec<&'static str>,
+    notes: Vec<String>,
+}
+
+impl Supervisor {
+    /// Does what is asked, and answers when it is done.
+    pub(super) fn change(&self, asked: Asked) {
+        let Asked { volume, change, uid, answer } = asked;
+        let Some(entry) = self.shared().table.volumes.get(volume).cloned() else { return };
+        let text = change.text(entry.display_name());
+        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+        let done = self.plan(&entry, &change).and_then(|plan| {
+            if !change.dry_run {
+                plan.file.as_ref().map_or(Ok(()), SetFile::write)?;
+                self.shared().table.volumes[volume].options = plan.layers;
+            }
+            Ok(plan.changed)
+        });
+        match done {
+            Err(failure) => {
+                tracing::info!(event = "options-refused", uid, "{text}: {failure}");
+                let _gone = answer.send(Err(failure));
+            }
+            Ok(changed) => {
+                tracing::info!(event = "options-changed", uid, "{text}");
+                let then = Done::new(move |done| drop(answer.send(done.map(|()| changed))));
+                self.apply_options();
+                self.apply_cache_mode(volume, then);
+            }
+        }
+    }
+
+    fn plan(&self, entry: &VolumeEntry, change: &Change) -> Result<Plan, Failure> {
+        let wanted = understand(change, entry)?;
+        let is_kept = self.keeps(entry);
+        if !wanted.set.is_empty() && !change.runtime {
+            is_kept.as_ref().map_err(Failure::clone)?;
+        }
+        let mut layers = entry.options.clone();
+        for name in wanted.set.keys().chain(&wanted.unset) {
+            layers.runtime.remove(name);
+        }
+        let mut file = None;
+        if change.runtime {
+            layers.runtime.extend(wanted.set.clone());
+        }
+        if let (Ok((path, name)), false) = (is_kept, change.runtime && wanted.unset.is_empty()) {
+            let mut newest = SetFile::read(path)?;
+            let kept = newest.of(name);
+            if !change.runtime {
+                kept.extend(wanted.set.clone());
+            }
+            kept.retain(|option, _| !wanted.unset.contains(option));
+            self.reread(&mut layers, name, &newest, &wanted)?;
+            file = newest.is_changed().then_some(newest);
+        }
+        layers.check().map_err(|wrong| {
+            Failure::new(Kind::Usage, "nothing was changed").why(wrong.what).option(wrong.options[0])
+        })?;
+        if let Some(file) = &file {
+            file.check_writable()?;
+        }
+        let changed = describe(entry, &layers, &wanted, change);
+        let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
+        let kept_in = kept_in.map(|path| path.display().to_string());
+        Ok(Plan { layers, file, changed: Changed { kept_in, ..changed } })
+    }
+
+    /// Where values of this volume can be kept, and under which name.
+    fn keeps<'a>(&'a self, entry: &'a VolumeEntry) -> Result<(&'a std::path::Path, &'a str), Failure> {
+        let refused = |why: &str| {
+            Failure::new(Kind::Usage, format!("nothing can be kept for {}", entry.display_name()))
+                .why(why)
+                .next("add --runtime: then it holds until the daemon stops")
+                .option("--runtime")
+        };
+        let Some(path) = &self.config.set_file else {
+            return Err(refused("the daemon serves devices of its command line, without a configuration"));
+        };
+        let is_configured =
+            |name: &&String| self.config.volumes.iter().any(|volume| volume.name.as_ref() == Some(name));
+        match entry.name.as_ref().filter(is_configured) {
+            Some(name) => Ok((path, name)),
+            None => Err(refused("it has no section in the configuration")),
+        }
+    }
+
+    /// What the files will say of the named options, once `newest` is among them.
+    fn reread(
+        &self,
+        layers: &mut Layers,
+        name: &str,
+        newest: &SetFile,
+        wanted: &Wanted,
+    ) -> Result<(), Failure> {
+        let config = Config::load_with(&self.line, Some(&newest.text()))?;
+        let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
+        let mut said = volume.map(|volume| volume.options).unwrap_or_default();
+        for option in wanted.set.keys().chain(&wanted.unset) {
+            match said.remove(option) {
+                Some(setting) => drop(layers.configured.insert(option, setting)),
+                None => drop(layers.configured.remove(option)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every option and every value that `change` names.
+fn understand(change: &Change, entry: &VolumeEntry) -> Result<Wanted, Failure> {
+    let mut wanted = Wanted { set: BTreeMap::new(), unset: Vec::new(), notes: Vec::new() };
+    if change.set.is_empty() && change.unset.is_empty() {
+        return Err(Failure::new(Kind::Usage, "no option is named").next("`bcached get VOLUME` lists them"));
+    }
+    for (name, typed) in &change.set {
+        let option = changeable(name, entry)?;
+        let refused =
+            |why| Failure::new(Kind::Usage, format!("cannot set {name}")).why(why).option(name.as_str());
+        let value = match option.read(&typed.0) {
+            Ok(value) => value,
+            Err(Refused::OutOfRange(why, end)) if option.is_of_kernel => {
+                wanted.notes.push(format!("{name}: {why}, which is taken"));
+                end
+            }
+            Err(Refused::OutOfRange(why, _) | Refused::NotUnderstood(why)) => return Err(refused(why)),
+        };
+        wanted.set.insert(option.name, value);
+    }
+    for name in &change.unset {
+        let option = changeable(name, entry)?;
+        if wanted.set.contains_key(option.name) {
+            return Err(Failure::new(Kind::Usage, format!("{name} is to be set and unset at once"))
+                .next("name it once")
+                .option(name.as_str()));
+        }
+        if !wanted.unset.contains(&option.name) {
+            wanted.unset.push(option.name);
+        }
+    }
+    Ok(wanted)
+}
+
+/// The option called `name`, if it can be changed here.
+fn changeable(name: &str, entry: &VolumeEntry) -> Result<&'static Definition, Failure> {
+    let Some(option) = options::find(name) else { return Err(options::unknown(name)) };
+    if let Some(instead) = option.read_only() {
+        let what = format!("changing {name} is not in this version");
+        return Err(Failure::new(Kind::NotInThisVersion, what)
+            .next(format!("until then: {instead}"))
+            .option(name));
+    }
+    let is_flash_only = matches!(&entry.state, VolumeState::Served(info) if info.flash_only);
+    if is_flash_only && matches!(option.place, Place::CacheMode) {
+        return Err(Failure::new(Kind::Usage, format!("{} has no cache mode", entry.display_name()))
+            .why("it lives on its cache alone")
+            .option(name));
+    }
+    Ok(option)
+}
+
+/// Each named option, as it is and as it will be.
+fn describe(entry: &VolumeEntry, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
+    let before = Facts::of(entry, None);
+    let after = before.with(layers, entry.kept_mode);
+    let named = wanted.set.keys().chain(&wanted.unset).filter_map(|name| options::find(name));
+    let changes = named.map(|option| {
+        let (was, is) = (before.show(option), after.show(option));
+        // The line may be another, because one above it came or went.
+        let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
+        Changing { already, before: was.value, after: is }
+    });
+    Changed {
+        volume: entry.display_name().to_owned(),
+        dry_run: change.dry_run,
+        kept_in: None,
+        changes: changes.collect(),
+        notes: wanted.notes.clone(),
+    }
+}

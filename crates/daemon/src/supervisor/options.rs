@@ -1,0 +1,262 @@
+//! Options of volumes: what has been said becomes what the engines do; and what `get` shows of it.
+
+use super::table::{CacheState, Table, VolumeEntry, VolumeState};
+use super::{Event, Shared, Supervisor};
+use crate::config::Config;
+use crate::control::AskOptions;
+use crate::control::options::{Options, Shown};
+use crate::engine_thread::{Engine, Keep};
+use crate::failure::{Failure, Kind};
+use crate::names::{self, Known};
+use crate::options::layers::{Layers, Source};
+use crate::options::quiet;
+use crate::options::value::Value;
+use crate::options::{Definition, OPTIONS, Place};
+use bcached_engine::{Error, VolumeInfo, VolumeOptions};
+use bcached_format::CacheMode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Called once a change is in force, or has failed; perhaps on an engine's thread.
+pub struct Done(Box<dyn FnOnce(Result<(), Failure>) + Send>);
+
+impl Done {
+    pub fn new(then: impl FnOnce(Result<(), Failure>) + Send + 'static) -> Self {
+        Self(Box::new(then))
+    }
+
+    /// Nobody waits for it.
+    pub fn nobody() -> Self {
+        Self::new(drop)
+    }
+}
+
+/// The cache modes of a volume: in force, and in its superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Modes {
+    in_force: CacheMode,
+    kept: Option<CacheMode>,
+}
+
+impl Supervisor {
+    /// Tells the engines what has changed of the options, by somebody's word or because quiet hours begin or end.
+    pub(super) fn apply_options(&self) {
+        let mut shared = self.shared();
+        let table = &mut shared.table;
+        for entry in &mut table.volumes {
+            let Some((engine, info)) = served_by(entry, &table.caches) else { continue };
+            let wanted = entry.options.volume_options(quiet::local_minute);
+            if wanted == entry.told {
+                continue;
+            }
+            let name = entry.display_name().to_owned();
+            if wanted.writeback_quiet != entry.told.writeback_quiet {
+                let now = if wanted.writeback_quiet { "begin" } else { "are over" };
+                tracing::info!(event = "quiet-hours", "{name}: quiet hours {now}");
+            }
+            let id = info.id;
+            entry.told = wanted;
+            let answer = move |result: Result<(), Error>| {
+                if let Err(error) = result {
+                    tracing::error!(event = "options-failed", "{name}: {error}");
+                }
+            };
+            engine.set_options(id, wanted, Box::new(answer));
+        }
+    }
+
+    /// Gives a served volume the cache mode that is asked for, unless it has it. Only what files say goes into the
+    /// superblock; of what was said until the daemon stops nothing may be left there.
+    pub(super) fn apply_cache_mode(&self, index: usize, done: Done) {
+        let mut shared = self.shared();
+        let table = &mut shared.table;
+        let Some(entry) = table.volumes.get_mut(index) else { return done.0(Ok(())) };
+        let keep =
+            if entry.options.runtime.contains_key("cache_mode") { Keep::ForNow } else { Keep::InSuperblock };
+        let kept = entry.kept_mode;
+        let (wanted, name) = (entry.options.cache_mode().or(kept), entry.display_name().to_owned());
+        let Some((engine, _)) = served_by(entry, &table.caches) else { return done.0(Ok(())) };
+        let (VolumeState::Served(info), Some(mode)) = (&mut entry.state, wanted) else {
+            return done.0(Ok(()));
+        };
+        let is_kept = keep == Keep::ForNow || kept == Some(mode);
+        if info.flash_only || (info.mode == mode && is_kept) {
+            return done.0(Ok(()));
+        }
+        let before = Modes { in_force: info.mode, kept };
+        info.mode = mode;
+        if keep == Keep::InSuperblock {
+            entry.kept_mode = Some(mode);
+        }
+        let (id, sender) = (info.id, self.sender.clone());
+        let answer = move |result: Result<(), Error>| match result {
+            Ok(()) => {
+                tracing::info!(event = "cache-mode-set", "{name}: its cache mode is {} now", mode.name());
+                done.0(Ok(()));
+            }
+            Err(error) => {
+                tracing::error!(event = "cache-mode-failed", "{name}: {error}");
+                let _stopping = sender.send(Event::ModeRefused(index, before));
+                done.0(Err(Failure::new(Kind::Io, format!("the cache mode of {name} could not be changed"))
+                    .why(error.to_string())
+                    .next("what was said is kept, and tried again at the next reload or start")));
+            }
+        };
+        engine.set_cache_mode(id, mode, keep, Box::new(answer));
+    }
+
+    /// The mode is what it was: the next reload may try again.
+    pub(super) fn mode_refused(&self, index: usize, before: Modes) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.volumes.get_mut(index) else { return };
+        entry.kept_mode = before.kept;
+        if let VolumeState::Served(info) = &mut entry.state {
+            info.mode = before.in_force;
+        }
+    }
+}
+
+/// The engine of a volume that is served.
+fn served_by(entry: &VolumeEntry, caches: &[super::table::CacheEntry]) -> Option<(Engine, Box<VolumeInfo>)> {
+    let VolumeState::Served(info) = &entry.state else { return None };
+    match &caches.get(entry.cache?)?.state {
+        CacheState::Open { engine, .. } => Some((engine.clone(), info.clone())),
+        _ => None,
+    }
+}
+
+/// Sees that what was said to the running daemon fits what `config` says.
+///
+/// # Errors
+/// It does not, of one volume at least.
+pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
+    for volume in &config.volumes {
+        let entry = table.volumes.iter().find(|entry| entry.name == volume.name);
+        let runtime = entry.map(|entry| entry.options.runtime.clone()).unwrap_or_default();
+        let layers = Layers { configured: volume.options.clone(), runtime };
+        layers.check().map_err(|wrong| {
+            let name = volume.name.as_deref().unwrap_or(&volume.backing);
+            Failure::new(Kind::Config, format!("the options of {name} do not fit together"))
+                .why(wrong.what)
+                .next(format!("one was set with --runtime: `bcached get {name}` shows which"))
+        })?;
+    }
+    Ok(())
+}
+
+impl Table {
+    /// What each volume can be called by, in the order of the table.
+    pub fn known(&self) -> Vec<Known> {
+        let known = |entry: &VolumeEntry| {
+            let info = match &entry.state {
+                VolumeState::Served(info) => Some(info),
+                _ => None,
+            };
+            let label = info.map(|info| info.label).or(entry.label).map(|label| label.to_string());
+            Known {
+                name: entry.display_name().to_owned(),
+                label: label.filter(|label| !label.is_empty()),
+                uuid: info.map(|info| info.uuid).or(entry.uuid).map(|uuid| uuid.to_string()),
+                path: entry.backing.clone(),
+            }
+        };
+        self.volumes.iter().map(known).collect()
+    }
+}
+
+/// The volume that is called `typed`. Looks at files, so it is not for the loop.
+pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
+    let known = shared.lock().unwrap_or_else(PoisonError::into_inner).table.known();
+    names::resolve(typed, &known).map_err(|meant| {
+        let name = |known: &'_ Known| known.name.clone();
+        let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();
+        let all = known.iter().map(|known| known.name.as_str());
+        names::refusal(typed, meant.iter().map(String::as_str), all)
+    })
+}
+
+/// What the control thread calls for `get`. It holds no lock while it waits for an engine.
+pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
+    Box::new(move |typed| {
+        let index = resolve(&shared, typed)?;
+        let (entry, engine) = {
+            let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
+            let entry = table.volumes[index].clone();
+            let engine = served_by(&entry, &table.caches).map(|(engine, _)| engine);
+            (entry, engine)
+        };
+        let now = engine.and_then(|engine| engine.status()).and_then(|status| {
+            let VolumeState::Served(info) = &entry.state else { return None };
+            status.volumes.into_iter().find(|now| now.id == info.id)
+        });
+        let facts = Facts::of(&entry, now.as_ref());
+        let options = OPTIONS.iter().map(|option| facts.show(option)).collect();
+        Ok(Options { volume: entry.display_name().to_owned(), options })
+    })
+}
+
+/// Everything that decides which values are in force.
+pub struct Facts<'a> {
+    pub layers: &'a Layers,
+    /// What the engine does.
+    options: VolumeOptions,
+    /// The mode in force, or else the one in the superblock, if that is known.
+    mode: Option<CacheMode>,
+    label: Option<String>,
+}
+
+impl<'a> Facts<'a> {
+    /// Of a volume of which the engine says `now`, if it says anything.
+    pub fn of(entry: &'a VolumeEntry, now: Option<&VolumeInfo>) -> Self {
+        let served = match &entry.state {
+            VolumeState::Served(info) => Some(&**info),
+            _ => None,
+        };
+        // What the engine said when the volume came is old; what it was told since is what has been said.
+        let options = now.map_or_else(|| entry.options.volume_options(|| 0), |now| now.options);
+        let now = now.or(served);
+        Self {
+            layers: &entry.options,
+            options,
+            mode: now.map(|now| now.mode),
+            label: now.map(|now| now.label).or(entry.label).map(|label| label.to_string()),
+        }
+    }
+
+    /// The same if `layers` were in force.
+    pub fn with<'b>(&self, layers: &'b Layers, kept: Option<CacheMode>) -> Facts<'b> {
+        Facts {
+            layers,
+            options: layers.volume_options(|| 0),
+            mode: layers.cache_mode().or(kept),
+            label: self.label.clone(),
+        }
+    }
+
+    /// An option as it is.
+    pub fn show(&self, option: &'static Definition) -> Shown {
+        let said = self.layers.said(option.name);
+        let value = match option.place {
+            Place::Engine { read, .. } => Some(read(&self.options)),
+            Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
+            Place::Label => self.label.clone().map(Value::Text),
+            Place::CacheMode => match self.mode {
+                Some(mode) => Some(Value::Word(mode.name())),
+                None => said.map(|(value, _)| value.clone()),
+            },
+        };
+        let mut shown = Shown::of(option, value.as_ref());
+        let is_kept = matches!(option.place, Place::Label | Place::CacheMode);
+        // What was asked for and is not in force is not whose word counts.
+        match said.filter(|(asked, _)| value.as_ref() == Some(asked)) {
+            Some((_, Source::Runtime)) => shown.origin = "runtime".to_owned(),
+            Some((_, Source::Configured(origin))) => {
+                shown.origin = if origin.is_by_set() { "set" } else { "config" }.to_owned();
+                shown.file = Some(origin.file().display().to_string());
+                shown.line = Some(origin.line());
+            }
+            None if is_kept => shown.origin = "superblock".to_owned(),
+            None => {}
+        }
+        shown
+    }
+}
