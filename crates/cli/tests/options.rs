@@ -406,6 +406,74 @@ fn a_volume_is_called_by_name_label_uuid_or_path() {
     assert_eq!(site.kept(), None);
 }
 
+/// What is said before the device comes holds when it comes.
+#[test]
+fn a_volume_that_waits_has_options_too() {
+    let site = Site::new();
+    site.configure("wait = \"1s\"\nwriteback_percent = 15\n");
+    let away = site.images.path("away");
+    std::fs::rename(&site.tank, &away).expect("out of sight");
+    let daemon = site.start();
+    let all = done(&daemon, &["get", "media"]);
+    let of = |option: &str| all.lines().find(|line| line.starts_with(option)).expect("a line").to_owned();
+    assert!(of("label").contains("not known") && of("cache_mode").contains("not known"), "{all}");
+    refused(
+        &daemon,
+        &["get", "media", "label"],
+        4,
+        "label of media is not known: its device has not been seen",
+    );
+    assert_eq!(value(&daemon, "media", "writeback_percent"), pair("15", "config"));
+    done(&daemon, &["set", "media", "cache_mode=writeback", "writeback_delay=1m"]);
+    done(&daemon, &["set", "media", "cache_mode=writearound", "sequential_cutoff=0", "--runtime"]);
+    assert_eq!(value(&daemon, "media", "cache_mode"), pair("writearound", "runtime"));
+    std::fs::rename(&away, &site.tank).expect("back");
+    daemon.wait_for("it is served", |status| status["volumes"][0]["state"] == "served");
+    daemon.wait_for("the mode", |status| status["volumes"][0]["cache_mode"] == "writearound");
+    assert_eq!(value(&daemon, "media", "writeback_percent"), pair("15", "config"));
+    assert_eq!(value(&daemon, "media", "writeback_delay"), pair("1m", "set"));
+    assert_eq!(value(&daemon, "media", "sequential_cutoff"), pair("0", "runtime"));
+    let kept = json(&bcached(&["show", "--json", &site.tank]).out)["backing"]["cache_mode"].clone();
+    assert_eq!(kept, "writeback", "what was said for now is not in the superblock");
+}
+
+/// The folder beside a configuration that was named without one could not be made.
+#[test]
+fn a_configuration_in_the_working_directory_is_one_like_others() {
+    let site = Site::new();
+    site.configure("writeback_delay = 60\n");
+    let mut command = Daemon::command(&site.images, "run", &["--config", "config.toml"]);
+    command.current_dir(site.config().parent().expect("a folder"));
+    let daemon = Daemon::start_command(&site.images, command);
+    done(&daemon, &["set", "media", "writeback_percent=20", "--dry-run"]);
+    assert_eq!(site.kept(), None);
+    done(&daemon, &["set", "media", "writeback_percent=20"]);
+    assert!(site.kept().is_some_and(|text| text.contains("writeback_percent = 20")));
+    let all = done(&daemon, &["get", "media"]);
+    let place = format!("config {}:6", site.config().display());
+    assert!(all.contains(&place), "as somebody elsewhere finds it: {all}");
+}
+
+/// A volume whose section a person takes away would otherwise come back as a section without a device.
+#[test]
+fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
+    let site = Site::new();
+    site.configure("");
+    let daemon = site.start();
+    done(&daemon, &["set", "scratch", "writeback_percent=20"]);
+    assert_eq!(daemon.stop().0, 0);
+    let whole = std::fs::read_to_string(site.config()).expect("a file");
+    let (without, _) = whole.split_once("[volume.scratch]").expect("a section");
+    std::fs::write(site.config(), without).expect("a file");
+    let daemon = site.start();
+    assert!(daemon.log().contains("99-set.toml has options of the volume scratch"), "{}", daemon.log());
+    done(&daemon, &["set", "media", "writeback_percent=30"]);
+    assert_eq!(daemon.stop().0, 0);
+    std::fs::write(site.config(), whole).expect("a file");
+    let daemon = site.start();
+    assert_eq!(value(&daemon, "scratch", "writeback_percent"), pair("20", "set"), "it was not forgotten");
+}
+
 /// The hours are those of the clock on the wall, which the engine does not know.
 #[test]
 fn quiet_hours_are_of_the_local_time() {

@@ -120,7 +120,9 @@ impl Config {
             return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
                 .next("name either --config, or --cache and --backing"));
         }
+        // Whoever is told of a file may have another working directory.
         let main = line.config.as_deref().unwrap_or(Path::new(FILE_DEFAULT));
+        let main = &std::path::absolute(main).unwrap_or_else(|_| main.to_owned());
         let (settings, gone) =
             if named { (Settings::default(), Vec::new()) } else { read_files(main, set_text)? };
         let mut config = Self::from_settings(settings, line)?;

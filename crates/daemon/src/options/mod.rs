@@ -267,7 +267,7 @@ pub fn help() -> String {
     let width = OPTIONS.iter().map(|option| option.name.len()).max().unwrap_or(0);
     let lines: Vec<_> =
         OPTIONS.iter().map(|option| format!("  {:width$}  {}", option.name, option.help)).collect();
-    format!("Options:\n{}", lines.join("\n"))
+    format!("Options of a volume:\n{}", lines.join("\n"))
 }
 
 impl Definition {
