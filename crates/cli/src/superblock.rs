@@ -5,7 +5,7 @@ use crate::device::{self, Device};
 use crate::failure::{Failure, Kind};
 use bcached_format::superblock::STRUCTURE;
 use bcached_format::{
-    BackingState, DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    BackingState, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
     SuperblockError, units::bytes_of,
 };
 
@@ -97,15 +97,5 @@ pub const fn state_name(state: BackingState) -> &'static str {
         BackingState::Clean => "clean",
         BackingState::Dirty => "dirty",
         BackingState::Stale => "inconsistent",
-    }
-}
-
-/// The kernel's word for a replacement policy.
-#[must_use]
-pub const fn replacement_name(replacement: Replacement) -> &'static str {
-    match replacement {
-        Replacement::Lru => "lru",
-        Replacement::Fifo => "fifo",
-        Replacement::Random => "random",
     }
 }

@@ -92,6 +92,8 @@ pub struct CacheCounts {
     pub set_uuid: String,
     pub block_bytes: u64,
     pub bucket_bytes: u64,
+    #[serde(default)]
+    pub cache_replacement_policy: String,
     pub buckets: u64,
     pub buckets_available: u64,
     pub buckets_free: u64,
@@ -248,8 +250,24 @@ pub struct VolumeFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<String>,
     pub dirty_bytes: u64,
+    /// How its dirty data is written back; absent without a backing device, or while it is not cached.
+    #[serde(flatten)]
+    pub writeback: Option<Writeback>,
     #[serde(flatten)]
     pub counts: Option<VolumeCounts>,
+}
+
+/// How the dirty data of a volume is written back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is its own description, with its unit")]
+pub struct Writeback {
+    pub dirty_target_bytes: u64,
+    /// No data has been dirty for longer; absent if nothing is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_dirty_seconds: Option<u64>,
+    /// Absent: as fast as the devices go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_rate_bytes: Option<u64>,
 }
 
 /// A connected client.

@@ -9,7 +9,7 @@ use crate::engine_thread::{self, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
 use bcached_engine::{Opening, Options, Status};
-use bcached_format::{CacheSuperblock, Replacement};
+use bcached_format::CacheSuperblock;
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -177,15 +177,6 @@ impl Openings {
 
 /// What the superblock asks for and this version does not do.
 fn tell_what_is_ignored(name: &str, superblock: &CacheSuperblock) {
-    let policy = match superblock.replacement() {
-        Replacement::Lru => None,
-        Replacement::Fifo => Some("fifo"),
-        Replacement::Random => Some("random"),
-    };
-    if let Some(policy) = policy {
-        let event = "replacement-lru";
-        tracing::warn!(event, "cache {name}: this version replaces buckets by lru, not by {policy}");
-    }
     if superblock.discard() {
         tracing::warn!(
             event = "discard-ignored",

@@ -4,7 +4,7 @@ use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health};
 use crate::control::status::{
     self, BypassCounts, Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved,
-    Volume, VolumeCounts, VolumeFacts,
+    Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
 use bcached_engine::{Bypass, Bypassed, Reads, Status as EngineStatus, Traffic, VolumeInfo};
@@ -174,6 +174,11 @@ fn facts(info: &VolumeInfo) -> VolumeFacts {
             .to_owned()
         }),
         dirty_bytes: info.dirty_sectors * 512,
+        writeback: (info.attached && !info.flash_only).then(|| Writeback {
+            dirty_target_bytes: info.dirty_target_sectors * 512,
+            oldest_dirty_seconds: info.oldest_dirty.map(|age| age.as_secs()),
+            writeback_rate_bytes: info.writeback_rate.rate.map(|sectors| sectors.saturating_mul(512)),
+        }),
         counts: Some(VolumeCounts {
             hits: info.stats.reads.hits,
             misses: info.stats.reads.misses,
@@ -203,6 +208,7 @@ fn numbers(status: &EngineStatus) -> CacheCounts {
         set_uuid: status.set_uuid.to_string(),
         block_bytes: status.block_sectors * 512,
         bucket_bytes: status.bucket_sectors * 512,
+        cache_replacement_policy: status.replacement.name().to_owned(),
         buckets: status.buckets,
         buckets_available: status.buckets_available,
         buckets_free: status.buckets_free,

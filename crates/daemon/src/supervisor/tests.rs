@@ -240,6 +240,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
             cache_mode: "none".to_owned(),
             backing_state: None,
             dirty_bytes: 0,
+            writeback: None,
             counts: None,
         });
     }

@@ -42,6 +42,16 @@ pub enum Replacement {
 }
 
 impl Replacement {
+    /// The kernel's word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Fifo => "fifo",
+            Self::Random => "random",
+        }
+    }
+
     fn from_value(value: u8) -> Result<Self, SuperblockError> {
         match value {
             0 => Ok(Self::Lru),

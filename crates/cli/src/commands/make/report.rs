@@ -3,7 +3,6 @@
 use super::Target;
 use super::plan::Planned;
 use crate::output::Show;
-use crate::superblock::replacement_name;
 use bcached_format::units::bytes_of;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -67,7 +66,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
                 buckets: cache.buckets(),
                 first_bucket: cache.first_bucket(),
                 discard: cache.discard(),
-                replacement: replacement_name(cache.replacement()),
+                replacement: cache.replacement().name(),
             },
         ),
         Planned::Backing(backing) => (
