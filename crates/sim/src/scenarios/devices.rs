@@ -4,7 +4,7 @@ use super::bench::{Place, quiet};
 use super::image::{backing, change_backing};
 use super::stage::{
     ANYWHERE, AROUND, BACK, BACK_LAST, FLUSH, assert_not_opened, assert_refused, bench, failure, geometry,
-    keep, read, small, stage, stage_of, warm, write, write_to,
+    keep, read, small, stage, warm, write, write_to,
 };
 use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use crate::driver::Crash;
@@ -124,7 +124,7 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
 /// The SSD is worn out: it refuses every write and can still be read. The volume that has dirty data there goes on
 /// reading, and its writes fail with an error. The volume that has none goes on as if it had no cache.
 fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
-    let mut stage = stage_of(vec![4096, 4096], BACK_LAST);
+    let (mut stage, _) = bench(geometry(vec![4096, 4096], BACK_LAST), quiet());
     for volume in [0, 1] {
         stage.together(vec![write_to(volume, 0..64), write_to(volume, 640..648)]).unwrap();
         stage.ask(Step::Flush { volume }).unwrap();

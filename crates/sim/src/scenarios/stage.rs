@@ -5,6 +5,7 @@ use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
 use crate::driver::Crash;
 use crate::failure::Fault;
 use crate::scenario::Stage;
+use crate::system::tuning::WITHOUT_STREAMS;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
 use bcached_engine::Options;
@@ -54,8 +55,14 @@ pub fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
         backing_volatile: true,
         cache_volatile: true,
         note_records: 100,
-        tuning: Tuning::draw(first_mode << 40),
+        tuning: without_streams(Tuning::draw(first_mode << 40)),
     }
+}
+
+/// A story says what is cached: nothing that it does is a stream.
+const fn without_streams(mut tuning: Tuning) -> Tuning {
+    tuning.set.writeback_batch_sectors = WITHOUT_STREAMS;
+    tuning
 }
 
 /// Buckets of 8 KiB: two blocks each.

@@ -1,9 +1,9 @@
 //! The engine under test: unchanged, on simulated devices. This file only translates.
 //!
 //! The options are those of the geometry's tuning. What is a stream follows from the batches of write-back, so that nothing more
-//! has to be drawn: with small ones some requests are already longer than the cut-off, with large ones none ever is.
+//! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
-use super::tuning::SetTuning;
+use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
@@ -58,7 +58,7 @@ struct Open {
     shapes: Vec<VolumeShape>,
 }
 
-/// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 32 MiB.
+/// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
 const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
 
 /// The options of a run.
@@ -77,7 +77,17 @@ fn options(geometry: &Geometry) -> Options {
     // With these buckets a node takes a whole one.
     let least = bcached_engine::node_budget_min(u64::from(geometry.bucket_sectors), 0);
     let small = |count: u64| usize::try_from(count).expect("small");
+    let defaults = Options::default();
+    let (sequential_cutoff, congested) = match writeback_batch_sectors {
+        WITHOUT_STREAMS.. => (0, (Duration::ZERO, Duration::ZERO)),
+        sectors => (
+            sectors * CUTOFF_BYTES_A_SECTOR,
+            (defaults.congested_read_threshold, defaults.congested_write_threshold),
+        ),
+    };
     Options {
+        congested_read_threshold: congested.0,
+        congested_write_threshold: congested.1,
         node_budget_bytes: (small(node_budget_mib) << 20).max(least),
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
@@ -85,13 +95,13 @@ fn options(geometry: &Geometry) -> Options {
         parked_max: small(parked_max),
         writeback_batch_sectors,
         volume: VolumeOptions {
-            sequential_cutoff: writeback_batch_sectors * CUTOFF_BYTES_A_SECTOR,
+            sequential_cutoff,
             writeback_delay: Duration::from_millis(writeback_delay_ms),
             writeback_running,
             writeback_percent,
             ..VolumeOptions::default()
         },
-        ..Options::default()
+        ..defaults
     }
 }
 

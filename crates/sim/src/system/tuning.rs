@@ -81,6 +81,10 @@ impl DeviceTuning {
     }
 }
 
+/// With batches of write-back of so many sectors nothing is a stream, and a slow cache is not congested: two more kinds of set, without
+/// more to draw.
+pub const WITHOUT_STREAMS: u64 = 8192;
+
 impl SetTuning {
     /// Some runs have little memory for nodes, impatient journals and eager write-back, and others none of it.
     fn draw(number: u64) -> Self {
@@ -92,20 +96,21 @@ impl SetTuning {
             leaf_delay_ms: pick([5, 50, 500, 30_000]),
             parked_delay_ms: pick([2, 20, 200, 5000]),
             writeback_delay_ms: pick([1, 10, 100, 5000]),
-            writeback_batch_sectors: pick([8, 64, 512, 8192]),
+            writeback_batch_sectors: pick([8, 64, 512, WITHOUT_STREAMS]),
             writeback_running: pick([0, 1, 1, 1]) == 1,
             writeback_percent: pick([0, 0, 1, 10]),
             parked_max: pick([2, 16, 1024, 1024]),
         }
     }
 
-    /// The same, but work in the background neither rests nor waits long.
+    /// The same, but work in the background neither rests nor waits long, and everything that is read is cached.
     #[must_use]
     pub const fn hurried(self) -> Self {
         Self {
             writeback_running: true,
             writeback_delay_ms: 10,
             writeback_percent: 0,
+            writeback_batch_sectors: WITHOUT_STREAMS,
             parked_delay_ms: 10,
             ..self
         }
