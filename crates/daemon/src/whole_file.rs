@@ -7,7 +7,7 @@ use std::path::Path;
 /// Makes `path` say `text`, durably. The unfinished file lies beside it, and its name ends in `.new`, which nobody reads.
 ///
 /// # Errors
-/// The system's; then `path` is what it was.
+/// The system's; then `path` is what it was. That the folder could not be made durable is only told: `path` says `text` by then.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let unfinished = path.with_extension("new");
     let written = File::create(&unfinished).and_then(|mut file| {
@@ -19,7 +19,14 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
         let _never_made = fs::remove_file(&unfinished);
         return Err(error);
     }
-    sync_folder(path)
+    if let Err(error) = sync_folder(path) {
+        let path = path.display();
+        tracing::warn!(
+            event = "folder-not-synced",
+            "{path} may be its older version after a power cut: {error}"
+        );
+    }
+    Ok(())
 }
 
 /// Makes the folder `path` durably, unless it is there.

@@ -169,6 +169,11 @@ impl CacheSet {
     /// # Errors
     /// [`Error::NoVolume`].
     pub fn set_cache_mode_for_now(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
-        self.with(|s| s.volumes.get_mut(id).map(|volume| volume.mode = mode)).ok_or(Error::NoVolume)
+        self.with(|s| {
+            let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+            volume.begin_mode_change();
+            volume.mode = mode;
+            Ok(())
+        })
     }
 }

@@ -168,6 +168,7 @@ impl CacheSet {
                 data_offset,
                 cacheable_end,
                 mode: superblock.cache_mode(),
+                mode_changes: 0,
                 options: s.options.volume,
                 streams: Streams::default(),
                 stats: VolumeStats::default(),
@@ -202,10 +203,19 @@ impl CacheSet {
         self.with(|s| s.volumes.iter().map(|(id, volume)| info(s, id, volume)).collect())
     }
 
-    /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one.
+    /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one. If it has been
+    /// changed again meanwhile, that holds.
     pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        let change = self.with(|s| s.volumes.get_mut(id).map(Volume::begin_mode_change));
+        let change = change.ok_or(Error::NoVolume)?;
         record::update(self, id, |_, superblock| superblock.set_cache_mode(mode)).await?;
-        self.with(|s| s.volumes.get_mut(id).ok_or(Error::NoVolume).map(|volume| volume.mode = mode))
+        self.with(|s| {
+            let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+            if volume.mode_changes == change {
+                volume.mode = mode;
+            }
+            Ok(())
+        })
     }
 
     /// What background tasks need to know of a volume.
@@ -261,6 +271,7 @@ pub fn add_flash_only(set: &CacheSet) {
                 data_offset: 0,
                 cacheable_end: sectors,
                 mode: CacheMode::Writeback,
+                mode_changes: 0,
                 options: s.options.volume,
                 streams: Streams::default(),
                 stats: VolumeStats::default(),

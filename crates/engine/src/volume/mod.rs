@@ -58,6 +58,8 @@ pub struct Volume {
     pub cacheable_end: u64,
     /// Cache mode.
     pub mode: CacheMode,
+    /// How often the mode has been changed, or was about to be.
+    pub mode_changes: u64,
     /// The knobs.
     pub options: VolumeOptions,
     /// Who streams.
@@ -110,11 +112,18 @@ impl Volume {
         inode.is_some() && self.inode == inode && self.leaving == 0
     }
 
+    /// The mode is about to change; which change that is.
+    pub const fn begin_mode_change(&mut self) -> u64 {
+        self.mode_changes += 1;
+        self.mode_changes
+    }
+
     /// Something is about to become dirty. True if nothing was: write-back begins, from the start of the volume.
     pub fn begins_dirty(&mut self, now: Time) -> bool {
-        let is_first = self.pace.age.dirtied(now);
+        let is_first = self.dirty_marked && self.pace.age.dirtied(now);
         if is_first {
             self.writeback_from = self.data_offset;
+            self.pace.rest_until(now);
         }
         is_first
     }

@@ -35,7 +35,7 @@ pub struct Work {
 pub struct Batch {
     /// So many sectors turned clean.
     pub sectors: u64,
-    /// It has come past the end of the volume, or has found nothing to write back.
+    /// It has come to the end of the volume, or has found nothing to write back.
     pub is_round: bool,
     /// The first trouble that was met.
     pub trouble: Option<Error>,
@@ -50,8 +50,9 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     let began = set.env().now();
     let mut round = Round::default();
     let Chosen { works, is_round } = choose(set, target, size, &mut round).await;
-    let sectors = clean(set, target, &works, (size, hurries), &mut round).await;
-    release(set, target, &works);
+    let Cleaned { sectors, not_begun } = clean(set, target, &works, (size, hurries), &mut round).await;
+    release(set, target, &works).await;
+    let is_round = is_round && not_begun.is_none();
     let taken = set.env().now().since(began);
     set.with(|s| {
         s.stats.written_back_bytes += sectors * 512;
@@ -65,10 +66,22 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
             if is_round {
                 volume.pace.age.sweep_ends(now);
             }
+            if let Some(sector) = not_begun {
+                volume.writeback_from = sector;
+            }
             volume.pace.learns_time(works.len(), taken);
         }
         Batch { sectors, is_round: is_round || works.is_empty(), trouble }
     })
+}
+
+/// What has become of the keys of a batch.
+#[derive(Default)]
+struct Cleaned {
+    /// So many sectors turned clean.
+    sectors: u64,
+    /// Where the first key begins that has been left for later.
+    not_begun: Option<u64>,
 }
 
 /// Copies the keys' data to the backing device and turns those clean that are proven durable there.
@@ -78,26 +91,28 @@ async fn clean(
     works: &[Work],
     (size, hurries): (Size, bool),
     round: &mut Round,
-) -> u64 {
+) -> Cleaned {
+    let mut cleaned = Cleaned::default();
     // The keys that say so are durable before the backing device gets the data: else a crash could bring back an older
     // clean copy that hides it.
     if works.is_empty() || writer::commit(set).await.is_err() {
-        return 0;
+        return cleaned;
     }
     let copied = copy::copy_all(set, target, works, size, hurries).await;
     // One flush for all. Which of them it has proven is asked of each: another's flush may have failed meanwhile.
     let is_any = copied.iter().any(|copied| matches!(copied, Copied::Done(Ok(_))));
     let flushed = if is_any { flush::flush_backing(set, target).await } else { Ok(()) };
-    let mut cleaned = 0;
     for (work, copied) in works.iter().zip(copied) {
         let turned = match copied {
             Copied::Done(Ok(stamp)) => turn_clean(set, target, &work.key, stamp).await,
             Copied::Done(Err(error)) => Err(error),
-            // The set is ending.
-            Copied::NotBegun => continue,
+            Copied::NotBegun => {
+                cleaned.not_begun.get_or_insert(work.key.start());
+                continue;
+            }
         };
         match turned {
-            Ok(sectors) => cleaned += sectors,
+            Ok(sectors) => cleaned.sectors += sectors,
             // What the device said of its flush says more than that the data is not proven.
             Err(Error::LostWrites) => {
                 let error = flushed.clone().err().unwrap_or(Error::LostWrites);
@@ -110,15 +125,18 @@ async fn clean(
 }
 
 /// The keys of a batch are not being written back any more.
-fn release(set: &CacheSet, target: &Target, works: &[Work]) {
-    set.with(|s| {
-        for work in works {
-            s.unpin(&work.key.pointers);
-            if let Some(volume) = s.volumes.get_mut(target.id) {
-                volume.ranges.release(work.claim);
+async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
+    for piece in works.chunks(PIECE_KEYS) {
+        set.with(|s| {
+            for work in piece {
+                s.unpin(&work.key.pointers);
+                if let Some(volume) = s.volumes.get_mut(target.id) {
+                    volume.ranges.release(work.claim);
+                }
             }
-        }
-    });
+        });
+        set.env().breathe().await;
+    }
     set.signals().ranges.notify_all();
 }
 
@@ -150,9 +168,18 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
             };
         }
         round.passes(start, at);
-        is_round |= at >= target.cacheable_end;
+        let is_end = at >= target.cacheable_end;
+        is_round |= is_end && !works.is_empty();
         set.with(|s| {
+            let now = s.now;
             if let Some(volume) = s.volumes.get_mut(target.id) {
+                if is_end && works.is_empty() {
+                    // What is chosen from here on is of the next sweep.
+                    if round.has_met() {
+                        volume.pace.age.passes_by();
+                    }
+                    volume.pace.age.sweep_ends(now);
+                }
                 volume.writeback_from = if at >= target.cacheable_end { target.data_offset } else { at };
             }
         });

@@ -12,12 +12,14 @@ use crate::writeback::pace::Size;
 use alloc::vec;
 use alloc::vec::Vec;
 use bcached_env::sync::{Permit, Semaphore};
-use bcached_env::{Buffer, join_all};
+use bcached_env::{Buffer, Time, join_all};
 use bcached_format::Key;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use core::time::Duration;
 
+/// What has not set out by then, because of the rate, is left for later: until a batch ends it holds its ranges.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Most sectors of one write.
 const RUN_SECTORS_MAX: u64 = 2048;
 
@@ -26,7 +28,7 @@ const RUN_SECTORS_MAX: u64 = 2048;
 pub enum Copied {
     /// It was written, with this stamp, or could not be.
     Done(Result<Stamp, Error>),
-    /// The set began to stop before its turn came.
+    /// Its turn will not come soon: the set is ending, or the rate has sunk.
     NotBegun,
 }
 
@@ -44,6 +46,7 @@ struct Carriers<'a> {
     room: Semaphore,
     room_sectors: usize,
     hurries: bool,
+    began: Time,
     longest: Cell<Duration>,
     copied: RefCell<Vec<Copied>>,
 }
@@ -70,6 +73,7 @@ pub async fn copy_all(
         room: Semaphore::new(room_sectors),
         room_sectors,
         hurries,
+        began: set.env().now(),
         longest: Cell::default(),
         copied: RefCell::new(vec![Copied::NotBegun; works.len()]),
     };
@@ -113,15 +117,14 @@ impl Carriers<'_> {
         }
     }
 
-    /// The next run, when its time has come and there is memory for it; `None` if there is none, or the set is ending.
+    /// The next run, when its time has come and there is memory for it; `None` if there is none, if the set is ending, or if
+    /// the time does not come soon.
     async fn set_out(&self) -> Option<(Range<usize>, Permit)> {
         let _turn = self.gate.acquire(1).await;
         let run = self.runs.get(self.next.get())?.clone();
         self.next.set(self.next.get() + 1);
         let sectors: u64 = self.works[run.clone()].iter().map(|work| work.key.sectors()).sum();
-        if !self.hurries {
-            self.wait_for_rate(sectors).await?;
-        }
+        self.wait_for_rate(sectors).await?;
         // A key may be longer than what may be in memory: then it goes alone.
         let wanted = usize::try_from(sectors).unwrap_or(usize::MAX).min(self.room_sectors);
         Some((run, self.room.acquire(wanted).await))
@@ -132,8 +135,15 @@ impl Carriers<'_> {
             if self.set.is_ending() {
                 return None;
             }
+            if self.hurries {
+                return Some(());
+            }
             let due = self.set.with(|s| s.may_copy(self.target, sectors));
             let Err(due) = due else { return Some(()) };
+            // A request may have ended an idle set's hurry: others must not wait for ranges that stay where they are.
+            if due > self.began + PATIENCE {
+                return None;
+            }
             self.set.env().wait_until(&self.set.signals().writeback_work, due).await;
         }
     }

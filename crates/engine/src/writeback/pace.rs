@@ -15,7 +15,7 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A batch is meant to take so long: who must wait for it does not wait longer, and its flush costs little beside it.
 const BATCH_TIME: Duration = Duration::from_secs(1);
 const BATCH_KEYS_MIN: usize = 128;
-const BATCH_KEYS_MAX: usize = 8192;
+const BATCH_KEYS_MAX: usize = 2048;
 /// Most sectors of a batch.
 const BATCH_SECTORS_MAX: u64 = 128 << 11;
 /// Writes to a backing device at once: as many as a disk can order.
@@ -32,11 +32,22 @@ pub struct Pace {
     batch_keys: usize,
     /// Writes at once, by how long the last ones took.
     depth: usize,
+    /// Between two sweeps nothing is written back before then that need not be.
+    rest_until: Time,
+    /// A batch has come to nothing: no other is tried before then.
+    retry_at: Time,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { rate: Rate::default(), age: Age::default(), batch_keys: BATCH_KEYS_MIN, depth: DEPTH_MAX }
+        Self {
+            rate: Rate::default(),
+            age: Age::default(),
+            batch_keys: BATCH_KEYS_MIN,
+            depth: DEPTH_MAX,
+            rest_until: Time::default(),
+            retry_at: Time::default(),
+        }
     }
 }
 
@@ -64,12 +75,24 @@ pub enum Call {
 struct Step {
     options: VolumeOptions,
     is_urgent: bool,
+    /// It rests for so long.
+    rest_until: Time,
     has_dirty: bool,
     /// When the next sectors may set out.
     due: Time,
 }
 
 impl Pace {
+    /// Rests between two sweeps.
+    pub const fn rest_until(&mut self, until: Time) {
+        self.rest_until = until;
+    }
+
+    /// A batch has come to nothing.
+    pub const fn retry_at(&mut self, at: Time) {
+        self.retry_at = at;
+    }
+
     /// For the next batch; of one that nobody is spared for if it `hurries`.
     #[must_use]
     pub fn size(&self, hurries: bool) -> Size {
@@ -156,23 +179,25 @@ impl State {
             pace.rate.allow(now, &options, &measured, needed);
         }
         let is_urgent = measured.is_full || needed == UNLIMITED;
-        Some(Step { options, is_urgent, has_dirty: measured.dirty > 0, due: pace.rate.due(now) })
+        let has_dirty = measured.dirty > 0;
+        let may_rest = measured.dirty <= measured.target && !is_urgent;
+        let rest_until = if may_rest { pace.rest_until.max(pace.retry_at) } else { pace.retry_at };
+        Some(Step { options, is_urgent, rest_until, has_dirty, due: pace.rate.due(now) })
     }
 
     /// What the volume's write-back may do now.
     pub fn call_write_back(&mut self, target: &Target) -> Call {
         let now = self.now;
-        let Some(Step { options, is_urgent, has_dirty, due }) = self.step(target) else {
+        let Some(Step { options, is_urgent, rest_until, has_dirty, due }) = self.step(target) else {
             return Call::Wait(now + IDLE);
         };
+        // Whatever it waits for, the controller is asked again: a ring that nobody heard costs no more than that.
         let next_step = now + options.writeback_rate_update;
-        if !has_dirty {
-            // Whoever makes something dirty rings; a superblock that could not be written is tried again.
-            return Call::Wait(now + options.writeback_delay);
-        }
-        if !options.writeback_running || options.writeback_quiet && !is_urgent {
+        let is_still = !options.writeback_running || options.writeback_quiet && !is_urgent;
+        if !has_dirty || is_still {
             return Call::Wait(next_step);
         }
+        let due = due.max(rest_until);
         if due > now { Call::Wait(due.min(next_step)) } else { Call::Write }
     }
 

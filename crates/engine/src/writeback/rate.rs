@@ -110,7 +110,7 @@ impl Rate {
     pub fn update(&mut self, now: Time, options: &VolumeOptions, measured: &Measured, needed: u64) {
         self.settle(now);
         let keeps_up = self.owed >= -self.in_time(LAG);
-        if !measured.is_idle {
+        if !measured.is_idle && options.writeback_percent > 0 && measured.dirty > 0 {
             self.step(options, measured, keeps_up);
         }
         self.updated = Some(now);
@@ -270,7 +270,7 @@ mod tests {
     fn below_the_target_the_rate_is_the_minimum() {
         let options = VolumeOptions::default();
         let mut rate = Rate::default();
-        rate.update(at(5), &options, &measured(0, target(CACHE, 10, 1, 1)), 0);
+        rate.update(at(5), &options, &measured(8, target(CACHE, 10, 1, 1)), 0);
         let info = rate.info(at(5), &options);
         assert_eq!(info.rate, Some(8), "the kernel shows 4.0k/sec");
         assert_eq!(info.proportional * 10 / 2048, -25, "the kernel shows -2.5M");
@@ -362,7 +362,7 @@ mod tests {
     fn the_limiter_keeps_the_rate_exactly_and_forgets_old_credit() {
         let options = VolumeOptions { writeback_rate_minimum: 100, ..VolumeOptions::default() };
         let mut rate = Rate::default();
-        rate.update(at(100), &options, &measured(0, 1000), 0);
+        rate.update(at(100), &options, &measured(8, 1000), 0);
         assert_eq!(rate.allowed(), 100);
         assert_eq!(rate.due(at(100)), at(100));
         // Two seconds of credit, whatever has passed.
@@ -372,10 +372,10 @@ mod tests {
         assert_eq!(rate.due(at(200)), at(210));
         assert_eq!(rate.info(at(204), &options).next, Duration::from_secs(6));
         // A new rate applies to what is owed.
-        rate.allow(at(205), &options, &measured(0, 1000), 500);
+        rate.allow(at(205), &options, &measured(8, 1000), 500);
         assert_eq!(rate.due(at(205)), at(206));
         let unthrottled = VolumeOptions { writeback_percent: 0, ..options };
-        rate.allow(at(205), &unthrottled, &measured(0, 1000), 0);
+        rate.allow(at(205), &unthrottled, &measured(8, 1000), 0);
         assert_eq!(rate.due(at(205)), at(205));
     }
 }

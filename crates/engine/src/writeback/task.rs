@@ -17,6 +17,10 @@ use core::time::Duration;
 /// How long a volume is left alone that has nothing to write back, or is being written back by somebody else. Whoever
 /// changes that rings.
 const ASIDE: Duration = Duration::from_secs(60);
+/// The least rest after a batch that has come to nothing.
+const FRUITLESS_MIN: Duration = Duration::from_millis(10);
+/// The longest such rest of a volume that has too much dirty data, or whose data was only in use.
+const FRUITLESS_MAX: Duration = Duration::from_secs(1);
 
 /// The task, for as long as the set runs.
 pub async fn run(set: CacheSet, id: VolumeId) {
@@ -48,7 +52,8 @@ async fn turn(set: &CacheSet, id: VolumeId) -> Time {
         Call::Wait(until) => until,
         Call::Write => {
             let batch = batch::clean_batch(set, &target, false).await;
-            after(set, &target, &batch)
+            after(set, &target, &batch);
+            set.env().now()
         }
     };
     let marked = mark_clean(set, id).await;
@@ -56,24 +61,30 @@ async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     next
 }
 
-/// When the next batch is due, but for the rate.
-fn after(set: &CacheSet, target: &Target, batch: &Batch) -> Time {
+/// How long the volume rests after a batch.
+fn after(set: &CacheSet, target: &Target, batch: &Batch) {
     let is_behind = set.with(|s| s.is_behind(target));
     if batch.sectors > 0 && is_behind {
         set.signals().allocator_work.notify_all();
     }
-    let now = set.env().now();
-    if batch.sectors > 0 && (is_behind || !batch.is_round) {
-        return now;
+    if batch.sectors > 0 && !batch.is_round {
+        return;
     }
     set.with(|s| {
-        let options = s.volumes.get(target.id).map(|volume| volume.options).unwrap_or_default();
-        let rest = options.max_dirty_age.map_or(options.writeback_delay, |limit| {
-            // Two sweeps and a rest between them keep the limit.
-            options.writeback_delay.min(limit / 4)
-        });
-        now + rest
-    })
+        let now = s.now;
+        let Some(volume) = s.volumes.get_mut(target.id) else { return };
+        // Two sweeps and a rest between them keep the limit.
+        let limit = volume.options.max_dirty_age.map_or(Duration::MAX, |limit| limit / 4);
+        let rest = volume.options.writeback_delay.min(limit);
+        if batch.sectors > 0 {
+            volume.pace.rest_until(now + rest);
+        } else {
+            // It may be that all of it is being written at this moment, which is over soon.
+            let is_soon = is_behind || batch.trouble.is_none();
+            let rest = if is_soon { rest.min(FRUITLESS_MAX) } else { rest };
+            volume.pace.retry_at(now + rest.max(FRUITLESS_MIN));
+        }
+    });
 }
 
 /// *Clean* on the superblock when nothing is dirty.

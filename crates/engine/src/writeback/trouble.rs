@@ -29,6 +29,11 @@ impl Round {
         self.passed = [self.passed[1], (start, end)];
     }
 
+    /// The batch has met trouble.
+    pub const fn has_met(&self) -> bool {
+        self.met.is_some()
+    }
+
     /// The batch has met trouble in `[start, end)`.
     pub fn meets(&mut self, start: u64, end: u64, error: Error) {
         self.met.get_or_insert((start, end, error));

@@ -3,7 +3,6 @@
 use crate::error::Error;
 use crate::request::Target;
 use crate::set::CacheSet;
-use crate::volume::VolumeId;
 use crate::writeback::batch;
 use core::time::Duration;
 
@@ -60,42 +59,5 @@ async fn rest_after_trouble(set: &CacheSet) {
     let until = set.env().now() + REST_AFTER_TROUBLE;
     while set.env().now() < until && !set.is_ending() {
         set.env().wait_until(&set.signals().writeback_work, until).await;
-    }
-}
-
-impl CacheSet {
-    /// Writes back what is dirty of a volume now, as fast as the devices go and whatever the options of write-back say. The volume
-    /// stays cached, and what is written meanwhile may be dirty afterwards. Who asks while another does waits for the same, and
-    /// for what has become dirty since.
-    ///
-    /// # Errors
-    /// If the backing device takes no data, if the set is being stopped or fails, or if there is no such volume.
-    pub async fn write_back(&self, id: VolumeId) -> Result<(), Error> {
-        let target = self.target(id).ok_or(Error::NoVolume)?;
-        if target.backing.is_none() {
-            return Err(Error::FlashOnly);
-        }
-        if target.inode.is_none() {
-            return Ok(());
-        }
-        let asked = self.env().now();
-        let mut has_begun = false;
-        let written = write_back(self, &target, async || {
-            Ok(self.with(|s| {
-                let now = s.now;
-                let Some(volume) = s.volumes.get_mut(id) else { return true };
-                let Some(inode) = volume.inode else { return true };
-                if !core::mem::replace(&mut has_begun, true) {
-                    volume.writeback_from = volume.data_offset;
-                    volume.pace.age.sweep_begins(now);
-                }
-                let is_newer = volume.pace.age.oldest(now).is_none_or(|oldest| oldest <= now.since(asked));
-                is_newer || s.dirty.of(inode) == 0
-            }))
-        })
-        .await;
-        // What has become clean is to be marked so.
-        self.signals().writeback_work.notify_all();
-        written
     }
 }
