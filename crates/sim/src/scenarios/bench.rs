@@ -37,6 +37,14 @@ pub fn quiet() -> Options {
     }
 }
 
+/// Options with which dirty data is written back as fast as the devices go, with a rest of `delay` between two sweeps.
+pub fn eager(delay: Duration) -> Options {
+    Options {
+        volume: VolumeOptions { writeback_delay: delay, writeback_percent: 0, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
 impl Bench {
     /// A set with `options`; volume `v` is on device `1 + v`.
     ///

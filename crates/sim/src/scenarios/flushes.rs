@@ -1,6 +1,6 @@
 //! What a flush covers, and what is left when it fails or is left out.
 
-use super::bench::quiet;
+use super::bench::{eager, quiet};
 use super::image::{backing, change_backing, on_disk};
 use super::stage::{
     ANYWHERE, BACK, FLUSH, MILLISECOND, THROUGH, assert_not_opened, bench, failure, geometry, keep, pause,
@@ -12,7 +12,6 @@ use crate::scenario::Stage;
 use crate::stamp::Value;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
-use bcached_engine::{Options, VolumeOptions};
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -35,15 +34,7 @@ super::scenarios! {
 /// clean, and the power goes before the disk has been flushed. Reads still come from the cache, until its buckets are
 /// reused: then old blocks appear. (With kernels to this day.)
 fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
-    let eager = Options {
-        volume: VolumeOptions {
-            writeback_delay: Duration::from_millis(1),
-            writeback_percent: 0,
-            ..VolumeOptions::default()
-        },
-        ..Options::default()
-    };
-    let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager);
+    let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager(Duration::from_millis(1)));
     keep(&mut stage, 0..64);
     // The keys are clean in the journal, and the superblock is about to say so of the volume.
     let says_clean = |op: &OpView| op.disk.0 == 1 && op.sectors == (SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8);

@@ -1,6 +1,6 @@
 //! Damaged priorities, torn superblocks.
 
-use super::bench::quiet;
+use super::bench::{eager, quiet};
 use super::image::records;
 use super::stage::{
     AROUND, ATTACH, BACK, DETACH, FLUSH, assert_refused, bench, keep, pause, read, small, unstarted, write,
@@ -12,7 +12,7 @@ use crate::scenario::Stage;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
 use bcached_check::Record;
-use bcached_engine::{Options, Phase, VolumeOptions};
+use bcached_engine::Phase;
 use bcached_env::DiskId;
 use bcached_format::SUPERBLOCK_SECTOR;
 use std::fmt;
@@ -134,15 +134,7 @@ fn no_power_cut_tears_a_superblock() {
 
 /// Plays up to the change, and cuts the power when the superblock is written.
 fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) -> Result<Stage, Fault> {
-    let eager = Options {
-        volume: VolumeOptions {
-            writeback_delay: Duration::from_millis(1),
-            writeback_percent: 0,
-            ..VolumeOptions::default()
-        },
-        ..Options::default()
-    };
-    let options = if change == Change::Clean { eager } else { quiet() };
+    let options = if change == Change::Clean { eager(Duration::from_millis(1)) } else { quiet() };
     let mode = if change == Change::Stale { AROUND } else { BACK };
     // The journal buckets of a new cache are so many that their list does not end in the sector that it begins in.
     let buckets = if change == Change::CacheFirstStart { 5200 } else { 600 };

@@ -1,7 +1,7 @@
 //! Devices that do not answer for long, or never. The engine knows no time after which a device counts as dead: whoever
 //! needs the answer waits for it, whoever does not goes on, and nothing is said to be done that waits.
 
-use super::bench::{Bench, quiet};
+use super::bench::{Bench, eager, quiet};
 use super::image::journal;
 use super::stage::{
     BACK, DATA_START, FLUSH, THROUGH, begin, bench, geometry, keep, minutes, pause, read, small, trouble,
@@ -277,14 +277,7 @@ fn a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing() {
 fn a_write_back_that_is_never_answered_loses_nothing_dirty() {
     for on in [OpKind::Write, OpKind::Flush] {
         each_end(|crash, survivors| {
-            let options = Options {
-                volume: VolumeOptions {
-                    writeback_delay: Duration::from_millis(10),
-                    writeback_percent: 0,
-                    ..VolumeOptions::default()
-                },
-                ..Options::default()
-            };
+            let options = eager(Duration::from_millis(10));
             let (mut stage, bench) = bench(small(vec![4096, 16384], BACK), options);
             keep(&mut stage, 640..648);
             pause(&mut stage, 3_000).unwrap();

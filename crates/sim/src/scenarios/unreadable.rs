@@ -1,6 +1,6 @@
 //! Sectors of a backing device that cannot be read until they are written again, as a disk has them after a bad night.
 
-use super::bench::quiet;
+use super::bench::{eager, quiet};
 use super::image::{backing, cached_at, on_disk};
 use super::stage::{
     BACK, DATA_START, DETACH, FLUSH, THROUGH, bench, geometry, keep, minutes, pause, read, write,
@@ -9,7 +9,6 @@ use crate::scenario::Stage;
 use crate::stamp::Value;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
-use bcached_engine::{Options, VolumeOptions};
 use bcached_format::BackingState;
 use std::time::Duration;
 
@@ -69,14 +68,7 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
 /// The same block is written into the cache alone: it is read from there at once, and the disk learns of it when it is
 /// written back, which heals the sector. Write-back of its neighbours is not held up before that, and heals nothing.
 fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
-    let options = Options {
-        volume: VolumeOptions {
-            writeback_delay: Duration::from_millis(10),
-            writeback_percent: 0,
-            ..VolumeOptions::default()
-        },
-        ..Options::default()
-    };
+    let options = eager(Duration::from_millis(10));
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), options);
     go_bad(&mut stage);
     keep(&mut stage, 64..96);
