@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use bcached_check::{Bucket, Options, ReadAt, Report, View, check};
+use bcached_check::{Bucket, Options, ReadAt, Report, Source, View, check};
 use bcached_format::Inode;
 
-use crate::workload::{Mismatch, Model};
+use crate::set::CacheSet;
+use crate::workload::{Mismatch, Model, SECTOR_BYTES, Seen, identify};
 
 /// Why a set at rest is not as it should be.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,24 @@ pub enum OfflineError {
         found: usize,
         /// Volumes written.
         wanted: usize,
+    },
+    /// A volume's data could not be read.
+    #[error("volume {volume}")]
+    Read {
+        /// Which.
+        volume: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// A backing device holds, below a clean copy, what no crash may leave there.
+    #[error("volume {volume}: sector {sector} is {seen:?} below a clean copy")]
+    LostBelow {
+        /// Which.
+        volume: usize,
+        /// Sector of the volume.
+        sector: u64,
+        /// What the backing device holds.
+        seen: Seen,
     },
     /// A volume's content is not the model's.
     #[error("volume {volume}: {source}")]
@@ -69,11 +88,7 @@ pub fn examine(
     models: &mut [Model],
     options: Options,
 ) -> Result<Examined, OfflineError> {
-    let open = |path: &Path| {
-        File::open(path).map_err(|source| OfflineError::Open { path: path.display().to_string(), source })
-    };
-    let cache = open(cache)?;
-    let backings: Vec<File> = backings.iter().map(|path| open(path)).collect::<Result<_, _>>()?;
+    let (cache, backings) = open_images(cache, backings)?;
     let backings: Vec<&dyn ReadAt> = backings.iter().map(|file| file as &dyn ReadAt).collect();
     let checked = check(&cache, &backings, options);
     let findings = || {
@@ -99,6 +114,54 @@ pub fn examine(
         model.check(content).map_err(|source| OfflineError::Content { volume: index, source })?;
     }
     Ok(Examined { report: checked.report, buckets: checked.buckets })
+}
+
+/// Enters into the models what the backing devices hold below clean copies that differ from them: a kernel's crash leaves such copies
+/// (`docs/reliability.md`, *changed*). Says how many sectors those are.
+///
+/// # Errors
+/// [`OfflineError`]: among them a device below that has lost flushed data.
+pub fn note_differing_copies(set: &mut CacheSet) -> Result<u64, OfflineError> {
+    let (cache, backings) = open_images(&set.cache, &set.backings)?;
+    let backings: Vec<&dyn ReadAt> = backings.iter().map(|file| file as &dyn ReadAt).collect();
+    let checked = check(&cache, &backings, Options::default());
+    let Some(view) = checked.view.as_ref() else {
+        return Err(OfflineError::Findings("no view of the set".to_owned()));
+    };
+    let volumes = view.volumes().iter().filter(|volume| !volume.invalidated && !volume.flash_only);
+    let mut differing = 0;
+    for ((model, volume), (index, backing)) in
+        set.models.iter_mut().zip(volumes).zip(backings.iter().enumerate())
+    {
+        for piece in view.content(Inode(volume.inode), volume.start, model.sectors()) {
+            let Source::Cache { sector: copy, dirty: false } = piece.source else { continue };
+            let (mut above, mut below) = ([0; SECTOR_BYTES], [0; SECTOR_BYTES]);
+            for offset in 0..piece.sectors {
+                let read = cache.read_at(copy + offset, &mut above);
+                let read = read.and_then(|()| backing.read_at(piece.start + offset, &mut below));
+                read.map_err(|source| OfflineError::Read { volume: index, source })?;
+                if above == below {
+                    continue;
+                }
+                differing += 1;
+                let sector = piece.start + offset - volume.start;
+                let seen = identify(&below);
+                if !model.allow_below(sector, seen) {
+                    return Err(OfflineError::LostBelow { volume: index, sector, seen });
+                }
+            }
+        }
+    }
+    Ok(differing)
+}
+
+/// The images, to be read.
+fn open_images(cache: &Path, backings: &[PathBuf]) -> Result<(File, Vec<File>), OfflineError> {
+    let open = |path: &Path| {
+        File::open(path).map_err(|source| OfflineError::Open { path: path.display().to_string(), source })
+    };
+    let backings = backings.iter().map(|path| open(path)).collect::<Result<_, _>>()?;
+    Ok((open(cache)?, backings))
 }
 
 /// A volume from its first sector to its last, as a stream.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{Ending, LegError, Side};
 use crate::guest::{GuestError, Job, Machine, Report};
+use crate::offline;
 use crate::set::CacheSet;
 use crate::workload::{Fate, Model, Workload};
 
@@ -33,6 +34,10 @@ impl Side for Kernel<'_> {
             let crashed = ending != Ending::CleanStop && index + 1 == workloads.len();
             let fate = if crashed { Fate::CrashedAfterFlush(report.last_flush()) } else { Fate::Finished };
             super::apply(set, workload, fate);
+        }
+        if ending != Ending::CleanStop {
+            let differing = offline::note_differing_copies(set)?;
+            println!("{}: its crash left {differing} sectors that differ below a clean copy", self.name());
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ pub(crate) use ours::backing_uuid;
 pub use ours::{Daemon, Ours};
 
 use crate::guest::GuestError;
+use crate::offline::OfflineError;
 use crate::set::CacheSet;
 use crate::workload::{Fate, Mismatch, Workload};
 
@@ -41,6 +42,9 @@ pub enum LegError {
     /// The guest, or what its kernel logged.
     #[error("kernel: {0:?}")]
     Guest(#[from] GuestError),
+    /// The images that a crash left.
+    #[error("after the crash")]
+    Left(#[from] OfflineError),
     /// A volume does not hold what its model says.
     #[error("{side}: volume {volume}: {source}; it said:\n{said}")]
     Content {

@@ -16,6 +16,9 @@ pub struct Model {
     certain: Vec<u64>,
     /// Unflushed writes that a crash may have kept, by sector.
     possible: BTreeMap<u64, Vec<u64>>,
+    /// What the backing device holds below a clean copy that differs from it, by sector: a reading that replaces the copy's once the copy is
+    /// evicted ([`Model::allow_below`]).
+    below: BTreeMap<u64, u64>,
     next_sequence: u64,
 }
 
@@ -65,7 +68,13 @@ impl Model {
     #[must_use]
     pub fn blank(volume: u64, sectors: u64) -> Self {
         let sectors = usize::try_from(sectors).expect("test volumes fit in memory");
-        Self { volume, certain: vec![0; sectors], possible: BTreeMap::new(), next_sequence: 1 }
+        Self {
+            volume,
+            certain: vec![0; sectors],
+            possible: BTreeMap::new(),
+            below: BTreeMap::new(),
+            next_sequence: 1,
+        }
     }
 
     /// Length of the volume, in sectors.
@@ -98,6 +107,32 @@ impl Model {
         self.certain.iter().filter(|sequence| **sequence != 0).count()
     }
 
+    /// Takes in that a crash left a clean copy of a sector in the cache while the backing device holds `seen` below it. If the crash may have
+    /// left that, the sector may read so from some moment on without anybody writing; if not, this says `false`.
+    pub fn allow_below(&mut self, sector: u64, seen: Seen) -> bool {
+        let below = self.sequence_of(sector, seen).filter(|sequence| self.allows(sector, *sequence));
+        self.below.extend(below.map(|sequence| (sector, sequence)));
+        below.is_some()
+    }
+
+    /// The write that a sector holds, if it holds one of its own.
+    fn sequence_of(&self, sector: u64, seen: Seen) -> Option<u64> {
+        match seen {
+            Seen::Blank => Some(0),
+            Seen::Written(stamp) if stamp.sector == sector && stamp.volume == self.volume => {
+                Some(stamp.sequence)
+            }
+            Seen::Written(_) | Seen::Junk(_) => None,
+        }
+    }
+
+    fn allows(&self, sector: u64, sequence: u64) -> bool {
+        let possible = self.possible.get(&sector);
+        sequence == self.certain[index(sector)]
+            || possible.is_some_and(|possible| possible.contains(&sequence))
+            || self.below.get(&sector) == Some(&sequence)
+    }
+
     /// Takes in what a workload wrote.
     ///
     /// # Panics
@@ -120,8 +155,7 @@ impl Model {
                     flushes = number;
                     for write in open.drain(..) {
                         self.for_each_sector(write, |model, sector, sequence| {
-                            model.certain[index(sector)] = sequence;
-                            model.possible.remove(&sector);
+                            model.becomes(sector, sequence);
                         });
                     }
                 }
@@ -143,14 +177,20 @@ impl Model {
         for (number, write) in (0..=answered).zip(writes) {
             self.for_each_sector(write, |model, sector, sequence| {
                 if number < answered {
-                    model.certain[index(sector)] = sequence;
-                    model.possible.remove(&sector);
+                    model.becomes(sector, sequence);
                 } else {
                     model.possible.entry(sector).or_default().push(sequence);
                 }
             });
         }
         self.next_sequence = workload.next_sequence();
+    }
+
+    /// A write that was answered and flushed: nothing else will do any more.
+    fn becomes(&mut self, sector: u64, sequence: u64) {
+        self.certain[index(sector)] = sequence;
+        self.possible.remove(&sector);
+        self.below.remove(&sector);
     }
 
     fn for_each_sector(&mut self, write: Step, mut visit: impl FnMut(&mut Self, u64, u64)) {
@@ -170,22 +210,11 @@ impl Model {
         let mut settled = Vec::new();
         let mut first_wrong = None;
         let mut wrong = 0;
-        for (sector, certain) in (0..).zip(&self.certain) {
+        for sector in 0..self.sectors() {
             content.read_exact(&mut bytes).map_err(|source| Mismatch::Read { sector, source })?;
-            let possible = self.possible.get(&sector);
             let seen = identify(&bytes);
-            let sequence = match seen {
-                Seen::Blank => Some(0),
-                Seen::Written(stamp) if stamp.sector == sector && stamp.volume == self.volume => {
-                    Some(stamp.sequence)
-                }
-                Seen::Written(_) | Seen::Junk(_) => None,
-            };
-            let allowed =
-                |sequence: &u64| sequence == certain || possible.is_some_and(|p| p.contains(sequence));
-            match sequence.filter(allowed) {
-                Some(sequence) if possible.is_some() => settled.push((sector, sequence)),
-                Some(_) => {}
+            match self.sequence_of(sector, seen).filter(|sequence| self.allows(sector, *sequence)) {
+                Some(sequence) => settled.push((sector, sequence)),
                 None => {
                     wrong += 1;
                     first_wrong.get_or_insert((sector, seen));
@@ -193,14 +222,16 @@ impl Model {
             }
         }
         if let Some((sector, found)) = first_wrong {
-            let possible = self.possible.get(&sector).into_iter().flatten();
-            let wanted = std::iter::once(&self.certain[index(sector)]).chain(possible).copied().collect();
+            let others = self.possible.get(&sector).into_iter().flatten().chain(self.below.get(&sector));
+            let wanted = std::iter::once(&self.certain[index(sector)]).chain(others).copied().collect();
             return Err(Mismatch::Sectors { count: wrong, sector, found, wanted });
         }
         for (sector, sequence) in settled {
             self.certain[index(sector)] = sequence;
         }
         self.possible.clear();
+        // A copy that was seen is still there; one that was not has gone, and what was below it stays.
+        self.below.retain(|sector, sequence| self.certain[index(*sector)] != *sequence);
         Ok(())
     }
 }
@@ -277,5 +308,20 @@ mod tests {
         crashed.check(&content(2)[..]).expect("allowed above");
         assert!(crashed.check(&content(3)[..]).is_err(), "a sector changed without a write");
         assert!(crashed.check(&content(2)[..]).is_ok());
+    }
+    #[test]
+    fn what_a_crash_left_below_a_clean_copy_may_come_up_once_and_then_stays() {
+        let mut crashed = Model::blank(9, 8);
+        crashed.apply(&WORKLOAD, Fate::CrashedAfterFlush(1));
+        for sector in 0..8 {
+            assert!(!crashed.allow_below(sector, Seen::Blank), "flushed data cannot be gone");
+            assert!(crashed.allow_below(sector, Seen::Written(Stamp { sector, sequence: 3, volume: 9 })));
+        }
+        for _ in 0..2 {
+            crashed.check(&content(2)[..]).expect("the copy");
+        }
+        assert!(crashed.clone().check(&content(1)[..]).is_err(), "neither the copy nor what is below it");
+        crashed.check(&content(3)[..]).expect("the copy was evicted");
+        assert!(crashed.check(&content(2)[..]).is_err(), "it does not come back");
     }
 }
