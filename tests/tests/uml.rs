@@ -53,6 +53,6 @@ fn what_the_kernel_logs_comes_back_and_the_job_s_words_are_not_in_it() -> Result
     let script = "echo something odd > /dev/kmsg; echo job";
     let report = uml.run(&Job { images: &[], script, crash_at: None, limit: LIMIT })?;
     assert_eq!(report.output, ["job"]);
-    assert_eq!(report.kernel_log.unexpected(), ["something odd"]);
+    assert_eq!(report.kernel_log.unexpected(&[]), ["something odd"]);
     Ok(())
 }

@@ -22,10 +22,10 @@ impl KernelLog {
         Self(lines.map(text).collect())
     }
 
-    /// Lines that no pattern allows.
+    /// Lines that no pattern of the file, nor of `also`, allows.
     #[must_use]
-    pub fn unexpected(&self) -> Vec<&str> {
-        self.unexpected_by(ALLOWED)
+    pub fn unexpected(&self, also: &[&str]) -> Vec<&str> {
+        self.unexpected_by(ALLOWED, also)
     }
 
     /// True if some line contains `text`.
@@ -34,11 +34,12 @@ impl KernelLog {
         self.0.iter().any(|line| line.contains(text))
     }
 
-    fn unexpected_by(&self, allowed: &str) -> Vec<&str> {
+    fn unexpected_by(&self, allowed: &str, also: &[&str]) -> Vec<&str> {
         let patterns: Vec<&str> = allowed
             .lines()
             .map(str::trim)
             .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .chain(also.iter().copied())
             .collect();
         let lines = self.0.iter().map(String::as_str);
         lines.filter(|line| !patterns.iter().any(|pattern| matches(pattern, line))).collect()
@@ -73,7 +74,8 @@ mod tests {
     #[test]
     fn what_no_line_of_the_list_allows_is_named() {
         let log = KernelLog(vec!["registered ubda".to_owned(), "corrupt btree".to_owned()]);
-        assert_eq!(log.unexpected_by("# devices\nregistered *\n"), ["corrupt btree"]);
-        assert_eq!(log.unexpected_by("").len(), 2);
+        assert_eq!(log.unexpected_by("# devices\nregistered *\n", &[]), ["corrupt btree"]);
+        assert_eq!(log.unexpected_by("", &["corrupt *"]), ["registered ubda"]);
+        assert_eq!(log.unexpected_by("", &[]).len(), 2);
     }
 }

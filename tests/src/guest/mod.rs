@@ -66,7 +66,15 @@ impl Report {
     /// # Errors
     /// The lines that `tests/kernel-log.allow` does not hold.
     pub fn expect_allowed_log(&self) -> Result<(), GuestError> {
-        let unexpected = self.kernel_log.unexpected();
+        self.expect_log(&[])
+    }
+
+    /// The same, where `also` may appear as well: patterns of whole lines.
+    ///
+    /// # Errors
+    /// The lines that neither the file nor `also` holds.
+    pub fn expect_log(&self, also: &[&str]) -> Result<(), GuestError> {
+        let unexpected = self.kernel_log.unexpected(also);
         if unexpected.is_empty() {
             return Ok(());
         }

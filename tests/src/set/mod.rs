@@ -29,6 +29,8 @@ pub struct CacheSet {
     pub models: Vec<Model>,
     /// The geometry it was made with.
     pub geometry: Geometry,
+    /// Whether a kernel was the last to serve it.
+    pub left_by_kernel: bool,
 }
 
 /// The program that writes a set's superblocks.
@@ -58,7 +60,7 @@ impl CacheSet {
             .collect::<io::Result<_>>()?;
         maker.run(&geometry, &cache, &backings)?;
         let models = (0..backings.len() as u64).map(|n| Model::blank(n, geometry.volume_sectors)).collect();
-        Ok(Self { directory, cache, backings, models, geometry })
+        Ok(Self { directory, cache, backings, models, geometry, left_by_kernel: false })
     }
 
     /// A set with one backing device whose images `write` makes, the cache's and the backing device's.
@@ -73,7 +75,7 @@ impl CacheSet {
         let (cache, backing) = (directory.path().join("cache"), directory.path().join("backing0"));
         write(&cache, &backing)?;
         let models = vec![Model::blank(0, geometry.volume_sectors)];
-        Ok(Self { directory, cache, backings: vec![backing], models, geometry })
+        Ok(Self { directory, cache, backings: vec![backing], models, geometry, left_by_kernel: false })
     }
 
     /// The cache and the backing devices, as a job's images.
@@ -100,7 +102,8 @@ impl CacheSet {
         };
         let cache = copy(&self.cache)?;
         let backings = self.backings.iter().map(copy).collect::<io::Result<_>>()?;
-        Ok(Self { directory, cache, backings, models: self.models.clone(), geometry: self.geometry })
+        let (models, geometry, left_by_kernel) = (self.models.clone(), self.geometry, self.left_by_kernel);
+        Ok(Self { directory, cache, backings, models, geometry, left_by_kernel })
     }
 }
 

@@ -43,6 +43,11 @@ impl Side for Kernel<'_> {
     }
 }
 
+/// What a kernel says of what a kernel left: it does not journal that data has become clean, so a replay makes it dirty again, and when its
+/// bucket has been reused meanwhile the key is stale. The data is on the backing device, as the comparison of the content shows. We never leave
+/// such a key.
+const STALE_DIRTY: &str = "bcache: bch_extent_bad() stale dirty pointer, *";
+
 /// The end of a job in order.
 const STOP: &str = "stop_everything\n";
 
@@ -72,10 +77,11 @@ impl Kernel<'_> {
         let images: Vec<&Path> =
             set.images().into_iter().chain(contents.iter().map(PathBuf::as_path)).collect();
         let report = self.0.run(&Job { images: &images, script, crash_at, limit: LIMIT })?;
-        report.expect_allowed_log()?;
         for (model, path) in set.models.iter_mut().zip(&contents) {
             compare(model, path, 0, self.0.name(), &report)?;
         }
+        report.expect_log(if set.left_by_kernel { &[STALE_DIRTY] } else { &[] })?;
+        set.left_by_kernel = true;
         Ok(report)
     }
 

@@ -59,6 +59,7 @@ impl Side for Ours {
 
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
         let daemon = Daemon::start(&self.program, set)?;
+        set.left_by_kernel = false;
         let mut clients = Vec::new();
         for index in 0..set.models.len() {
             clients.push((set.models[index].volume(), daemon.prove(set, index)?));
