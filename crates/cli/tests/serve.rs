@@ -116,18 +116,14 @@ fn a_cache_is_overwritten_only_if_nothing_dirty_is_in_it() {
 
     let daemon = Daemon::start(&images, &devices);
     let data = images.path("data");
-    // Less than a tenth of the cache: write-back leaves most of it for as long as somebody works.
+    // Less than a tenth of the cache: write-back leaves some of it for as long as somebody works; how much depends on the time.
     std::fs::write(&data, pattern(9, 1 << 20)).expect("data");
     copy(data.to_str().expect("text"), &daemon.uri("tank"));
     let (exit, log) = daemon.stop();
     assert_eq!((exit, log.contains("dirty stays on cache; keep them together")), (0, true), "{log}");
     let before = bytes(&cache);
     let refused = bcached(&wipe);
-    assert_eq!(
-        (refused.exit, refused.err.contains("1 MiB of dirty data are in it")),
-        (3, true),
-        "{refused:?}"
-    );
+    assert_eq!((refused.exit, refused.err.contains(" of dirty data are in it")), (3, true), "{refused:?}");
     assert!(bytes(&cache) == before, "nothing is written");
 
     let clean = images.blank("clean", CACHE_BYTES);
