@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Kind};
 use crate::{commands::make::Role, later};
+use bcached_daemon::config::CONTROL_DEFAULT;
 use bcached_daemon::options;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
@@ -222,6 +223,12 @@ pub struct Control {
 }
 
 impl Control {
+    /// The socket that is asked.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| CONTROL_DEFAULT.into())
+    }
+
     /// What the command line or the environment says.
     #[must_use]
     pub fn named(&self) -> Option<PathBuf> {

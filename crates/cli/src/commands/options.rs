@@ -4,11 +4,10 @@
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config::{CONTROL_DEFAULT, Typed};
+use bcached_daemon::config::Typed;
 use bcached_daemon::control::client;
 use bcached_daemon::control::options::{Change, Changed, Options};
 use bcached_daemon::options::{find, unknown};
-use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
 /// Shows all options, or the value of one.
@@ -16,8 +15,8 @@ pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
     if let Some(name) = flags.option.as_ref().filter(|name| find(name).is_none()) {
         return Err(unknown(name));
     }
-    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
-    let mut options: Options = understood(&client::get(&socket, &resource(&flags.volume))?)?;
+    let socket = flags.control.socket();
+    let mut options: Options = client::understood(&client::get(&socket, &resource(&flags.volume))?)?;
     let Some(name) = &flags.option else { return Report::of(&options) };
     options.options.retain(|shown| shown.name == *name);
     let shown = options.options.first();
@@ -52,23 +51,15 @@ pub fn unset(flags: &flags::Unset) -> Result<Report, Failure> {
 }
 
 fn ask(volume: &str, control: &flags::Control, change: &Change) -> Result<Report, Failure> {
-    let socket = control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    let socket = control.socket();
     let body = serde_json::to_string(change)
         .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
-    let changed: Changed = understood(&client::patch(&socket, &resource(volume), &body)?)?;
+    let changed: Changed = client::understood(&client::patch(&socket, &resource(volume), &body)?)?;
     Ok(Report::of(&changed)?.warning(changed.notes.clone()))
 }
 
 fn resource(volume: &str) -> String {
     format!("/v1/volumes/{}/options", client::encoded(volume))
-}
-
-fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
-    serde_json::from_str(body).map_err(|error| {
-        Failure::new(Kind::Io, "cannot understand the daemon's answer")
-            .why(error.to_string())
-            .next("`bcached version` and the running daemon may differ")
-    })
 }
 
 /// One option, of which people see the value alone.

@@ -1,22 +1,15 @@
 //! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served as configured.
 
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config::CONTROL_DEFAULT;
 use bcached_daemon::control::client;
 use bcached_daemon::control::status::Status;
 use bcached_daemon::names::refusal;
 
 /// Asks and reports.
 pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
-    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
-    let body = client::get(&socket, "/v1/status")?;
-    let status: Status = serde_json::from_str(&body).map_err(|error| {
-        Failure::new(Kind::Io, "cannot understand the daemon's answer")
-            .why(error.to_string())
-            .next("`bcached version` and the running daemon may differ")
-    })?;
+    let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let status = match &flags.name {
         None => status,
         Some(name) => {

@@ -5,6 +5,7 @@
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
 use rustix::io::Errno;
+use serde::de::DeserializeOwned;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -35,6 +36,18 @@ pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
 /// As [`get`].
 pub fn patch(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
     ask(socket, &Request { method: "PATCH", path, body })
+}
+
+/// The value that an answer is the body of.
+///
+/// # Errors
+/// The daemon says it otherwise than this program knows it.
+pub fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
+    serde_json::from_str(body).map_err(|error| {
+        Failure::new(Kind::Io, "cannot understand the daemon's answer")
+            .why(error.to_string())
+            .next("`bcached version` and the running daemon may differ")
+    })
 }
 
 /// `text` as one part of a path.
