@@ -5,9 +5,9 @@
 //! blocks inside the range are touched: a discard is a hint.
 
 use crate::error::{Doing, Error};
-use crate::request::uncached::or_uncached;
+use crate::request::uncached::in_turn;
 use crate::request::write::{self, Survey};
-use crate::request::{Range, Target, flush, release};
+use crate::request::{Range, Target, flush};
 use crate::set::CacheSet;
 use crate::volume::epoch::Stamp;
 use bcached_env::{Buffer, IoErrorKind};
@@ -21,16 +21,17 @@ pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<()
     let start = range.start.next_multiple_of(block);
     let end = range.end.min(target.cacheable_end);
     let inside = Range { start, end: end - end % block };
-    if target.inode.is_none() || inside.start >= inside.end {
+    if inside.start >= inside.end {
         return Ok(());
     }
-    let claim = write::lock(set, target, inside).await?;
-    let done = discard_locked(set, target, inside).await;
-    release(set, target, claim);
-    done
+    in_turn(set, target, inside, async |target| discard_blocks(set, target, inside).await).await
 }
 
-async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+/// Gives up whole blocks in the range of a turn.
+async fn discard_blocks(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+    if target.inode.is_none() {
+        return Ok(());
+    }
     let survey = write::survey(set, target, range).await?;
     let passed_down = target.backing.as_ref().is_some_and(|disk| disk.info().discard);
     if !passed_down {
@@ -45,9 +46,8 @@ async fn discard_locked(set: &CacheSet, target: &Target, range: Range) -> Result
     write::end_backing_write(set, target, begun).map(drop)
 }
 
-/// Writes zeroes over a range, in parts. Each part that the cache cannot take goes past it, and none twice: somebody may
-/// have written over an earlier one meanwhile. The stamp is the oldest of what went to the backing device and is not proven
-/// durable.
+/// Writes zeroes over a range, in parts, each in its turn. The stamp is the oldest of what went to the backing device and is not
+/// proven durable.
 pub async fn write_zeroes(
     set: &CacheSet,
     target: &Target,
@@ -67,27 +67,15 @@ pub async fn write_zeroes(
     for edge in edges.into_iter().filter(|edge| edge.start < edge.end) {
         unproven = Stamp::older(unproven, write_zero_payload(set, target, edge, fua).await?);
     }
-    let zeroed = or_uncached(set, target, async |target| zero_body(set, target, body, fua).await).await?;
+    let zeroed = in_turn(set, target, body, async |target| zero_body(set, target, body, fua).await).await?;
     Ok(Stamp::older(unproven, zeroed))
 }
 
-/// Writes zeroes over whole blocks.
+/// Writes zeroes over whole blocks in the range of a turn.
 async fn zero_body(set: &CacheSet, target: &Target, range: Range, fua: bool) -> Result<Option<Stamp>, Error> {
     if target.inode.is_none() {
-        return write_zero_payload(set, target, range, fua).await;
+        return zero_blocks(set, target, range, fua).await;
     }
-    let claim = write::lock(set, target, range).await?;
-    let done = zero_locked(set, target, range, fua).await;
-    release(set, target, claim);
-    done
-}
-
-async fn zero_locked(
-    set: &CacheSet,
-    target: &Target,
-    range: Range,
-    fua: bool,
-) -> Result<Option<Stamp>, Error> {
     let survey = write::survey(set, target, range).await?;
     let Some(backing) = &target.backing else {
         // What a flash-only volume does not hold reads as zero.
@@ -118,7 +106,7 @@ async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Sur
     stamp
 }
 
-/// Writes zeroes like any data, the range being locked.
+/// Writes zeroes like any data, in the range of a turn.
 async fn zero_blocks(
     set: &CacheSet,
     target: &Target,
@@ -138,7 +126,7 @@ async fn zero_blocks(
     Ok(unproven)
 }
 
-/// Writes zeroes as an ordinary write, which locks for itself.
+/// Writes zeroes as ordinary writes, each in its turn.
 async fn write_zero_payload(
     set: &CacheSet,
     target: &Target,
@@ -152,8 +140,7 @@ async fn write_zero_payload(
         let end = range.end.min(at + ZERO_SECTORS_MAX);
         let payload = zeroes.slice(0..usize::try_from((end - at) * 512).expect("bounded"));
         let part = Range { start: at, end };
-        let write = async |target: &Target| write::write(set, target, part, payload.clone(), fua).await;
-        unproven = Stamp::older(unproven, or_uncached(set, target, write).await?);
+        unproven = Stamp::older(unproven, write::write(set, target, part, payload, fua).await?);
         at = end;
     }
     Ok(unproven)

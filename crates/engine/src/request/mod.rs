@@ -98,7 +98,7 @@ pub struct Reply {
 
 /// What a flow must know of its volume; it does not change while requests are in flight, except `mode`, `inode` and `bypass`,
 /// which each request takes as they are when it begins. If the volume has left that number meanwhile a flow finds out when it
-/// has locked its range ([`write::lock`]), or inserts.
+/// is its turn ([`uncached::in_turn`]), or inserts.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub id: VolumeId,
@@ -219,12 +219,7 @@ impl CacheSet {
             Request::Write { sector, payload, fua } => match target.range(sector, payload.len() as u64 / 512)
             {
                 Err(error) => plain(Err(error)),
-                Ok(range) => written(
-                    or_uncached(self, target, async |target| {
-                        write::write(self, target, range, payload.clone(), fua).await
-                    })
-                    .await,
-                ),
+                Ok(range) => written(write::write(self, target, range, payload, fua).await),
             },
             Request::Flush => {
                 // Once, also if it is tried again without the cache.
@@ -234,10 +229,7 @@ impl CacheSet {
             }
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
-                Ok(range) => plain(
-                    or_uncached(self, target, async |target| discard::discard(self, target, range).await)
-                        .await,
-                ),
+                Ok(range) => plain(discard::discard(self, target, range).await),
             },
             Request::WriteZeroes { sector, sectors, fua } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),

@@ -8,20 +8,37 @@
 //! A volume that is detached leaves by the same door.
 
 use crate::error::{Doing, Error};
-use crate::request::{Target, parked};
+use crate::request::{Range, Target, parked, release, write};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::{VolumeId, record};
 use bcached_format::{BackingState, BackingSuperblock, Inode};
 
-/// Carries out a request that changes something: through the cache or, if that fails and the volume can do without,
-/// without it. Nothing that `flow` has done before it says [`Error::Uncached`] may be seen by others: it is done again.
+/// Carries out a request that changes a range, when it is its turn: through the cache or, if that fails and the volume can do
+/// without, without it. It keeps its turn when it is done again, because others may have seen what it has done: whoever writes
+/// after that must stay on top.
+pub async fn in_turn<T>(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    flow: impl AsyncFn(&Target) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let claim = write::lock(set, target, range).await?;
+    let done = or_uncached(set, target, flow).await;
+    release(set, target, claim);
+    done
+}
+
+/// Carries something out through the cache or, if that fails and the volume can do without, without it: `flow` is done again
+/// from its beginning then. If the volume has left the number that the request knows it goes without the cache at once, lest it
+/// take its neighbours' old content from there.
 pub async fn or_uncached<T>(
     set: &CacheSet,
     target: &Target,
     flow: impl AsyncFn(&Target) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let mut target = target.clone();
+    target.inode = kept_number(set, &target);
     loop {
         match flow(&target).await {
             Err(Error::Uncached) => target.inode = where_it_went(set, &target).await,
@@ -45,6 +62,11 @@ async fn where_it_went(set: &CacheSet, target: &Target) -> Option<Inode> {
     while set.with(|s| s.volumes.get(target.id).is_some_and(|volume| volume.leaving > 0)) {
         set.signals().ranges.wait().await;
     }
+    kept_number(set, target)
+}
+
+/// The number that the request knows, if the volume still has it.
+fn kept_number(set: &CacheSet, target: &Target) -> Option<Inode> {
     target.inode.filter(|_| set.with(|s| s.volumes.get(target.id)?.inode) == target.inode)
 }
 

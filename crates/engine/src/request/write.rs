@@ -19,7 +19,8 @@ use crate::journal::writer;
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::{Claim, Ranges};
-use crate::request::{Range, Target, flush, read, release};
+use crate::request::uncached::in_turn;
+use crate::request::{Range, Target, flush, read};
 use crate::set::CacheSet;
 use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
@@ -48,8 +49,8 @@ enum Way {
     Around,
 }
 
-/// Writes `payload` over `range`. The part that can be cached goes by the table; a rest behind the last whole block
-/// goes to the backing device. The stamp is the oldest of what went there and is not proven durable.
+/// Writes `payload` over `range` when it is its turn. The part that can be cached goes by the table; a rest behind the last
+/// whole block goes to the backing device. The stamp is the oldest of what went there and is not proven durable.
 pub async fn write(
     set: &CacheSet,
     target: &Target,
@@ -58,7 +59,10 @@ pub async fn write(
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
     let length = payload.len() as u64;
-    let written = write_anywhere(set, target, range, payload, fua).await;
+    // Whole blocks, whether the volume is cached or not: requests that began before it left the cache go on writing whole
+    // ones, and must not lay their neighbours' old content over what is written here.
+    let write = async |target: &Target| write_anywhere(set, target, range, payload.clone(), fua).await;
+    let written = in_turn(set, target, target.whole_blocks(range), write).await;
     if written.is_ok() {
         set.with(|s| s.stats.write_bytes += length);
     }
@@ -72,15 +76,10 @@ async fn write_anywhere(
     payload: Payload,
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
-    // Whole blocks, whether the volume is cached or not: requests that began before it left the cache go on writing whole
-    // ones, and must not lay their neighbours' old content over what is written here.
-    let claim = lock(set, target, target.whole_blocks(range)).await?;
-    let written = match target.blocks_around(range) {
+    match target.blocks_around(range) {
         Some(blocks) => write_locked(set, target, range, blocks, payload, fua).await,
         None => write_backing(set, target, range, payload, fua).await.map(|stamp| unproven(stamp, fua)),
-    };
-    release(set, target, claim);
-    written
+    }
 }
 
 async fn write_locked(
@@ -130,7 +129,7 @@ async fn widen(
     Ok(whole.freeze())
 }
 
-/// Writes whole blocks, the range being locked; as of [`write`].
+/// Writes whole blocks in the range of a turn; as of [`write`].
 pub(crate) async fn write_blocks(
     set: &CacheSet,
     target: &Target,
@@ -138,6 +137,10 @@ pub(crate) async fn write_blocks(
     payload: &Payload,
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
+    if target.inode.is_none() {
+        let stamp = write_backing(set, target, range, payload.clone(), fua).await?;
+        return Ok(unproven(stamp, fua));
+    }
     let survey = survey(set, target, range).await?;
     let unproven = match set.with(|s| way(s, target, survey, fua)) {
         Way::Back => write_back(set, target, range, payload, survey, fua).await?,
@@ -168,8 +171,7 @@ fn way(s: &State, target: &Target, survey: Survey, fua: bool) -> Way {
     }
 }
 
-/// Waits until the write may begin: earlier overlapping writes have ended. If the volume has left the number that the
-/// request knows it goes without the cache, lest it take its neighbours' old content from there.
+/// Waits until a write may begin: earlier overlapping writes have ended.
 pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Result<Claim, Error> {
     let queued = set.with(|s| Some(s.volumes.get_mut(target.id)?.ranges.queue_write(range.start, range.end)));
     let claim = queued.ok_or(Error::NoVolume)?;
@@ -177,23 +179,17 @@ pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Resul
         let granted = set.with(|s| {
             let State { volumes, buckets, .. } = s;
             let volume = volumes.get_mut(target.id).expect("a volume stays while it has requests");
-            let granted = volume.ranges.try_grant(claim, &mut |cut| {
+            volume.ranges.try_grant(claim, &mut |cut| {
                 for pointer in cut.pointers.as_slice() {
                     match cut.parts {
                         0 => buckets.unpin(*pointer),
                         parts => (1..parts).for_each(|_| buckets.pin(*pointer)),
                     }
                 }
-            });
-            granted.then(|| target.inode.is_none() || volume.inode == target.inode)
+            })
         });
-        match granted {
-            Some(true) => return Ok(claim),
-            Some(false) => {
-                release(set, target, claim);
-                return Err(Error::Uncached);
-            }
-            None => {}
+        if granted {
+            return Ok(claim);
         }
         set.signals().ranges.wait().await;
     }

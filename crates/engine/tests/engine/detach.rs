@@ -254,6 +254,48 @@ fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() 
     });
 }
 
+/// A write met dirty data, waited until that was written back, and is on its way to the backing device when its volume has
+/// left the cache. The cache then fails in what it still had to record, so the write is done again; in its turn, for
+/// another one waits behind it, and readers had seen the first. It landed on top of the second (a hunt of the simulator found
+/// it).
+#[test]
+fn a_write_that_is_done_again_without_the_cache_keeps_its_turn() {
+    const OLD: u8 = 1;
+    const FIRST: u8 = 2;
+    const SECOND: u8 = 3;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, OLD)).await;
+        let held = Rc::new(Cell::new(Some(OLD)));
+        let (is_held, is_broken) = (Rc::clone(&held), Rc::new(Cell::new(false)));
+        let breaks = Rc::clone(&is_broken);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let Op::Write { payload, .. } = op else { return None };
+            let waits = disk == BACKING && is_held.get().is_some_and(|byte| is_of(payload, byte));
+            let fails = disk == CACHE && is_broken.get();
+            waits.then_some(Mishap::Waits).or(fails.then_some(Mishap::Fails))
+        }));
+        let detached = detaching(&env, &set, volume);
+        env.sleep(Duration::from_millis(1)).await;
+        let first = asking(&env, &set, volume, write(0, 8, FIRST));
+        env.sleep(Duration::from_millis(1)).await;
+        held.set(Some(FIRST));
+        detached.result(&env).await.expect("nothing is dirty any more");
+        breaks.set(true);
+        let second = asking(&env, &set, volume, write(0, 8, SECOND));
+        env.sleep(Duration::from_millis(1)).await;
+        assert!(!first.is_over() && !second.is_over());
+        held.set(None);
+        for write in [first, second] {
+            write.result(&env).await.expect("it goes past the cache");
+        }
+        assert!(set.status().failed.is_some(), "the first had something to record");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [SECOND; 8]);
+    });
+}
+
 /// The backing device refuses a part of the dirty data. The detach is given up with that, and the volume is what it was:
 /// attached and cached, with its dirty data. When the device does well again so does the detach.
 #[test]
