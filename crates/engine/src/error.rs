@@ -89,6 +89,9 @@ pub enum Error {
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,
+    /// Whoever asked for it has given it up.
+    #[error("it was cancelled")]
+    Cancelled,
     /// The journal was left so full that its replay has no room for the entries it must write itself.
     #[error(
         "the journal is too full to be replayed: no room for what the replay must write; the set is left as it was"

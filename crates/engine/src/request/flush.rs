@@ -80,11 +80,10 @@ fn ended(set: &CacheSet, target: &Target, succeeded: bool) {
     });
     set.signals().flushed.notify_all();
     // What is durable enters the tree behind the caller's back: a flush does not wait for nodes to be read.
-    set.with(|s| s.background += 1);
+    set.with(|s| s.begin_background(target.id));
     let (task, its_target) = (set.clone(), target.clone());
     set.env().spawn(async move {
         parked::settle(&task, &its_target).await;
-        task.with(|s| s.background -= 1);
-        task.signals().ranges.notify_all();
+        task.let_go(its_target.id);
     });
 }

@@ -180,17 +180,15 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, s
     assert_eq!(start, piece.start, "a fill starts where its hole does");
     let payload = Buffer::copied_from(&data.as_slice()[..bytes]).freeze();
     set.with(|s| {
-        s.background += 1;
+        s.begin_background(target.id);
         s.fill_bytes += bytes as u64;
     });
     let (set, target) = (set.clone(), target.clone());
     set.env().clone().spawn(async move {
         fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
-        set.with(|s| {
-            s.background -= 1;
-            s.fill_bytes -= bytes as u64;
-        });
+        set.with(|s| s.fill_bytes -= bytes as u64);
         release(&set, &target, claim);
+        set.let_go(target.id);
     });
 }
 

@@ -27,7 +27,7 @@ use crate::policy::Client;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::epoch::{Asked, Stamp};
-use crate::volume::{Volume, VolumeId};
+use crate::volume::{Course, Volume, VolumeId};
 use bcached_env::{Buffer, Disk, Payload};
 use bcached_format::{CacheMode, Inode};
 use bypass::Bypass;
@@ -189,6 +189,10 @@ impl CacheSet {
             let Some(volume) = s.volumes.get_mut(volume) else { return };
             volume.requests -= 1;
             volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
+            if changes && reply.result.is_err() {
+                // Write-back may have left the place to a write that has not come.
+                volume.pace.age.passes_by();
+            }
             let backing = volume.backing.as_mut().filter(|_| changes);
             if let Some((backing, asked)) = backing.zip(asked)
                 && !backing.epoch.change_ends(asked, unproven)
@@ -251,7 +255,8 @@ impl CacheSet {
             }
             s.last_request = s.now;
             let State { volumes, geometry, .. } = s;
-            let volume = volumes.get_mut(id).ok_or(Error::NoVolume)?;
+            let volume = volumes.get_mut(id).filter(|volume| volume.course != Course::Leaving);
+            let volume = volume.ok_or(Error::NoVolume)?;
             volume.requests += 1;
             let mut target = Target::of(id, volume, geometry.block_sectors);
             let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());

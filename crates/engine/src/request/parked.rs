@@ -20,10 +20,10 @@ pub async fn run(set: CacheSet, id: VolumeId) {
     loop {
         let until = set.env().now() + set.with(|s| s.options.parked_delay);
         set.env().sleep(REST).await;
-        while set.env().now() < until && !set.is_ending() && !set.with(|s| has_many(s, id)) {
+        while set.env().now() < until && !set.is_over(id) && !set.with(|s| has_many(s, id)) {
             set.env().wait_until(&set.signals().parked_work, until).await;
         }
-        if set.is_ending() {
+        if set.is_over(id) {
             return;
         }
         let waits = set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.ranges.parked_count() > 0));
@@ -71,6 +71,14 @@ pub fn drop_parked(s: &mut State, volume: VolumeId) {
     let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return };
     let keeps = volume.may_cache(volume.inode);
     for (_, piece) in volume.ranges.take_parked(|piece| !keeps || epoch.is_lost(piece.stamp)) {
+        s.unpin(&piece.pointers);
+    }
+}
+
+/// Drops all parked pieces of a volume that is served no more.
+pub fn drop_all(s: &mut State, volume: VolumeId) {
+    let Some(volume) = s.volumes.get_mut(volume) else { return };
+    for (_, piece) in volume.ranges.take_parked(|_| true) {
         s.unpin(&piece.pointers);
     }
 }

@@ -137,6 +137,16 @@ impl Ranges {
         (!self.is_busy(start, end, counts)).then(|| self.enter(start, end, Kind::Clean))
     }
 
+    /// True if writes in progress cover all of `[start, end)`: whatever stands there is older than what comes.
+    #[must_use]
+    pub fn is_being_replaced(&self, start: u64, end: u64) -> bool {
+        let writes = self.overlapping(start, end).map(|(_, entry)| entry);
+        let mut writes = writes.filter(|entry| entry.kind == Kind::Write { granted: true });
+        let covered =
+            writes.try_fold(start, |upto, write| (write.start <= upto).then_some(upto.max(write.end)));
+        covered.is_some_and(|upto| upto >= end)
+    }
+
     /// Enters a read of the backing device.
     pub fn begin_miss(&mut self, start: u64, end: u64) -> Claim {
         self.enter(start, end, Kind::Miss)

@@ -1,17 +1,13 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
-use crate::policy::Streams;
-use crate::request::ranges::Ranges;
 use crate::request::write::Survey;
 use crate::request::{Target, parked};
-use crate::set::{CacheSet, Duty};
+use crate::set::CacheSet;
 use crate::state::State;
-use crate::stats::VolumeStats;
 use crate::uuids;
 use crate::volume::epoch::Epoch;
-use crate::volume::{Backing, Course, Volume, VolumeId, VolumeInfo, record};
-use crate::writeback::pace::Pace;
+use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
 use crate::writeback::task;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
@@ -68,9 +64,9 @@ impl CacheSet {
         }
         // Nothing can fail any more. Somebody else may have added it meanwhile.
         self.check_not_served(superblock.uuid())?;
-        let id = self.enter(disk, superblock, inode);
-        self.spawn(Duty::Changing, |set| task::run(set, id));
-        self.spawn(Duty::Changing, |set| parked::run(set, id));
+        let id = self.enter(disk, &superblock, inode);
+        self.spawn_worker(id, task::run);
+        self.spawn_worker(id, parked::run);
         self.signals().writeback_work.notify_all();
         Ok(id)
     }
@@ -150,7 +146,7 @@ impl CacheSet {
         Ok(inode)
     }
 
-    fn enter(&self, disk: Disk, superblock: BackingSuperblock, inode: Inode) -> VolumeId {
+    fn enter(&self, disk: Disk, superblock: &BackingSuperblock, inode: Inode) -> VolumeId {
         let info = disk.info();
         self.with(|s| {
             let block = s.geometry.block_sectors;
@@ -160,38 +156,22 @@ impl CacheSet {
             let cacheable_end = if on_grid { info.sectors - info.sectors % block } else { 0 };
             // A former process may have died between the write of what was read and its flush.
             let in_doubt = info.volatile_cache;
+            let is_dirty = superblock.state() == BackingState::Dirty && !in_doubt;
             let volume = Volume {
-                inode: Some(inode),
-                uuid: superblock.uuid(),
-                label: superblock.label(),
                 sectors: info.sectors.saturating_sub(data_offset),
                 data_offset,
                 cacheable_end,
                 mode: superblock.cache_mode(),
-                mode_changes: 0,
-                options: s.options.volume,
-                streams: Streams::default(),
-                stats: VolumeStats::default(),
-                ranges: Ranges::default(),
-                last_hole: 0,
                 writeback_from: data_offset,
-                requests: 0,
-                earlier_requests: 0,
-                attachment: 0,
-                course: Course::Steady,
-                leaving: 0,
-                pace: Pace::default(),
-                writeback_lock: Semaphore::new(1),
-                writeback_trouble: None,
-                marking_trouble: None,
-                dirty_marked: superblock.state() == BackingState::Dirty && !in_doubt,
+                dirty_marked: is_dirty,
                 backing: Some(Backing {
                     disk,
-                    superblock,
+                    superblock: superblock.clone(),
                     in_doubt,
                     epoch: Epoch::new(info.volatile_cache),
                     record_lock: Semaphore::new(1),
                 }),
+                ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
             };
             s.volumes.add(volume)
         })
@@ -236,6 +216,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         block_sectors: s.geometry.block_sectors,
         flash_only: volume.backing.is_none(),
         attached: volume.inode.is_some(),
+        course: volume.course,
         mode: volume.mode,
         options: volume.options,
         state: volume.state(),
@@ -263,31 +244,11 @@ pub fn add_flash_only(set: &CacheSet) {
         for (inode, slot) in found {
             let sectors = slot.sectors - slot.sectors % block;
             s.volumes.add(Volume {
-                inode: Some(inode),
-                backing: None,
-                uuid: slot.uuid,
-                label: slot.label,
                 sectors,
-                data_offset: 0,
                 cacheable_end: sectors,
                 mode: CacheMode::Writeback,
-                mode_changes: 0,
-                options: s.options.volume,
-                streams: Streams::default(),
-                stats: VolumeStats::default(),
-                ranges: Ranges::default(),
-                last_hole: 0,
-                writeback_from: 0,
-                requests: 0,
-                earlier_requests: 0,
-                attachment: 0,
-                course: Course::Steady,
-                leaving: 0,
-                pace: Pace::default(),
-                writeback_lock: Semaphore::new(1),
-                writeback_trouble: None,
-                marking_trouble: None,
                 dirty_marked: true,
+                ..Volume::new(inode, slot.uuid, slot.label, s.options.volume)
             });
         }
     });

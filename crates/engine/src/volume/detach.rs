@@ -16,20 +16,20 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
 use crate::volume::{Course, VolumeId, record};
-use crate::writeback::urgent;
+use crate::writeback::urgent::{self, Cancel};
 use bcached_format::{BackingState, BackingSuperblock, Inode, Uuid};
 
 impl CacheSet {
     /// Takes a volume from the cache: writes everything dirty back, whatever the options of write-back say, and goes on
     /// serving it without the cache. *None* is durable on its superblock when this returns.
     ///
-    /// After an error the volume is attached as before, and nothing is lost: if its backing device takes no data, if the
-    /// set is being stopped or fails, or if there is nothing to detach. Like all that the engine does, this is to be
+    /// After an error the volume is attached as before, and nothing is lost: if its backing device takes no data, if it is
+    /// cancelled, if the set is being stopped or fails, or if there is nothing to detach. Like all that the engine does, this is to be
     /// waited for to its end; it ends by itself.
-    pub async fn detach(&self, id: VolumeId) -> Result<(), Error> {
+    pub async fn detach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Detaching))?;
         let detached = match target.inode {
-            Some(inode) => self.take_out(&target, inode).await,
+            Some(inode) => self.take_out(&target, inode, cancel).await,
             None => Err(Error::NotAttached),
         };
         self.with(|s| s.end_course(id));
@@ -38,8 +38,8 @@ impl CacheSet {
         detached
     }
 
-    async fn take_out(&self, target: &Target, inode: Inode) -> Result<(), Error> {
-        self.leave_clean(target, inode).await?;
+    async fn take_out(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
+        self.leave_clean(target, inode, cancel).await?;
         // If it left for another reason meanwhile, that is what its superblock says.
         record::update(self, target.id, |_, superblock| say_none(superblock)).await?;
         let seconds = self.env().wall_seconds();
@@ -58,8 +58,8 @@ impl CacheSet {
     }
 
     /// Writes back until nothing is dirty, and then leaves. Holds the volume's write-back meanwhile.
-    async fn leave_clean(&self, target: &Target, inode: Inode) -> Result<(), Error> {
-        urgent::write_back(self, target, async || {
+    async fn leave_clean(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
+        urgent::write_back(self, target, cancel, async || {
             if self.with(|s| s.dirty.of(inode) > 0) {
                 return Ok(false);
             }

@@ -5,6 +5,7 @@ pub mod detach;
 pub mod epoch;
 pub mod reattach;
 pub mod record;
+pub mod remove;
 
 use crate::error::Error;
 use crate::options::VolumeOptions;
@@ -76,6 +77,8 @@ pub struct Volume {
     pub writeback_trouble: Option<WritebackTrouble>,
     /// Why the backing device cannot be marked clean, if that is so.
     pub marking_trouble: Option<Box<Error>>,
+    /// Whoever works on the volume beside its requests: its tasks, fills, what somebody has asked for.
+    pub hands: u64,
     /// Requests in flight.
     pub requests: u64,
     /// Those of them that began before it was attached under the number that it has now.
@@ -103,9 +106,44 @@ pub enum Course {
     Detaching,
     /// It gets a number, or has one and requests are in flight that do not know it.
     Attaching,
+    /// The set is about to know nothing of it any more: no request begins.
+    Leaving,
 }
 
 impl Volume {
+    /// A volume without a size, of which nothing is known yet but who it is.
+    #[must_use]
+    pub fn new(inode: Inode, uuid: Uuid, label: Label, options: VolumeOptions) -> Self {
+        Self {
+            inode: Some(inode),
+            backing: None,
+            uuid,
+            label,
+            sectors: 0,
+            data_offset: 0,
+            cacheable_end: 0,
+            mode: CacheMode::Writethrough,
+            mode_changes: 0,
+            options,
+            streams: Streams::default(),
+            stats: VolumeStats::default(),
+            ranges: Ranges::default(),
+            last_hole: 0,
+            writeback_from: 0,
+            writeback_trouble: None,
+            marking_trouble: None,
+            hands: 0,
+            requests: 0,
+            earlier_requests: 0,
+            attachment: 0,
+            course: Course::Steady,
+            leaving: 0,
+            pace: Pace::default(),
+            writeback_lock: Semaphore::new(1),
+            dirty_marked: false,
+        }
+    }
+
     /// The volume uses the cache under the number `inode`, and is not about to leave it.
     #[must_use]
     pub fn may_cache(&self, inode: Option<Inode>) -> bool {
@@ -168,6 +206,11 @@ impl Volumes {
         self.table.get_mut(&id)
     }
 
+    /// Takes one out.
+    pub fn remove(&mut self, id: VolumeId) -> Option<Volume> {
+        self.table.remove(&id)
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
         self.table.iter().map(|(id, volume)| (*id, volume))
@@ -191,6 +234,8 @@ pub struct VolumeInfo {
     pub flash_only: bool,
     /// Served through the cache.
     pub attached: bool,
+    /// Whether it is on its way to or from the cache.
+    pub course: Course,
     /// Cache mode.
     pub mode: CacheMode,
     /// The knobs.

@@ -12,6 +12,10 @@ pub struct Age {
     sweep_began: Time,
     /// The sweep has passed by something.
     has_gaps: bool,
+    /// Sweeps that have ended.
+    sweeps: u64,
+    /// The last of them had passed by something.
+    had_gaps: bool,
 }
 
 impl Age {
@@ -20,7 +24,8 @@ impl Age {
         if self.since.is_some() {
             return false;
         }
-        *self = Self { since: Some(now), sweep_began: now, has_gaps: false };
+        self.since = Some(now);
+        self.sweep_begins(now);
         true
     }
 
@@ -45,7 +50,15 @@ impl Age {
         if !self.has_gaps {
             self.since = self.since.map(|since| since.max(self.sweep_began));
         }
+        self.sweeps += 1;
+        self.had_gaps = self.has_gaps;
         self.sweep_begins(now);
+    }
+
+    /// How many sweeps have ended, and whether the last of them had passed by something.
+    #[must_use]
+    pub const fn ended(&self) -> (u64, bool) {
+        (self.sweeps, self.had_gaps)
     }
 
     /// No data has been dirty for longer; `None`: nothing is dirty.

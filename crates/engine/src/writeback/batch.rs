@@ -59,8 +59,8 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
         let now = s.now;
         let trouble = round.shows(s, target);
         if let Some(volume) = s.volumes.get_mut(target.id) {
-            let wanted: u64 = works.iter().map(|work| work.key.sectors()).sum();
-            if trouble.is_some() || sectors < wanted {
+            // What has become less than was chosen has been written anew meanwhile: it is younger than the sweep.
+            if trouble.is_some() {
                 volume.pace.age.passes_by();
             }
             if is_round {
@@ -230,9 +230,11 @@ fn choose_in_leaf(
             return Attempt::Done(key.start());
         }
         let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
-        // A range that is being written is dirty again soon; a later pass takes it.
+        // A range that is being written is dirty again soon; a later pass takes it, and what is left of the older data.
         let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else {
-            volume.pace.age.passes_by();
+            if !volume.ranges.is_being_replaced(key.start(), key.end) {
+                volume.pace.age.passes_by();
+            }
             continue;
         };
         s.pin(&key.pointers);

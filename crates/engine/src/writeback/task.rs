@@ -22,12 +22,12 @@ const FRUITLESS_MIN: Duration = Duration::from_millis(10);
 /// The longest such rest of a volume that has too much dirty data, or whose data was only in use.
 const FRUITLESS_MAX: Duration = Duration::from_secs(1);
 
-/// The task, for as long as the set runs.
+/// The task, for as long as the set runs and has the volume.
 pub async fn run(set: CacheSet, id: VolumeId) {
     loop {
         let until = turn(&set, id).await;
         // What has rung during the turn is not heard: a stop, above all.
-        if set.is_ending() {
+        if set.is_over(id) {
             return;
         }
         if until <= set.env().now() {
@@ -41,7 +41,7 @@ pub async fn run(set: CacheSet, id: VolumeId) {
 /// One turn; when the next is due.
 async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     let aside = set.env().now() + ASIDE;
-    if set.is_ending() {
+    if set.is_over(id) {
         return aside;
     }
     let Some(target) = set.target(id).filter(|target| target.inode.is_some()) else { return aside };
@@ -88,7 +88,7 @@ fn after(set: &CacheSet, target: &Target, batch: &Batch) {
 }
 
 /// *Clean* on the superblock when nothing is dirty.
-async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
+pub async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
     let clean = set.with(|s| is_clean(s, id));
     if !clean {
         return Ok(());

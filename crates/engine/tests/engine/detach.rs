@@ -1,14 +1,15 @@
 //! Volumes that are taken from the cache and put back while they are served: no write is lost, no old copy is shown, and
 //! whatever fails meanwhile leaves the volume where it was.
 
+use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, backing_superblock, bytes, open, run, write};
 use crate::stopped::stopped;
-use bcached_engine::{CacheSet, Error, Options, Request, VolumeId, VolumeOptions};
-use bcached_env::{Env, Op, Payload, Time};
+use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::{Env, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode, Uuid, UuidSlot};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -34,42 +35,9 @@ fn holds(payload: &Payload, byte: u8) -> bool {
     payload.as_slice().chunks(512).any(|sector| sector.iter().all(|found| *found == byte))
 }
 
-/// Something that goes on beside the test, and its result.
-struct Beside<T>(Rc<RefCell<Option<T>>>);
-
-impl<T: 'static> Beside<T> {
-    fn start(env: &Env, work: impl Future<Output = T> + 'static) -> Self {
-        let result = Rc::new(RefCell::new(None));
-        let place = Rc::clone(&result);
-        env.spawn(async move {
-            let done = work.await;
-            *place.borrow_mut() = Some(done);
-        });
-        Self(result)
-    }
-
-    fn is_over(&self) -> bool {
-        self.0.borrow().is_some()
-    }
-
-    async fn result(self, env: &Env) -> T {
-        let until = Time(env.now().0 + 600_000_000_000);
-        while !self.is_over() {
-            assert!(env.now() < until, "it never ends");
-            env.sleep(Duration::from_micros(50)).await;
-        }
-        self.0.borrow_mut().take().expect("it is over")
-    }
-}
-
 fn detaching(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<(), Error>> {
     let set = set.clone();
-    Beside::start(env, async move { set.detach(volume).await })
-}
-
-fn asking(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> Beside<Result<(), Error>> {
-    let set = set.clone();
-    Beside::start(env, async move { set.serve(volume, request).await.result })
+    Beside::start(env, async move { set.detach(volume, &Cancel::default()).await })
 }
 
 /// Sectors that a client writes, two at a time, and how often it would write them all.
@@ -120,7 +88,7 @@ fn a_volume_is_detached_under_load_and_its_backing_device_has_everything() {
         let goes_on = Rc::new(Cell::new(true));
         let clients: Vec<_> =
             (0..CLIENTS).map(|client| rewriting(&env, &set, volume, client, &goes_on)).collect();
-        set.detach(volume).await.expect("its backing device takes everything");
+        set.detach(volume, &Cancel::default()).await.expect("its backing device takes everything");
         assert!(!clients.iter().any(Beside::is_over), "it has outlasted those who write");
         let info = set.volumes().remove(0);
         assert_eq!((info.attached, info.state, info.dirty_sectors), (false, Some(BackingState::None), 0));
@@ -155,8 +123,8 @@ fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(0, 64, 1)).await;
         for round in 2..6 {
-            set.detach(volume).await.expect("sound");
-            assert_eq!(set.detach(volume).await, Err(Error::NotAttached));
+            set.detach(volume, &Cancel::default()).await.expect("sound");
+            assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::NotAttached));
             ask(&set, volume, write(0, 32, round)).await;
             set.attach(volume).await.expect("sound");
             assert_eq!(set.attach(volume).await, Err(Error::Attached));
@@ -189,7 +157,7 @@ fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         ask(&set, volume, write(0, 16, OLD)).await;
-        set.detach(volume).await.expect("sound");
+        set.detach(volume, &Cancel::default()).await.expect("sound");
         let holds = Rc::new(Cell::new(true));
         let is_held = Rc::clone(&holds);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
@@ -244,7 +212,7 @@ fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() 
         let zeroes = Request::WriteZeroes { sector: 4, sectors: 16, fua: false };
         let zeroing = asking(&env, &set, volume, zeroes);
         env.sleep(Duration::from_millis(1)).await;
-        set.detach(volume).await.expect("nothing is dirty");
+        set.detach(volume, &Cancel::default()).await.expect("nothing is dirty");
         ask(&set, volume, write(20, 4, NEW)).await;
         assert!(!zeroing.is_over());
         holds.set(false);
@@ -312,7 +280,7 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
             (disk == BACKING && holds(payload, BAD)).then_some(Mishap::Fails)
         }));
         let began = env.now();
-        let error = set.detach(volume).await.expect_err("the device refuses");
+        let error = set.detach(volume, &Cancel::default()).await.expect_err("the device refuses");
         assert!(matches!(error, Error::Io { .. }), "{error}");
         assert!(env.now().0 - began.0 < 60_000_000_000, "it is not tried for ever");
         let info = set.volumes().remove(0);
@@ -322,7 +290,7 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
         ask(&set, volume, write(2000, 8, 3)).await;
         assert_eq!(set.status().dirty_sectors, 16, "it is cached as before");
         world.borrow_mut().fate = None;
-        set.detach(volume).await.expect("the device is well");
+        set.detach(volume, &Cancel::default()).await.expect("the device is well");
         let info = set.volumes().remove(0);
         assert_eq!((info.attached, info.writeback_trouble), (false, None));
         for (sector, byte) in [(0, 1), (640, BAD), (2000, 3)] {
@@ -354,7 +322,8 @@ fn dirty_data_beside_a_detach_that_failed_is_not_lost() {
         }));
         let writing = asking(&env, &set, volume, write(640, 8, NEW));
         env.sleep(Duration::from_millis(1)).await;
-        let error = set.detach(volume).await.expect_err("its superblock cannot be written");
+        let error =
+            set.detach(volume, &Cancel::default()).await.expect_err("its superblock cannot be written");
         assert!(matches!(error, Error::Io { .. }) && !lands.get(), "{error}");
         assert!(set.volumes()[0].attached && !writing.is_over());
         holds.set(false);
@@ -428,11 +397,11 @@ fn a_stop_ends_a_detach_and_the_volume_is_what_it_was() {
         }));
         let first = detaching(&env, &set, volume);
         env.sleep(Duration::from_millis(1500)).await;
-        assert_eq!(set.detach(volume).await, Err(Error::OnItsWay));
+        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
         assert_eq!(set.attach(volume).await, Err(Error::OnItsWay));
         set.stop().await.expect("it stops");
         assert_eq!(first.result(&env).await, Err(Error::Stopping));
-        assert_eq!(set.detach(volume).await, Err(Error::Stopping));
+        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::Stopping));
     });
     assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
     rig.world.borrow_mut().fate = None;
@@ -455,7 +424,7 @@ fn a_set_that_has_failed_detaches_and_attaches_nothing() {
             (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
         }));
         assert!(set.serve(volume, Request::Flush).await.result.is_err());
-        assert!(matches!(set.detach(volume).await, Err(Error::Failed(_))));
+        assert!(matches!(set.detach(volume, &Cancel::default()).await, Err(Error::Failed(_))));
         assert!(matches!(set.attach(volume).await, Err(Error::Failed(_))));
         assert_eq!(set.volumes()[0].state, Some(BackingState::Dirty));
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
@@ -478,9 +447,9 @@ fn a_flash_only_volume_is_not_detached() {
         let (set, _) = open(env, options()).await.expect("sound");
         let volume = set.volumes().iter().find(|info| info.flash_only).expect("in the table").id;
         ask(&set, volume, write(0, 8, 1)).await;
-        assert_eq!(set.detach(volume).await, Err(Error::FlashOnly));
+        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::FlashOnly));
         assert_eq!(set.attach(volume).await, Err(Error::FlashOnly));
-        assert_eq!(set.detach(VolumeId(77)).await, Err(Error::NoVolume));
+        assert_eq!(set.detach(VolumeId(77), &Cancel::default()).await, Err(Error::NoVolume));
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
     });
 }

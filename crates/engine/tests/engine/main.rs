@@ -2,7 +2,9 @@
 
 mod answers;
 mod attach;
+mod beside;
 mod budget;
+mod cleaning;
 mod coalesce;
 mod copies;
 mod detach;
@@ -15,6 +17,7 @@ mod opening;
 mod pace;
 mod policy;
 mod reads;
+mod remove;
 mod replacement;
 mod rig;
 mod stopped;

@@ -1,0 +1,145 @@
+//! Dirty data that somebody wants written back now: all that is dirty at that moment, whoever goes on writing.
+
+use crate::beside::Beside;
+use crate::memory::Mishap;
+use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
+use bcached_engine::{CacheSet, Cancel, Error, Options, VolumeId, VolumeOptions};
+use bcached_env::rng::Rng;
+use bcached_env::{Env, Op};
+use bcached_format::BackingState;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+
+/// Nothing is written back unasked.
+fn still() -> Options {
+    let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
+    Options { volume, ..Options::default() }
+}
+
+/// Writes `count` pieces of eight sectors of `byte`, sixteen apart.
+async fn dirty(set: &CacheSet, volume: VolumeId, count: u64, byte: u8) {
+    for n in 0..count {
+        ask(set, volume, write(n * 16, 8, byte)).await;
+    }
+}
+
+async fn cleaned(set: &CacheSet, volume: VolumeId) -> Result<(), Error> {
+    set.write_back(volume, &Cancel::default()).await
+}
+
+/// Somebody writes over all of it, single sectors and pieces, from several places and without a pause.
+fn writers(env: &Env, set: &CacheSet, volume: VolumeId, goes_on: &Rc<Cell<bool>>) -> Vec<Beside<()>> {
+    let one = |client: u64| {
+        let (set, goes_on) = (set.clone(), Rc::clone(goes_on));
+        Beside::start(env, async move {
+            let mut random = Rng::new(client);
+            while goes_on.get() {
+                let sector = random.below(512) * 16 + random.below(4);
+                let sectors = 1 + usize::try_from(random.below(4)).expect("few");
+                ask(&set, volume, write(sector, sectors, 2)).await;
+            }
+        })
+    };
+    (0..8).map(one).collect()
+}
+
+/// Everything that was dirty when it was asked for is on the backing device, or what was written over it since; and it ends.
+#[test]
+fn it_ends_while_others_write_and_what_was_dirty_is_there() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), still()).await.expect("sound");
+        dirty(&set, volume, 512, 1).await;
+        let goes_on = Rc::new(Cell::new(true));
+        let writers = writers(&env, &set, volume, &goes_on);
+        env.sleep(Duration::from_millis(2)).await;
+        cleaned(&set, volume).await.expect("the device is well");
+        for piece in 0..512 {
+            let mut found = [0; 8 * 512];
+            world.borrow().look(1, DATA_OFFSET + piece * 16, &mut found);
+            assert!(found.iter().all(|byte| [1, 2].contains(byte)), "piece {piece}");
+        }
+        assert!(set.volumes()[0].dirty_sectors > 0, "the writers have gone on");
+        goes_on.set(false);
+        for writer in writers {
+            writer.result(&env).await;
+        }
+        cleaned(&set, volume).await.expect("the device is well");
+        assert_eq!(set.volumes()[0].dirty_sectors, 0);
+        env.sleep(Duration::from_secs(1)).await;
+        assert_eq!(set.volumes()[0].state, Some(BackingState::Clean), "and it is said");
+        cleaned(&set, volume).await.expect("nothing is dirty");
+    });
+}
+
+/// One place takes no data: the rest leaves, the place is named, nothing is lost, and it can be asked for again.
+#[test]
+fn one_bad_place_is_named_and_the_rest_leaves() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), still()).await.expect("sound");
+        dirty(&set, volume, 100, 1).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let Op::Write { sector, payload, .. } = op else { return None };
+            let (start, end) = (*sector, *sector + payload.len() as u64 / 512);
+            let is_bad = (start..end).contains(&(DATA_OFFSET + 804));
+            (disk == BACKING && is_bad).then_some(Mishap::Fails)
+        }));
+        let error = cleaned(&set, volume).await.expect_err("it takes not all");
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        let info = set.volumes().remove(0);
+        assert_eq!(info.dirty_sectors, 8);
+        let trouble = info.writeback_trouble.expect("it is named");
+        assert_eq!((trouble.sector, trouble.sectors), (800, 8));
+        world.borrow_mut().fate = None;
+        cleaned(&set, volume).await.expect("it is well again");
+        assert_eq!(set.volumes()[0].dirty_sectors, 0);
+    });
+}
+
+/// Who has asked can give it up, and a stop does not wait for it.
+#[test]
+fn it_can_be_cancelled_and_a_stop_ends_it() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), still()).await.expect("sound");
+        dirty(&set, volume, 100, 1).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let is_data = matches!(op, Op::Write { sector, .. } if *sector >= DATA_OFFSET);
+            (disk == BACKING && is_data).then_some(Mishap::Fails)
+        }));
+        let begin = |cancel: Cancel| {
+            let set = set.clone();
+            Beside::start(&env, async move { set.write_back(volume, &cancel).await })
+        };
+        let cancel = Cancel::default();
+        let first = begin(cancel.clone());
+        env.sleep(Duration::from_millis(500)).await;
+        assert!(!first.is_over());
+        set.cancel(&cancel);
+        assert_eq!(first.result(&env).await, Err(Error::Cancelled));
+        let second = begin(Cancel::default());
+        env.sleep(Duration::from_millis(500)).await;
+        set.stop().await.expect("nothing that is acknowledged is in danger");
+        assert_eq!(second.result(&env).await, Err(Error::Stopping));
+        assert_eq!(set.volumes()[0].dirty_sectors, 800);
+    });
+}
+
+/// There is nothing to do of a volume that has no cache, and none of an unknown one.
+#[test]
+fn without_a_cache_nothing_is_dirty() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, still()).await.expect("sound");
+        set.detach(volume, &Cancel::default()).await.expect("sound");
+        cleaned(&set, volume).await.expect("nothing is dirty");
+        assert_eq!(cleaned(&set, VolumeId(9)).await, Err(Error::NoVolume));
+    });
+}

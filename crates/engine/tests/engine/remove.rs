@@ -1,0 +1,135 @@
+//! Volumes that are served no more while their set goes on.
+
+use crate::beside::{Beside, asking};
+use crate::memory::Mishap;
+use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
+use bcached_engine::{CacheSet, Cancel, Error, Options, Removed, Request, VolumeId, VolumeOptions};
+use bcached_env::{Buffer, Env, Op};
+use bcached_format::{BackingState, CacheMode};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+
+/// Nothing is written back unasked, and what is read is parked for long.
+fn options() -> Options {
+    Options {
+        parked_delay: Duration::from_secs(600),
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
+fn removing(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<Removed, Error>> {
+    let set = set.clone();
+    Beside::start(env, async move { set.remove_volume(volume).await })
+}
+
+/// Dirty data stays, is known to be nobody's, and is there when the volume comes back; clean data is used again.
+#[test]
+fn dirty_data_stays_and_is_found_again() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let removed = set.remove_volume(volume).await.expect("it is there");
+        assert_eq!(removed, Removed { disk: BACKING, lost: None });
+        assert_eq!(set.volumes(), []);
+        let unserved = set.status().unserved;
+        assert_eq!(unserved.iter().map(|left| left.dirty_sectors).collect::<Vec<_>>(), [8]);
+        assert_eq!(set.serve(volume, Request::Flush).await.result, Err(Error::NoVolume));
+        assert_eq!(set.remove_volume(volume).await, Err(Error::NoVolume));
+
+        let volume = set.add_backing(BACKING, None).await.expect("it comes back");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        assert_eq!(set.volumes()[0].dirty_sectors, 8);
+        set.write_back(volume, &Cancel::default()).await.expect("the device is well");
+        set.remove_volume(volume).await.expect("it is there");
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+    assert_eq!(crate::rig::backing_superblock(&rig).state(), BackingState::Clean, "marked on the way out");
+}
+
+/// What was asked for before is answered, with the backing device as slow as it likes; what comes later is refused.
+#[test]
+fn requests_in_flight_end_and_no_other_begins() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let is_read = disk == BACKING && matches!(op, Op::Read { .. });
+            is_read.then_some(Mishap::Waits)
+        }));
+        let read = asking(&env, &set, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) });
+        env.sleep(Duration::from_millis(1)).await;
+        let leaving = removing(&env, &set, volume);
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(!read.is_over() && !leaving.is_over());
+        let late = set.serve(volume, write(0, 8, 1)).await;
+        assert_eq!(late.result, Err(Error::NoVolume));
+        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
+        world.borrow_mut().fate = None;
+        assert_eq!(read.result(&env).await, Ok(()));
+        leaving.result(&env).await.expect("nothing keeps it");
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// What went past the cache is made durable; what waits in the cache for that is let go, and its buckets too.
+#[test]
+fn what_went_past_the_cache_is_flushed_and_what_is_parked_is_let_go() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("sound");
+        let writes_since_flush = Rc::new(RefCell::new(0));
+        let seen = Rc::clone(&writes_since_flush);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            match op {
+                Op::Flush if disk == BACKING => *seen.borrow_mut() = 0,
+                Op::Write { sector, .. } if disk == BACKING && *sector >= DATA_OFFSET => {
+                    *seen.borrow_mut() += 1;
+                }
+                _ => {}
+            }
+            None
+        }));
+        for n in 0..200 {
+            ask(&set, volume, write(n * 64, 64, 3)).await;
+        }
+        assert!(*writes_since_flush.borrow() >= 200, "nobody has flushed");
+        let removed = set.remove_volume(volume).await.expect("it is there");
+        assert_eq!(removed.lost, None);
+        assert_eq!(*writes_since_flush.borrow(), 0, "flushed on the way out");
+        world.borrow_mut().fate = None;
+        let volume = set.add_backing(BACKING, None).await.expect("it comes back");
+        // Every bucket can be had: nothing is pinned any more.
+        for n in 0..700 {
+            ask(&set, volume, write(n * 128, 128, 4)).await;
+        }
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// A device whose last flush fails is given up all the same, and it is said.
+#[test]
+fn a_failing_last_flush_is_told() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        world.borrow_mut().fate =
+            Some(Box::new(|disk, op| (disk == BACKING && matches!(op, Op::Flush)).then_some(Mishap::Fails)));
+        let removed = set.remove_volume(volume).await.expect("it goes");
+        assert!(removed.lost.is_some(), "{removed:?}");
+        assert_eq!(set.volumes(), []);
+        set.stop().await.expect("what was its is told");
+    });
+}
