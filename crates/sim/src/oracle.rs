@@ -250,8 +250,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read was answered with an error, which tells nothing of the content.
-    pub fn abandon_read(&mut self, id: OpId) {
+    /// A read was answered with an error, or a flush was none: that tells nothing of the content.
+    pub fn abandon(&mut self, id: OpId) {
         self.open.remove(&id);
     }
 

@@ -6,6 +6,7 @@
 pub mod engine;
 pub mod mutant;
 pub mod passthrough;
+mod seat;
 pub mod tuning;
 
 use crate::disk::{Background, Device, Model};
@@ -208,6 +209,16 @@ pub trait Running {
     /// Puts a volume back behind the cache, if it is not there.
     fn attach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
+    }
+
+    /// Writes back what is dirty of a volume at this moment.
+    fn clean(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether it did, which is a flush.
+    fn readd(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
+        Box::pin(async { Ok(false) })
     }
 
     /// Data that is not on the backing devices yet, in sectors.

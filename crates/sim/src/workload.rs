@@ -80,6 +80,16 @@ pub enum Step {
         /// Volume.
         volume: u32,
     },
+    /// Write back what is dirty of a volume now, with requests in flight.
+    Clean {
+        /// Volume.
+        volume: u32,
+    },
+    /// Serve a volume no more, with requests in flight, and serve it again at once; requests that come in between wait.
+    Readd {
+        /// Volume.
+        volume: u32,
+    },
     /// Let this many virtual milliseconds pass, for background work.
     Pause(u64),
     /// Wait for all answers.
@@ -253,6 +263,8 @@ impl fmt::Display for Step {
             Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
             Self::Detach { volume } => write!(f, "detach {volume}"),
             Self::Attach { volume } => write!(f, "attach {volume}"),
+            Self::Clean { volume } => write!(f, "clean {volume}"),
+            Self::Readd { volume } => write!(f, "readd {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
             Self::Restart(restart) => write!(f, "restart {restart}"),

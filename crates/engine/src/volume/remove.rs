@@ -2,10 +2,11 @@
 //! or added again.
 //!
 //! From the first step on no request begins. Those in flight end, then whoever works on the volume beside them, and a flush makes
-//! durable what went past the cache; then the superblock says *clean* if nothing is dirty. At every moment a crash leaves what it
+//! durable whatever was acknowledged; then the superblock says *clean* if nothing is dirty. At every moment a crash leaves what it
 //! leaves of a volume that is served.
 
 use crate::error::Error;
+use crate::journal::writer;
 use crate::request::{Target, flush, parked};
 use crate::set::{CacheSet, Duty};
 use crate::state::State;
@@ -18,12 +19,12 @@ use bcached_env::DiskId;
 pub struct Removed {
     /// What was under it. The set uses it no more.
     pub disk: DiskId,
-    /// Something that was acknowledged, and not flushed by who wrote it, may not be durable on that.
+    /// Something that was acknowledged, and not flushed by who wrote it, may not be durable.
     pub lost: Option<Error>,
 }
 
 impl CacheSet {
-    /// Serves a volume no more. New requests are refused from the first moment on; those in flight end as they would have ended, and
+    /// Serves a volume no more; all that was acknowledged of it is durable when this returns. New requests are refused from the first moment on; those in flight end as they would have ended, and
     /// may take as long as their devices let them.
     ///
     /// # Errors
@@ -34,7 +35,7 @@ impl CacheSet {
         self.signals().writeback_work.notify_all();
         self.signals().parked_work.notify_all();
         self.idle(id).await;
-        let lost = flush::last_flush(self, &target).await.err();
+        let lost = self.flush_before_leaving(&target).await.err();
         // What that flush has made durable enters the tree.
         self.idle(id).await;
         // It stays *dirty* if it cannot be marked: that costs nothing but the freedom to go without the cache.
@@ -47,6 +48,12 @@ impl CacheSet {
         self.signals().ranges.notify_all();
         let disk = target.backing.as_ref().ok_or(Error::FlashOnly)?.id();
         Ok(Removed { disk, lost })
+    }
+
+    /// As a flush that a client asks for, and as the last one of a stop: a failure that no client has been told of is told.
+    async fn flush_before_leaving(&self, target: &Target) -> Result<(), Error> {
+        let committed = if target.inode.is_some() { writer::commit(self).await } else { Ok(()) };
+        committed.and(flush::last_flush(self, target).await)
     }
 
     /// Until nobody works on the volume any more.

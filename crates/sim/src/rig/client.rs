@@ -248,6 +248,8 @@ impl Client {
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
             Step::Detach { volume } => self.shared.running.detach(volume).await,
             Step::Attach { volume } => self.shared.running.attach(volume).await,
+            Step::Clean { volume } => self.shared.running.clean(volume).await,
+            Step::Readd { volume } => self.readd(volume).await,
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);
@@ -261,6 +263,19 @@ impl Client {
         world.progress(PATIENCE_NS);
         world.trace.note(now, || format!("{words}: {result:?}"));
         result
+    }
+
+    /// A volume that is given up has been flushed.
+    async fn readd(&self, volume: u32) -> Result<(), Refusal> {
+        let id = self.shared.oracle.borrow_mut().begin_flush(volume);
+        let flushed = self.shared.running.readd(volume).await;
+        let mut oracle = self.shared.oracle.borrow_mut();
+        match &flushed {
+            Ok(false) => oracle.abandon(id),
+            flushed => oracle.end(id, flushed.is_ok()),
+        }
+        drop(oracle);
+        flushed.map(drop)
     }
 
     /// Virtual time, and how much faults have delayed so far, all added up.
@@ -297,11 +312,11 @@ impl Client {
         let request = Request::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes) };
         let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
         if let Err(refusal) = result {
-            self.shared.oracle.borrow_mut().abandon_read(id);
+            self.shared.oracle.borrow_mut().abandon(id);
             return Err(refusal);
         }
         let Some(buffer) = buffer.filter(|buffer| buffer.len() == bytes) else {
-            self.shared.oracle.borrow_mut().abandon_read(id);
+            self.shared.oracle.borrow_mut().abandon(id);
             return Err(Refusal(format!("a read was answered without its {bytes} bytes of memory")));
         };
         let judged = self.shared.oracle.borrow_mut().end_read(id, buffer.as_slice());

@@ -312,6 +312,8 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         }
         ["detach", volume] => Step::Detach { volume: volume_of(volume)? },
         ["attach", volume] => Step::Attach { volume: volume_of(volume)? },
+        ["clean", volume] => Step::Clean { volume: volume_of(volume)? },
+        ["readd", volume] => Step::Readd { volume: volume_of(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),

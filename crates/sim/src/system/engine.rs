@@ -3,11 +3,12 @@
 //! The options are those of the geometry's tuning. What is a stream follows from the batches of write-back, so that nothing more
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
+use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{BucketCount, CacheSet, Error, Options, Phases, VolumeId, VolumeOptions};
+use bcached_engine::{BucketCount, CacheSet, Cancel, Error, Options, Phases, VolumeId, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env, Note};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -54,8 +55,23 @@ impl ReadAt for Image<'_> {
 
 struct Open {
     set: CacheSet,
-    volumes: Vec<VolumeId>,
+    seats: Vec<Rc<Seat>>,
     shapes: Vec<VolumeShape>,
+}
+
+impl Open {
+    /// Does something with a volume as soon as it is served.
+    fn with<T: 'static>(
+        &self,
+        volume: u32,
+        ask: impl FnOnce(&CacheSet, VolumeId) -> Soon<Result<T, Refusal>> + 'static,
+    ) -> Soon<Result<T, Refusal>> {
+        let (set, seat) = (self.set.clone(), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            let id = seat.id().await.ok_or_else(gone)?;
+            ask(&set, id).await
+        })
+    }
 }
 
 /// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
@@ -216,7 +232,8 @@ impl System for Engine {
                 Some(VolumeShape { sectors: info.sectors, unit_sectors })
             };
             let shapes = volumes.iter().filter_map(shape).collect();
-            Ok(Rc::new(Open { set, volumes, shapes }) as Rc<dyn Running>)
+            let seats = volumes.into_iter().map(Seat::of).collect();
+            Ok(Rc::new(Open { set, seats, shapes }) as Rc<dyn Running>)
         })
     }
 }
@@ -275,7 +292,7 @@ pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
 #[must_use]
 pub fn detach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
-    Box::pin(async move { unless_there(set.detach(id).await) })
+    Box::pin(async move { unless_there(set.detach(id, &Cancel::default()).await) })
 }
 
 /// Puts a volume of an engine back behind the cache.
@@ -283,6 +300,13 @@ pub fn detach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
 pub fn attach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.attach(id).await) })
+}
+
+/// Writes back what is dirty of a volume of an engine.
+#[must_use]
+pub fn clean(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move { set.write_back(id, &Cancel::default()).await.map_err(Refusal::from_error) })
 }
 
 /// Who asks for what is so already, or is under way, has not been refused anything.
@@ -299,19 +323,34 @@ impl Running for Open {
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        serve(&self.set, self.volumes[volume as usize], request)
+        let (set, seat) = (self.set.clone(), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            match seat.id().await {
+                Some(id) => serve(&set, id, request).await,
+                None => Reply { result: Err(gone()), buffer: None },
+            }
+        })
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
-        set_mode(&self.set, self.volumes[volume as usize], wanted)
+        self.with(volume, move |set, id| set_mode(set, id, wanted))
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        detach(&self.set, self.volumes[volume as usize])
+        self.with(volume, detach)
     }
 
     fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        attach(&self.set, self.volumes[volume as usize])
+        self.with(volume, attach)
+    }
+
+    fn clean(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        self.with(volume, clean)
+    }
+
+    fn readd(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
+        let (set, seat) = (self.set.clone(), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move { seat.readd(&set).await })
     }
 
     fn assert_invariants(&self) {

@@ -150,7 +150,9 @@ impl<'a> Painter<'a> {
             9 => self.trouble(),
             10 => Step::Detach { volume: self.volume() },
             11 => Step::Attach { volume: self.volume() },
-            _ => self.delay(),
+            12 => self.delay(),
+            13 => Step::Clean { volume: self.volume() },
+            _ => Step::Readd { volume: self.volume() },
         }
     }
 

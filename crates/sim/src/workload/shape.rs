@@ -19,14 +19,19 @@ pub(super) struct Weights {
     pub(super) detach: u64,
     pub(super) attach: u64,
     pub(super) delay: u64,
+    pub(super) clean: u64,
+    pub(super) readd: u64,
 }
 
 impl Weights {
     /// As the drawing of a step numbers the kinds.
-    pub(super) const fn in_order(self) -> [u64; 13] {
+    pub(super) const fn in_order(self) -> [u64; 15] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
-        let Self { pause, settle, restart, trouble, detach, attach, delay, .. } = self;
-        [write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay]
+        let Self { pause, settle, restart, trouble, detach, attach, delay, clean, readd, .. } = self;
+        [
+            write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay,
+            clean, readd,
+        ]
     }
 }
 
@@ -131,6 +136,8 @@ const MIXED: Weights = Weights {
     detach: 1,
     attach: 3,
     delay: 1,
+    clean: 1,
+    readd: 1,
 };
 
 /// Volumes stay attached.
@@ -294,7 +301,7 @@ const SHAPES: [Shape; 15] = [
 
 /// See the shape of this name.
 const LEAVING: Shape = Shape {
-    weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, ..MIXED },
+    weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, clean: 2, readd: 6, ..MIXED },
     span: 256,
     longest: 24,
     buckets: Buckets::Small,

@@ -1,0 +1,65 @@
+//! A volume that may be given up and taken up again while clients ask: under another number each time.
+
+use super::Refusal;
+use bcached_engine::{CacheSet, Error, Removed, VolumeId};
+use bcached_env::sync::Notify;
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// How often a volume is tried to be added again; its device may be failing.
+const TRIES: u32 = 8;
+
+/// The place of one volume.
+pub struct Seat {
+    /// What the engine calls it now; `None`: it could not be added again.
+    id: Cell<Option<VolumeId>>,
+    is_away: Cell<bool>,
+    back: Notify,
+}
+
+/// What becomes of a request to a volume that is gone.
+pub fn gone() -> Refusal {
+    Refusal("the volume is not served any more".to_owned())
+}
+
+impl Seat {
+    /// Of a volume that is served.
+    pub fn of(id: VolumeId) -> Rc<Self> {
+        Rc::new(Self { id: Cell::new(Some(id)), is_away: Cell::new(false), back: Notify::new() })
+    }
+
+    /// What the engine calls the volume, as soon as it has it; `None` if it is gone.
+    pub async fn id(&self) -> Option<VolumeId> {
+        while self.is_away.get() {
+            self.back.wait().await;
+        }
+        self.id.get()
+    }
+
+    /// Gives the volume up and adds it again. Whether it did so: that is a flush, too.
+    ///
+    /// # Errors
+    /// If it cannot be added again, or if something acknowledged may be lost: then it is gone, so that nobody is told that it is safe.
+    pub async fn readd(&self, set: &CacheSet) -> Result<bool, Refusal> {
+        let Some(id) = self.id.get().filter(|_| !self.is_away.get()) else { return Ok(false) };
+        self.is_away.set(true);
+        let outcome = match set.remove_volume(id).await {
+            Err(Error::OnItsWay) => Ok((id, false)),
+            Err(error) => Err(error),
+            Ok(Removed { lost: Some(error), .. }) => Err(error),
+            Ok(Removed { disk, .. }) => {
+                let mut added = set.add_backing(disk, None).await;
+                for _ in 1..TRIES {
+                    if added.is_err() {
+                        added = set.add_backing(disk, None).await;
+                    }
+                }
+                added.map(|id| (id, true))
+            }
+        };
+        self.id.set(outcome.as_ref().ok().map(|(id, _)| *id));
+        self.is_away.set(false);
+        self.back.notify_all();
+        outcome.map(|(_, flushed)| flushed).map_err(Refusal::from_error)
+    }
+}
