@@ -186,6 +186,13 @@ impl CacheSet {
     /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one. If it has been
     /// changed again meanwhile, that holds.
     pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        self.with(|s| s.hold(id))?;
+        let changed = self.change_mode(id, mode).await;
+        self.let_go(id);
+        changed
+    }
+
+    async fn change_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
         let change = self.with(|s| s.volumes.get_mut(id).map(Volume::begin_mode_change));
         let change = change.ok_or(Error::NoVolume)?;
         record::update(self, id, |_, superblock| superblock.set_cache_mode(mode)).await?;

@@ -369,7 +369,12 @@ impl Running for Open {
         true
     }
 
+    /// Of a volume that is gone a stop promises nothing.
     fn stop(&self) -> Soon<Result<(), Refusal>> {
-        stop(&self.set)
+        let (set, seats) = (self.set.clone(), self.seats.clone());
+        Box::pin(async move {
+            stop(&set).await?;
+            if seats.iter().any(|seat| seat.is_gone()) { Err(gone()) } else { Ok(()) }
+        })
     }
 }

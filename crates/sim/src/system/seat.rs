@@ -36,6 +36,11 @@ impl Seat {
         self.id.get()
     }
 
+    /// It could not be added again, or nobody can say what is on it.
+    pub fn is_gone(&self) -> bool {
+        !self.is_away.get() && self.id.get().is_none()
+    }
+
     /// Gives the volume up and adds it again. Whether it did so: that is a flush, too.
     ///
     /// # Errors
