@@ -1,6 +1,7 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
+use crate::phases::Phase;
 use crate::request::write::Survey;
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
@@ -64,11 +65,31 @@ impl CacheSet {
         }
         // Nothing can fail any more. Somebody else may have added it meanwhile.
         self.check_not_served(superblock.uuid())?;
-        let id = self.enter(disk, &superblock, inode);
-        self.spawn_worker(id, task::run);
-        self.spawn_worker(id, parked::run);
-        self.signals().writeback_work.notify_all();
-        Ok(id)
+        Ok(self.enter(disk, &superblock, Some(inode)))
+    }
+
+    /// Serves the backing device `disk` past the cache. Whatever a cache may hold of it is void from then on, durably; refused if that is
+    /// newer than what is on the device.
+    ///
+    /// After an error the volume is not served, and can be added again.
+    pub async fn add_uncached(&self, disk: DiskId) -> Result<VolumeId, Error> {
+        let disk = self.env().disk(disk);
+        let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
+            return Err(Error::NotABacking);
+        };
+        self.check_not_served(superblock.uuid())?;
+        self.check_block_size(&superblock)?;
+        match superblock.state() {
+            BackingState::Dirty => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
+            BackingState::Clean => {
+                superblock.set_state(BackingState::Stale);
+                let _phase = self.begin(Phase::BackingStale);
+                record::write_superblock(&disk, &superblock.seal()).await?;
+            }
+            BackingState::None | BackingState::Stale => {}
+        }
+        self.check_not_served(superblock.uuid())?;
+        Ok(self.enter(disk, &superblock, None))
     }
 
     fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
@@ -146,9 +167,10 @@ impl CacheSet {
         Ok(inode)
     }
 
-    fn enter(&self, disk: Disk, superblock: &BackingSuperblock, inode: Inode) -> VolumeId {
+    /// The volume is served from here on.
+    fn enter(&self, disk: Disk, superblock: &BackingSuperblock, inode: Option<Inode>) -> VolumeId {
         let info = disk.info();
-        self.with(|s| {
+        let id = self.with(|s| {
             let block = s.geometry.block_sectors;
             let data_offset = superblock.data_offset();
             // Off the block grid nothing can be cached: the grid is that of the backing device's sectors.
@@ -174,7 +196,11 @@ impl CacheSet {
                 ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
             };
             s.volumes.add(volume)
-        })
+        });
+        self.spawn_worker(id, task::run);
+        self.spawn_worker(id, parked::run);
+        self.signals().writeback_work.notify_all();
+        id
     }
 
     /// The volumes being served.
@@ -255,7 +281,7 @@ pub fn add_flash_only(set: &CacheSet) {
                 cacheable_end: sectors,
                 mode: CacheMode::Writeback,
                 dirty_marked: true,
-                ..Volume::new(inode, slot.uuid, slot.label, s.options.volume)
+                ..Volume::new(Some(inode), slot.uuid, slot.label, s.options.volume)
             });
         }
     });

@@ -113,9 +113,9 @@ pub enum Course {
 impl Volume {
     /// A volume without a size, of which nothing is known yet but who it is.
     #[must_use]
-    pub fn new(inode: Inode, uuid: Uuid, label: Label, options: VolumeOptions) -> Self {
+    pub fn new(inode: Option<Inode>, uuid: Uuid, label: Label, options: VolumeOptions) -> Self {
         Self {
-            inode: Some(inode),
+            inode,
             backing: None,
             uuid,
             label,

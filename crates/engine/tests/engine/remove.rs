@@ -133,3 +133,34 @@ fn a_failing_last_flush_is_told() {
         set.stop().await.expect("what was its is told");
     });
 }
+
+/// A device is served past the cache: its data alone is what is read, and what any cache holds of it is void from then on.
+#[test]
+fn a_volume_can_be_served_without_a_cache() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        set.remove_volume(volume).await.expect("it is there");
+        assert_eq!(
+            set.add_uncached(BACKING).await,
+            Err(Error::DirtyElsewhere(bcached_format::Uuid([1; 16])))
+        );
+
+        let volume = set.add_backing(BACKING, None).await.expect("it comes back");
+        set.write_back(volume, &Cancel::default()).await.expect("the device is well");
+        set.remove_volume(volume).await.expect("it is there");
+        let volume = set.add_uncached(BACKING).await.expect("all of it is there");
+        let info = set.volumes().remove(0);
+        assert_eq!((info.attached, info.state), (false, Some(BackingState::Stale)));
+        ask(&set, volume, write(0, 4, 2)).await;
+        assert_eq!(bytes(&set, volume, 0, 8).await, [2, 2, 2, 2, 1, 1, 1, 1]);
+        assert_eq!(set.add_uncached(BACKING).await, Err(Error::Duplicate));
+        set.remove_volume(volume).await.expect("it is there");
+        // The cache still holds a copy of what was there.
+        let volume = set.add_backing(BACKING, None).await.expect("it comes back");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [2, 2, 2, 2, 1, 1, 1, 1]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
