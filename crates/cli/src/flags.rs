@@ -43,6 +43,18 @@ pub enum Command {
     Set(Set),
     /// Take back what `set` has said
     Unset(Unset),
+    /// Write back what is dirty now, of a volume or of all
+    Flush(Flush),
+    /// Take a volume from its cache: it is served on without one
+    Detach(Detach),
+    /// Put a volume behind a cache
+    Attach(Attach),
+    /// Give up long work
+    Cancel(Cancel),
+    /// Wait until a volume is served, clean or detached
+    Wait(Wait),
+    /// List caches and volumes
+    List(List),
     /// Print a device's superblock, as bcache-super-show does
     Show(Show),
     /// Check a cache set, read-only
@@ -208,6 +220,95 @@ pub struct Unset {
     #[arg(value_name = "OPTION", required = true)]
     pub options: Vec<String>,
     /// Check everything and say what would be, but change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached flush`.
+#[derive(clap::Args, Debug)]
+pub struct Flush {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all that have a cache]
+    pub volume: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached detach`.
+#[derive(clap::Args, Debug)]
+pub struct Detach {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached attach`.
+#[derive(clap::Args, Debug)]
+pub struct Attach {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// A cache's name, the UUID of its set, or its device [default: the only one]
+    #[arg(long, value_name = "SET")]
+    pub cache: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached cancel`.
+#[derive(clap::Args, Debug)]
+pub struct Cancel {
+    /// Its number, as `status` shows it
+    #[arg(value_name = "ID")]
+    pub job: String,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached wait`.
+#[derive(clap::Args, Debug)]
+pub struct Wait {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// What it is to be
+    #[arg(long = "for", value_name = "STATE")]
+    pub wanted: WaitFor,
+    /// How long to wait at most: 30s, 5m, 2h; then the exit status is 6
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<String>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// What can be waited for.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WaitFor {
+    /// It is served
+    Served,
+    /// Nothing of it is dirty, and its backing device says so
+    Clean,
+    /// It is served without a cache
+    Detached,
+}
+
+/// `bcached list`.
+#[derive(clap::Args, Debug)]
+pub struct List {
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// How long work is waited for.
+#[derive(clap::Args, Debug)]
+pub struct Watch {
+    /// Do not wait: print its number, and leave it
+    #[arg(long)]
+    pub no_wait: bool,
+    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<String>,
+    /// Check everything and say what would be, but do nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]

@@ -17,16 +17,6 @@ const EDIT_CONFIG: &str = "edit the configuration file and start `bcached serve`
 const TABLE: &[Later] = &[
     Later { verb: "add", by_hand: EDIT_CONFIG },
     Later { verb: "remove", by_hand: EDIT_CONFIG },
-    Later {
-        verb: "attach",
-        by_hand: "stop the daemon and name the backing device to `bcached serve` with that cache: serving attaches \
-                  a device that belongs to no set",
-    },
-    Later { verb: "detach", by_hand: KERNEL_DETACH },
-    Later {
-        verb: "flush",
-        by_hand: "dirty data is written back in the background: `bcached status` shows what is left",
-    },
     Later { verb: "stop", by_hand: "send SIGTERM to `bcached serve` (`systemctl stop bcached`)" },
     Later { verb: "forget", by_hand: KERNEL_DETACH },
     Later {
@@ -39,7 +29,6 @@ const TABLE: &[Later] = &[
         by_hand: "serve until nothing is dirty and stop; make the new cache; `bcached make --backing DEV --for CACHE \
                   --wipe-bcache`, with the --data-offset it had, keeps the data (docs/guide.md, A dead cache device)",
     },
-    Later { verb: "cancel", by_hand: "this version has no long work in the daemon to cancel" },
     Later {
         verb: "import",
         by_hand: "unmount the volumes, write 1 to /sys/fs/bcache/SET/stop (dirty data stays), keep bcache-tools' udev \
@@ -50,12 +39,10 @@ const TABLE: &[Later] = &[
         by_hand: "stop `bcached serve` in order (after a SIGKILL serve once more first; dirty data may stay), then \
                   write each device's path to /sys/fs/bcache/register (docs/guide.md, Back to the kernel)",
     },
-    Later { verb: "list", by_hand: "`bcached status` lists what is served" },
     Later {
         verb: "scan",
         by_hand: "`blkid -t TYPE=bcache` finds devices and `bcached show DEV` describes one",
     },
-    Later { verb: "wait", by_hand: "ask `bcached status --json` until it says so" },
     Later { verb: "events", by_hand: "`journalctl -u bcached` shows the log" },
     Later { verb: "metrics", by_hand: "`bcached status --json` has the numbers" },
     Later { verb: "top", by_hand: "`watch bcached status`" },

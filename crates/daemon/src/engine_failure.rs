@@ -1,5 +1,6 @@
 //! Why an engine refuses, in the words and with the exit status of the program.
 
+use crate::control::jobs::Verb;
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
 use bcached_env::IoErrorKind;
@@ -63,6 +64,22 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
         Error::NotACache => failure(Kind::NotBcache),
         _ => failure(Kind::Io),
     }
+}
+
+/// Why long work on a volume has come to nothing.
+pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
+    let what = match verb {
+        Verb::Flush => format!("not all of {name} could be written back"),
+        Verb::Detach => format!("{name} could not be detached"),
+        Verb::Attach => format!("{name} could not be attached"),
+    };
+    let next = match verb {
+        Verb::Flush => "what is dirty stays in the cache, and is safe there",
+        Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
+        Verb::Attach => "it is served without a cache as before",
+    };
+    let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
+    Failure::new(kind, what).why(error.to_string()).next(next)
 }
 
 /// Why a backing device is refused.

@@ -8,17 +8,20 @@ use crate::engine_failure;
 use crate::failure::Failure;
 use crate::translate::{self, Work};
 use bcached_engine::{
-    CacheSet, Client, Error, Options, Request, Status, VolumeId, VolumeInfo, VolumeOptions,
+    CacheSet, Cancel, Client, Error, Options, Removed, Request, Status, VolumeId, VolumeInfo, VolumeOptions,
 };
 use bcached_env::sync::{Notify, Semaphore};
-use bcached_env::{Env, Executor, Order};
+use bcached_env::{Env, Executor, Note, NoteRecord, Order};
 use bcached_format::{CacheMode, Uuid};
 use bcached_port::{Connector, Server};
+use bcached_uring::note::NoteError;
 use bcached_uring::{
     Backend, Bell, Device, Disks, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver,
 };
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,8 +45,8 @@ pub struct Start {
     pub device: Device,
     /// UUID of its set.
     pub set_uuid: Uuid,
-    /// Where the note lies.
-    pub note: PathBuf,
+    /// Where the note lies; `None`: nothing is ever written that would have to be noted.
+    pub note: Option<PathBuf>,
     /// The engine's options.
     pub options: Options,
 }
@@ -67,8 +70,8 @@ pub struct Opened {
     pub backend: Backend,
     /// What the note held.
     pub note: NoteFound,
-    /// Where it lies.
-    pub note_path: PathBuf,
+    /// Where it lies, if there is one.
+    pub note_path: Option<PathBuf>,
 }
 
 /// A volume that an engine has taken up.
@@ -91,8 +94,42 @@ pub enum Keep {
 /// An answer that goes back to whoever asked, on the engine's thread: it must not wait.
 pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
 
+/// A backing device to be served.
+pub struct Adding {
+    /// Its claim.
+    pub device: Device,
+    /// What its cache mode is to become.
+    pub mode: Option<CacheMode>,
+    /// The options that it begins with.
+    pub options: VolumeOptions,
+    /// Past the cache.
+    pub uncached: bool,
+}
+
+/// Long work on a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Long {
+    /// What is dirty is written back.
+    Flush,
+    /// It leaves the cache, with all of its data on its backing device.
+    Detach,
+    /// It comes to the cache that its engine serves.
+    Attach,
+}
+
+/// A volume that an engine has given up.
+pub struct Given {
+    /// Its device, still claimed; `None`: operations on it hang.
+    pub device: Option<Device>,
+    /// Something acknowledged may not be durable.
+    pub lost: Option<Error>,
+}
+
 enum Command {
-    AddBacking(Device, Option<CacheMode>, VolumeOptions, Answer<Result<Added, Error>>),
+    AddBacking(Adding, Answer<Result<Added, Error>>),
+    GiveUp(VolumeId, Answer<Result<Given, Error>>),
+    Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
+    Cancel(u64),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
     SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
     Status(Answer<Status>),
@@ -156,7 +193,7 @@ struct EngineThread {
     engine: Engine,
     backend: Backend,
     note: NoteFound,
-    place: PathBuf,
+    place: Option<PathBuf>,
 }
 
 impl EngineThread {
@@ -165,14 +202,15 @@ impl EngineThread {
             .map_err(|error| engine_failure::of_machine(error.to_string()))?;
         let device = start.device.path().to_owned();
         let cache = driver.disks.add(start.device);
-        let identity =
-            NoteIdentity::of_this_boot(start.set_uuid.0).map_err(|error| engine_failure::of_note(&error))?;
-        let note = MappedNote::open(&start.note, &identity, bcached_uring::note::NOTE_BYTES)
-            .map_err(|error| engine_failure::of_note(&error))?;
-        let found = note.found().clone();
         let place = start.note;
+        let (note, found) = match &place {
+            Some(place) => {
+                open_note(place, start.set_uuid).map_err(|error| engine_failure::of_note(&error))?
+            }
+            None => (Box::new(NoNote) as Box<dyn Note>, NoteFound::Nothing),
+        };
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
-        let opening = CacheSet::open(executor.env(), cache, Box::new(note), start.options);
+        let opening = CacheSet::open(executor.env(), cache, note, start.options);
         let set = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))?
@@ -214,6 +252,7 @@ impl EngineThread {
             room: Semaphore::new(IN_FLIGHT_MAX),
             freed: Rc::new(Notify::new()),
             note: self.place.clone(),
+            jobs: Rc::default(),
         };
         self.executor.block_on(pump.run(server, commands));
     }
@@ -229,7 +268,9 @@ struct Pump {
     /// A request has ended.
     freed: Rc<Notify>,
     /// Where the note lies.
-    note: PathBuf,
+    note: Option<PathBuf>,
+    /// Long work that goes on, by its number.
+    jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
 }
 
 impl Pump {
@@ -296,9 +337,31 @@ impl Pump {
             Command::SetCacheMode(volume, mode, Keep::InSuperblock, answer) => {
                 self.env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) });
             }
-            Command::AddBacking(device, mode, options, answer) => {
+            Command::AddBacking(adding, answer) => {
                 let disks = self.disks.clone();
-                self.env.spawn(async move { answer(add_backing(&set, &disks, device, mode, options).await) });
+                self.env.spawn(async move { answer(add_backing(&set, &disks, adding).await) });
+            }
+            Command::GiveUp(volume, answer) => {
+                let (disks, env) = (self.disks.clone(), self.env.clone());
+                self.env.spawn(async move { answer(give_up(&set, &disks, &env, volume).await) });
+            }
+            Command::Long(number, long, volume, answer) => {
+                let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
+                jobs.borrow_mut().insert(number, cancel.clone());
+                self.env.spawn(async move {
+                    let done = match long {
+                        Long::Flush => set.write_back(volume, &cancel).await,
+                        Long::Detach => set.detach(volume, &cancel).await,
+                        Long::Attach => set.attach(volume).await,
+                    };
+                    jobs.borrow_mut().remove(&number);
+                    answer(done);
+                });
+            }
+            Command::Cancel(number) => {
+                if let Some(cancel) = self.jobs.borrow().get(&number) {
+                    set.cancel(cancel);
+                }
             }
             Command::Stop(_) => unreachable!("the loop handles it"),
         }
@@ -315,21 +378,56 @@ impl Pump {
         let _all_answered = self.room.acquire(IN_FLIGHT_MAX).await;
         if stopped.is_ok() {
             // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
-            let _left_behind = std::fs::remove_file(&self.note);
+            let _left_behind = self.note.map(std::fs::remove_file);
         }
         answer(stopped);
     }
 }
 
-async fn add_backing(
-    set: &CacheSet,
-    disks: &Disks,
-    device: Device,
-    mode: Option<CacheMode>,
-    options: VolumeOptions,
-) -> Result<Added, Error> {
+/// How long a device that was given up may take to be let go by the driver.
+const LET_GO_LIMIT: Duration = Duration::from_secs(5);
+
+async fn give_up(set: &CacheSet, disks: &Disks, env: &Env, volume: VolumeId) -> Result<Given, Error> {
+    let Removed { disk, lost } = set.remove_volume(volume).await?;
+    let mut device = disks.remove(disk);
+    let limit = env.now() + LET_GO_LIMIT;
+    // The driver lets it go when it next looks at its list.
+    while device.as_ref().is_some_and(|device| Arc::strong_count(device) > 1) && env.now() < limit {
+        env.sleep(Duration::from_millis(1)).await;
+    }
+    Ok(Given { device: device.take().and_then(Arc::into_inner), lost })
+}
+
+fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, NoteFound), NoteError> {
+    let identity = NoteIdentity::of_this_boot(set.0)?;
+    let note = MappedNote::open(place, &identity, bcached_uring::note::NOTE_BYTES)?;
+    let found = note.found().clone();
+    Ok((Box::new(note), found))
+}
+
+/// Of a set that holds no data: it has no room, and nobody asks for any.
+struct NoNote;
+
+impl Note for NoNote {
+    fn room(&self) -> usize {
+        0
+    }
+
+    fn append(&mut self, _record: NoteRecord) {}
+
+    fn forget_through(&mut self, _sequence: u64) {}
+
+    fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
+    fn begin(&mut self, _session: u64) {}
+}
+
+async fn add_backing(set: &CacheSet, disks: &Disks, adding: Adding) -> Result<Added, Error> {
+    let Adding { device, mode, options, uncached } = adding;
     let disk = disks.add(device);
-    let added = set.add_backing(disk, mode).await;
+    let added = if uncached { set.add_uncached(disk).await } else { set.add_backing(disk, mode).await };
     if added.is_err() {
         // Nobody will use it: the claim is given up.
         drop(disks.remove(disk));
@@ -343,15 +441,24 @@ async fn add_backing(
 }
 
 impl Engine {
-    /// Adds a backing device; with `mode`, its cache mode becomes that.
-    pub fn add_backing(
-        &self,
-        device: Device,
-        mode: Option<CacheMode>,
-        options: VolumeOptions,
-        answer: Answer<Result<Added, Error>>,
-    ) {
-        self.send(Command::AddBacking(device, mode, options, answer));
+    /// Adds a backing device.
+    pub fn add_backing(&self, adding: Adding, answer: Answer<Result<Added, Error>>) {
+        self.send(Command::AddBacking(adding, answer));
+    }
+
+    /// Gives a volume up.
+    pub fn give_up(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
+        self.send(Command::GiveUp(volume, answer));
+    }
+
+    /// Begins long work on a volume, under a number that no other work has.
+    pub fn begin(&self, number: u64, long: Long, volume: VolumeId, answer: Answer<Result<(), Error>>) {
+        self.send(Command::Long(number, long, volume, answer));
+    }
+
+    /// Gives long work up, if it goes on.
+    pub fn cancel(&self, number: u64) {
+        self.send(Command::Cancel(number));
     }
 
     /// Changes a volume's cache mode.

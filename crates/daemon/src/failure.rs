@@ -56,6 +56,8 @@ pub enum Kind {
     NoDaemon,
     /// Somebody did not answer in time, and may still be at work.
     TimeLimit,
+    /// Somebody has given it up.
+    Cancelled,
 }
 
 impl Kind {
@@ -69,6 +71,7 @@ impl Kind {
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
             Self::WrongSet | Self::Ambiguous => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
+            Self::Cancelled => 4,
             Self::NoDaemon => 5,
             Self::TimeLimit => 6,
         }

@@ -4,12 +4,15 @@ mod check;
 mod doctor;
 mod dump;
 mod ignored;
+mod jobs;
+mod list;
 pub mod make;
 mod options;
 mod serve;
 mod show;
 mod status;
 mod version;
+mod wait;
 
 use crate::failure::Failure;
 use crate::flags::Command;
@@ -28,6 +31,12 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Get(flags) => options::get(&flags),
         Command::Set(flags) => options::set(&flags),
         Command::Unset(flags) => options::unset(&flags),
+        Command::Flush(flags) => jobs::flush(&flags),
+        Command::Detach(flags) => jobs::detach(&flags),
+        Command::Attach(flags) => jobs::attach(&flags),
+        Command::Cancel(flags) => jobs::cancel(&flags),
+        Command::Wait(flags) => wait::run(&flags),
+        Command::List(flags) => list::run(&flags),
         Command::Show(flags) => show::run(&flags),
         Command::Check(flags) => check::run(&flags),
         Command::Dump(flags) => dump::run(&flags, json),

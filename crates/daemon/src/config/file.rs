@@ -97,6 +97,15 @@ pub struct NamedVolume {
     settings: VolumeSettings,
 }
 
+/// What is kept of a volume that was changed while the daemon ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kept {
+    /// Its cache, or none.
+    pub cache: Option<String>,
+    /// Its options.
+    pub options: BTreeMap<&'static str, Value>,
+}
+
 /// What a volume's section and `[defaults]` can hold.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeSettings {
@@ -319,21 +328,21 @@ impl Settings {
         gone
     }
 
-    /// The options of volumes, if nothing else stands here.
-    pub fn into_options(self) -> Option<BTreeMap<String, BTreeMap<&'static str, Value>>> {
+    /// The options and the caches of volumes, if nothing else stands here.
+    pub fn into_kept(self) -> Option<BTreeMap<String, Kept>> {
         let is_empty = self.control.is_none()
             && self.memory.is_none()
             && self.stop_timeout.is_none()
             && self.listen.is_none()
             && self.caches.is_empty()
             && self.defaults.is_empty();
-        let options = |volume: NamedVolume| {
-            let options = volume.settings.options.clone();
-            let rest = VolumeSettings { options: Configured::new(), ..volume.settings };
-            let values = options.into_iter().map(|(name, setting)| (name, setting.value));
-            rest.is_empty().then(|| values.collect())
+        let kept = |volume: NamedVolume| {
+            let VolumeSettings { options, cache, .. } = volume.settings.clone();
+            let rest = VolumeSettings { options: Configured::new(), cache: None, ..volume.settings };
+            let options = options.into_iter().map(|(name, setting)| (name, setting.value)).collect();
+            rest.is_empty().then(|| Kept { cache: cache.map(|cache| cache.value), options })
         };
-        let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, options(volume)?)));
+        let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
         is_empty.then(|| volumes.collect()).flatten()
     }
 }

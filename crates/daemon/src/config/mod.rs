@@ -35,6 +35,9 @@ pub(crate) const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 /// How long a stop waits for users.
 const STOP_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 
+/// As the name of a cache: none. No cache can be called so.
+pub const NO_CACHE: &str = "none";
+
 /// Everything the daemon must know to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -72,7 +75,7 @@ pub struct Volume {
     pub name: Option<String>,
     /// A path or `UUID=..`.
     pub backing: String,
-    /// Name of its cache; `None`: the only one, or the one that its superblock names.
+    /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one that its superblock names.
     pub cache: Option<String>,
     /// Its options, as far as the files say them.
     pub options: Configured,
@@ -99,6 +102,14 @@ pub struct CommandLine {
     pub control: Option<PathBuf>,
     /// `--stop-timeout`.
     pub stop_timeout: Option<String>,
+}
+
+/// A time as it is typed: `30s`, `5m`, `2h`.
+///
+/// # Errors
+/// It is none: the sentence says what is.
+pub fn time(typed: &str) -> Result<Duration, String> {
+    values::Time::try_from(typed.to_owned()).map(|time| time.0)
 }
 
 impl Config {
@@ -162,6 +173,12 @@ impl Config {
             set_and_gone: Vec::new(),
         };
         for (name, cache) in settings.caches {
+            if name == NO_CACHE {
+                return Err(cache
+                    .origin
+                    .failure("no cache can be called `none`")
+                    .next("it stands for having no cache"));
+            }
             let device = required(cache.device, &cache.origin, &format!("[cache.{name}] has no `device`"))?;
             config.caches.push(Cache { name: Some(name), device: device.value });
         }
@@ -184,7 +201,9 @@ impl Config {
 
     fn check(&self, from_command_line: bool) -> Result<(), Failure> {
         // Backing devices of the command line get a better sentence, once their superblocks have been read.
-        if self.caches.is_empty() && !from_command_line {
+        let needs_one = self.volumes.is_empty()
+            || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
+        if self.caches.is_empty() && !from_command_line && needs_one {
             return Err(Failure::new(Kind::Config, "no cache is configured")
                 .next("add a [cache.NAME] section, or name devices with --cache and --backing"));
         }
@@ -266,7 +285,7 @@ fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Resu
 
 fn known_cache(named: Option<Located<String>>, caches: &[Cache]) -> Result<Option<String>, Failure> {
     let Some(named) = named else { return Ok(None) };
-    if caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value)) {
+    if named.value == NO_CACHE || caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value)) {
         return Ok(Some(named.value));
     }
     let names: Vec<_> = caches.iter().filter_map(|cache| cache.name.as_deref()).collect();

@@ -1,7 +1,7 @@
-//! `config.d/99-set.toml`: what `bcached set` keeps. It is made and rewritten by the daemon and holds options of volumes,
-//! nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
+//! `config.d/99-set.toml`: what `bcached set`, `attach` and `detach` keep. It is made and rewritten by the daemon and holds
+//! options of volumes and which cache they have, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
-use super::file;
+use super::file::{self, Kept};
 use crate::failure::{Failure, Kind};
 use crate::options::value::Value;
 use crate::whole_file;
@@ -24,8 +24,8 @@ pub fn path_beside(main: &Path) -> PathBuf {
 #[derive(Debug)]
 pub struct SetFile {
     path: PathBuf,
-    /// Options by volume, in the order in which they are written.
-    volumes: BTreeMap<String, BTreeMap<&'static str, Value>>,
+    /// By volume, in the order in which they are written.
+    volumes: BTreeMap<String, Kept>,
     /// As it lies on the disk; empty if it does not.
     before: String,
 }
@@ -45,29 +45,36 @@ impl SetFile {
         if !before.is_empty() {
             let not_ours = || {
                 Failure::new(Kind::Config, format!("{} is not rewritten", path.display()))
-                    .why("it was not made by `bcached set`, or holds more than options of volumes")
+                    .why("it was not made by `bcached set`, or holds more than options and caches of volumes")
                     .next("give it another name, as 98-local.toml: it is read all the same")
             };
             if !before.starts_with(FIRST_LINE) {
                 return Err(not_ours());
             }
-            volumes = file::parse_set_file(path, &before)?.into_options().ok_or_else(not_ours)?;
+            volumes = file::parse_set_file(path, &before)?.into_kept().ok_or_else(not_ours)?;
         }
         Ok(Self { path: path.to_owned(), volumes, before })
     }
 
     /// The options that it holds of the volume called `name`, to be changed.
     pub fn of(&mut self, name: &str) -> &mut BTreeMap<&'static str, Value> {
-        self.volumes.entry(name.to_owned()).or_default()
+        &mut self.volumes.entry(name.to_owned()).or_default().options
+    }
+
+    /// Which cache it says that the volume called `name` has, to be changed.
+    pub fn cache_of(&mut self, name: &str) -> &mut Option<String> {
+        &mut self.volumes.entry(name.to_owned()).or_default().cache
     }
 
     /// What the file is to say.
     pub fn text(&self) -> String {
-        let section = |options: &BTreeMap<&'static str, Value>| {
-            let keys = options.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()));
-            toml::Value::Table(keys.collect())
+        let section = |kept: &Kept| {
+            let options = kept.options.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()));
+            let cache =
+                kept.cache.iter().map(|cache| ("cache".to_owned(), toml::Value::String(cache.clone())));
+            toml::Value::Table(cache.chain(options).collect())
         };
-        let said = self.volumes.iter().filter(|(_, options)| !options.is_empty());
+        let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
         let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();
         if volumes.is_empty() && self.before.is_empty() {
             return String::new();

@@ -50,6 +50,22 @@ pub fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
     })
 }
 
+/// The same of `POST path` with a JSON `body`. After [`Kind::TimeLimit`] it may still be done.
+///
+/// # Errors
+/// As [`get`].
+pub fn post(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
+    ask(socket, &Request { method: "POST", path, body })
+}
+
+/// The same of `DELETE path`.
+///
+/// # Errors
+/// As [`get`].
+pub fn delete(socket: &Path, path: &str) -> Result<String, Failure> {
+    ask(socket, &Request { method: "DELETE", path, body: "" })
+}
+
 /// `text` as one part of a path.
 #[must_use]
 pub fn encoded(text: &str) -> String {

@@ -1,6 +1,7 @@
 //! What can be asked of the control socket, and how answers and refusals become HTTP. Everything that may take a moment
 //! runs beside the thread, which hears signals.
 
+use super::jobs::{Begin, Job, Jobs};
 use super::options::{Change, Changed, Options};
 use super::server::Handlers;
 use super::status::Status;
@@ -54,6 +55,14 @@ impl Answer for Options {
     const SCHEMA: &'static str = "bcached.options";
 }
 
+impl Answer for Job {
+    const SCHEMA: &'static str = "bcached.job";
+}
+
+impl Answer for Jobs {
+    const SCHEMA: &'static str = "bcached.jobs";
+}
+
 impl Answer for Changed {
     const SCHEMA: &'static str = "bcached.change";
 }
@@ -63,6 +72,8 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/volumes/{volume}/options", get(options).patch(change))
+        .route("/v1/jobs", get(jobs).post(begin))
+        .route("/v1/jobs/{number}", get(job).delete(cancel))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
 }
@@ -87,6 +98,40 @@ async fn change(
             &Failure::new(Kind::Usage, "the request is not understood")
                 .why(error.to_string())
                 .next("send {\"set\": {OPTION: VALUE}, \"unset\": [OPTION], \"runtime\": false, \"dry_run\": false}"),
+        ),
+    }
+}
+
+async fn jobs(State(handlers): State<Arc<Handlers>>) -> Response {
+    beside(move || (handlers.jobs)()).await
+}
+
+async fn job(State(handlers): State<Arc<Handlers>>, Path(number): Path<String>) -> Response {
+    beside(move || (handlers.job)(number_of(&number)?)).await
+}
+
+async fn cancel(State(handlers): State<Arc<Handlers>>, Path(number): Path<String>) -> Response {
+    beside(move || (handlers.cancel)(number_of(&number)?)).await
+}
+
+fn number_of(typed: &str) -> Result<u64, Failure> {
+    typed.parse().map_err(|_| {
+        Failure::new(Kind::Usage, format!("`{typed}` is not the number of a job"))
+            .next("`bcached status` shows those that go on")
+    })
+}
+
+async fn begin(
+    State(handlers): State<Arc<Handlers>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    body: Bytes,
+) -> Response {
+    match serde_json::from_slice::<Begin>(&body) {
+        Ok(asked) => beside(move || (handlers.begin)(asked, peer.uid)).await,
+        Err(error) => refused(
+            &Failure::new(Kind::Usage, "the request is not understood").why(error.to_string()).next(
+                "send {\"verb\": \"flush\", \"detach\" or \"attach\", \"volume\": NAME, \"cache\": NAME, \"dry_run\": false}",
+            ),
         ),
     }
 }

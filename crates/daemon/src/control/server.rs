@@ -1,5 +1,6 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::jobs::{Begin, Job, Jobs};
 use super::options::{Change, Changed, Options};
 use super::routes::{self, Peer};
 use super::socket::connect_now;
@@ -34,6 +35,15 @@ pub type AskOptions = Box<dyn Fn(&str) -> Result<Options, Failure> + Send + Sync
 /// Changes options of the volume that is called so, for that user.
 pub type AskChange = Box<dyn Fn(&str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
 
+/// Begins long work, for that user.
+pub type AskBegin = Box<dyn Fn(Begin, Option<u32>) -> Result<Job, Failure> + Send + Sync>;
+
+/// Says how far the long work of this number is, perhaps after giving it up.
+pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
+
+/// All long work.
+pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
+
 /// What the control thread asks and tells.
 pub struct Handlers {
     /// The status now. May take a moment.
@@ -42,6 +52,14 @@ pub struct Handlers {
     pub options: AskOptions,
     /// Waits until it is done, for a while.
     pub change: AskChange,
+    /// Waits until it has begun, for a while.
+    pub begin: AskBegin,
+    /// May take a moment.
+    pub jobs: AskJobs,
+    /// May take a moment.
+    pub job: AskJob,
+    /// May take a moment.
+    pub cancel: AskJob,
     /// A signal has come.
     pub signal: Box<dyn Fn(Signal) + Send + Sync>,
 }

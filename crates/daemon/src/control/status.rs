@@ -1,6 +1,7 @@
 //! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
 //! are only added; what is not known is absent.
 
+use super::jobs::Job;
 use crate::names::{self, Known};
 use crate::sizes::human;
 use bcached_engine::Opening;
@@ -26,6 +27,9 @@ pub struct Status {
     pub volumes: Vec<Volume>,
     /// Connected clients.
     pub clients: Vec<Client>,
+    /// Long work that goes on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub jobs: Vec<Job>,
 }
 
 /// A cache set.
@@ -243,6 +247,9 @@ pub struct Volume {
 pub struct VolumeFacts {
     pub uuid: String,
     pub label: String,
+    /// It has a cache: what is read and written goes through that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<bool>,
     pub size_bytes: u64,
     pub block_bytes: u64,
     pub cache_mode: String,
@@ -290,6 +297,17 @@ impl Status {
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 
+    /// The volume that is called so: [`names::resolve`].
+    ///
+    /// # Errors
+    /// The names of all that could be meant; none if nothing is called so.
+    pub fn volume(self, name: &str) -> Result<Volume, Vec<String>> {
+        let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
+        names::resolve(name, &known)
+            .map(|index| self.volumes[index].clone())
+            .map_err(|meant| meant.into_iter().map(|index| self.volumes[index].name.clone()).collect())
+    }
+
     /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes. What a
     /// volume is called by: [`names::resolve`].
     ///
@@ -307,6 +325,7 @@ impl Status {
         if let Some(volume) = meant.first().map(|index| self.volumes[*index].clone()) {
             self.caches.retain(|cache| Some(&cache.name) == volume.cache.as_ref());
             self.clients.retain(|client| client.volume.as_ref() == Some(&volume.name));
+            self.jobs.retain(|job| job.volume == volume.name);
             self.volumes = vec![volume];
             return Ok(self);
         }
@@ -319,6 +338,7 @@ impl Status {
         self.volumes.retain(|volume| volume.cache.as_ref() == Some(&cache.name));
         let left: Vec<_> = self.volumes.iter().map(|volume| volume.name.clone()).collect();
         self.clients.retain(|client| client.volume.as_ref().is_some_and(|name| left.contains(name)));
+        self.jobs.retain(|job| left.contains(&job.volume));
         self.caches = vec![cache];
         Ok(self)
     }
@@ -347,6 +367,9 @@ impl Status {
             let volume = client.volume.as_deref().unwrap_or("nothing yet");
             let doing = if client.writing { "writing" } else { "reading" };
             let _ = writeln!(text, "client {}: {doing} {volume}", client.peer);
+        }
+        for job in &self.jobs {
+            text.push_str(&job.text());
         }
         text
     }
@@ -392,7 +415,9 @@ impl Volume {
         }
     }
 
-    pub(crate) fn line(&self) -> String {
+    /// What it is, in a line.
+    #[must_use]
+    pub fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(facts) = &self.facts {
             let _ = write!(
@@ -402,6 +427,9 @@ impl Volume {
                 facts.cache_mode,
                 human(facts.dirty_bytes)
             );
+            if facts.attached == Some(false) {
+                line.push_str(", no cache");
+            }
             if let Some(bypassed) = facts.counts.as_ref().and_then(VolumeCounts::bypassed) {
                 let _ = write!(line, ", {bypassed}");
             }

@@ -1,5 +1,6 @@
 //! From a name in the configuration to an open, claimed device with a sound superblock.
 
+pub mod memory;
 mod twins;
 
 use crate::failure::{Failure, Kind};

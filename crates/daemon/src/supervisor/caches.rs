@@ -1,11 +1,12 @@
 //! Caches: from a name to a device, an engine, an open set; and what becomes of it.
 
 use super::patience::Unopened;
-use super::table::{CacheEntry, CacheState};
-use super::{Event, Phase, Supervisor, health};
+use super::table::{CacheEntry, CacheState, Unserved};
+use super::{Event, Phase, Supervisor, health, reasons};
+use crate::config::NO_CACHE;
 use crate::control::status::Progress;
 use crate::devices::{self, CacheDevice};
-use crate::engine_thread::{self, Opened, Start};
+use crate::engine_thread::{self, Engine, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
 use bcached_engine::{Opening, Options, Status};
@@ -45,12 +46,49 @@ impl Supervisor {
         let note = notes::of_set(&self.notes, set)?;
         let options = self.options();
         let progress = Arc::clone(&options.opening);
-        let start = Start { device: cache.device, set_uuid: set, note, options };
-        let sender = self.sender.clone();
+        let start = Start { device: cache.device, set_uuid: set, note: Some(note), options };
+        self.start_thread(index, &name, start, progress)
+    }
+
+    fn start_thread(
+        &self,
+        index: usize,
+        name: &str,
+        start: Start,
+        progress: Arc<Opening>,
+    ) -> Result<CacheState, Failure> {
+        let (sender, set) = (self.sender.clone(), start.set_uuid);
         let news = move |news| drop(sender.send(Event::Cache(index, news)));
-        let thread = engine_thread::start(&name, start, news)
+        let thread = engine_thread::start(name, start, news)
             .map_err(|error| Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()))?;
         Ok(CacheState::Opening { set, progress, thread })
+    }
+
+    /// The engine that serves volumes without a cache whose devices have such blocks; started by whoever asks first.
+    pub(super) fn engine_of_none(&self, block_sectors: u64) -> Result<(usize, Engine), Unserved> {
+        // Smaller blocks than a device has cannot be written to it; larger ones than it has cost more.
+        let block_sectors = if block_sectors < 8 { 1 } else { 8 };
+        let found =
+            self.shared().table.caches.iter().position(|cache| cache.is_none_of == Some(block_sectors));
+        if let Some(index) = found {
+            return match &self.shared().table.caches[index].state {
+                CacheState::Open { engine, .. } => Ok((index, engine.clone())),
+                CacheState::Failed(failure) => Err(Unserved::Failed(failure.clone())),
+                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
+            };
+        }
+        let index = self.shared().table.caches.len();
+        let state = devices::memory::make(block_sectors).and_then(|cache| {
+            let set_uuid = cache.superblock.set_uuid();
+            let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
+            let options = Options { node_budget_bytes: nodes, ..Options::default() };
+            let progress = Arc::clone(&options.opening);
+            let start = Start { device: cache.device, set_uuid, note: None, options };
+            self.start_thread(index, NO_CACHE, start, progress)
+        });
+        let state = state.unwrap_or_else(CacheState::Failed);
+        self.shared().table.caches.push(CacheEntry::none(block_sectors, state));
+        Err(Unserved::Waits(reasons::its_cache_opens()))
     }
 
     /// Half of the memory is for nodes, shared among the sets; the rest is for requests and what surrounds them.
@@ -64,12 +102,14 @@ impl Supervisor {
         match result {
             Err(failure) => self.shared().table.set_cache(index, CacheState::Failed(failure)),
             Ok(opened) => {
-                tracing::info!(event = "cache-opened", "{}", opened.backend);
-                let (note, place) = (&opened.note, opened.note_path.display());
-                if matches!(note, NoteFound::Damaged { .. }) {
-                    tracing::warn!(event = "note-damaged", "{note} ({place})");
-                } else {
-                    tracing::info!(event = "note-read", "{note} ({place})");
+                if let Some(place) = &opened.note_path {
+                    tracing::info!(event = "cache-opened", "{}", opened.backend);
+                    let (note, place) = (&opened.note, place.display());
+                    if matches!(note, NoteFound::Damaged { .. }) {
+                        tracing::warn!(event = "note-damaged", "{note} ({place})");
+                    } else {
+                        tracing::info!(event = "note-read", "{note} ({place})");
+                    }
                 }
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
                 let entries = self.shared().table.cache_opened(index, opened, flash_only);
@@ -101,7 +141,8 @@ impl Supervisor {
             .why(why)
             .next("start the daemon again: it recovers the set as after a crash");
         let gone = shared.table.engine_gone(index, &failure);
-        let others = shared.table.caches.iter().any(|cache| matches!(cache.state, CacheState::Open { .. }));
+        let others =
+            shared.table.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Open { .. }));
         drop(shared);
         for entry in &gone {
             self.name_export(entry);

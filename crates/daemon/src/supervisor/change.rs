@@ -135,7 +135,10 @@ impl Supervisor {
     }
 
     /// Where values of this volume can be kept, and under which name.
-    fn keeps<'a>(&'a self, entry: &'a VolumeEntry) -> Result<(&'a std::path::Path, &'a str), Failure> {
+    pub(super) fn keeps<'a>(
+        &'a self,
+        entry: &'a VolumeEntry,
+    ) -> Result<(&'a std::path::Path, &'a str), Failure> {
         let refused = |why: &str| {
             Failure::new(Kind::Usage, format!("nothing can be kept for {}", entry.display_name()))
                 .why(why)

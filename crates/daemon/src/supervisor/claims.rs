@@ -92,6 +92,10 @@ fn judge_backings(
         if backings[..index].iter().any(|(_, other)| other.uuid() == superblock.uuid()) {
             return refused(Error::Duplicate);
         }
+        if named == 0 {
+            without_a_cache(name, superblock)?;
+            continue;
+        }
         let set = superblock.set_uuid();
         let is_its_own = |(_, cache): &&Named<'_, CacheSuperblock>| cache.set_uuid() == set;
         // The only one is meant whatever the device says.
@@ -116,4 +120,24 @@ fn judge_backings(
         }
     }
     Ok(())
+}
+
+/// A backing device without its cache may hold old data only, and if not, all that its cache holds would be void.
+fn without_a_cache(name: &str, superblock: &BackingSuperblock) -> Result<(), Failure> {
+    let refused = |why: String, next: &str| {
+        let failure = Failure::new(Kind::WrongSet, format!("cannot serve {name}"));
+        Err(failure.why(why).next(next))
+    };
+    let set = superblock.set_uuid();
+    match superblock.state() {
+        BackingState::Dirty => refused(
+            format!("its newest data is in the cache set {set}, which is not named"),
+            "name its cache with --cache; nothing overrides this",
+        ),
+        BackingState::Clean => refused(
+            format!("it belongs to the cache set {set}, which is not named"),
+            "name its cache with --cache; to serve it without one, `bcached detach` it there first",
+        ),
+        BackingState::None | BackingState::Stale => Ok(()),
+    }
 }

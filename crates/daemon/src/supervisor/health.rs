@@ -163,6 +163,7 @@ mod tests {
             block_sectors: 8,
             flash_only: false,
             attached: true,
+            course: bcached_engine::Course::Steady,
             mode: CacheMode::Writeback,
             options: VolumeOptions::default(),
             state: Some(BackingState::Clean),

@@ -7,8 +7,10 @@
 mod caches;
 mod change;
 mod claims;
+mod cycle;
 mod exports;
 mod health;
+mod jobs;
 mod options;
 mod patience;
 mod reasons;
@@ -22,7 +24,7 @@ mod volumes;
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
 use crate::devices::{self, BackingDevice, CacheDevice};
-use crate::engine_thread::{Added, News};
+use crate::engine_thread::{Added, Given, News};
 use crate::failure::{Failure, Kind};
 use crate::log;
 use crate::notes;
@@ -59,6 +61,14 @@ enum Event {
     Change(Box<change::Asked>),
     /// An engine could not change the cache mode of a volume.
     ModeRefused(usize, options::Modes),
+    /// Somebody wants long work done.
+    Begin(Box<jobs::Asked>),
+    /// An engine is through with the work of this number.
+    JobEnded(u64, Result<(), Error>),
+    /// For the work of this number an engine has given a volume up, that is to go to a cache.
+    Given(u64, usize, usize, Box<Result<Given, Error>>),
+    /// That cache's engine has taken it up.
+    Moved(u64, usize, Box<Result<Added, Error>>),
 }
 
 /// Where the daemon is in its life.
@@ -73,6 +83,7 @@ enum Phase {
 struct Shared {
     phase: Phase,
     table: Table,
+    jobs: jobs::Jobs,
 }
 
 struct Supervisor {
@@ -125,7 +136,11 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         .start(Handlers {
             status: report::status_of(Arc::clone(&shared), nbd, supervisor.started),
             options: options::options_of(Arc::clone(&shared)),
-            change: change::ask(shared, supervisor.sender.clone()),
+            change: change::ask(Arc::clone(&shared), supervisor.sender.clone()),
+            begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
+            jobs: jobs::all(Arc::clone(&shared)),
+            job: jobs::one(Arc::clone(&shared)),
+            cancel: jobs::cancel(shared),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
         .map_err(|error| {
@@ -157,7 +172,11 @@ impl Supervisor {
             slow_backings: Patience::default(),
             openings: caches::Openings::default(),
             waits_told: Duration::ZERO,
-            shared: Arc::new(Mutex::new(Shared { phase: Phase::Starting, table })),
+            shared: Arc::new(Mutex::new(Shared {
+                phase: Phase::Starting,
+                table,
+                jobs: jobs::Jobs::default(),
+            })),
             exports: ExportTable::new(),
             nbd: Arc::new(Mutex::new(None)),
             events,
@@ -169,7 +188,6 @@ impl Supervisor {
     /// Whatever can be refused without an engine comes before the first engine starts, because an engine writes.
     fn run(mut self) -> Result<(), Failure> {
         warn_of(&self.config);
-        self.check_strict()?;
         self.name_exports();
         self.start_nbd()?;
         let outcome = self.claim_devices().and_then(|()| self.advance()).and_then(|()| self.serve_events());
@@ -198,32 +216,15 @@ impl Supervisor {
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
                 Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
+                Ok(Event::Begin(asked)) => self.begin_job(*asked),
+                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
+                Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
+                Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }
             self.advance()?;
         }
-    }
-
-    /// A backing device without a cache may hold old data only: that is worth its own sentence, before anything else.
-    fn check_strict(&self) -> Result<(), Failure> {
-        if !self.config.caches.is_empty() {
-            return Ok(());
-        }
-        let Some(volume) = self.config.volumes.first() else { return Ok(()) };
-        let backing = devices::open_backing(&volume.backing)?;
-        let what = format!("cannot serve {}", volume.backing);
-        if backing.superblock.state() == bcached_format::BackingState::Dirty {
-            return Err(Failure::new(Kind::WrongSet, what)
-                .why(format!(
-                    "its newest data is in the cache set {}, which is not named",
-                    backing.superblock.set_uuid()
-                ))
-                .next("name its cache with --cache; nothing overrides this"));
-        }
-        Err(Failure::new(Kind::NotInThisVersion, what)
-            .why("serving a backing device without a cache is not in this version")
-            .next("name a cache with --cache, or read its data through `losetup --offset`"))
     }
 
     /// Takes every step that can be taken now.

@@ -1,7 +1,7 @@
 //! The status, put together from the table and from what the engines say at this moment.
 
 use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
-use super::{Phase, Shared, health};
+use super::{Phase, Shared, health, jobs};
 use crate::control::status::{
     self, BypassCounts, Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved,
     Volume, VolumeCounts, VolumeFacts, Writeback,
@@ -20,12 +20,13 @@ pub fn status_of(
     started: Instant,
 ) -> Box<dyn Fn() -> Status + Send + Sync> {
     Box::new(move || {
-        let (phase, mut caches, engines, entries) = {
+        let (phase, mut caches, engines, entries, are_some) = {
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let table = &shared.table;
             let caches: Vec<_> = table.caches.iter().map(cache).collect();
             let engines: Vec<_> = table.caches.iter().map(engine).collect();
-            (shared.phase, caches, engines, table.volumes.clone())
+            let are_some: Vec<_> = table.caches.iter().map(|cache| cache.is_none_of.is_none()).collect();
+            (shared.phase, caches, engines, table.volumes.clone(), are_some)
         };
         let counts = Engine::status_of_all(&engines);
         for (index, ((cache, engine), status)) in caches.iter_mut().zip(&engines).zip(&counts).enumerate() {
@@ -46,6 +47,8 @@ pub fn status_of(
             }
         }
         let volumes = entries.iter().map(|entry| volume(entry, &caches, &counts)).collect();
+        let mut are_some = are_some.into_iter();
+        caches.retain(|_| are_some.next().unwrap_or(true));
         let (nbd, clients) = front(&nbd);
         Status {
             state: phase.name().to_owned(),
@@ -55,6 +58,7 @@ pub fn status_of(
             caches,
             volumes,
             clients,
+            jobs: jobs::running(&shared),
         }
     })
 }
@@ -147,12 +151,14 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
         }
     };
     let backing = entry.backing.clone();
+    let is_detached = facts.as_ref().is_some_and(|facts| facts.attached == Some(false));
+    let cache = entry.cache.filter(|_| !is_detached).and_then(|index| caches.get(index));
     Volume {
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
         state: state.to_owned(),
         reason,
         backing,
-        cache: entry.cache.and_then(|index| caches.get(index)).map(|cache| cache.name.clone()),
+        cache: cache.map(|cache| cache.name.clone()),
         facts,
     }
 }
@@ -161,6 +167,7 @@ fn facts(info: &VolumeInfo) -> VolumeFacts {
     VolumeFacts {
         uuid: info.uuid.to_string(),
         label: info.label.to_string(),
+        attached: Some(info.attached),
         size_bytes: info.sectors * 512,
         block_bytes: info.block_sectors * 512,
         cache_mode: info.mode.name().to_owned(),

@@ -37,6 +37,8 @@ pub struct CacheEntry {
     pub device: String,
     /// The device's own, once seen.
     pub uuid: Option<Uuid>,
+    /// It is none: it stands for having no cache, of volumes with devices of such blocks, in sectors.
+    pub is_none_of: Option<u16>,
     pub state: CacheState,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
@@ -181,7 +183,7 @@ impl Table {
 
     /// The UUIDs of the configured devices, as far as they are known, and whether those are all.
     pub fn devices(&self) -> (BTreeSet<[u8; 16]>, bool) {
-        let caches = self.caches.iter().map(|cache| cache.uuid);
+        let caches = self.real_caches().map(|(_, cache)| cache.uuid);
         // A backing device has one UUID, so its name may say it; with a cache it may be the set's.
         let named = |volume: &VolumeEntry| Uuid::from_text(volume.backing.as_ref()?.strip_prefix("UUID=")?);
         let backings = self.volumes.iter().filter(|volume| volume.backing.is_some());
@@ -190,9 +192,14 @@ impl Table {
         (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))
     }
 
+    /// The caches that are some, with their indices.
+    pub fn real_caches(&self) -> impl Iterator<Item = (usize, &CacheEntry)> {
+        self.caches.iter().enumerate().filter(|(_, cache)| cache.is_none_of.is_none())
+    }
+
     /// The caches that are being opened, by name, and how far they are.
     pub fn openings(&self) -> Vec<(String, Arc<Opening>)> {
-        let caches = self.caches.iter().filter_map(|cache| match &cache.state {
+        let caches = self.real_caches().filter_map(|(_, cache)| match &cache.state {
             CacheState::Opening { progress, .. } => {
                 Some((cache.name.as_ref().unwrap_or(&cache.device).clone(), Arc::clone(progress)))
             }
@@ -378,9 +385,12 @@ impl Table {
         let VolumeState::Waiting(_) = entry.state else { return None };
         let device = entry.backing.clone()?;
         let cache = match &entry.wanted_cache {
+            Some(name) if name == config::NO_CACHE => None,
             Some(name) => self.caches.iter().position(|cache| cache.name.as_ref() == Some(name)),
-            None if self.caches.len() == 1 => Some(0),
-            None => None,
+            None => {
+                let mut caches = self.real_caches().map(|(index, _)| index);
+                caches.next().filter(|_| caches.next().is_none())
+            }
         };
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
@@ -482,11 +492,31 @@ impl Table {
 }
 
 impl CacheEntry {
+    /// What stands for having no cache.
+    pub fn none(block_sectors: u16, state: CacheState) -> Self {
+        let cache = config::Cache { name: Some(config::NO_CACHE.to_owned()), device: String::new() };
+        Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
+    }
+
+    /// Its name, or what stands for it until its device has told.
+    pub fn display_name(&self) -> &str {
+        self.name.as_ref().unwrap_or(&self.device)
+    }
+
+    /// The UUID of its set, if that is known.
+    pub const fn set(&self) -> Option<Uuid> {
+        match &self.state {
+            CacheState::Opening { set, .. } | CacheState::Open { set, .. } => Some(*set),
+            _ => None,
+        }
+    }
+
     fn of(cache: &config::Cache) -> Self {
         Self {
             name: cache.name.clone(),
             device: cache.device.clone(),
             uuid: None,
+            is_none_of: None,
             failure_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),

@@ -1,14 +1,14 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
-use super::options::Done;
 use super::patience::Unopened;
 use super::table::{Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
+use crate::config::NO_CACHE;
 use crate::devices;
-use crate::engine_thread::Added;
+use crate::engine_thread::{Added, Adding, Engine};
 use crate::options::quiet;
 use bcached_engine::Error;
-use bcached_format::BackingSuperblock;
+use bcached_format::{BackingState, BackingSuperblock};
 
 impl Supervisor {
     /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
@@ -30,8 +30,7 @@ impl Supervisor {
             Ok(superblock) => superblock,
             Err(reason) => return self.without_device(reason),
         };
-        let engine = self.shared().table.engine_for(cache, &superblock);
-        let (cache, engine) = match engine {
+        let (cache, engine, is_uncached) = match self.engine_for(index, cache, &superblock) {
             Ok(found) => found,
             Err(Unserved::Waits(failure)) => return VolumeState::Waiting(failure),
             Err(Unserved::Failed(failure)) => return VolumeState::Failed(failure),
@@ -47,8 +46,37 @@ impl Supervisor {
         entry.told = entry.options.volume_options(quiet::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
-        engine.add_backing(backing.device, mode, entry.told, Box::new(added));
+        let adding = Adding { device: backing.device, mode, options: entry.told, uncached: is_uncached };
+        engine.add_backing(adding, Box::new(added));
         VolumeState::Attaching
+    }
+
+    /// The engine of a volume's cache, or the one that serves it without: then that is said.
+    fn engine_for(
+        &self,
+        index: usize,
+        cache: Option<usize>,
+        superblock: &BackingSuperblock,
+    ) -> Result<(usize, Engine, bool), Unserved> {
+        let wants_none = {
+            let shared = self.shared();
+            let is_said = shared.table.volumes[index].wanted_cache.as_deref() == Some(NO_CACHE);
+            is_said || shared.table.real_caches().next().is_none()
+        };
+        let without = || {
+            let (index, engine) = self.engine_of_none(superblock.block_sectors())?;
+            Ok((index, engine, true))
+        };
+        if wants_none && matches!(superblock.state(), BackingState::None | BackingState::Stale) {
+            return without();
+        }
+        let found = self.shared().table.engine_for(cache, superblock);
+        match found {
+            Ok((index, engine)) => Ok((index, engine, false)),
+            // Its cache is not served here, and all that is in it is on the device, too.
+            Err(Unserved::Failed(_)) if wants_none && superblock.state() == BackingState::Clean => without(),
+            Err(reason) => Err(reason),
+        }
     }
 
     fn look(&mut self, index: usize, device: &str) -> Result<BackingSuperblock, Unopened> {
@@ -72,7 +100,7 @@ impl Supervisor {
     }
 
     /// An engine has attached a volume, or says why not.
-    pub(super) fn volume_added(&mut self, index: usize, result: Result<Added, Error>) {
+    pub(super) fn volume_added(&self, index: usize, result: Result<Added, Error>) {
         let is_cut_short = result.as_ref().is_ok_and(|added| added.cut_short);
         let result = result.map(|added| added.volume);
         let entry: Option<VolumeEntry> = self.shared().table.volume_added(index, result);
@@ -86,7 +114,7 @@ impl Supervisor {
                 );
             }
             self.export(&entry);
-            self.apply_cache_mode(index, Done::nobody());
+            self.settle_volume(index);
         }
     }
 }

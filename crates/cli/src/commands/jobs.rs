@@ -1,0 +1,212 @@
+//! `bcached flush`, `detach`, `attach` and `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
+//! and waited for.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_daemon::config::{self, CONTROL_DEFAULT};
+use bcached_daemon::control::client;
+use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
+use bcached_daemon::control::status::Status;
+use serde::de::DeserializeOwned;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks at work that goes on.
+const LOOK: Duration = Duration::from_millis(200);
+/// Between two lines about it, on a terminal and elsewhere.
+const TOLD_TERMINAL: Duration = Duration::from_secs(1);
+const TOLD: Duration = Duration::from_secs(30);
+
+/// Writes back what is dirty: of one volume, or of all.
+pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let names = match &flags.volume {
+        Some(name) => vec![name.clone()],
+        None => cached_volumes(&watch)?,
+    };
+    let verb = Verb::Flush;
+    let begin = |volume| Begin { verb, volume, cache: None, dry_run: flags.watch.dry_run };
+    // All are begun before the first is waited for: each device works for itself.
+    let jobs = names.into_iter().map(|name| watch.begin(&begin(name))).collect::<Result<Vec<_>, _>>()?;
+    watch.finish(jobs)
+}
+
+/// Takes a volume from its cache.
+pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let (verb, volume) = (Verb::Detach, flags.volume.clone());
+    let job = watch.begin(&Begin { verb, volume, cache: None, dry_run: flags.watch.dry_run })?;
+    watch.finish(vec![job])
+}
+
+/// Puts a volume behind a cache.
+pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let (verb, volume, cache) = (Verb::Attach, flags.volume.clone(), flags.cache.clone());
+    let job = watch.begin(&Begin { verb, volume, cache, dry_run: flags.watch.dry_run })?;
+    watch.finish(vec![job])
+}
+
+/// Gives work up.
+pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
+    let socket = socket_of(&flags.control);
+    let path = format!("/v1/jobs/{}", client::encoded(&flags.job));
+    let mut job: Job = understood(&client::delete(&socket, &path)?)?;
+    // It ends with what it is in the middle of.
+    let until = Instant::now() + Duration::from_secs(10);
+    while job.state == State::Running && Instant::now() < until {
+        thread::sleep(LOOK);
+        job = understood(&client::get(&socket, &path)?)?;
+    }
+    match job.state {
+        State::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
+            .why("a device is slow to answer")
+            .next("`bcached status` shows when it has")),
+        // What was asked for has come about.
+        _ => Report::of(&job),
+    }
+}
+
+/// The volumes that a cache is in front of.
+fn cached_volumes(watch: &Watch<'_>) -> Result<Vec<String>, Failure> {
+    let status: Status = understood(&client::get(&watch.socket, "/v1/status")?)?;
+    let is_cached = |volume: &&bcached_daemon::control::status::Volume| {
+        volume.backing.is_some() && volume.facts.is_some() && volume.cache.is_some()
+    };
+    Ok(status.volumes.iter().filter(is_cached).map(|volume| volume.name.clone()).collect())
+}
+
+/// Whoever waits for long work.
+struct Watch<'a> {
+    socket: PathBuf,
+    flags: &'a flags::Watch,
+    until: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    fn of(flags: &'a flags::Watch) -> Result<Self, Failure> {
+        let limit = flags.timeout.as_deref().map(config::time).transpose();
+        let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        Ok(Self { socket: socket_of(&flags.control), flags, until })
+    }
+
+    fn begin(&self, begin: &Begin) -> Result<Job, Failure> {
+        let body = serde_json::to_string(begin)
+            .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+        understood(&client::post(&self.socket, "/v1/jobs", &body)?)
+    }
+
+    /// Waits for all, and tells of them meanwhile.
+    fn finish(&self, mut jobs: Vec<Job>) -> Result<Report, Failure> {
+        let is_running = |job: &Job| job.state == State::Running;
+        let mut told = Told::default();
+        while !self.flags.no_wait && jobs.iter().any(is_running) {
+            if self.until.is_some_and(|until| Instant::now() >= until) {
+                told.end();
+                return Err(time_limit(&jobs));
+            }
+            thread::sleep(LOOK);
+            for job in jobs.iter_mut().filter(|job| is_running(job)) {
+                let Some(id) = job.id else { continue };
+                *job = understood(&client::get(&self.socket, &format!("/v1/jobs/{id}"))?)?;
+            }
+            if let Some(job) = jobs.iter().find(|job| is_running(job)) {
+                told.tell(job);
+            }
+        }
+        told.end();
+        let failure = jobs.iter().find_map(Job::to_failure);
+        let report = match jobs.as_slice() {
+            [job] => Report::of(job)?,
+            _ => Report::of(&Jobs { jobs })?,
+        };
+        Ok(match failure {
+            Some(failure) => report.failing(failure),
+            None => report,
+        })
+    }
+}
+
+fn time_limit(jobs: &[Job]) -> Failure {
+    let running: Vec<_> = jobs.iter().filter(|job| job.state == State::Running).collect();
+    let lines: Vec<_> = running.iter().map(|job| job.progress_text()).collect();
+    let cancels: Vec<_> =
+        running.iter().filter_map(|job| Some(format!("`bcached cancel {}`", job.id?))).collect();
+    Failure::new(Kind::TimeLimit, "it is not done yet, and goes on")
+        .why(lines.join("; "))
+        .next(format!("ask again to wait for it; {} gives it up", cancels.join(", ")))
+}
+
+/// What has been said of work that goes on, on standard error: now and then, and on a terminal in one line.
+#[derive(Default)]
+struct Told {
+    last: Option<Instant>,
+    has_line: bool,
+    has_hint: bool,
+}
+
+impl Told {
+    fn tell(&mut self, job: &Job) {
+        let is_terminal = io::stderr().is_terminal();
+        let pause = if is_terminal { TOLD_TERMINAL } else { TOLD };
+        let last = *self.last.get_or_insert_with(Instant::now);
+        if last.elapsed() < pause {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let mut out = io::stderr().lock();
+        // Nobody may be reading, which is no reason to stop.
+        let _unread = if is_terminal {
+            if !std::mem::replace(&mut self.has_hint, true) {
+                let id = job.id.unwrap_or_default();
+                let _unread =
+                    writeln!(out, "job {id}; Ctrl-C leaves it running, `bcached cancel {id}` gives it up");
+            }
+            self.has_line = true;
+            write!(out, "\r\x1b[K{}", job.progress_text()).and_then(|()| out.flush())
+        } else {
+            writeln!(out, "{}", job.progress_text())
+        };
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.has_line) {
+            let _unread = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn socket_of(control: &flags::Control) -> PathBuf {
+    control.named().unwrap_or_else(|| CONTROL_DEFAULT.into())
+}
+
+fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
+    serde_json::from_str(body).map_err(|error| {
+        Failure::new(Kind::Io, "cannot understand the daemon's answer")
+            .why(error.to_string())
+            .next("`bcached version` and the running daemon may differ")
+    })
+}
+
+impl Show for Job {
+    const SCHEMA: &'static str = "bcached.job";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}
+
+impl Show for Jobs {
+    const SCHEMA: &'static str = "bcached.jobs";
+
+    fn text(&self) -> String {
+        if self.jobs.is_empty() {
+            return "no volume has a cache\n".to_owned();
+        }
+        self.jobs.iter().map(Job::text).collect()
+    }
+}

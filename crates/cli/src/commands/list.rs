@@ -1,0 +1,111 @@
+//! `bcached list`: caches and volumes, a line each.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_daemon::config::CONTROL_DEFAULT;
+use bcached_daemon::control::client;
+use bcached_daemon::control::status::{Cache, Status, Volume};
+use bcached_daemon::sizes::human;
+use serde::Serialize;
+
+/// Asks and reports.
+pub fn run(flags: &flags::List) -> Result<Report, Failure> {
+    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    let status: Status = serde_json::from_str(&client::get(&socket, "/v1/status")?).map_err(|error| {
+        Failure::new(Kind::Io, "cannot understand the daemon's answer")
+            .why(error.to_string())
+            .next("`bcached version` and the running daemon may differ")
+    })?;
+    let caches = status.caches.iter().map(Line::of_cache);
+    let volumes = status.volumes.iter().map(Line::of_volume);
+    Report::of(&List { entries: caches.chain(volumes).collect() })
+}
+
+#[derive(Serialize)]
+struct List {
+    entries: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    /// `cache` or `volume`.
+    kind: &'static str,
+    name: String,
+    state: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dirty_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_mode: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+}
+
+impl Line {
+    fn of_cache(cache: &Cache) -> Self {
+        let counts = cache.counts.as_ref();
+        Self {
+            kind: "cache",
+            name: cache.name.clone(),
+            state: cache.state.clone(),
+            size_bytes: counts.map(|counts| counts.buckets * counts.bucket_bytes),
+            dirty_bytes: counts.map(|counts| counts.dirty_bytes),
+            cache_mode: None,
+            cache: None,
+            device: Some(cache.device.clone()),
+            uuid: counts.map(|counts| counts.set_uuid.clone()),
+        }
+    }
+
+    fn of_volume(volume: &Volume) -> Self {
+        let facts = volume.facts.as_ref();
+        Self {
+            kind: "volume",
+            name: volume.name.clone(),
+            state: volume.state.clone(),
+            size_bytes: facts.map(|facts| facts.size_bytes),
+            dirty_bytes: facts.map(|facts| facts.dirty_bytes),
+            cache_mode: facts.map(|facts| facts.cache_mode.clone()),
+            cache: volume.cache.clone(),
+            device: volume.backing.clone(),
+            uuid: facts.map(|facts| facts.uuid.clone()),
+        }
+    }
+
+    fn cells(&self) -> [String; 8] {
+        let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human);
+        let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        [
+            self.kind.to_owned(),
+            self.name.clone(),
+            self.state.clone(),
+            size(self.size_bytes),
+            size(self.dirty_bytes),
+            text(&self.cache_mode),
+            text(&self.cache),
+            text(&self.device),
+        ]
+    }
+}
+
+impl Show for List {
+    const SCHEMA: &'static str = "bcached.list";
+
+    fn text(&self) -> String {
+        let head = ["KIND", "NAME", "STATE", "SIZE", "DIRTY", "MODE", "CACHE", "DEVICE"].map(str::to_owned);
+        let rows: Vec<_> = std::iter::once(head).chain(self.entries.iter().map(Line::cells)).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<_> = (0..8).map(width).collect();
+        let line = |row: &[String; 8]| {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+        };
+        rows.iter().map(line).collect()
+    }
+}

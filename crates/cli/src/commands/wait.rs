@@ -1,0 +1,73 @@
+//! `bcached wait`: until a volume is as wanted. The answer is no (exit status 1) if it will not come to that by itself.
+
+use crate::failure::{Failure, Kind};
+use crate::flags::{self, WaitFor};
+use crate::output::{Report, Show};
+use bcached_daemon::config::{self, CONTROL_DEFAULT};
+use bcached_daemon::control::client;
+use bcached_daemon::control::status::{Status, Volume};
+use bcached_daemon::names::refusal;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Waits.
+pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
+    let limit = flags.timeout.as_deref().map(config::time).transpose();
+    let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    loop {
+        let volume = look(flags)?;
+        let reason = volume.reason.clone().unwrap_or_default();
+        if is_as_wanted(&volume, flags.wanted) {
+            return Report::of(&Waited { volume });
+        }
+        if volume.state == "failed" {
+            return Err(Failure::new(Kind::No, format!("{} is not served", volume.name)).why(reason));
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Err(Failure::new(Kind::TimeLimit, format!("{} is not as wanted yet", volume.name))
+                .why(volume.line()));
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn look(flags: &flags::Wait) -> Result<Volume, Failure> {
+    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    let status: Status = serde_json::from_str(&client::get(&socket, "/v1/status")?).map_err(|error| {
+        Failure::new(Kind::Io, "cannot understand the daemon's answer")
+            .why(error.to_string())
+            .next("`bcached version` and the running daemon may differ")
+    })?;
+    let names: Vec<_> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
+    status.volume(&flags.volume).map_err(|meant| {
+        refusal(&flags.volume, meant.iter().map(String::as_str), names.iter().map(String::as_str))
+    })
+}
+
+fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {
+    let Some(facts) = &volume.facts else { return false };
+    match wanted {
+        WaitFor::Served => true,
+        WaitFor::Clean => facts.dirty_bytes == 0 && facts.backing_state.as_deref() != Some("dirty"),
+        WaitFor::Detached => facts.attached == Some(false),
+    }
+}
+
+/// The volume, as wanted.
+#[derive(serde::Serialize)]
+struct Waited {
+    volume: Volume,
+}
+
+impl Show for Waited {
+    const SCHEMA: &'static str = "bcached.wait";
+
+    /// Nobody needs to be told what was waited for.
+    fn text(&self) -> String {
+        String::new()
+    }
+}

@@ -1,0 +1,276 @@
+//! Volumes that are flushed, detached and attached by commands, as processes: nothing is lost, what was asked for stays so over restarts,
+//! and what is refused has changed nothing.
+
+mod common;
+
+use common::{Daemon, Images, Ran, bcached, json, requires, tool};
+use std::path::PathBuf;
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+/// Little enough to stay dirty for as long as somebody works.
+const DATA_BYTES: usize = 2 << 20;
+
+/// Two caches and a volume in mode writeback, with a configuration.
+struct Site {
+    images: Images,
+    fast: String,
+    spare: String,
+    tank: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let [fast, spare] = ["fast", "spare"].map(|name| images.blank(name, CACHE_BYTES));
+        let tank = images.blank("tank", BACKING_BYTES);
+        for cache in [&fast, &spare] {
+            assert_eq!(bcached(&["make", "-b", "64k", "-C", cache]).exit, 0);
+        }
+        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let site = Self { images, fast, spare, tank };
+        let Self { fast, spare, tank, .. } = &site;
+        let text = format!(
+            "version = 1\n[cache.fast]\ndevice = {fast:?}\n[cache.spare]\ndevice = {spare:?}\n\
+             [volume.media]\nbacking = {tank:?}\ncache = \"fast\"\nwriteback_running = false\n"
+        );
+        std::fs::write(site.images.path("config.toml"), text).expect("a file");
+        site
+    }
+
+    fn kept(&self) -> String {
+        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+    }
+
+    fn start(&self) -> Daemon {
+        let config: PathBuf = self.images.path("config.toml");
+        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+    }
+
+    /// Fills the start of the volume; what was written.
+    fn write(&self, daemon: &Daemon, seed: u8) -> Vec<u8> {
+        let data: Vec<u8> =
+            (0..DATA_BYTES).map(|n| seed ^ (n / 512).to_le_bytes()[0] ^ (n % 251).to_le_bytes()[0]).collect();
+        let path = self.images.path("data");
+        std::fs::write(&path, &data).expect("a file");
+        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        data
+    }
+
+    #[track_caller]
+    fn expect(&self, daemon: &Daemon, data: &[u8]) {
+        let path = self.images.path("found");
+        let ran = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(&path));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        let found = std::fs::read(&path).expect("readable");
+        assert!(found[..data.len()] == *data, "the volume holds something else");
+    }
+
+    /// What the backing device alone holds at the start of the volume.
+    fn below(&self) -> Vec<u8> {
+        std::fs::read(&self.tank).expect("readable")[8192..8192 + DATA_BYTES].to_vec()
+    }
+}
+
+fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
+    bcached(&[words, &["--control", daemon.control()]].concat())
+}
+
+#[track_caller]
+fn done(daemon: &Daemon, words: &[&str]) -> String {
+    let ran = ask(daemon, words);
+    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
+    ran.out
+}
+
+#[track_caller]
+fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
+    let ran = ask(daemon, words);
+    assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
+    assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
+}
+
+fn volume(daemon: &Daemon) -> serde_json::Value {
+    daemon.status()["volumes"][0].clone()
+}
+
+#[test]
+fn a_flush_leaves_nothing_dirty_and_the_volume_cached() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 1);
+    assert_eq!(volume(&daemon)["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
+    assert!(site.below() != data, "it is in the cache alone");
+    assert_eq!(done(&daemon, &["flush", "media", "--dry-run"]), "media: 2 MiB would be written back\n");
+    assert_eq!(done(&daemon, &["flush", "media"]), "media: what was dirty is written back\n");
+    assert!(site.below() == data, "it is on the backing device, too");
+    done(&daemon, &["wait", "media", "--for", "clean", "--timeout", "30s"]);
+    let after = volume(&daemon);
+    assert_eq!((after["dirty_bytes"].as_u64(), after["backing_state"].as_str()), (Some(0), Some("clean")));
+    assert_eq!((after["cache"].as_str(), after["attached"].as_bool()), (Some("fast"), Some(true)));
+    let again = json(&done(&daemon, &["flush", "--json"]));
+    assert_eq!(
+        (again["schema"].as_str(), again["already"].as_bool()),
+        (Some("bcached.job"), Some(true)),
+        "{again}"
+    );
+    let listed = done(&daemon, &["list"]);
+    assert!(listed.lines().any(|line| line.starts_with("volume  media  served  ")), "{listed}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Detached it is served from its backing device alone; so it stays, over an orderly stop and a kill, until it is attached.
+#[test]
+fn a_detached_volume_stays_so_until_it_is_attached() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let first = site.write(&daemon, 1);
+    let planned = done(&daemon, &["detach", "media", "--dry-run"]);
+    assert_eq!(planned, "media: 2 MiB would be written back, then it would be served without a cache\n");
+    assert_eq!(site.kept(), "", "nothing is kept of it");
+    assert_eq!(done(&daemon, &["detach", "media"]), "media: detached: it is served without a cache\n");
+    assert!(site.below() == first);
+    assert!(site.kept().contains("cache = \"none\""), "{}", site.kept());
+    assert_eq!(done(&daemon, &["detach", "media"]), "media: it is detached already\n");
+    let now = volume(&daemon);
+    assert_eq!((now["attached"].as_bool(), &now["cache"]), (Some(false), &serde_json::Value::Null), "{now}");
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    site.expect(&daemon, &first);
+    let second = site.write(&daemon, 2);
+    assert!(site.below() == second, "nothing is in a cache");
+    assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(2), "{}", daemon.status());
+    daemon.kill();
+
+    let daemon = site.start();
+    site.expect(&daemon, &second);
+    assert_eq!(volume(&daemon)["backing_state"].as_str(), Some("no cache"));
+    assert_eq!(done(&daemon, &["attach", "media", "--cache", "spare"]), "media: attached\n");
+    assert_eq!(done(&daemon, &["attach", "media", "--cache", "spare"]), "media: it is attached already\n");
+    refused(
+        &daemon,
+        &["attach", "media", "--cache", "fast"],
+        3,
+        "it is attached to spare; `bcached detach media` first",
+    );
+    let third = site.write(&daemon, 3);
+    assert!(site.below() == second, "it is in the cache");
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    site.expect(&daemon, &third);
+    assert_eq!(volume(&daemon)["cache"].as_str(), Some("spare"));
+    done(&daemon, &["detach", "media"]);
+    // In front of its former cache, of which nothing is believed any more.
+    assert_eq!(done(&daemon, &["attach", "media", "--cache", "spare"]), "media: attached\n");
+    site.expect(&daemon, &third);
+    assert_eq!(daemon.stop().0, 0);
+    let check = bcached(&["check", &site.fast, &site.spare, "--backing", &site.tank]);
+    assert!(check.exit == 0 || check.exit == 2, "{check:?}");
+}
+
+/// A daemon that is stopped in the middle of a detach goes on with it; one that cannot write back says so and keeps everything.
+#[test]
+fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 1);
+    // The backing device takes nothing: it does not come to an end by itself.
+    let tank = std::fs::OpenOptions::new().write(true).open(&site.tank).expect("ours");
+    daemon.fail_writes_beyond(8192);
+    let job = json(&done(&daemon, &["detach", "media", "--no-wait", "--json"]));
+    let (id, state) = (job["id"].as_u64().expect("a number"), job["state"].as_str());
+    assert_eq!(state, Some("running"), "{job}");
+    let joined = ask(&daemon, &["detach", "media", "--timeout", "1s"]);
+    assert_eq!(
+        (joined.exit, joined.err.contains(&format!("`bcached cancel {id}`"))),
+        (6, true),
+        "{joined:?}"
+    );
+    refused(&daemon, &["flush", "media"], 3, "detach goes on there");
+    assert!(site.kept().contains("none"));
+    let status = ask(&daemon, &["status"]);
+    assert!(status.out.contains("media: detach, 0% written back"), "{status:?}");
+    let cancelled = ask(&daemon, &["cancel", &id.to_string()]);
+    assert_eq!(
+        (cancelled.exit, cancelled.out.as_str()),
+        (0, "media: detach was cancelled\n"),
+        "{cancelled:?}"
+    );
+    assert!(!site.kept().contains("none"), "it is taken back: {}", site.kept());
+    assert_eq!(volume(&daemon)["attached"].as_bool(), Some(true));
+    refused(&daemon, &["cancel", "77"], 2, "there is no job 77");
+    refused(&daemon, &["cancel", "x"], 2, "is not the number of a job");
+
+    let again = ask(&daemon, &["detach", "media", "--no-wait"]);
+    assert_eq!(again.exit, 0, "{again:?}");
+    assert!(site.kept().contains("none"));
+    daemon.kill();
+    drop(tank);
+    let daemon = site.start();
+    done(&daemon, &["wait", "media", "--for", "detached", "--timeout", "30s"]);
+    assert!(site.below() == data, "all of it is there");
+    site.expect(&daemon, &data);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// What cannot be: one sentence, and nothing has changed.
+#[test]
+fn what_cannot_be_is_refused() {
+    let site = Site::new();
+    let daemon = site.start();
+    refused(&daemon, &["flush", "nothing"], 2, "nothing is called `nothing`; there are: media");
+    refused(&daemon, &["detach", "nothing"], 2, "nothing is called `nothing`");
+    refused(
+        &daemon,
+        &["attach", "media", "--cache", "nothing"],
+        2,
+        "no cache is called `nothing`; there are: fast, spare",
+    );
+    refused(&daemon, &["attach", "media"], 2, "several caches may be meant; name one of: fast, spare");
+    refused(&daemon, &["flush", "media", "--timeout", "soon"], 2, "`soon` is not a time");
+    refused(
+        &daemon,
+        &["wait", "media", "--for", "detached", "--timeout", "1s"],
+        6,
+        "media is not as wanted yet",
+    );
+    assert_eq!(site.kept(), "");
+    assert_eq!(daemon.stop().0, 0);
+    let ran = bcached(&["flush", "--control", daemon_gone(&site).to_str().expect("text")]);
+    assert_eq!(ran.exit, 5, "{ran:?}");
+}
+
+fn daemon_gone(site: &Site) -> PathBuf {
+    site.images.path("run/control.sock")
+}
+
+/// A backing device alone, that no cache has anything of.
+#[test]
+fn a_device_without_a_cache_is_served_by_the_command_line() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = Daemon::start(&site.images, &["--backing", &site.tank]);
+    let info = volume(&daemon);
+    assert_eq!((info["attached"].as_bool(), info["name"].as_str()), (Some(false), Some("tank")), "{info}");
+    let data: Vec<u8> = vec![7; 1 << 20];
+    let path = site.images.path("data");
+    std::fs::write(&path, &data).expect("a file");
+    let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("tank")));
+    assert_eq!(ran.exit, 0, "{ran:?}");
+    assert!(site.below()[..data.len()] == *data);
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -1,0 +1,208 @@
+//! Long work, both ways: the request to begin some, and what is said of it, `bcached.job` version 1. Within a version, fields are only
+//! added; what is not known is absent.
+
+use crate::failure::Failure;
+use crate::sizes::human;
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Write as _};
+
+/// What is done to a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// What is dirty is written back.
+    Flush,
+    /// It leaves its cache.
+    Detach,
+    /// It comes to a cache.
+    Attach,
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flush => "flush",
+            Self::Detach => "detach",
+            Self::Attach => "attach",
+        })
+    }
+}
+
+/// A request for long work.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Begin {
+    /// What.
+    pub verb: Verb,
+    /// Of which volume.
+    pub volume: String,
+    /// To which cache, for [`Verb::Attach`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    /// Nothing is done: the answer says what would be.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Where work is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// It would be begun.
+    Planned,
+    /// It goes on.
+    Running,
+    /// It has come to its end, or there was nothing to do.
+    Done,
+    /// It has failed: the failure says why, and how things are.
+    Failed,
+    /// Somebody has given it up.
+    Cancelled,
+}
+
+/// Long work.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Its number, for `cancel`; absent if nothing was begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+    /// What is done.
+    pub verb: Verb,
+    /// To which volume.
+    pub volume: String,
+    /// How far.
+    pub state: State,
+    /// It was so already: there was nothing to do.
+    pub already: bool,
+    /// Since it began, or from its beginning to its end.
+    pub elapsed_seconds: u64,
+    /// Dirty data that there was at the beginning.
+    pub dirty_bytes_at_start: u64,
+    /// Dirty data that is left, if its engine answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
+    /// How much of it has been written back, in percent. Clients who go on writing may keep it from growing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub percent: Option<u64>,
+    /// How fast the dirty data becomes less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// How long it takes at that speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<u64>,
+    /// What keeps it from going on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked_by: Option<String>,
+    /// What else is to be known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Why it has failed: what stands in `error` of a refusal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<serde_json::Value>,
+}
+
+/// All long work that goes on, and the last that has ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Jobs {
+    /// The oldest first.
+    pub jobs: Vec<Job>,
+}
+
+impl Job {
+    /// Work of which nothing is known yet.
+    pub(crate) const fn new(verb: Verb, volume: String, state: State) -> Self {
+        Self {
+            id: None,
+            verb,
+            volume,
+            state,
+            already: false,
+            elapsed_seconds: 0,
+            dirty_bytes_at_start: 0,
+            dirty_bytes: None,
+            percent: None,
+            bytes_per_second: None,
+            eta_seconds: None,
+            blocked_by: None,
+            notes: Vec::new(),
+            failure: None,
+        }
+    }
+
+    /// The same with so much dirty data left, after so long.
+    pub(crate) fn with_progress(mut self, dirty: u64, milliseconds: u64) -> Self {
+        let done = self.dirty_bytes_at_start.saturating_sub(dirty);
+        self.dirty_bytes = Some(dirty);
+        self.percent = (done * 100).checked_div(self.dirty_bytes_at_start);
+        let rate = (done.saturating_mul(1000)).checked_div(milliseconds).filter(|rate| *rate > 0);
+        self.bytes_per_second = rate;
+        self.eta_seconds = rate.map(|rate| dirty.div_ceil(rate));
+        self
+    }
+
+    /// Why it has failed.
+    #[must_use]
+    pub fn to_failure(&self) -> Option<Failure> {
+        let error = self.failure.as_ref()?;
+        Failure::from_json(&serde_json::json!({ "error": error }))
+    }
+
+    /// How far it is, in a line for people.
+    #[must_use]
+    pub fn progress_text(&self) -> String {
+        let mut text = format!("{}: {}", self.volume, self.verb);
+        // Writing to a string cannot fail.
+        let _ = match (self.dirty_bytes, self.percent) {
+            (Some(dirty), Some(percent)) => {
+                write!(text, ", {percent}% written back, {} dirty", human(dirty))
+            }
+            (Some(dirty), None) => write!(text, ", {} dirty", human(dirty)),
+            _ => Ok(()),
+        };
+        if let (Some(rate), Some(eta)) = (self.bytes_per_second, self.eta_seconds) {
+            let _ = write!(text, ", {}/s, about {eta} s left", human(rate));
+        }
+        if let Some(blocked) = &self.blocked_by {
+            let _ = write!(text, "; {blocked}");
+        }
+        text
+    }
+
+    /// Its end, or what it would be, in lines for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let Self { volume, verb, .. } = self;
+        let done = match verb {
+            Verb::Flush => "what was dirty is written back",
+            Verb::Detach => "detached: it is served without a cache",
+            Verb::Attach => "attached",
+        };
+        let line = match (self.state, self.already) {
+            (State::Done, true) => match verb {
+                Verb::Flush => format!("{volume}: nothing is dirty"),
+                Verb::Detach => format!("{volume}: it is detached already"),
+                Verb::Attach => format!("{volume}: it is attached already"),
+            },
+            (State::Done, false) => format!("{volume}: {done}"),
+            (State::Planned, _) => {
+                let dirty = human(self.dirty_bytes_at_start);
+                match verb {
+                    Verb::Flush => format!("{volume}: {dirty} would be written back"),
+                    Verb::Detach => {
+                        format!(
+                            "{volume}: {dirty} would be written back, then it would be served without a cache"
+                        )
+                    }
+                    Verb::Attach => format!("{volume}: would be attached"),
+                }
+            }
+            (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),
+            (State::Failed, _) => format!("{volume}: {verb} has failed"),
+            (State::Running, _) => match self.id {
+                Some(id) => format!("{} (job {id})", self.progress_text()),
+                None => self.progress_text(),
+            },
+        };
+        self.notes.iter().fold(line + "\n", |text, note| text + &format!("{volume}: {note}\n"))
+    }
+}

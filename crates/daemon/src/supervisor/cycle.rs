@@ -1,0 +1,373 @@
+//! Volumes that come to a cache, leave it, or are cleaned: what is asked for is judged whole before anything is kept or done.
+
+use super::jobs::{Before, Job};
+use super::options::Done;
+use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::{Event, Supervisor};
+use crate::config::{Config, NO_CACHE, SetFile};
+use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::engine_failure;
+use crate::engine_thread::{Added, Adding, Engine, Given, Long};
+use crate::failure::{Failure, Kind};
+use crate::options::quiet;
+use bcached_engine::{Error, VolumeId, VolumeInfo};
+use std::sync::PoisonError;
+
+/// What is asked for, judged.
+pub struct Planned {
+    verb: Verb,
+    name: String,
+    pub engine: Engine,
+    /// Dirty data now, in bytes.
+    pub dirty: u64,
+    /// The number of the work that does it already.
+    pub joins: Option<u64>,
+    /// `None`: there is nothing to do.
+    pub work: Option<Work>,
+    /// Which cache the volume is to have from now on.
+    pub wanted: Option<String>,
+    /// The file that keeps that, if it is to say something else.
+    pub file: Option<SetFile>,
+    pub before: Before,
+    notes: Vec<String>,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+pub enum Work {
+    /// By the engine that has the volume.
+    Here(Long),
+    /// The volume goes to the engine of this cache.
+    MovesTo(usize),
+}
+
+impl Planned {
+    /// As it is told before it has begun.
+    pub fn shown(&self) -> Shown {
+        let is_nothing = self.work.is_none() && self.joins.is_none();
+        let state = match self.joins {
+            Some(_) => State::Running,
+            None if is_nothing => State::Done,
+            None => State::Planned,
+        };
+        let mut shown = Shown::new(self.verb, self.name.clone(), state);
+        shown.already = is_nothing;
+        shown.dirty_bytes_at_start = self.dirty;
+        shown.notes.clone_from(&self.notes);
+        shown
+    }
+}
+
+impl Supervisor {
+    /// Judges what is asked for of a volume. Nothing is changed.
+    pub(super) fn plan_job(&self, volume: usize, begin: &Begin) -> Result<Planned, Failure> {
+        let (entry, running) = {
+            let shared = self.shared();
+            let running = shared.jobs.running(volume).map(|(number, job)| (number, job.verb));
+            (shared.table.volumes.get(volume).cloned(), running)
+        };
+        let entry = entry.ok_or_else(|| Failure::new(Kind::UnknownName, "it is gone"))?;
+        let (engine, now) = self.engine_and_info(&entry)?;
+        let mut planned = Planned {
+            verb: begin.verb,
+            name: entry.display_name().to_owned(),
+            engine,
+            dirty: now.dirty_sectors * 512,
+            joins: None,
+            work: None,
+            wanted: None,
+            file: None,
+            before: Before::default(),
+            notes: Vec::new(),
+        };
+        if let Some((number, verb)) = running {
+            if verb != begin.verb {
+                return Err(Failure::new(
+                    Kind::InUse,
+                    format!("{} cannot be done to {}", begin.verb, planned.name),
+                )
+                .why(format!("{verb} goes on there (job {number})"))
+                .next(format!("wait for it, or `bcached cancel {number}`")));
+            }
+            planned.joins = Some(number);
+            return Ok(planned);
+        }
+        let here = Some(Work::Here(Self::long_of(begin.verb)));
+        match begin.verb {
+            Verb::Flush => planned.work = here.filter(|_| now.attached && now.dirty_sectors > 0),
+            Verb::Detach => {
+                planned.work = here.filter(|_| now.attached);
+                self.plan_cache(&entry, NO_CACHE, &mut planned)?;
+            }
+            Verb::Attach => {
+                let target = self.cache_called(begin.cache.as_deref())?;
+                planned.work = self.plan_attach(&entry, &now, target)?;
+                let name = self.cache_name(target);
+                self.plan_cache(&entry, &name, &mut planned)?;
+            }
+        }
+        Ok(planned)
+    }
+
+    /// The engine that serves the volume, and what it says of it now.
+    fn engine_and_info(&self, entry: &VolumeEntry) -> Result<(Engine, VolumeInfo), Failure> {
+        let name = entry.display_name();
+        let VolumeState::Served(served) = &entry.state else {
+            let why = match &entry.state {
+                VolumeState::Waiting(failure) | VolumeState::Failed(failure) => failure.to_string(),
+                _ => "its cache takes it up at this moment".to_owned(),
+            };
+            return Err(Failure::new(Kind::NotFound, format!("{name} is not served")).why(why));
+        };
+        if served.flash_only {
+            return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
+                .why("there is no device behind it that its data could go to"));
+        }
+        let engine = entry.cache.and_then(|index| match &self.shared().table.caches.get(index)?.state {
+            CacheState::Open { engine, .. } => Some(engine.clone()),
+            _ => None,
+        });
+        let silent = || Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"));
+        let engine = engine.ok_or_else(silent)?;
+        let status = engine.status().ok_or_else(silent)?;
+        let now = status.volumes.into_iter().find(|now| now.id == served.id).ok_or_else(silent)?;
+        Ok((engine, now))
+    }
+
+    /// How a volume comes to the cache `target`; `None`: it has it.
+    fn plan_attach(
+        &self,
+        entry: &VolumeEntry,
+        now: &VolumeInfo,
+        target: usize,
+    ) -> Result<Option<Work>, Failure> {
+        let name = entry.display_name();
+        let is_here = entry.cache == Some(target);
+        match (now.attached, is_here) {
+            (true, true) => Ok(None),
+            (true, false) => {
+                let has = entry.cache.map(|index| self.cache_name(index)).unwrap_or_default();
+                Err(Failure::new(
+                    Kind::WrongSet,
+                    format!("cannot attach {name} to {}", self.cache_name(target)),
+                )
+                .why(format!("it is attached to {has}"))
+                .next(format!("`bcached detach {name}` first")))
+            }
+            (false, true) => Ok(Some(Work::Here(Long::Attach))),
+            (false, false) => {
+                let users = self.users_of(name);
+                if !users.is_empty() {
+                    let mut failure = Failure::new(Kind::InUse, format!("cannot attach {name} now"))
+                        .why(format!("it is in use by {}", users.join(", ")))
+                        .next("disconnect them first, and connect again after it");
+                    failure.holders = users;
+                    return Err(failure);
+                }
+                Ok(Some(Work::MovesTo(target)))
+            }
+        }
+    }
+
+    /// Who has connected to the volume.
+    fn users_of(&self, name: &str) -> Vec<String> {
+        let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
+        let clients = nbd.as_ref().map_or_else(Vec::new, |server| server.clients());
+        clients
+            .into_iter()
+            .filter(|client| client.export.as_deref() == Some(name))
+            .map(|client| client.peer)
+            .collect()
+    }
+
+    /// The open cache that is called so: by name, by the UUID of its set, or by its device; the only one if none is named.
+    fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
+        let shared = self.shared();
+        let caches: Vec<_> = shared.table.real_caches().collect();
+        let names: Vec<_> = caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect();
+        let is_meant = |cache: &super::table::CacheEntry| match typed {
+            None => caches.len() == 1,
+            Some(typed) => {
+                let is_set = |set: &bcached_format::Uuid| {
+                    let (typed, set) =
+                        (typed.to_lowercase().replace('-', ""), set.to_string().replace('-', ""));
+                    typed.len() >= 8 && set.starts_with(&typed)
+                };
+                cache.display_name() == typed
+                    || cache.device == typed
+                    || cache.set().as_ref().is_some_and(is_set)
+            }
+        };
+        let meant: Vec<_> = caches.iter().filter(|(_, cache)| is_meant(cache)).collect();
+        match (meant.as_slice(), typed) {
+            ([(index, cache)], _) => match &cache.state {
+                CacheState::Open { .. } => Ok(*index),
+                _ => Err(Failure::new(
+                    Kind::NotFound,
+                    format!("the cache {} is not open", cache.display_name()),
+                )
+                .next("`bcached status` says what it waits for")),
+            },
+            ([], Some(typed)) => {
+                Err(Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"))
+                    .next(format!("there are: {}", names.join(", "))))
+            }
+            (_, _) => Err(Failure::new(Kind::AmbiguousName, "several caches may be meant")
+                .next(format!("name one of: {}", names.join(", ")))
+                .option("--cache")),
+        }
+    }
+
+    fn cache_name(&self, index: usize) -> String {
+        let shared = self.shared();
+        shared.table.caches.get(index).map_or_else(String::new, |cache| cache.display_name().to_owned())
+    }
+
+    /// How it is kept that the volume has the cache called `wanted`, or none.
+    fn plan_cache(&self, entry: &VolumeEntry, wanted: &str, planned: &mut Planned) -> Result<(), Failure> {
+        planned.before.wanted.clone_from(&entry.wanted_cache);
+        planned.wanted = Some(wanted.to_owned());
+        let Ok((path, name)) = self.keeps(entry) else {
+            let again = "the next `bcached serve` with the same devices attaches it";
+            planned.notes.push(if wanted == NO_CACHE {
+                format!("this is not kept: {again} again")
+            } else {
+                "this is not kept beyond the daemon's end".to_owned()
+            });
+            return Ok(());
+        };
+        let mut file = SetFile::read(path)?;
+        planned.before.kept = file.cache_of(name).take();
+        let said = |file: &SetFile| -> Result<Option<String>, Failure> {
+            let config = Config::load_with(&self.line, Some(&file.text()))?;
+            let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
+            let only = || match config.caches.as_slice() {
+                [only] => only.name.clone(),
+                _ => None,
+            };
+            Ok(volume.and_then(|volume| volume.cache).or_else(only))
+        };
+        if said(&file)?.as_deref() != Some(wanted) {
+            *file.cache_of(name) = Some(wanted.to_owned());
+            said(&file)?;
+        }
+        if file.is_changed() {
+            file.check_writable()?;
+            planned.before.is_kept_anew = true;
+            planned.file = Some(file);
+        }
+        Ok(())
+    }
+
+    /// The volume is to have the cache that it had, because the work has failed.
+    pub(super) fn take_back(&self, job: &Job) {
+        if job.verb == Verb::Flush {
+            return;
+        }
+        let entry = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(job.volume) else { return };
+            entry.wanted_cache.clone_from(&job.before.wanted);
+            entry.clone()
+        };
+        let (true, Ok((path, name))) = (job.before.is_kept_anew, self.keeps(&entry)) else { return };
+        let taken_back = SetFile::read(path).and_then(|mut file| {
+            file.cache_of(name).clone_from(&job.before.kept);
+            file.write()
+        });
+        if let Err(failure) = taken_back {
+            tracing::error!(event = "set-not-taken-back", "{failure}");
+        }
+    }
+
+    /// The volume's engine gives it up.
+    pub(super) fn begin_move(&self, number: u64, volume: usize, to: usize, engine: &Engine, id: VolumeId) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
+        entry.state = VolumeState::Attaching;
+        let entry = entry.clone();
+        drop(shared);
+        // Whoever connects meanwhile is told that it is not served.
+        self.name_export(&entry);
+        let sender = self.sender.clone();
+        let given = move |given| drop(sender.send(Event::Given(number, volume, to, Box::new(given))));
+        engine.give_up(id, Box::new(given));
+    }
+
+    /// An engine has given a volume up, for the work of this number: the engine of cache `to` gets it.
+    pub(super) fn given(&self, number: u64, volume: usize, to: usize, given: Result<Given, Error>) {
+        let Given { device, lost } = match given {
+            Ok(given) => given,
+            Err(error) => return self.not_moved(number, volume, &error),
+        };
+        let name = self.shared().table.volumes[volume].display_name().to_owned();
+        if let Some(error) = lost {
+            tracing::error!(
+                event = "flush-failed",
+                "{name}: what was not flushed by who wrote it may be lost: {error}"
+            );
+        }
+        let engine = match &self.shared().table.caches[to].state {
+            CacheState::Open { engine, .. } => Some(engine.clone()),
+            _ => None,
+        };
+        let (Some(device), Some(engine)) = (device, engine) else {
+            return self.not_moved(number, volume, &Error::NoVolume);
+        };
+        let mut shared = self.shared();
+        let entry = &mut shared.table.volumes[volume];
+        entry.cache = Some(to);
+        entry.told = entry.options.volume_options(quiet::local_minute);
+        let mode = entry.options.configured_mode();
+        let adding = Adding { device, mode, options: entry.told, uncached: false };
+        drop(shared);
+        let sender = self.sender.clone();
+        let added = move |added| drop(sender.send(Event::Moved(number, volume, Box::new(added))));
+        engine.add_backing(adding, Box::new(added));
+    }
+
+    /// The engine that it went to has taken it up, or says why not.
+    pub(super) fn moved(&self, number: u64, volume: usize, added: Result<Added, Error>) {
+        match added {
+            Err(error) => self.not_moved(number, volume, &error),
+            Ok(added) => {
+                self.volume_added(volume, Ok(added));
+                self.end_job(number, Ok(()));
+            }
+        }
+    }
+
+    /// It is looked for again, and served as it was before.
+    fn not_moved(&self, number: u64, volume: usize, error: &Error) {
+        let name = self.shared().table.volumes[volume].display_name().to_owned();
+        let failure = engine_failure::of_attach(&name, error);
+        self.end_job(number, Err(failure.clone()));
+        self.shared().table.set_volume(volume, VolumeState::Waiting(failure));
+    }
+
+    /// A volume that is to have no cache, and has one: it leaves. A former daemon may have been about to do that.
+    pub(super) fn leave_unwanted_cache(&self, volume: usize) {
+        let (wants_none, name) = {
+            let shared = self.shared();
+            let entry = &shared.table.volumes[volume];
+            let is_attached = matches!(&entry.state, VolumeState::Served(info) if info.attached);
+            (entry.wanted_cache.as_deref() == Some(NO_CACHE) && is_attached, entry.display_name().to_owned())
+        };
+        if !wants_none {
+            return;
+        }
+        let begin = Begin { verb: Verb::Detach, volume: name.clone(), cache: None, dry_run: false };
+        let begun =
+            self.plan_job(volume, &begin).and_then(|planned| self.carry_out(volume, Verb::Detach, planned));
+        match begun {
+            Ok(_) => tracing::info!(event = "job-begun", "{name}: it is to have no cache: it is detached"),
+            Err(failure) => tracing::error!(event = "job-failed", "{name}: detach: {failure}"),
+        }
+    }
+
+    /// Nobody waits for the cache mode of a volume that has just come.
+    pub(super) fn settle_volume(&self, volume: usize) {
+        self.apply_cache_mode(volume, Done::nobody());
+        self.leave_unwanted_cache(volume);
+    }
+}

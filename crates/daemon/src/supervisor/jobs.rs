@@ -1,0 +1,318 @@
+//! Long work on volumes: begun by the loop, looked at and given up by the control thread.
+//!
+//! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
+//! is taken back when the work fails or is given up.
+
+use super::cycle::Planned;
+use super::options::resolve;
+use super::table::VolumeState;
+use super::{Event, Shared, Supervisor};
+use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
+use crate::control::{AskBegin, AskJob, AskJobs};
+use crate::engine_failure;
+use crate::engine_thread::{Engine, Long};
+use crate::failure::{Failure, Kind};
+use bcached_engine::{Error, VolumeId};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long somebody waits until work has begun: less than the client waits for an answer.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// Work that has ended and is still known.
+const ENDED_MAX: usize = 64;
+
+/// Long work, by its number.
+#[derive(Default)]
+pub struct Jobs {
+    last: u64,
+    all: BTreeMap<u64, Job>,
+}
+
+/// Long work.
+#[derive(Clone)]
+pub struct Job {
+    pub verb: Verb,
+    /// Index of the volume.
+    pub volume: usize,
+    name: String,
+    /// Who does it, and what the volume is called there; `None` while it goes from one engine to another.
+    engine: Option<(Engine, VolumeId)>,
+    began: Instant,
+    dirty_at_start: u64,
+    notes: Vec<String>,
+    /// What is to be kept again if it fails.
+    pub before: Before,
+    ended: Option<Ended>,
+}
+
+#[derive(Clone)]
+struct Ended {
+    after: Duration,
+    outcome: Result<(), Failure>,
+}
+
+/// What was asked for of a volume's cache before.
+#[derive(Clone, Default)]
+pub struct Before {
+    /// By whoever counts.
+    pub wanted: Option<String>,
+    /// By the file of `set`.
+    pub kept: Option<String>,
+    /// The file says something else now.
+    pub is_kept_anew: bool,
+}
+
+/// Somebody asks for long work.
+pub struct Asked {
+    volume: usize,
+    begin: Begin,
+    uid: Option<u32>,
+    answer: Sender<Result<Shown, Failure>>,
+}
+
+/// What the control thread calls to have some begun.
+pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
+    Box::new(move |begin, uid| {
+        let volume = resolve(&shared, &begin.volume)?;
+        let (answer, answered) = mpsc::channel();
+        let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
+        match answered.recv_timeout(LIMIT) {
+            Ok(outcome) => outcome.and_then(|job| match job.id {
+                Some(number) => show(&shared, number),
+                None => Ok(job),
+            }),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Failure::new(Kind::TimeLimit, format!("it has not begun for {} s", LIMIT.as_secs()))
+                    .why("a device is slow to answer")
+                    .next("ask again: if it has begun by then, that is joined"))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Failure::new(Kind::Io, "nothing was begun").why("the daemon is stopping"))
+            }
+        }
+    })
+}
+
+/// What the control thread calls to see all of it.
+pub fn all(shared: Arc<Mutex<Shared>>) -> AskJobs {
+    Box::new(move || {
+        let numbers: Vec<u64> = lock(&shared).jobs.all.keys().copied().collect();
+        let jobs = numbers.into_iter().filter_map(|number| show(&shared, number).ok()).collect();
+        Ok(AllShown { jobs })
+    })
+}
+
+/// What goes on at this moment.
+pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
+    let numbers: Vec<u64> = {
+        let shared = lock(shared);
+        shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none()).map(|(number, _)| *number).collect()
+    };
+    numbers.into_iter().filter_map(|number| show(shared, number).ok()).collect()
+}
+
+/// What it calls to see one.
+pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
+    Box::new(move |number| show(&shared, number))
+}
+
+/// What it calls to give one up.
+pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
+    Box::new(move |number| {
+        let job = find(&shared, number)?;
+        match (&job.ended, &job.engine) {
+            (Some(_), _) => {}
+            (None, Some((engine, _))) if job.verb != Verb::Attach => {
+                tracing::info!(
+                    event = "job-cancel",
+                    "{}: {} (job {number}) is to be cancelled",
+                    job.name,
+                    job.verb
+                );
+                engine.cancel(number);
+            }
+            (None, _) => {
+                return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
+                    .why("an attach is over in a moment"));
+            }
+        }
+        show(&shared, number)
+    })
+}
+
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
+    lock(shared).jobs.all.get(&number).cloned().ok_or_else(|| {
+        Failure::new(Kind::UnknownName, format!("there is no job {number}"))
+            .next("`bcached status` shows those that go on")
+    })
+}
+
+/// A job as it is at this moment. Holds no lock while it waits for an engine.
+fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
+    let job = find(shared, number)?;
+    let state = match job.ended.as_ref().map(|ended| &ended.outcome) {
+        None => State::Running,
+        Some(Ok(())) => State::Done,
+        Some(Err(failure)) if failure.kind == Kind::Cancelled => State::Cancelled,
+        Some(Err(_)) => State::Failed,
+    };
+    let mut shown = Shown::new(job.verb, job.name.clone(), state);
+    shown.id = Some(number);
+    shown.notes.clone_from(&job.notes);
+    shown.dirty_bytes_at_start = job.dirty_at_start;
+    let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
+    shown.elapsed_seconds = taken.as_secs();
+    if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
+        shown.failure = failure.to_json().get("error").cloned();
+    }
+    let running = job.engine.as_ref().filter(|_| job.ended.is_none());
+    let status = running.and_then(|(engine, id)| Some((engine.status()?, *id)));
+    if let Some((status, id)) = status {
+        if let Some(info) = status.volumes.iter().find(|info| info.id == id) {
+            let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
+            shown = shown.with_progress(info.dirty_sectors * 512, milliseconds);
+            let trouble = info.writeback_trouble.as_ref();
+            shown.blocked_by = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
+        }
+    } else if running.is_some() {
+        shown.blocked_by = Some("its engine does not answer at present".to_owned());
+    }
+    Ok(shown)
+}
+
+impl Jobs {
+    /// The work that goes on on a volume.
+    pub fn running(&self, volume: usize) -> Option<(u64, &Job)> {
+        let is_it = |job: &&Job| job.volume == volume && job.ended.is_none();
+        self.all.iter().map(|(number, job)| (*number, job)).find(|(_, job)| is_it(job))
+    }
+
+    /// Work that has ended now.
+    fn end(&mut self, number: u64, outcome: Result<(), Failure>) -> Option<Job> {
+        let job = self.all.get_mut(&number).filter(|job| job.ended.is_none())?;
+        job.ended = Some(Ended { after: job.began.elapsed(), outcome });
+        let ended = job.clone();
+        let oldest = self.all.iter().filter(|(_, job)| job.ended.is_some()).map(|(number, _)| *number);
+        let oldest: Vec<u64> = oldest.collect();
+        for number in oldest.iter().take(oldest.len().saturating_sub(ENDED_MAX)) {
+            self.all.remove(number);
+        }
+        Some(ended)
+    }
+}
+
+impl Supervisor {
+    /// Begins what is asked for, or joins it, and says so.
+    pub(super) fn begin_job(&self, asked: Asked) {
+        let Asked { volume, begin, uid, answer } = asked;
+        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+        let text = format!("{} {}", begin.verb, begin.volume);
+        let begun = self.plan_job(volume, &begin).and_then(|planned| {
+            if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
+        });
+        match &begun {
+            Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
+            Ok(job) => match job.id {
+                Some(number) => tracing::info!(event = "job-begun", uid, "{text} (job {number})"),
+                None => tracing::info!(event = "job-nothing", uid, "{text}: {}", job.text().trim_end()),
+            },
+        }
+        let _gone = answer.send(begun);
+    }
+
+    /// Begins work that was planned; the number of that, if there is any to do.
+    pub(super) fn carry_out(&self, volume: usize, verb: Verb, planned: Planned) -> Result<Shown, Failure> {
+        if let Some(number) = planned.joins {
+            return Ok(Shown { id: Some(number), ..planned.shown() });
+        }
+        if let Some(file) = &planned.file {
+            file.write()?;
+        }
+        let shown = planned.shown();
+        let mut shared = self.shared();
+        let entry = &mut shared.table.volumes[volume];
+        if let Some(wanted) = &planned.wanted {
+            entry.wanted_cache = Some(wanted.clone());
+        }
+        let Some(work) = planned.work else { return Ok(shown) };
+        let VolumeState::Served(info) = &entry.state else { return Ok(shown) };
+        let id = info.id;
+        shared.jobs.last += 1;
+        let number = shared.jobs.last;
+        let job = Job {
+            verb,
+            volume,
+            name: shown.volume.clone(),
+            engine: Some((planned.engine.clone(), id)),
+            began: Instant::now(),
+            dirty_at_start: planned.dirty,
+            notes: shown.notes.clone(),
+            before: planned.before,
+            ended: None,
+        };
+        shared.jobs.all.insert(number, job);
+        drop(shared);
+        let sender = self.sender.clone();
+        let ended = move |outcome| drop(sender.send(Event::JobEnded(number, outcome)));
+        match work {
+            super::cycle::Work::Here(long) => planned.engine.begin(number, long, id, Box::new(ended)),
+            super::cycle::Work::MovesTo(cache) => self.begin_move(number, volume, cache, &planned.engine, id),
+        }
+        Ok(Shown { id: Some(number), state: State::Running, ..shown })
+    }
+
+    /// An engine is through with its work.
+    pub(super) fn job_ended(&self, number: u64, outcome: Result<(), Error>) {
+        let is_stopping = outcome == Err(Error::Stopping);
+        let job = self.shared().jobs.all.get(&number).cloned();
+        let Some(job) = job else { return };
+        let outcome = match outcome {
+            // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
+            Err(Error::NotAttached | Error::Attached) => Ok(()),
+            other => other.map_err(|error| engine_failure::of_job(job.verb, &job.name, &error)),
+        };
+        if outcome.is_ok() && job.verb != Verb::Flush {
+            let mut shared = self.shared();
+            if let Some(VolumeState::Served(info)) =
+                shared.table.volumes.get_mut(job.volume).map(|entry| &mut entry.state)
+            {
+                info.attached = job.verb == Verb::Attach;
+            }
+        }
+        if is_stopping {
+            // The next start goes on with it.
+            return;
+        }
+        self.end_job(number, outcome);
+    }
+
+    /// Work has come to its end; what was kept for it is taken back if it has failed.
+    pub(super) fn end_job(&self, number: u64, outcome: Result<(), Failure>) {
+        let Some(job) = self.shared().jobs.end(number, outcome.clone()) else { return };
+        match outcome {
+            Ok(()) => {
+                tracing::info!(event = "job-done", "{}: {} (job {number}) is done", job.name, job.verb);
+            }
+            Err(failure) => {
+                tracing::error!(event = "job-failed", "{}: {} (job {number}): {failure}", job.name, job.verb);
+                self.take_back(&job);
+            }
+        }
+    }
+
+    /// The kind of work that an engine does for a verb.
+    pub(super) const fn long_of(verb: Verb) -> Long {
+        match verb {
+            Verb::Flush => Long::Flush,
+            Verb::Detach => Long::Detach,
+            Verb::Attach => Long::Attach,
+        }
+    }
+}
