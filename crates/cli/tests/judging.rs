@@ -216,7 +216,6 @@ fn help_is_a_command() {
 #[test]
 fn the_manual_ways_are_ways() {
     for (verb, sentence) in [
-        ("attach", "serving attaches a device that belongs to no set"),
         ("replace", "--wipe-bcache`, with the --data-offset it had, keeps the data"),
         ("import", "unmount the volumes"),
         ("release", "after a SIGKILL serve once more first"),

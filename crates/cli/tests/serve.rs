@@ -214,7 +214,6 @@ fn what_cannot_be_served_is_refused_and_not_written() {
     refuses(&["--cache", "/nonexistent"], &[], 4, "it does not exist");
     refuses(&["--cache", "UUID=12345678-1234-1234-1234-123456789abc"], &[], 4, "no device has the UUID");
     refuses(&["--cache", "UUID=x"], &[], 2, "holds no UUID");
-    refuses(&["--backing", b], &[b], 2, "without a cache is not in this version");
     refuses(&["--export", "ublk", "--cache", c], &[c], 2, "is not in this version");
     refuses(&["--export", "nbd:8.8.8.8:1", "--cache", c], &[c], 2, "not a loopback address");
     refuses(&["--stop-timeout", "soon", "--cache", c], &[c], 2, "is not a time");
@@ -246,8 +245,12 @@ fn a_backing_device_of_another_set_is_refused() {
     for (state, name) in [(0x20, "clean"), (0x40, "dirty"), (0x60, "stale")] {
         reseal(&backing, 111, state);
         refuses(&["--cache", &other, "--backing", &backing], &[&backing], 3, "nothing overrides this");
-        if name == "dirty" {
-            refuses(&["--backing", &backing], &[&backing], 3, "its newest data is in the cache set");
+        match name {
+            "dirty" => {
+                refuses(&["--backing", &backing], &[&backing], 3, "its newest data is in the cache set");
+            }
+            "clean" => refuses(&["--backing", &backing], &[&backing], 3, "it belongs to the cache set"),
+            _ => {}
         }
     }
 }

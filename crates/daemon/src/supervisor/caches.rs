@@ -147,6 +147,7 @@ impl Supervisor {
         for entry in &gone {
             self.name_export(entry);
         }
+        self.end_jobs_of(index, &failure);
         if others { Ok(()) } else { Err(failure) }
     }
 

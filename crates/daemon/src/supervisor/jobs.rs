@@ -307,6 +307,19 @@ impl Supervisor {
         }
     }
 
+    /// An engine is gone, and with it whatever it was doing.
+    pub(super) fn end_jobs_of(&self, cache: usize, failure: &Failure) {
+        let is_its_own = |volume: usize| self.shared().table.volumes[volume].cache == Some(cache);
+        let running: Vec<_> = {
+            let shared = self.shared();
+            let running = shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none());
+            running.map(|(number, job)| (*number, job.volume)).collect()
+        };
+        for (number, _) in running.into_iter().filter(|(_, volume)| is_its_own(*volume)) {
+            self.end_job(number, Err(failure.clone()));
+        }
+    }
+
     /// The kind of work that an engine does for a verb.
     pub(super) const fn long_of(verb: Verb) -> Long {
         match verb {
