@@ -67,6 +67,15 @@ collect_garbage() {
 
 garbage_collected() { [ "$(cat "$(set_directory)/internal/btree_gc_last_sec")" -ge 0 ]; }
 
+# attach N: put the one cache in front of /dev/bcacheN, which has none.
+attach() {
+	set=$(set_directory)
+	echo "${set##*/}" > "/sys/block/bcache$1/bcache/attach"
+	wait_for 200 attached "$1"
+}
+
+attached() { ! detached "$1"; }
+
 # detach N: take the cache from /dev/bcacheN; returns when all its dirty data has been written back.
 detach() {
 	echo 1 > "/sys/block/bcache$1/bcache/detach"

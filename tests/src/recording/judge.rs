@@ -73,7 +73,7 @@ impl<'a> Promises<'a> {
                 let (id, request) = self.under_way.remove(&number).ok_or(StoryError(number))?;
                 // What was read was judged when it was read; the story does not have it.
                 match request {
-                    Request::Read { .. } => self.oracle.0.abandon_read(id),
+                    Request::Read { .. } => self.oracle.0.abandon(id),
                     Request::Write { .. } | Request::Flush => self.oracle.0.end(id, success),
                 }
             }

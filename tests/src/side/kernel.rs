@@ -24,11 +24,32 @@ impl Side for Kernel<'_> {
     }
 
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
+        self.leg_after(set, "", workloads, ending)
+    }
+}
+
+impl Kernel<'_> {
+    /// A leg on backing devices that no cache has: they are served as they are, proven, and then attached.
+    ///
+    /// # Errors
+    /// [`LegError`], as in a leg.
+    pub fn attach(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
+        let attach = (0..set.backings.len()).fold(String::new(), |script, n| format!("{script}attach {n}\n"));
+        self.leg_after(set, &attach, workloads, ending)
+    }
+
+    fn leg_after(
+        &self,
+        set: &mut CacheSet,
+        before: &str,
+        workloads: &[Workload],
+        ending: Ending,
+    ) -> Result<(), LegError> {
         let (end, crash_at) = match ending {
             Ending::CleanStop => (STOP, None),
             Ending::CrashAfterFlush(number) => ("sleep 100000\n", Some(format!("flushed {number}"))),
         };
-        let script = self.opening(set) + &Self::writing(workloads) + end;
+        let script = self.opening(set) + before + &Self::writing(workloads) + end;
         let report = self.prove(set, &script, crash_at.as_deref())?;
         for (index, workload) in workloads.iter().enumerate() {
             let crashed = ending != Ending::CleanStop && index + 1 == workloads.len();

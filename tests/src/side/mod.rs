@@ -6,6 +6,7 @@ mod kernel;
 mod ours;
 
 pub use kernel::Kernel;
+pub use ours::backing_uuid as uuid_of;
 pub(crate) use ours::backing_uuid;
 pub use ours::{Daemon, Ours};
 

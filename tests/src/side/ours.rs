@@ -147,7 +147,10 @@ impl Daemon {
     }
 
     /// Runs a workload to its end.
-    fn run(&self, workload: &Workload, client: &mut Client) -> Result<Fate, LegError> {
+    ///
+    /// # Errors
+    /// A request failed, or a read returned what it should not.
+    pub fn run(&self, workload: &Workload, client: &mut Client) -> Result<Fate, LegError> {
         run(workload, client, &mut |_| {}).map_err(|error| self.workload_failed(&error))?;
         Ok(Fate::Finished)
     }
@@ -195,6 +198,21 @@ impl Daemon {
             Err(error) => Err(self.workload_failed(&error)),
             Ok(()) => Err(self.failed("the workload ended before the daemon did")),
         }
+    }
+
+    /// A command of the program, at this daemon; what it prints.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn command(&self, program: &Path, words: &[&str]) -> Result<String, LegError> {
+        let mut command = Command::new(program);
+        command.args(words).arg("--control").arg(self.socket.with_file_name("control.sock"));
+        let output = command.stdin(Stdio::null()).output().map_err(LegError::host("run a command"))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(self.failed(&format!("`bcached {}` ended with {}: {said}", words.join(" "), output.status)))
     }
 
     /// Compares the content of the set's n-th volume with its model, which settles what was open.
@@ -326,7 +344,10 @@ fn compare(model: &mut Model, client: &mut Client, path: &Path) -> Result<(), Mi
 }
 
 /// A backing device's UUID as text: one of its export's names.
-pub(crate) fn backing_uuid(path: &Path) -> io::Result<String> {
+///
+/// # Errors
+/// It cannot be read.
+pub fn backing_uuid(path: &Path) -> io::Result<String> {
     let mut bytes = [0; 16];
     std::os::unix::fs::FileExt::read_exact_at(&File::open(path)?, &mut bytes, UUID_OFFSET)?;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,0 +1,101 @@
+//! Volumes that leave their cache on one side and come to it on the other: detached by us under load and attached by a real kernel, and the
+//! reverse; with changes of the cache mode, and crashes, in between. What a cache held before is never believed again.
+
+use bcached_tests::failure::{Context as _, Outcome};
+use bcached_tests::offline::examine_structure;
+use bcached_tests::set::{CacheSet, Geometry, Maker};
+use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _};
+use bcached_tests::uml::Uml;
+use bcached_tests::workload::Workload;
+
+/// Some more writes to the volume.
+fn further(set: &CacheSet, seed: u64) -> Workload {
+    let model = &set.models[0];
+    Workload {
+        seed,
+        volume: model.volume(),
+        first_sequence: model.next_sequence(),
+        first_sector: 0,
+        sectors: model.sectors(),
+        block_sectors: set.geometry.block_sectors(),
+        write_sectors_max: 64,
+        writes: 300,
+        flush_every: 16,
+        flushes_max: 0,
+        read_every: 5,
+    }
+}
+
+/// A turn of ours on one volume: `before`, writes, `after`, and an orderly end; proven again after each command.
+fn our_turn(ours: &Ours, set: &mut CacheSet, seed: u64, before: &[&str], after: &[&str]) -> Outcome {
+    let daemon = Daemon::start(ours.program(), set)?;
+    drop(daemon.prove(set, 0)?);
+    let uuid = bcached_tests::side::uuid_of(&set.backings[0])?;
+    let command = |words: &[&str]| {
+        let words: Vec<&str> =
+            words.iter().map(|word| if *word == "VOLUME" { &*uuid } else { word }).collect();
+        daemon.command(ours.program(), &words)
+    };
+    if !before.is_empty() {
+        command(before)?;
+    }
+    let workload = further(set, seed);
+    let mut client = daemon.prove(set, 0)?;
+    let fate = daemon.run(&workload, &mut client)?;
+    set.models[0].apply(&workload, fate);
+    drop(client);
+    if !after.is_empty() {
+        command(after)?;
+        drop(daemon.prove(set, 0)?);
+    }
+    daemon.stop()?;
+    Ok(())
+}
+
+const DETACH: &[&str] = &["detach", "VOLUME"];
+
+/// We detach, a kernel attaches and crashes; we open that, change modes, detach; a kernel finds the backing device whole.
+#[test]
+fn detached_by_us_and_attached_by_the_kernel() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
+    let workload = further(&set, 1);
+    kernel.leg(&mut set, &[workload], Ending::CleanStop).context("the kernel's first turn")?;
+    our_turn(&ours, &mut set, 2, &[], DETACH).context("we detach")?;
+    let workload = further(&set, 3);
+    kernel.attach(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel attaches")?;
+    our_turn(
+        &ours,
+        &mut set,
+        4,
+        &["set", "VOLUME", "cache_mode=writethrough", "--runtime"],
+        &["flush", "VOLUME"],
+    )
+    .context("we go on")?;
+    let workload = further(&set, 5);
+    kernel.leg(&mut set, &[workload], Ending::CleanStop).context("the kernel goes on")?;
+    our_turn(&ours, &mut set, 6, &["flush", "VOLUME"], DETACH).context("we detach again")?;
+    examine_structure(&set.cache, &set.backings).context("offline")?;
+    let workload = further(&set, 7);
+    kernel.attach(&mut set, &[workload], Ending::CleanStop).context("the kernel attaches again")?;
+    kernel.take_over(&mut set, &[]).context("the backing device alone")
+}
+
+/// A kernel detaches, we attach; each time the cache still holds what was true before.
+#[test]
+fn detached_by_the_kernel_and_attached_by_us() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let mut set = CacheSet::make(Geometry::small(512 << 10, 4096), 1, Maker::Ours(ours.program()))?;
+    our_turn(&ours, &mut set, 1, &[], &[]).context("our first turn")?;
+    let workload = further(&set, 2);
+    kernel.take_over(&mut set, &[workload]).context("the kernel detaches")?;
+    // Serving attaches; what was cached before the kernel's writes is void.
+    our_turn(&ours, &mut set, 3, &[], &[]).context("we attach")?;
+    let workload = further(&set, 4);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel crashes")?;
+    our_turn(&ours, &mut set, 5, &[], DETACH).context("we detach")?;
+    our_turn(&ours, &mut set, 6, &[], &[]).context("we attach again")?;
+    kernel.take_over(&mut set, &[]).context("the backing device alone")
+}
