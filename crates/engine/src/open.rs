@@ -22,6 +22,7 @@ use crate::stats::Stats;
 use crate::uuids::{self, UuidTable};
 use crate::volume::{Volumes, record};
 use crate::work::Work;
+use crate::written::Cause;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::rc::Rc;
@@ -217,6 +218,7 @@ async fn recover(
     }
     drop(replaying);
     let _start = set.begin(Phase::CacheStart);
+    set.count_written(Cause::Superblock, record::placed_bytes(set.cache()));
     let placed = record::place_superblock(set.cache(), &next_superblock(&set)).await;
     placed.map_err(|error| set.fail(error))?;
     // The allocator may want one too, and there is one at a time.
@@ -365,6 +367,7 @@ async fn initialise(
     prios::store(&set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
     let _start = set.begin(Phase::CacheFirstStart);
+    set.count_written(Cause::Superblock, SUPERBLOCK_BYTES);
     let written = record::write_new_superblock(set.cache(), &next_superblock(&set)).await;
     written.map_err(|error| set.fail(error))?;
     set.spawn(Duty::Writing, write::run);
@@ -382,7 +385,7 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
         let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");
         (pointer.sector(), s.uuids.to_bytes())
     });
-    let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
+    let written = set.write_cache(Cause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(Error::io(Doing::Uuids))?;
     let pin = load::load(set, root).await?;
     set.with(|s| s.root_pin = Some(pin));

@@ -9,7 +9,7 @@ use crate::journal::Journal;
 use crate::options::Options;
 use crate::policy::Congestion;
 use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation};
-use crate::stats::Stats;
+use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
 use crate::volume::{VolumeId, Volumes};
 use crate::work::Work;
@@ -222,10 +222,21 @@ impl State {
 
     /// A fill of a volume is dropped, because somebody wrote to its range.
     pub fn fill_has_collided(&mut self, id: VolumeId) {
-        self.stats.fill_races += 1;
-        if let Some(volume) = self.volumes.get_mut(id) {
-            volume.stats.miss_collisions += 1;
+        let (stats, volume) = self.stats_of(id);
+        stats.fill_races += 1;
+        if let Some(volume) = volume {
+            volume.miss_collisions += 1;
         }
+    }
+
+    /// The counters of the set and of a volume, for who counts something now that has a window.
+    pub fn stats_of(&mut self, id: VolumeId) -> (&mut Stats, Option<&mut VolumeStats>) {
+        self.stats.turn(self.now);
+        let mut volume = self.volumes.get_mut(id).map(|volume| &mut volume.stats);
+        if let Some(volume) = &mut volume {
+            volume.turn(self.now);
+        }
+        (&mut self.stats, volume)
     }
 
     /// What [`Congestion::limit_max`] is now; 0 if the cache device is not congested, or nobody looks.

@@ -1,6 +1,9 @@
 //! Counters, exact and 64 bits wide. Cheap to copy: `status` takes a snapshot.
 
 use crate::request::bypass::Bypass;
+use crate::windows::{Counted, Window, Windows};
+use crate::written::Written;
+use bcached_env::Time;
 
 /// Counters of a cache set since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,16 +18,10 @@ pub struct Stats {
     pub miss_bytes: u64,
     /// Bytes written by requests.
     pub write_bytes: u64,
-    /// Data written to the cache device for requests and fills, in bytes.
-    pub data_written_bytes: u64,
+    /// Written to the cache device, by cause.
+    pub written: Written,
     /// Live data moved within the cache, in bytes.
     pub moved_bytes: u64,
-    /// B-tree nodes written, in bytes.
-    pub btree_written_bytes: u64,
-    /// Journal written, in bytes.
-    pub journal_written_bytes: u64,
-    /// Priorities written, in bytes.
-    pub prio_written_bytes: u64,
     /// Journal entries written.
     pub journal_entries: u64,
     /// Times an insert waited for journal space.
@@ -43,6 +40,35 @@ pub struct Stats {
     pub node_read_failures: u64,
     /// Reads of clean cached data that failed and were answered by the backing device.
     pub read_retries: u64,
+    /// The reads, what was bypassed and the fills dropped, of late.
+    pub windows: Windows,
+}
+
+impl Stats {
+    /// What the kernel counts, in total.
+    #[must_use]
+    pub fn totals(&self) -> Counted {
+        Counted { miss_collisions: self.fill_races, ..counted(&self.reads, &self.bypassed) }
+    }
+
+    /// The same of late, as of the status that this comes with.
+    #[must_use]
+    pub fn of_late(&self, window: Window) -> Counted {
+        self.windows.of(window, self.totals())
+    }
+
+    /// It is `now`: before anything is counted that has a window.
+    pub(crate) fn turn(&mut self, now: Time) {
+        let Self { reads, bypassed, fill_races, .. } = self;
+        let totals = || Counted { miss_collisions: *fill_races, ..counted(reads, bypassed) };
+        self.windows.turn(now, totals);
+    }
+
+    /// As they are `now`.
+    pub(crate) fn as_of(mut self, now: Time) -> Self {
+        self.turn(now);
+        self
+    }
 }
 
 /// Counters of a volume for as long as it is served.
@@ -54,6 +80,46 @@ pub struct VolumeStats {
     pub bypassed: Bypassed,
     /// Fills dropped because somebody wrote to the range meanwhile (`cache_miss_collisions`).
     pub miss_collisions: u64,
+    /// All of it of late.
+    pub windows: Windows,
+}
+
+impl VolumeStats {
+    /// All of it in total.
+    #[must_use]
+    pub fn totals(&self) -> Counted {
+        Counted { miss_collisions: self.miss_collisions, ..counted(&self.reads, &self.bypassed) }
+    }
+
+    /// The same of late, as of the moment that this comes from.
+    #[must_use]
+    pub fn of_late(&self, window: Window) -> Counted {
+        self.windows.of(window, self.totals())
+    }
+
+    /// It is `now`: before anything is counted.
+    pub(crate) fn turn(&mut self, now: Time) {
+        let Self { reads, bypassed, miss_collisions, .. } = self;
+        let totals = || Counted { miss_collisions: *miss_collisions, ..counted(reads, bypassed) };
+        self.windows.turn(now, totals);
+    }
+
+    /// As they are `now`.
+    pub(crate) fn as_of(mut self, now: Time) -> Self {
+        self.turn(now);
+        self
+    }
+}
+
+fn counted(reads: &Reads, bypassed: &Bypassed) -> Counted {
+    Counted {
+        hits: reads.hits,
+        misses: reads.misses,
+        bypass_hits: reads.bypass_hits,
+        bypass_misses: reads.bypass_misses,
+        miss_collisions: 0,
+        bypassed_bytes: bypassed.total().bytes,
+    }
 }
 
 /// Read requests, each counted once when it has been answered, as one whole: a hit is one that found all in the cache.

@@ -126,7 +126,7 @@ impl CacheSet {
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
             unreadable: s.unreadable_nodes(),
-            stats: s.stats,
+            stats: s.stats.as_of(s.now),
             volumes,
         })
     }

@@ -6,6 +6,7 @@ use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
+use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{BucketId, Geometry, Inode, Key, Pointer, Pointers, Uuid, UuidSlot, uuid};
@@ -112,7 +113,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes()));
     let sector = set.with(|s| s.buckets.sector(bucket));
     let _phase = set.begin(Phase::UuidTable);
-    let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
+    let written = set.write_cache(Cause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Uuids, source }))?;
     let former = set.with(|s| core::mem::replace(&mut s.uuid_key, key));
     entry.commit().await?;

@@ -158,13 +158,15 @@ pub struct World {
     operations: u64,
     /// Reads taken, by device.
     reads: Vec<u64>,
+    /// Bytes of all writes submitted, by device.
+    written: Vec<u64>,
 }
 
 impl World {
     /// A world at time zero.
     #[must_use]
     pub fn new(devices: Vec<Device>, seed: u64) -> Self {
-        let reads = vec![0; devices.len()];
+        let (reads, written) = (vec![0; devices.len()], vec![0; devices.len()]);
         Self {
             devices,
             trace: Trace::default(),
@@ -190,6 +192,7 @@ impl World {
             flushing: BTreeSet::new(),
             operations: 0,
             reads,
+            written,
         }
     }
 
@@ -269,6 +272,13 @@ impl World {
     #[must_use]
     pub fn reads(&self, device: usize) -> u64 {
         self.reads[device]
+    }
+
+    /// Bytes of all writes to `device` that were submitted, whatever became of them. Zeroes that it is to write by itself are
+    /// none.
+    #[must_use]
+    pub fn written_bytes(&self, device: usize) -> u64 {
+        self.written[device]
     }
 
     /// Operations taken, reads included.

@@ -73,6 +73,14 @@ pub enum Fault {
     /// One piece of CPU work was too long.
     #[error("one piece of work took {0} ns")]
     Long(u64),
+    /// What it says to have written to its cache device is not what the device was given.
+    #[error("it has counted {counted} bytes written to the cache device, which was given {given}")]
+    Miscounted {
+        /// By the system, in bytes.
+        counted: u64,
+        /// By the world, in bytes.
+        given: u64,
+    },
     /// The structure on the devices is not sound.
     #[error("the structure is not sound: {}", .0.join("; "))]
     Structure(Vec<String>),

@@ -231,6 +231,11 @@ pub trait Running {
         false
     }
 
+    /// What it says to have written to its cache device since it was opened, in bytes, if it says that.
+    fn written_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Panics if what must always hold does not, in memory.
     fn assert_invariants(&self) {}
 

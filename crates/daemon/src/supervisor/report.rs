@@ -7,7 +7,7 @@ use crate::control::status::{
     Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
-use bcached_engine::{Bypass, Bypassed, Reads, Status as EngineStatus, Traffic, VolumeInfo};
+use bcached_engine::{Bypass, Bypassed, Cause, Reads, Status as EngineStatus, Traffic, VolumeInfo};
 use bcached_format::BackingState;
 use bcached_front_nbd::NbdServer;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -210,7 +210,7 @@ fn bypass(reads: &Reads, bypassed: &Bypassed) -> BypassCounts {
 }
 
 fn numbers(status: &EngineStatus) -> CacheCounts {
-    let stats = &status.stats;
+    let (stats, written) = (&status.stats, &status.stats.written);
     CacheCounts {
         set_uuid: status.set_uuid.to_string(),
         block_bytes: status.block_sectors * 512,
@@ -233,11 +233,11 @@ fn numbers(status: &EngineStatus) -> CacheCounts {
         miss_bytes: stats.miss_bytes,
         bypassed_bytes: stats.bypassed.total().bytes,
         write_bytes: stats.write_bytes,
-        data_written_bytes: stats.data_written_bytes,
+        data_written_bytes: written.of(Cause::Data) + written.of(Cause::Fill),
         moved_bytes: stats.moved_bytes,
-        btree_written_bytes: stats.btree_written_bytes,
-        journal_written_bytes: stats.journal_written_bytes,
-        prio_written_bytes: stats.prio_written_bytes,
+        btree_written_bytes: written.of(Cause::Btree),
+        journal_written_bytes: written.of(Cause::Journal),
+        prio_written_bytes: written.of(Cause::Priorities),
         journal_entries: stats.journal_entries,
         journal_waits: stats.journal_waits,
         btree_rewrites: stats.btree_rewrites,

@@ -11,6 +11,7 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::flushes::Turn;
 use crate::state::State;
+use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_node::{Node, SetWrite};
@@ -188,33 +189,31 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(),
     }
     set.check_alive()?;
     let payload = Buffer::copied_from(&write.bytes[head..]).freeze();
-    let written = set.cache().write(sector + head as u64 / 512, payload).await;
+    let written = set.write_cache(Cause::Btree, sector + head as u64 / 512, payload).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
 }
 
 async fn write_head(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
-    set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
     let head = head_bytes(set).min(write.bytes.len());
-    write_durably(set, Doing::Node, sector, &write.bytes[..head]).await
+    write_durably(set, Cause::Btree, sector, &write.bytes[..head]).await
 }
 
 /// Writes the first set of a node that nothing points to yet, durably. A failure latches: the tree on the device is
 /// behind what was promised.
 pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
-    set.with(|s| s.stats.btree_written_bytes += write.bytes.len() as u64);
-    write_durably(set, Doing::Node, sector, &write.bytes).await
+    write_durably(set, Cause::Btree, sector, &write.bytes).await
 }
 
 /// Writes metadata that is durable when this returns; on a device without FUA by the one flush that may run. A failure latches.
-pub async fn write_durably(set: &CacheSet, doing: Doing, sector: u64, bytes: &[u8]) -> Result<(), Error> {
+pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, bytes: &[u8]) -> Result<(), Error> {
     set.check_alive()?;
     let payload = Buffer::copied_from(bytes).freeze();
     let has_fua = set.cache().info().fua;
     let written = match has_fua {
-        true => set.cache().write_fua(sector, payload).await,
-        false => set.cache().write(sector, payload).await,
+        true => set.write_cache_fua(cause, sector, payload).await,
+        false => set.write_cache(cause, sector, payload).await,
     };
-    written.map_err(|source| set.fail(Error::Io { doing, source }))?;
+    written.map_err(|source| set.fail(Error::Io { doing: cause.doing(), source }))?;
     if has_fua { Ok(()) } else { flush_cache(set).await }
 }
 

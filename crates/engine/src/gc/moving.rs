@@ -10,6 +10,7 @@ use crate::set::CacheSet;
 use crate::space::{Bucket, Buckets, Class, Space, Usage};
 use crate::state::State;
 use crate::work::BUCKETS_MAX;
+use crate::written::Cause;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::Buffer;
@@ -158,7 +159,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     let payload = buffer.freeze();
     let _phase = set.begin(Phase::Move);
     for pointer in space.pointers.as_slice() {
-        if set.write_data(*pointer, payload.clone()).await.is_err() {
+        if set.write_data(*pointer, payload.clone(), Cause::Moved).await.is_err() {
             return Ok(0);
         }
     }

@@ -2,11 +2,12 @@
 //! before it is durable too.
 
 use crate::btree::write;
-use crate::error::{Doing, Error};
+use crate::error::Error;
 use crate::journal::ring::Closed;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
+use crate::written::Cause;
 use bcached_env::Time;
 use bcached_format::jset::{JsetHeader, seal};
 
@@ -56,14 +57,13 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     let _reclaim = closed.frees.then(|| set.begin(Phase::JournalReclaim));
     // What the keys name is durable before they are.
     write::flush_cache(set).await?;
-    write::write_durably(set, Doing::Journal, closed.sector, &bytes).await?;
+    write::write_durably(set, Cause::Journal, closed.sector, &bytes).await?;
     set.with(|s| {
         s.journal.completed(closed.sequence, closed.last_sequence);
         if !s.note_held {
             s.note.forget_through(closed.sequence);
         }
         s.stats.journal_entries += 1;
-        s.stats.journal_written_bytes += bytes.len() as u64;
         relieve(s);
     });
     set.signals().leaf_work.notify_all();

@@ -72,9 +72,10 @@ pub(super) fn decide(
     let decided = admit(s, target, client, request, range);
     if let Err(reason) = decided {
         let bytes = range.sectors() * 512;
-        s.stats.bypassed.add(reason, bytes);
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.stats.bypassed.add(reason, bytes);
+        let (stats, volume) = s.stats_of(target.id);
+        stats.bypassed.add(reason, bytes);
+        if let Some(volume) = volume {
+            volume.bypassed.add(reason, bytes);
         }
     }
     decided

@@ -9,6 +9,7 @@ use crate::request::{Range, Target, release, write};
 use crate::set::CacheSet;
 use crate::space::{Class, Space};
 use crate::volume::epoch::Stamp;
+use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, IoError, Payload, join_all};
 use bcached_format::{Key, Pointer};
@@ -75,6 +76,7 @@ impl CacheSet {
         chunks: &[Chunk],
         base: u64,
         payload: &Payload,
+        cause: Cause,
     ) -> Vec<(Chunk, Result<(), Error>)> {
         let writes = chunks.iter().map(|chunk| {
             let from = usize::try_from((chunk.start - base) * 512).expect("a request fits in memory");
@@ -84,7 +86,7 @@ impl CacheSet {
             async move {
                 // One pointer a copy; every copy is written.
                 for pointer in chunk.space.pointers.as_slice() {
-                    if let Err(source) = self.write_data(*pointer, part.clone()).await {
+                    if let Err(source) = self.write_data(*pointer, part.clone(), cause).await {
                         return (chunk, Err(Error::Io { doing: Doing::Data, source }));
                     }
                 }
@@ -94,16 +96,20 @@ impl CacheSet {
         let written = join_all(writes).await;
         self.with(|s| {
             let sectors: u64 = chunks.iter().map(|chunk| chunk.space.sectors).sum();
-            s.stats.data_written_bytes += sectors * 512;
             s.buckets.age(sectors);
         });
         written
     }
 
     /// Writes data to where `pointer` points, and remembers which flush of the cache device can take it away again.
-    pub(crate) async fn write_data(&self, pointer: Pointer, payload: Payload) -> Result<(), IoError> {
+    pub(crate) async fn write_data(
+        &self,
+        pointer: Pointer,
+        payload: Payload,
+        cause: Cause,
+    ) -> Result<(), IoError> {
         let begun = self.env().now();
-        let written = self.cache().write(pointer.sector(), payload).await;
+        let written = self.write_cache(cause, pointer.sector(), payload).await;
         self.with(|s| {
             s.buckets.written(pointer);
             s.cache_has_written(s.now.since(begun));
@@ -120,7 +126,7 @@ impl CacheSet {
         base: u64,
         payload: &Payload,
     ) -> Vec<(Chunk, Result<(), Error>)> {
-        let mut outcomes = self.write_chunks(chunks, base, payload).await;
+        let mut outcomes = self.write_chunks(chunks, base, payload, Cause::Data).await;
         for (chunk, outcome) in &mut outcomes {
             if outcome.is_ok() {
                 *outcome = self.put_dirty(target, chunk).await;
@@ -195,7 +201,7 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, s
 async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp: Stamp, payload: &Payload) {
     // No waiting for space: a clean insert is a favour, not a duty.
     let chunks = set.take_chunks(Class::Clean, range);
-    for (chunk, written) in set.write_chunks(&chunks, range.start, payload).await {
+    for (chunk, written) in set.write_chunks(&chunks, range.start, payload, Cause::Fill).await {
         match written {
             Ok(()) => settle_clean(set, target, chunk, claim, stamp).await,
             Err(_) => set.release_chunks(&[chunk]),

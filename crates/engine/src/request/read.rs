@@ -51,9 +51,10 @@ fn count(s: &mut State, target: &Target, sources: Sources) {
     s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
     if target.inode.is_some() {
         let (is_hit, is_bypassed) = (sources.elsewhere == 0, target.bypass.is_some());
-        s.stats.reads.add(is_hit, is_bypassed);
-        if let Some(volume) = s.volumes.get_mut(target.id) {
-            volume.stats.reads.add(is_hit, is_bypassed);
+        let (stats, volume) = s.stats_of(target.id);
+        stats.reads.add(is_hit, is_bypassed);
+        if let Some(volume) = volume {
+            volume.reads.add(is_hit, is_bypassed);
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::epoch::{Begun, Epoch, Stamp};
 use crate::volume::{Volume, record};
+use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload};
 use bcached_format::{BackingState, CacheMode, Inode, Key};
@@ -374,7 +375,7 @@ async fn write_through(
     let chunks = set.take_chunks(Class::Clean, range);
     let both = (
         write_backing(set, target, range, payload.clone(), fua),
-        set.write_chunks(&chunks, range.start, payload),
+        set.write_chunks(&chunks, range.start, payload, Cause::Data),
     );
     let (backing, cached) = bcached_env::join::join_two(both.0, both.1).await;
     for (chunk, written) in cached {

@@ -8,6 +8,7 @@ use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
 use crate::work::{priorities_ns, sum_ns};
+use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
 use bcached_format::checksum::{CHECKSUM_BYTES, Sum};
@@ -23,11 +24,9 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let sets = set.with(|s| s.prios.spare.len());
     for index in (0..sets).rev() {
         let bytes = build(set, index).await;
-        let sector = set.with(|s| {
-            s.stats.prio_written_bytes += bytes.len() as u64;
-            s.buckets.sector(s.prios.spare[index])
-        });
-        let written = set.cache().write(sector, Buffer::copied_from(&bytes).freeze()).await;
+        let sector = set.with(|s| s.buckets.sector(s.prios.spare[index]));
+        let payload = Buffer::copied_from(&bytes).freeze();
+        let written = set.write_cache(Cause::Priorities, sector, payload).await;
         written.map_err(|source| set.fail(Error::Io { doing: Doing::Priorities, source }))?;
     }
     let former = set.with(|s| {

@@ -257,7 +257,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
         oldest_dirty: volume.pace.age.oldest(s.now),
         writeback_rate: volume.pace.rate.info(s.now, &volume.options),
-        stats: volume.stats,
+        stats: volume.stats.as_of(s.now),
         writeback_trouble: volume.writeback_trouble.clone(),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),

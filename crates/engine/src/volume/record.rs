@@ -28,10 +28,15 @@ pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
     raw.map_err(|source| Error::Format { doing: Doing::Superblock, source: source.into() })
 }
 
+/// What [`place_superblock`] writes, in bytes.
+pub fn placed_bytes(disk: &Disk) -> usize {
+    let length = usize::try_from(disk.info().logical_block_sectors).expect("a block is small") * 512;
+    length.clamp(512, SUPERBLOCK_BYTES)
+}
+
 /// Writes a superblock in place: one logical block. Not durable yet.
 pub async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
-    let length = usize::try_from(disk.info().logical_block_sectors).expect("a block is small") * 512;
-    let payload = Buffer::copied_from(&bytes[..length.clamp(512, SUPERBLOCK_BYTES)]).freeze();
+    let payload = Buffer::copied_from(&bytes[..placed_bytes(disk)]).freeze();
     disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))
 }
 

@@ -24,4 +24,5 @@ mod stopped;
 mod superblock;
 mod transitions;
 mod uncached;
+mod windows;
 mod writeback;

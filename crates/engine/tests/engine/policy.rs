@@ -4,7 +4,7 @@
 use crate::memory::{Mishap, World};
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open_as_told, run, write};
 use bcached_engine::{
-    Bypass, Bypassed, CacheSet, Client, Options, Reads, Request, Traffic, VolumeId, VolumeOptions,
+    Bypass, Bypassed, CacheSet, Cause, Client, Options, Reads, Request, Traffic, VolumeId, VolumeOptions,
     VolumeStats,
 };
 use bcached_env::{Buffer, Env, Op};
@@ -105,7 +105,7 @@ fn a_stream_that_is_read_fills_nothing() {
             ask(&set, volume, read(part * PART, PART)).await;
         }
         rest(&env).await;
-        assert_eq!(set.status().stats.data_written_bytes, 63 * 512 * PART);
+        assert_eq!(set.written().of(Cause::Fill), 63 * 512 * PART);
         let reads = Reads { misses: 63, bypass_misses: 37, ..Reads::default() };
         assert_eq!(stats(&set).reads, reads);
         // Whoever streams is still given what the cache has.
@@ -333,7 +333,7 @@ fn reads_of_the_engines_own_are_not_counted_and_fill_nothing() {
         }
         rest(&env).await;
         let counted = set.status().stats;
-        assert_eq!((counted.hit_bytes, counted.miss_bytes, counted.data_written_bytes), (0, 0, 0));
+        assert_eq!((counted.hit_bytes, counted.miss_bytes, counted.written.data()), (0, 0, 0));
         assert_eq!(stats(&set).reads, Reads::default());
         assert_eq!(bypassed(&set, Bypass::Mode), Traffic { requests: 20, bytes: 20 * 1024 });
     });

@@ -26,6 +26,9 @@ enum Screened {
 
 impl World {
     pub(super) fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        if let Op::Write { payload, .. } = &op {
+            self.written[disk.0 as usize] += payload.len() as u64;
+        }
         if self.halt.is_some() {
             return;
         }

@@ -57,7 +57,11 @@ impl Birth {
     /// # Errors
     /// If it does not open, or without all its volumes.
     pub async fn open(self) -> Result<Client, Fault> {
-        self.world.borrow_mut().progress(PATIENCE_NS);
+        let written_before = {
+            let mut world = self.world.borrow_mut();
+            world.progress(PATIENCE_NS);
+            world.written_bytes(0)
+        };
         let opening = self.system.open(self.env.clone(), &self.geometry, self.note, self.phases);
         self.waiting.borrow_mut().insert(0, "open".to_owned());
         let running = opening.await.map_err(Fault::Open)?;
@@ -82,8 +86,10 @@ impl Birth {
             counted: self.counted,
             fault: self.fault,
             waiting: self.waiting,
+            written_before,
         };
-        Ok(Client { shared: Rc::new(shared) })
+        let client = Client { shared: Rc::new(shared) };
+        client.check_written().map(|()| client)
     }
 }
 
@@ -101,6 +107,8 @@ struct Shared {
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     fault: Rc<RefCell<Option<Fault>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
+    /// Bytes that the cache device was given to write before this life.
+    written_before: u64,
 }
 
 /// A handle on the open system and its judge. Clones are the same client.
@@ -216,7 +224,17 @@ impl Client {
         if result.is_ok() {
             *self.shared.counted.borrow_mut() = self.shared.running.counted();
         }
+        self.check_written()?;
         if self.may_refuse() { Ok(()) } else { result.map_err(Fault::Stop) }
+    }
+
+    /// What the system counts as written is what the device was given, to the byte, at any moment and whatever fails.
+    fn check_written(&self) -> Result<(), Fault> {
+        let given = self.shared.world.borrow().written_bytes(0) - self.shared.written_before;
+        match self.shared.running.written_bytes() {
+            Some(counted) if counted != given => Err(Fault::Miscounted { counted, given }),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a device has failed, so that not everything can succeed.
@@ -257,6 +275,9 @@ impl Client {
         let took = (answered - asked).saturating_sub(late_since - late);
         if took > REQUEST_NS {
             self.notice(Fault::Slow { request: words.clone(), milliseconds: took / 1_000_000 });
+        }
+        if let Err(fault) = self.check_written() {
+            self.notice(fault);
         }
         let now = self.shared.env.now().0;
         let mut world = self.shared.world.borrow_mut();

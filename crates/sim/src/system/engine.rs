@@ -361,6 +361,10 @@ impl Running for Open {
         Some(self.set.counted())
     }
 
+    fn written_bytes(&self) -> Option<u64> {
+        Some(self.set.written().total())
+    }
+
     fn dirty_sectors(&self) -> u64 {
         self.set.volumes().iter().map(|volume| volume.dirty_sectors).sum()
     }

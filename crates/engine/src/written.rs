@@ -1,0 +1,146 @@
+//! What is written to the cache device, counted by cause where it is submitted: nothing else writes there, so that the sum
+//! is what the device itself counts, failed writes included.
+
+use crate::error::Doing;
+use crate::set::CacheSet;
+use bcached_env::{IoError, Payload};
+
+/// Why something is written to the cache device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// What clients write: dirty data, and the clean copies of written data.
+    Data,
+    /// What was read from a backing device, for the next who reads it.
+    Fill,
+    /// Live data that goes from one bucket to another.
+    Moved,
+    /// Nodes of the B-tree.
+    Btree,
+    /// Journal entries.
+    Journal,
+    /// Generations and priorities of the buckets.
+    Priorities,
+    /// The table of volumes.
+    Uuids,
+    /// The superblock.
+    Superblock,
+}
+
+impl Cause {
+    /// All of them: data first, then metadata.
+    pub const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Fill,
+        Self::Moved,
+        Self::Btree,
+        Self::Journal,
+        Self::Priorities,
+        Self::Uuids,
+        Self::Superblock,
+    ];
+
+    /// In a word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Fill => "fill",
+            Self::Moved => "moved",
+            Self::Btree => "btree",
+            Self::Journal => "journal",
+            Self::Priorities => "priorities",
+            Self::Uuids => "uuids",
+            Self::Superblock => "superblock",
+        }
+    }
+
+    /// What the set is doing then.
+    #[must_use]
+    pub(crate) const fn doing(self) -> Doing {
+        match self {
+            Self::Data | Self::Fill | Self::Moved => Doing::Data,
+            Self::Btree => Doing::Node,
+            Self::Journal => Doing::Journal,
+            Self::Priorities => Doing::Priorities,
+            Self::Uuids => Doing::Uuids,
+            Self::Superblock => Doing::Superblock,
+        }
+    }
+
+    /// It writes what volumes hold, not what the set needs to find it.
+    #[must_use]
+    pub const fn is_data(self) -> bool {
+        matches!(self, Self::Data | Self::Fill | Self::Moved)
+    }
+}
+
+/// Bytes that were submitted to be written to the cache device since the set was opened, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    by_cause: [u64; Cause::ALL.len()],
+}
+
+impl Written {
+    /// For one cause, in bytes.
+    #[must_use]
+    pub const fn of(&self, cause: Cause) -> u64 {
+        self.by_cause[cause as usize]
+    }
+
+    /// What volumes hold, in bytes (`written`).
+    #[must_use]
+    pub fn data(&self) -> u64 {
+        self.total() - self.metadata()
+    }
+
+    /// The rest, in bytes (`metadata_written`, and the superblock).
+    #[must_use]
+    pub fn metadata(&self) -> u64 {
+        Cause::ALL.into_iter().filter(|cause| !cause.is_data()).map(|cause| self.of(cause)).sum()
+    }
+
+    /// All of it, in bytes.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.by_cause.iter().sum()
+    }
+
+    const fn add(&mut self, cause: Cause, bytes: usize) {
+        self.by_cause[cause as usize] += bytes as u64;
+    }
+}
+
+impl CacheSet {
+    /// What was written to the cache device until now.
+    #[must_use]
+    pub fn written(&self) -> Written {
+        self.with(|s| s.stats.written)
+    }
+
+    /// Writes to the cache device. Not durable yet.
+    pub(crate) async fn write_cache(
+        &self,
+        cause: Cause,
+        sector: u64,
+        payload: Payload,
+    ) -> Result<(), IoError> {
+        self.count_written(cause, payload.len());
+        self.cache().write(sector, payload).await
+    }
+
+    /// As [`CacheSet::write_cache`]; durable when it returns.
+    pub(crate) async fn write_cache_fua(
+        &self,
+        cause: Cause,
+        sector: u64,
+        payload: Payload,
+    ) -> Result<(), IoError> {
+        self.count_written(cause, payload.len());
+        self.cache().write_fua(sector, payload).await
+    }
+
+    /// So many bytes are about to be written to the cache device.
+    pub(crate) fn count_written(&self, cause: Cause, bytes: usize) {
+        self.with(|s| s.stats.written.add(cause, bytes));
+    }
+}
