@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::policy::Congestion;
-use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation};
+use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation, Usage};
 use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
 use crate::volume::{VolumeId, Volumes};
@@ -260,6 +260,8 @@ impl State {
     pub fn check_invariants(&self) {
         let total: u64 = self.buckets.iter().map(|(_, bucket)| u64::from(bucket.dirty)).sum();
         assert_eq!(total, self.dirty.total(), "dirty sectors by bucket and by volume agree");
+        let metadata = self.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Meta).count();
+        assert_eq!(metadata as u64, self.buckets.metadata_count(), "buckets of metadata are counted");
         for (id, bucket) in self.buckets.iter() {
             assert!(bucket.dirty <= bucket.live, "bucket {id}: more dirty than live");
         }

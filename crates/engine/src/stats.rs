@@ -1,6 +1,8 @@
 //! Counters, exact and 64 bits wide. Cheap to copy: `status` takes a snapshot.
 
+use crate::gc::pass::Found;
 use crate::request::bypass::Bypass;
+use crate::times::Times;
 use crate::windows::{Counted, Window, Windows};
 use crate::written::Written;
 use bcached_env::Time;
@@ -40,6 +42,18 @@ pub struct Stats {
     pub node_read_failures: u64,
     /// Reads of clean cached data that failed and were answered by the backing device.
     pub read_retries: u64,
+    /// Extents of dirty data that were written back (`writeback_keys_done`).
+    pub writeback_keys_done: u64,
+    /// Times that an extent of dirty data could not be written back (`writeback_keys_failed`).
+    pub writeback_keys_failed: u64,
+    /// Complete passes of GC (`btree_gc`).
+    pub gc: Times,
+    /// Rewrites of a node that make one or two of it (`btree_split`).
+    pub splits: Times,
+    /// Reads of nodes (`btree_read`).
+    pub node_reads: Times,
+    /// What the last complete pass of GC has found. `None`: there was none.
+    pub found: Option<Found>,
     /// The reads, what was bypassed and the fills dropped, of late.
     pub windows: Windows,
 }

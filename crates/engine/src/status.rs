@@ -2,13 +2,14 @@
 
 use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
+use crate::latency::Latencies;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Usage};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::volume::VolumeInfo;
 use alloc::vec::Vec;
-use bcached_env::DiskHealth;
+use bcached_env::{DiskHealth, Time};
 use bcached_format::{Label, Replacement, Uuid};
 
 /// What a set is doing.
@@ -22,6 +23,8 @@ pub struct Status {
     pub block_sectors: u64,
     /// Bucket size in sectors.
     pub bucket_sectors: u64,
+    /// Size of a B-tree node in sectors.
+    pub node_sectors: u64,
     /// Which clean bucket is given up first.
     pub replacement: Replacement,
     /// Buckets on the cache device.
@@ -34,12 +37,20 @@ pub struct Status {
     pub buckets_open: u64,
     /// Buckets that hold metadata.
     pub buckets_metadata: u64,
+    /// Buckets that hold nothing and are not being filled.
+    pub buckets_unused: u64,
+    /// Buckets that hold clean data, and nothing else.
+    pub buckets_clean: u64,
+    /// Buckets that hold dirty data and are not being filled.
+    pub buckets_dirty: u64,
     /// Dirty data of volumes that are not served.
     pub unserved: Vec<Unserved>,
     /// Dirty data of all volumes, in sectors.
     pub dirty_sectors: u64,
     /// Levels of the tree above its leaves.
     pub tree_depth: u8,
+    /// How full the root is with live keys, in percent (`root_usage_percent`).
+    pub root_usage_percent: u64,
     /// Nodes in memory.
     pub nodes: u64,
     /// Memory that they take, and what is set aside for those on their way, in bytes.
@@ -50,6 +61,10 @@ pub struct Status {
     pub node_budget_bytes: u64,
     /// The newest durable journal entry.
     pub journal_sequence: u64,
+    /// Journal entries that a crash would replay, and the open one (`active_journal_entries`).
+    pub journal_active: u64,
+    /// When this was so, by the engine's clock.
+    pub now: Time,
     /// Streams of so many sectors and more go past the cache device because it is slow, give or take a random number; 0: it is not
     /// congested (`congested`).
     pub congested_sectors: u64,
@@ -63,6 +78,8 @@ pub struct Status {
     pub stats: Stats,
     /// The volumes.
     pub volumes: Vec<VolumeInfo>,
+    /// How long the requests of each of them took.
+    pub latencies: Vec<Latencies>,
 }
 
 /// Dirty data of a volume that the set knows and nobody serves.
@@ -87,6 +104,16 @@ pub struct BucketCount {
     pub free: bool,
 }
 
+fn unused(s: &State) -> u64 {
+    (s.buckets.free_count() + s.buckets.pending().len() + s.buckets.empty_count()) as u64
+}
+
+/// How full the root is, in percent.
+fn root_usage_percent(s: &State) -> u64 {
+    let words = s.root_pin.as_ref().map_or(0, |pin| s.nodes.get(pin.slot()).node().words_in_view());
+    words as u64 * 8 * 100 / (s.root.key.sectors() * 512).max(1)
+}
+
 fn unserved(s: &State) -> Vec<Unserved> {
     let is_served = |inode| s.volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
     let left = s.uuids.used().filter(|(inode, _)| s.dirty.of(*inode) > 0 && !is_served(*inode));
@@ -108,25 +135,36 @@ impl CacheSet {
             label: s.superblock.label(),
             block_sectors: s.geometry.block_sectors,
             bucket_sectors: s.geometry.bucket_sectors,
+            node_sectors: s.geometry.node_sectors(),
             replacement: s.superblock.replacement(),
             buckets: s.buckets.count(),
             buckets_available: s.buckets.available(),
             buckets_free: s.buckets.free_count() as u64,
             buckets_open: s.open.count() as u64,
             buckets_metadata: s.buckets.metadata_count(),
+            buckets_unused: unused(s),
+            buckets_clean: s.buckets.clean_count() as u64,
+            buckets_dirty: s.buckets.count()
+                - s.buckets.available()
+                - s.buckets.metadata_count()
+                - s.open.count() as u64,
             unserved: unserved(s),
             dirty_sectors: s.dirty.total(),
             tree_depth: s.root.level,
+            root_usage_percent: root_usage_percent(s),
             nodes: s.nodes.count() as u64,
             node_bytes: s.nodes.bytes() as u64,
             node_bytes_max: s.nodes.bytes_max() as u64,
             node_budget_bytes: s.nodes.budget() as u64,
             journal_sequence: s.journal.durable(),
+            journal_active: (s.journal.open_sequence() + 1).saturating_sub(s.journal.needed_from()),
+            now: s.now,
             congested_sectors: s.congested_sectors(),
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
             unreadable: s.unreadable_nodes(),
             stats: s.stats.as_of(s.now),
+            latencies: s.volumes.iter().map(|(_, volume)| volume.latencies.clone()).collect(),
             volumes,
         })
     }

@@ -157,6 +157,7 @@ mod tests {
     fn a_degraded_volume_says_what_works() {
         let mut info = VolumeInfo {
             id: VolumeId(0),
+            inode: None,
             uuid: Uuid([1; 16]),
             label: Label::default(),
             sectors: 8,

@@ -48,7 +48,9 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
 /// Reads and verifies a node; it is not entered in the cache.
 pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
+    let begun = set.env().now();
     let mut node = read_from((set.env(), set.cache()), child, &geometry).await?;
+    set.with(|s| s.stats.node_reads.add(begun, s.now));
     if !node.is_leaf() {
         // What is dead stays so, and nobody changes what the node says while it is read.
         let named: Vec<Pointer> = node.children().flat_map(|key| key.pointers.as_slice()).copied().collect();

@@ -191,6 +191,7 @@ pub(super) fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
 
 /// False: there are no buckets for it now, and nothing has changed.
 pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Error> {
+    let begun = set.env().now();
     let slot = path[depth].slot();
     let parent = depth.checked_sub(1).map(|above| path[above].slot());
     let mut memory = Vec::new();
@@ -208,6 +209,7 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
     let fresh = fresh?;
     let _phases = set.with(|s| phases(s, &fresh)).map(|phase| phase.map(|phase| set.begin(phase)));
     replace::replace(set, &[slot], parent.map(|parent| (parent, parent_memory)), fresh).await?;
+    set.with(|s| s.stats.splits.add(begun, s.now));
     Ok(true)
 }
 

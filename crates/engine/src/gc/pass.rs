@@ -69,8 +69,24 @@ async fn rest(set: &CacheSet, has_failed: bool) {
     }
 }
 
+/// What a complete pass has found alive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Nodes of the tree.
+    pub nodes: u64,
+    /// Leaves among them.
+    pub leaves: u64,
+    /// What the keys in the leaves take, in bytes.
+    pub key_bytes: u64,
+    /// Extents.
+    pub keys: u64,
+    /// What they are long together, in sectors.
+    pub key_sectors: u64,
+}
+
 /// One pass.
 struct Pass {
+    found: Found,
     oldest: Oldest,
     /// A node could not be rewritten: there are no buckets, and will be none before the pass has come to its end. What is
     /// left of it only looks.
@@ -80,7 +96,8 @@ struct Pass {
 /// One pass. An error, too, if it has seen everything but could not rewrite all that it should have.
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     // A bucket that nothing names is as young as it was when the pass began.
-    let mut pass = Pass { oldest: Oldest::begin(set).await, lacks_buckets: false };
+    let began = set.env().now();
+    let mut pass = Pass { found: Found::default(), oldest: Oldest::begin(set).await, lacks_buckets: false };
     let journalled = set.with(|s| s.journal.open_sequence());
     if !visit_leaves(set, &mut pass).await? || !visit_interior(set, &mut pass).await? {
         return Ok(());
@@ -88,7 +105,11 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     // Journal entries of before the pass may hold pointers that no node has any more.
     writer::let_go_through(set, journalled).await?;
     pass.oldest.end(set).await;
-    set.with(|s| s.stats.gc_passes += 1);
+    set.with(|s| {
+        s.stats.gc_passes += 1;
+        s.stats.gc.add(began, s.now);
+        s.stats.found = Some(pass.found);
+    });
     set.signals().allocator_work.notify_all();
     if pass.lacks_buckets { Err(Error::NoSpace) } else { Ok(()) }
 }
@@ -101,20 +122,21 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
             return Ok(false);
         }
         let mut seen: Vec<Pointer> = Vec::new();
-        let Leaf { mut end, wants_rewrite, is_sparse } = visit(set, at, &mut seen).await?;
-        if is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
+        let mut leaf = visit(set, at, &mut seen).await?;
+        if leaf.is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
             continue;
         }
-        if wants_rewrite && !pass.lacks_buckets {
+        if leaf.wants_rewrite && !pass.lacks_buckets {
             pass.lacks_buckets = !split::compact(set, at).await?;
             seen.clear();
-            end = visit(set, at, &mut seen).await?.end;
+            leaf = visit(set, at, &mut seen).await?;
         }
         pass.oldest.see(set, &seen).await;
-        if end == Position::MAX {
+        pass.found.add(&leaf);
+        if leaf.end == Position::MAX {
             break;
         }
-        at = end;
+        at = leaf.end;
         if number % NODES_A_TURN == 0 {
             set.env().yield_now().await;
         }
@@ -130,18 +152,39 @@ struct Leaf {
     wants_rewrite: bool,
     /// So little in it is alive that it may become one with its neighbour.
     is_sparse: bool,
+    /// What its live keys take, in words of eight bytes.
+    live_words: usize,
+    /// Extents in it.
+    keys: u64,
+    /// What they are long together.
+    key_sectors: u64,
+}
+
+impl Found {
+    fn add(&mut self, leaf: &Leaf) {
+        self.nodes += 1;
+        self.leaves += 1;
+        self.key_bytes += leaf.live_words as u64 * 8;
+        self.keys += leaf.keys;
+        self.key_sectors += leaf.key_sectors;
+    }
 }
 
 /// Looks at the leaf for `at`, and adds what it names to `seen`. Others run between the pieces; if they change the leaf, those
 /// who act on what was seen ask again.
 async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Leaf, Error> {
-    let (mut live_words, mut stale_max) = (0, 0);
+    let (mut live_words, mut keys, mut key_sectors, mut stale_max) = (0, 0, 0, 0);
     let mut next = at;
     loop {
         let visited = set
             .attempt(|s| {
                 s.visit_leaf(next, &mut |buckets, key| {
-                    live_words += if buckets.is_dead(key) { 0 } else { key.words() };
+                    // What has no pointers is dead, too.
+                    if !buckets.is_dead(key) {
+                        live_words += key.words();
+                        keys += 1;
+                        key_sectors += key.sectors();
+                    }
                     for pointer in key.pointers.as_slice() {
                         let age = |id| buckets.get(id).generation.after(pointer.generation());
                         stale_max = stale_max.max(buckets.of(*pointer).map_or(0, age));
@@ -155,7 +198,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
             let half_dead = visited.words_on_disk > 64 && live_words * 2 < visited.words_on_disk;
             let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
             let is_sparse = set.with(|s| s.is_one_node(live_words));
-            return Ok(Leaf { end: next, wants_rewrite, is_sparse });
+            return Ok(Leaf { end: next, wants_rewrite, is_sparse, live_words, keys, key_sectors });
         }
     }
 }
@@ -182,6 +225,7 @@ async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> 
                 return Ok(true);
             };
             pass.lacks_buckets |= lacks_buckets;
+            pass.found.nodes += 1;
             pass.oldest.see(set, &named).await;
             at = end;
             set.env().yield_now().await;

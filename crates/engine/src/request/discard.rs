@@ -5,6 +5,7 @@
 //! blocks inside the range are touched: a discard is a hint.
 
 use crate::error::{Doing, Error};
+use crate::latency::Path;
 use crate::request::uncached::in_turn;
 use crate::request::write::{self, Survey};
 use crate::request::{Range, Target, flush};
@@ -79,6 +80,7 @@ async fn zero_body(set: &CacheSet, target: &Target, range: Range, fua: bool) -> 
     let survey = write::survey(set, target, range).await?;
     let Some(backing) = &target.backing else {
         // What a flash-only volume does not hold reads as zero.
+        target.goes(Path::WriteBack);
         write::punch(set, target, range).await?;
         if fua {
             crate::journal::writer::commit(set).await?;
@@ -98,6 +100,7 @@ async fn zero_body(set: &CacheSet, target: &Target, range: Range, fua: bool) -> 
 }
 
 async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Survey) -> Result<Stamp, Error> {
+    target.goes(Path::WriteAround);
     write::invalidate(set, target, range, survey).await?;
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     let zeroed = disk.zero(range.start, range.sectors()).await;

@@ -23,6 +23,7 @@ pub mod uncached;
 pub mod write;
 
 use crate::error::Error;
+use crate::latency::Path;
 use crate::policy::Client;
 use crate::set::CacheSet;
 use crate::state::State;
@@ -31,6 +32,7 @@ use crate::volume::{Course, Volume, VolumeId};
 use bcached_env::{Buffer, Disk, Payload};
 use bcached_format::{CacheMode, Inode};
 use bypass::Bypass;
+use core::cell::Cell;
 use ranges::Claim;
 use uncached::or_uncached;
 
@@ -113,6 +115,8 @@ pub(crate) struct Target {
     pub block_sectors: u64,
     /// Why the request adds nothing to the cache, if so. None of the engine's own is bypassed.
     pub bypass: Option<Bypass>,
+    /// The way that the request has gone until now, for its latency.
+    path: Cell<Option<Path>>,
 }
 
 /// A range of a volume in the key space (backing device sectors).
@@ -142,7 +146,13 @@ impl Target {
             mode: volume.mode,
             block_sectors,
             bypass: None,
+            path: Cell::new(None),
         }
+    }
+
+    /// The request goes this way. Of the ways of its parts the last in the order of [`Path`] counts, which is the longest.
+    pub fn goes(&self, path: Path) {
+        self.path.set(self.path.get().max(Some(path)));
     }
 
     /// The blocks that `range` touches, wherever they lie.
@@ -178,11 +188,17 @@ impl CacheSet {
 
     /// As [`CacheSet::serve`], for one client of several: what each of them streams is its own affair.
     pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
+        let begun = self.env().now();
         let (target, asked) = match self.begin_request(client, volume, &request) {
             Ok(begun) => begun,
             Err(error) => return refuse(request, error),
         };
         let changes = !matches!(request, Request::Read { .. } | Request::Flush);
+        match request {
+            Request::Flush => target.goes(Path::Flush),
+            Request::Discard { .. } => target.goes(Path::Discard),
+            _ => {}
+        }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
         self.with(|s| {
             s.last_request = s.now;
@@ -199,6 +215,9 @@ impl CacheSet {
                 && reply.result.is_ok()
             {
                 reply.result = Err(Error::LostWrites);
+            }
+            if let Some(path) = target.path.get().filter(|_| reply.result.is_ok()) {
+                volume.latencies.add(path, s.now - begun);
             }
         });
         self.signals().ranges.notify_all();

@@ -3,6 +3,7 @@
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
+use crate::latency::Path;
 use crate::request::ranges::Claim;
 use crate::request::{Range, Target, flush, insert, release, write};
 use crate::set::CacheSet;
@@ -49,8 +50,15 @@ pub async fn read(
 fn count(s: &mut State, target: &Target, sources: Sources) {
     s.stats.hit_bytes += sources.cache * 512;
     s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
+    let (is_hit, is_bypassed) = (sources.elsewhere == 0, target.bypass.is_some());
+    target.goes(match (is_hit, is_bypassed) {
+        _ if target.inode.is_none() => Path::ReadUncached,
+        (true, false) => Path::ReadHit,
+        (false, false) => Path::ReadMiss,
+        (true, true) => Path::ReadBypassHit,
+        (false, true) => Path::ReadBypassMiss,
+    });
     if target.inode.is_some() {
-        let (is_hit, is_bypassed) = (sources.elsewhere == 0, target.bypass.is_some());
         let (stats, volume) = s.stats_of(target.id);
         stats.reads.add(is_hit, is_bypassed);
         if let Some(volume) = volume {

@@ -34,13 +34,15 @@ pub async fn in_turn<T>(
 /// take its neighbours' old content from there.
 pub async fn or_uncached<T>(
     set: &CacheSet,
-    target: &Target,
+    asked: &Target,
     flow: impl AsyncFn(&Target) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut target = target.clone();
+    let mut target = asked.clone();
     target.inode = kept_number(set, &target);
     loop {
-        match flow(&target).await {
+        let done = flow(&target).await;
+        asked.path.set(target.path.get());
+        match done {
             Err(Error::Uncached) => target.inode = where_it_went(set, &target).await,
             Err(error) if is_of_cache(&error) => {
                 leave(set, &target, error).await?;

@@ -16,6 +16,7 @@
 use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
+use crate::latency::Path;
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::{Claim, Ranges};
@@ -79,7 +80,10 @@ async fn write_anywhere(
 ) -> Result<Option<Stamp>, Error> {
     match target.blocks_around(range) {
         Some(blocks) => write_locked(set, target, range, blocks, payload, fua).await,
-        None => write_backing(set, target, range, payload, fua).await.map(|stamp| unproven(stamp, fua)),
+        None => {
+            target.goes(if target.inode.is_none() { Path::WriteUncached } else { Path::WriteAround });
+            write_backing(set, target, range, payload, fua).await.map(|stamp| unproven(stamp, fua))
+        }
     }
 }
 
@@ -139,11 +143,18 @@ pub(crate) async fn write_blocks(
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
     if target.inode.is_none() {
+        target.goes(Path::WriteUncached);
         let stamp = write_backing(set, target, range, payload.clone(), fua).await?;
         return Ok(unproven(stamp, fua));
     }
     let survey = survey(set, target, range).await?;
-    let unproven = match set.with(|s| way(s, target, survey, fua)) {
+    let way = set.with(|s| way(s, target, survey, fua));
+    target.goes(match way {
+        Way::Back => Path::WriteBack,
+        Way::Through => Path::WriteThrough,
+        Way::Around => Path::WriteAround,
+    });
+    let unproven = match way {
         Way::Back => write_back(set, target, range, payload, survey, fua).await?,
         Way::Through => return write_through(set, target, range, payload, survey, fua).await,
         Way::Around => return write_out(set, target, (range, range), payload, survey, fua).await,
@@ -343,6 +354,7 @@ async fn write_out(
     if target.backing.is_none() {
         return Err(Error::NoSpace);
     }
+    target.goes(Path::WriteAround);
     let from = bytes(part.start - range.start);
     let piece = payload.slice(from..from + bytes(part.sectors()));
     if !survey.dirty {

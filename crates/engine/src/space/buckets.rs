@@ -4,7 +4,7 @@
 //! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale. Keys that would break it come
 //!    from bytes only, and are refused while a set is being opened.
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
-//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors.
+//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `metadata` those that are `Meta`.
 
 use crate::policy::{Place, Rank, Victims};
 use crate::space::Flushes;
@@ -70,6 +70,7 @@ pub struct Buckets {
     free: VecDeque<BucketId>,
     pending: Vec<BucketId>,
     available: u64,
+    metadata: u64,
     clock: u32,
     traffic: u64,
     gc_wanted: bool,
@@ -123,7 +124,7 @@ impl Buckets {
                 release: 0,
             })
             .collect();
-        let victims = Victims::new(table.len());
+        let (victims, metadata) = (Victims::new(table.len()), table.len() as u64);
         Self {
             table,
             device,
@@ -133,6 +134,7 @@ impl Buckets {
             free: VecDeque::new(),
             pending: Vec::new(),
             available: 0,
+            metadata,
             clock: u32::from(PRIO_FRESH),
             traffic: 0,
             gc_wanted: false,
@@ -164,8 +166,14 @@ impl Buckets {
 
     /// Buckets that hold metadata.
     #[must_use]
-    pub fn metadata_count(&self) -> u64 {
-        self.table.iter().filter(|bucket| bucket.usage == Usage::Meta).count() as u64
+    pub const fn metadata_count(&self) -> u64 {
+        self.metadata
+    }
+
+    /// Closed buckets whose data is all clean.
+    #[must_use]
+    pub const fn clean_count(&self) -> usize {
+        self.victims.length(Rank::Used)
     }
 
     /// Buckets ready to be handed out.
@@ -382,6 +390,8 @@ impl Buckets {
     pub fn set_usage(&mut self, id: BucketId, usage: Usage) {
         let bucket = &mut self.table[slot(id) as usize];
         let was_available = bucket.is_available();
+        self.metadata += u64::from(usage == Usage::Meta);
+        self.metadata -= u64::from(bucket.usage == Usage::Meta);
         bucket.usage = usage;
         self.settle(id, was_available);
     }

@@ -13,6 +13,7 @@
 //! bring back names it. It is invalidated only when nothing dirty points to it, no I/O is in flight to it, and the
 //! journal entry that took its last dirty pointer away is durable.
 
+pub mod ages;
 pub mod allocator;
 pub mod buckets;
 pub mod flushes;

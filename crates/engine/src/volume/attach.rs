@@ -231,6 +231,12 @@ impl CacheSet {
         })
     }
 
+    /// How long the requests of a volume took. `None`: there is no such volume.
+    #[must_use]
+    pub fn latencies(&self, id: VolumeId) -> Option<Latencies> {
+        self.with(|s| s.volumes.get(id).map(|volume| volume.latencies.clone()))
+    }
+
     /// What background tasks need to know of a volume.
     pub(crate) fn target(&self, id: VolumeId) -> Option<Target> {
         self.with(|s| {
@@ -243,6 +249,7 @@ impl CacheSet {
 fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
     VolumeInfo {
         id,
+        inode: volume.inode,
         uuid: volume.uuid,
         label: volume.label,
         sectors: volume.sectors,

@@ -8,6 +8,7 @@ pub mod record;
 pub mod remove;
 
 use crate::error::Error;
+use crate::latency::Latencies;
 use crate::options::VolumeOptions;
 use crate::policy::Streams;
 use crate::request::ranges::Ranges;
@@ -67,6 +68,8 @@ pub struct Volume {
     pub streams: Streams,
     /// Counters.
     pub stats: VolumeStats,
+    /// How long its requests took.
+    pub latencies: Latencies,
     /// What is in flight, by range.
     pub ranges: Ranges,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
@@ -127,6 +130,7 @@ impl Volume {
             options,
             streams: Streams::default(),
             stats: VolumeStats::default(),
+            latencies: Latencies::default(),
             ranges: Ranges::default(),
             last_hole: 0,
             writeback_from: 0,
@@ -222,6 +226,8 @@ impl Volumes {
 pub struct VolumeInfo {
     /// Its name in this set.
     pub id: VolumeId,
+    /// Number of its keys on the cache device; `None`: it is not attached.
+    pub inode: Option<Inode>,
     /// Its UUID.
     pub uuid: Uuid,
     /// Its label.

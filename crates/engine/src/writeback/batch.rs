@@ -50,12 +50,15 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     let began = set.env().now();
     let mut round = Round::default();
     let Chosen { works, is_round } = choose(set, target, size, &mut round).await;
-    let Cleaned { sectors, not_begun } = clean(set, target, &works, (size, hurries), &mut round).await;
+    let Cleaned { sectors, keys, failed, not_begun } =
+        clean(set, target, &works, (size, hurries), &mut round).await;
     release(set, target, &works).await;
     let is_round = is_round && not_begun.is_none();
     let taken = set.env().now().since(began);
     set.with(|s| {
         s.stats.written_back_bytes += sectors * 512;
+        s.stats.writeback_keys_done += keys;
+        s.stats.writeback_keys_failed += failed;
         let now = s.now;
         let trouble = round.shows(s, target);
         if let Some(volume) = s.volumes.get_mut(target.id) {
@@ -80,6 +83,10 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
 struct Cleaned {
     /// So many sectors turned clean.
     sectors: u64,
+    /// So many keys were written back.
+    keys: u64,
+    /// So many could not be.
+    failed: u64,
     /// Where the first key begins that has been left for later.
     not_begun: Option<u64>,
 }
@@ -112,7 +119,11 @@ async fn clean(
             }
         };
         match turned {
-            Ok(sectors) => cleaned.sectors += sectors,
+            Ok(sectors) => {
+                cleaned.sectors += sectors;
+                cleaned.keys += 1;
+                continue;
+            }
             // What the device said of its flush says more than that the data is not proven.
             Err(Error::LostWrites) => {
                 let error = flushed.clone().err().unwrap_or(Error::LostWrites);
@@ -120,6 +131,7 @@ async fn clean(
             }
             Err(error) => round.meets(work.key.start(), work.key.end, error),
         }
+        cleaned.failed += 1;
     }
     cleaned
 }

@@ -1,0 +1,88 @@
+//! How long ago the data in the buckets was last used: the kernel's `priority_stats`. It looks at every bucket, so nobody
+//! asks for it without need.
+
+use crate::set::CacheSet;
+use crate::work::BUCKETS_MAX;
+use alloc::vec::Vec;
+use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
+
+/// The buckets are divided into so many groups of one size, by age.
+const GROUPS: u64 = 32;
+
+/// Ages of the buckets that hold no metadata and are not as old as can be told, in steps of the cache's clock: one for as much
+/// traffic as a 1024th of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ages {
+    /// How many they are.
+    pub buckets: u64,
+    /// Their mean (`Average`). `None`: there are none.
+    pub average: Option<u64>,
+    /// Sectors in a 32nd part of them (`Sectors per Q`).
+    pub sectors_per_quantile: u64,
+    /// The ages that divide them into 32 such parts, the youngest first (`Quantiles`).
+    pub quantiles: Vec<u64>,
+}
+
+impl CacheSet {
+    /// Looks at every bucket; others run meanwhile.
+    pub async fn ages(&self) -> Ages {
+        let mut by_age = alloc::vec![0_u64; usize::from(PRIO_FRESH)];
+        let mut at = 0;
+        while self.with(|s| (at as u64) < s.buckets.count()) {
+            self.env().breathe().await;
+            self.with(|s| {
+                for (id, _) in s.buckets.part(at) {
+                    let prio = s.buckets.prio(id);
+                    if prio != 0 && prio != PRIO_BTREE {
+                        by_age[usize::from(PRIO_FRESH - prio)] += 1;
+                    }
+                }
+                s.work.buckets(s.buckets.part(at).count());
+            });
+            at += BUCKETS_MAX;
+        }
+        summed(&by_age, self.with(|s| s.geometry.bucket_sectors))
+    }
+}
+
+/// `by_age`: how many buckets are so old.
+fn summed(by_age: &[u64], bucket_sectors: u64) -> Ages {
+    let buckets: u64 = by_age.iter().sum();
+    let total: u64 = (0..).zip(by_age).map(|(age, count)| age * count).sum();
+    let mut ages = (0_u64..).zip(by_age).scan(0, |before, (age, count)| {
+        *before += count;
+        Some((age, *before))
+    });
+    let mut quantile = ages.next();
+    let mut age_of = |place: u64| {
+        while quantile.is_some_and(|(_, upto)| upto <= place) {
+            quantile = ages.next();
+        }
+        quantile.map(|(age, _)| age)
+    };
+    let quantiles = (1..GROUPS).map_while(|group| age_of(buckets * group / GROUPS)).collect();
+    Ages {
+        buckets,
+        average: total.checked_div(buckets),
+        sectors_per_quantile: buckets * bucket_sectors / GROUPS,
+        quantiles,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_divide_the_buckets() {
+        let mut by_age = alloc::vec![0; 32768];
+        (0..320).for_each(|bucket| by_age[bucket * 10] = 1);
+        let ages = summed(&by_age, 1024);
+        assert_eq!((ages.buckets, ages.average, ages.sectors_per_quantile), (320, Some(1595), 10 * 1024));
+        assert_eq!(ages.quantiles, (1..32).map(|group| group * 100).collect::<Vec<u64>>());
+        let one = summed(&[0, 0, 7], 8);
+        assert_eq!((one.average, one.quantiles), (Some(2), alloc::vec![2; 31]));
+        let none = summed(&[0; 5], 8);
+        assert_eq!((none.average, none.quantiles), (None, Vec::new()));
+    }
+}

@@ -1,0 +1,66 @@
+//! How long work of the set's own takes, and how often there is some: the kernel's time statistics.
+
+use bcached_env::Time;
+use core::time::Duration;
+
+/// Of a moving average each new value is one part in so many, as in the kernel.
+const SHARE: u32 = 8;
+
+/// How long work of one kind took since the set was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// How often it was done.
+    pub count: u64,
+    /// How long it takes of late: an average that each new value moves by an eighth.
+    pub average: Duration,
+    /// How long it is of late from one end to the next, in the same way. Zero before the second.
+    pub between: Duration,
+    /// The longest that it took.
+    pub longest: Duration,
+    /// When it last ended.
+    last: Option<Time>,
+}
+
+impl Times {
+    /// It began at `begun`, and has ended `now`.
+    pub(crate) fn add(&mut self, begun: Time, now: Time) {
+        let taken = now.since(begun);
+        self.average = if self.count == 0 { taken } else { moved(self.average, taken) };
+        if let Some(last) = self.last {
+            let between = now.since(last);
+            self.between = if self.count == 1 { between } else { moved(self.between, between) };
+        }
+        self.longest = self.longest.max(taken);
+        self.last = Some(now);
+        self.count += 1;
+    }
+
+    /// How long ago it last ended. `None`: never.
+    #[must_use]
+    pub fn since_last(&self, now: Time) -> Option<Duration> {
+        self.last.map(|last| now.since(last))
+    }
+}
+
+fn moved(average: Duration, new: Duration) -> Duration {
+    average - average / SHARE + new / SHARE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_average_moves_by_an_eighth() {
+        let mut times = Times::default();
+        assert_eq!(times.since_last(Time(5)), None);
+        times.add(Time(0), Time(800));
+        assert_eq!((times.average.as_nanos(), times.between.as_nanos()), (800, 0));
+        times.add(Time(1000), Time(2600));
+        assert_eq!((times.average.as_nanos(), times.between.as_nanos()), (900, 1800));
+        times.add(Time(2600), Time(2600));
+        assert_eq!((times.average.as_nanos(), times.between.as_nanos()), (788, 1575));
+        assert_eq!((times.count, times.longest.as_nanos()), (3, 1600));
+        assert_eq!(times.since_last(Time(3000)), Some(Duration::from_nanos(400)));
+    }
+}

@@ -1,0 +1,90 @@
+//! How long requests took, each counted once, by the way that it went, on the engine's clock.
+
+use crate::rig::{Rig, Sizes, ask, open, run, write};
+use bcached_engine::{CacheSet, Options, Path, Request, VolumeId};
+use bcached_env::Buffer;
+use bcached_format::CacheMode;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 8, bucket: 256, buckets: 1024, backing: 1 << 16 };
+
+fn read(sector: u64) -> Request {
+    Request::Read { sector, buffer: Buffer::zeroed(4096) }
+}
+
+/// The paths that requests went since `before`, each once for every request.
+fn paths(set: &CacheSet, volume: VolumeId, before: &mut Vec<u64>) -> Vec<Path> {
+    let latencies = set.latencies(volume).expect("it is served");
+    let now: Vec<u64> = Path::ALL.iter().map(|path| latencies.of(*path).requests()).collect();
+    let counted = now.iter().zip(before.iter()).map(|(now, before)| now - before);
+    let went = Path::ALL.into_iter().zip(counted).flat_map(|(path, count)| (0..count).map(move |_| path));
+    let went = went.collect();
+    *before = now;
+    went
+}
+
+#[test]
+fn each_request_is_counted_by_the_way_it_went() {
+    run(&mut Rig::new(SIZES, 1), |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
+        let mut before = vec![0; Path::ALL.len()];
+        let mut went = async |request| {
+            ask(&set, volume, request).await;
+            paths(&set, volume, &mut before)
+        };
+        assert_eq!(went(write(0, 8, 1)).await, [Path::WriteBack]);
+        assert_eq!(went(write(3, 2, 1)).await, [Path::WriteBack], "what is read around it is no request");
+        assert_eq!(went(read(0)).await, [Path::ReadHit]);
+        assert_eq!(went(read(4)).await, [Path::ReadMiss], "half of it");
+        assert_eq!(went(Request::Flush).await, [Path::Flush]);
+        assert_eq!(went(Request::Discard { sector: 64, sectors: 8 }).await, [Path::Discard]);
+        assert_eq!(
+            went(Request::WriteZeroes { sector: 0, sectors: 8, fua: false }).await,
+            [Path::WriteBack],
+            "over dirty data"
+        );
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        assert_eq!(went(write(800, 8, 1)).await, [Path::WriteThrough]);
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        assert_eq!(went(write(1600, 8, 1)).await, [Path::WriteAround]);
+        assert_eq!(went(write(0, 8, 1)).await, [Path::WriteBack], "dirty data is written over in the cache");
+        set.set_cache_mode(volume, CacheMode::None).await.expect("set");
+        assert_eq!(went(read(0)).await, [Path::ReadBypassHit]);
+        assert_eq!(went(read(2400)).await, [Path::ReadBypassMiss]);
+        set.detach(volume).await.expect("it is written back");
+        assert_eq!(went(write(0, 8, 1)).await, [Path::WriteUncached]);
+        assert_eq!(went(read(0)).await, [Path::ReadUncached]);
+    });
+}
+
+/// What fails is not counted: how long it took says nothing of the way.
+#[test]
+fn what_is_refused_is_not_counted() {
+    run(&mut Rig::new(SIZES, 1), |env| async move {
+        let (set, volume) = open(env, Options::default()).await.expect("a new set opens");
+        let mut before = vec![0; Path::ALL.len()];
+        assert!(set.serve(volume, read(1 << 20)).await.result.is_err(), "behind the end");
+        assert_eq!(paths(&set, volume, &mut before), []);
+    });
+}
+
+/// Every wait of the devices takes time here, and the engine has no other clock.
+#[test]
+fn a_latency_is_what_the_clock_says() {
+    run(&mut Rig::new(SIZES, 1), |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
+        let (mut total, mut longest) = (Duration::ZERO, Duration::ZERO);
+        for number in 0..100 {
+            let begun = env.now();
+            ask(&set, volume, write(8 * number, 8, 1)).await;
+            let taken = env.now().since(begun);
+            (total, longest) = (total + taken, longest.max(taken));
+        }
+        let latencies = set.latencies(volume).expect("it is served");
+        let written = latencies.of(Path::WriteBack);
+        assert_eq!(written.requests(), 100);
+        assert!(longest > Duration::ZERO);
+        assert_eq!((written.total_ns(), written.longest()), (total.as_nanos(), Some(longest)));
+        assert_eq!(set.status().latencies, [latencies]);
+    });
+}

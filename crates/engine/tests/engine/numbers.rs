@@ -1,0 +1,74 @@
+//! What a status says of the set itself.
+
+use crate::rig::{Rig, Sizes, ask, in_flight, open, run, write};
+use bcached_engine::{Cause, Options, Request};
+use bcached_env::Buffer;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 8, bucket: 64, buckets: 1024, backing: 1 << 18 };
+
+/// Every bucket is in one of the groups, whatever has become of the data.
+#[test]
+fn the_buckets_are_divided_without_a_rest() {
+    run(&mut Rig::new(SIZES, 3), |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
+        let asked = set.clone();
+        in_flight(&env, 2000, 8, move |number| {
+            let set = asked.clone();
+            async move {
+                let sector = number * 7919 % 30_000 * 8;
+                match number % 3 {
+                    0 => drop(set.serve(volume, write(sector, 8, 1)).await),
+                    1 => {
+                        let buffer = Buffer::zeroed(4096);
+                        drop(set.serve(volume, Request::Read { sector, buffer }).await);
+                    }
+                    _ => drop(set.serve(volume, Request::Discard { sector, sectors: 64 }).await),
+                }
+                let status = set.status();
+                let groups = [
+                    status.buckets_unused,
+                    status.buckets_clean,
+                    status.buckets_dirty,
+                    status.buckets_open,
+                    status.buckets_metadata,
+                ];
+                assert_eq!(groups.iter().sum::<u64>(), status.buckets, "{groups:?}");
+            }
+        })
+        .await;
+        let status = set.status();
+        assert!(status.buckets_dirty > 0 && status.buckets_metadata > 0, "{status:?}");
+        let written = status.stats.written;
+        assert!(written.of(Cause::Data) >= 667 * 4096 && written.of(Cause::Fill) > 0, "{written:?}");
+        assert_eq!(written.data() + written.metadata(), written.total());
+        let ages = set.ages().await;
+        assert!(ages.buckets > 0 && ages.quantiles.len() == 31, "{ages:?}");
+        assert!(ages.quantiles.is_sorted(), "{ages:?}");
+        set.assert_invariants();
+    });
+}
+
+/// What a pass of GC finds is what was written: eight extents of two blocks, far from each other.
+#[test]
+fn a_pass_of_gc_counts_what_is_alive() {
+    run(&mut Rig::new(SIZES, 4), |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
+        assert_eq!(set.status().stats.found, None, "no pass has come to its end");
+        for number in 0..8 {
+            ask(&set, volume, write(1000 * 8 * number, 16, 1)).await;
+        }
+        // A sixteenth of the cache dies, so a pass is due.
+        for number in 0..1024 * 64 / 16 / 128 + 1 {
+            ask(&set, volume, write(100_000 + 128 * number, 128, 1)).await;
+            ask(&set, volume, Request::Discard { sector: 100_000 + 128 * number, sectors: 128 }).await;
+        }
+        env.sleep(Duration::from_secs(5)).await;
+        let stats = set.status().stats;
+        let found = stats.found.expect("a pass was due");
+        assert_eq!((found.keys, found.key_sectors, found.nodes, found.leaves), (8, 128, 1, 1));
+        assert_eq!(found.key_bytes, 8 * 24, "two words and a pointer each");
+        assert_eq!(stats.gc.count, stats.gc_passes);
+        assert!(stats.splits.count > 0 || stats.btree_rewrites == 0);
+    });
+}
