@@ -37,6 +37,8 @@ pub enum Command {
     Serve(Serve),
     /// Say what a running daemon serves
     Status(Status),
+    /// Print the numbers of a running daemon, as Prometheus reads them
+    Metrics(Metrics),
     /// Show the options of a volume, or the value of one
     Get(Get),
     /// Change options of a volume, at once and for good
@@ -172,6 +174,20 @@ pub struct Serve {
 pub struct Status {
     /// Only this volume and its cache, or this cache and its volumes
     pub name: Option<String>,
+    /// Also what looks at every bucket of a cache: how long ago its data was used
+    #[arg(long)]
+    pub full: bool,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached metrics`.
+#[derive(clap::Args, Debug)]
+pub struct Metrics {
+    /// Under the names that node_exporter has for the kernel's bcache, for its textfile collector; with a FILE, which is
+    /// replaced in one step, into that
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub textfile: Option<PathBuf>,
     #[command(flatten)]
     pub control: Control,
 }

@@ -44,7 +44,6 @@ const TABLE: &[Later] = &[
         by_hand: "`blkid -t TYPE=bcache` finds devices and `bcached show DEV` describes one",
     },
     Later { verb: "events", by_hand: "`journalctl -u bcached` shows the log" },
-    Later { verb: "metrics", by_hand: "`bcached status --json` has the numbers" },
     Later { verb: "top", by_hand: "`watch bcached status`" },
     Later { verb: "explain", by_hand: "stop the daemon and look with `bcached dump DEV tree`" },
     Later {

@@ -8,7 +8,8 @@ use crate::engine_failure;
 use crate::failure::Failure;
 use crate::translate::{self, Work};
 use bcached_engine::{
-    CacheSet, Cancel, Client, Error, Options, Removed, Request, Status, VolumeId, VolumeInfo, VolumeOptions,
+    Ages, CacheSet, Cancel, Client, Error, Options, Removed, Request, Status, VolumeId, VolumeInfo,
+    VolumeOptions,
 };
 use bcached_env::sync::{Notify, Semaphore};
 use bcached_env::{Env, Executor, Note, NoteRecord, Order};
@@ -133,6 +134,7 @@ enum Command {
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
     SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
     Status(Answer<Status>),
+    Ages(Answer<Ages>),
     Stop(Answer<Result<(), Error>>),
 }
 
@@ -328,6 +330,7 @@ impl Pump {
         let set = self.set.clone();
         match command {
             Command::Status(answer) => answer(set.status()),
+            Command::Ages(answer) => self.env.spawn(async move { answer(set.ages().await) }),
             Command::SetOptions(volume, new, answer) => {
                 answer(set.change_volume_options(volume, |options| *options = new));
             }
@@ -484,14 +487,26 @@ impl Engine {
 
     /// Snapshots of several engines, asked at once: those that do not answer cost their time together.
     pub fn status_of_all(engines: &[Option<Self>]) -> Vec<Option<Status>> {
+        Self::ask_all(engines, Command::Status)
+    }
+
+    /// How old the data in the buckets of several engines is. They look at all of them, beside their work.
+    pub fn ages_of_all(engines: &[Option<Self>]) -> Vec<Option<Ages>> {
+        Self::ask_all(engines, Command::Ages)
+    }
+
+    fn ask_all<T: Send + 'static>(
+        engines: &[Option<Self>],
+        command: fn(Answer<T>) -> Command,
+    ) -> Vec<Option<T>> {
         let ask = |engine: &Self| {
             let (send, receive) = mpsc::channel();
-            engine.send(Command::Status(Box::new(move |status| drop(send.send(status)))));
+            engine.send(command(Box::new(move |answer| drop(send.send(answer)))));
             receive
         };
         let asked: Vec<_> = engines.iter().map(|engine| engine.as_ref().map(ask)).collect();
         let deadline = Instant::now() + STATUS_LIMIT;
-        let answer = |receive: Receiver<Status>| {
+        let answer = |receive: Receiver<T>| {
             receive.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
         };
         asked.into_iter().map(|receive| receive.and_then(answer)).collect()

@@ -7,6 +7,7 @@ mod ignored;
 mod jobs;
 mod list;
 pub mod make;
+mod metrics;
 mod options;
 mod serve;
 mod show;
@@ -28,6 +29,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),
         Command::Serve(flags) => serve::run(flags),
         Command::Status(flags) => status::run(&flags),
+        Command::Metrics(flags) => metrics::run(&flags),
         Command::Get(flags) => options::get(&flags),
         Command::Set(flags) => options::set(&flags),
         Command::Unset(flags) => options::unset(&flags),

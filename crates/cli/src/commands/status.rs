@@ -9,7 +9,8 @@ use bcached_daemon::names::refusal;
 
 /// Asks and reports.
 pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
-    let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
+    let path = if flags.full { "/v1/status?full=true" } else { "/v1/status" };
+    let status: Status = client::understood(&client::get(&flags.control.socket(), path)?)?;
     let status = match &flags.name {
         None => status,
         Some(name) => {

@@ -1,13 +1,14 @@
 //! One TOML file: parsed against the known keys, every value understood, every error with file and line.
 
 use super::section::{RawVolume, Typed};
-use super::values::{Listen, Size, Time};
+use super::values::{Listen, Loopback, Size, Time};
 use crate::failure::{Failure, Kind};
 use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};
 use crate::options::value::{Refused, Value};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,6 @@ use toml::Spanned;
 
 /// Keys of the interface that this version does not have, with what happens without them.
 const LATER: &[(&str, &str)] = &[
-    ("metrics", "`bcached status --json` has the numbers"),
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
     ("on_cache_error", "a failed cache stops its volumes' writes"),
@@ -77,6 +77,7 @@ pub struct Settings {
     pub control: Option<PathBuf>,
     pub memory: Option<u64>,
     pub stop_timeout: Option<Duration>,
+    pub metrics: Option<SocketAddr>,
     pub listen: Option<Vec<Listen>>,
     pub caches: BTreeMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
@@ -139,6 +140,7 @@ struct RawDaemon {
     control: Option<PathBuf>,
     memory: Option<Size>,
     stop_timeout: Option<Time>,
+    metrics: Option<Loopback>,
 }
 
 #[derive(Deserialize, Default)]
@@ -198,6 +200,7 @@ fn understand(source: &Source<'_>) -> Result<Settings, Failure> {
         control: raw.daemon.control,
         memory: raw.daemon.memory.map(|size| size.0),
         stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
+        metrics: raw.daemon.metrics.map(|address| address.0),
         listen: raw.nbd.listen,
         caches: source.named(raw.cache, |source, origin, raw| {
             Ok(CacheSettings { origin, device: source.locate(raw.device) })
@@ -302,6 +305,7 @@ impl Settings {
         replace(&mut self.control, newer.control);
         replace(&mut self.memory, newer.memory);
         replace(&mut self.stop_timeout, newer.stop_timeout);
+        replace(&mut self.metrics, newer.metrics);
         replace(&mut self.listen, newer.listen);
         for (name, cache) in newer.caches {
             match self.caches.get_mut(&name) {
@@ -333,6 +337,7 @@ impl Settings {
         let is_empty = self.control.is_none()
             && self.memory.is_none()
             && self.stop_timeout.is_none()
+            && self.metrics.is_none()
             && self.listen.is_none()
             && self.caches.is_empty()
             && self.defaults.is_empty();

@@ -11,6 +11,7 @@ mod values;
 use crate::failure::{Failure, Kind};
 use crate::options::layers::{Configured, Layers};
 use file::{Located, Settings};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -49,6 +50,8 @@ pub struct Config {
     pub stop_timeout: Duration,
     /// Where NBD is served.
     pub listen: Vec<Listen>,
+    /// Where the numbers can be had, if so: on loopback.
+    pub metrics: Option<SocketAddr>,
     /// The caches, by name.
     pub caches: Vec<Cache>,
     /// The volumes, by name.
@@ -167,6 +170,7 @@ impl Config {
             memory_bytes: settings.memory.unwrap_or(MEMORY_DEFAULT),
             stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
             listen,
+            metrics: settings.metrics,
             caches: Vec::new(),
             volumes: Vec::new(),
             set_file: None,

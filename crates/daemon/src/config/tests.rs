@@ -103,6 +103,11 @@ fn errors_name_file_and_line() {
         (&format!("{cache}[volume.v]\nwait = \"1s\"\n"), ":4: [volume.v] has no `backing`"),
         (&format!("{cache}[volume.\"a/b\"]\nbacking = \"/b\"\n"), ":4: \"a/b\" cannot be a name"),
         (&format!("{cache}[nbd]\nlisten = [\"0.0.0.0:10809\"]\n"), ":5: 0.0.0.0:10809 is not a loopback"),
+        (
+            &format!("{cache}[daemon]\nmetrics = \"0.0.0.0:9763\"\n"),
+            ":5: 0.0.0.0:9763 is not a loopback address, and whoever reaches the port can read",
+        ),
+        (&format!("{cache}[daemon]\nmetrics = \"9763\"\n"), ":5: `9763` is not ADDRESS:PORT"),
         (&format!("{cache}[volume.v\n"), ":4: "),
     ] {
         let (kind, found) = refused(text);
@@ -113,10 +118,10 @@ fn errors_name_file_and_line() {
 
 #[test]
 fn what_is_to_come_is_named_as_such() {
-    let text = "version = 1\n[daemon]\nmetrics = \"127.0.0.1:9763\"\n";
+    let text = "version = 1\n[nbd]\ntls = \"off\"\n";
     let (kind, sentence) = refused(text);
     assert_eq!(kind, Kind::NotInThisVersion);
-    assert!(sentence.starts_with(":3: `metrics` is not in this version; leave it out"), "{sentence}");
+    assert!(sentence.starts_with(":3: `tls` is not in this version; leave it out"), "{sentence}");
     let (_, sentence) = refused("version = 1\n[cache.a]\ndevice = \"/x\"\n[defaults]\nexport = \"dev\"\n");
     assert!(sentence.starts_with(":5: `dev` is not in this version"), "{sentence}");
 }

@@ -73,6 +73,28 @@ impl TryFrom<String> for Listen {
     }
 }
 
+/// An address on loopback.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Loopback(pub SocketAddr);
+
+impl TryFrom<String> for Loopback {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let address: SocketAddr =
+            typed.parse().map_err(|_| format!("`{typed}` is not ADDRESS:PORT, as 127.0.0.1:9763"))?;
+        if !address.ip().to_canonical().is_loopback() {
+            return Err(format!(
+                "{address} is not a loopback address, and whoever reaches the port can read the names and numbers of all \
+                 volumes: write 127.0.0.1:{}, and let a proxy answer to others",
+                address.port()
+            ));
+        }
+        Ok(Self(address))
+    }
+}
+
 /// A way to export a volume. This version knows one.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "String")]

@@ -1,7 +1,8 @@
 //! The control socket: HTTP and JSON on a unix socket that only its owner may open.
 //!
 //! ```text
-//!   GET    /v1/status                   the body of `bcached status --json`
+//!   GET    /v1/status                   the body of `bcached status --json`; with `?full=true` of `--full`, too
+//!   GET    /v1/metrics                  the same for Prometheus; with `?names=node` under node_exporter's names
 //!   GET    /v1/volumes/VOLUME/options   of `bcached get VOLUME --json`
 //!   PATCH  /v1/volumes/VOLUME/options   of `bcached set` and `unset`; the request: `options::Change`
 //!   POST   /v1/jobs                     of `bcached flush`, `detach`, `attach`; the request: `jobs::Begin`
@@ -9,15 +10,21 @@
 //!   DELETE /v1/jobs/NUMBER              of `bcached cancel`
 //! ```
 //!
+//! The numbers for Prometheus can be had over TCP, too: `metrics` listens on loopback, for nothing else.
+//!
 //! VOLUME is what it can be called by, percent-encoded. What is refused has a body of its own, that of
 //! [`Failure::to_json`](crate::failure::Failure::to_json).
 
 pub mod client;
 pub mod jobs;
+mod metrics;
+pub mod numbers;
 pub mod options;
 mod routes;
 mod server;
 mod socket;
 pub mod status;
 
-pub(crate) use server::{AskBegin, AskChange, AskJob, AskJobs, AskOptions, Control, Handlers, Signal};
+pub(crate) use server::{
+    AskBegin, AskChange, AskJob, AskJobs, AskOptions, AskStatus, Control, Handlers, Signal,
+};

@@ -2,6 +2,7 @@
 //! runs beside the thread, which hears signals.
 
 use super::jobs::{Begin, Job, Jobs};
+use super::metrics;
 use super::options::{Change, Changed, Options};
 use super::server::Handlers;
 use super::status::Status;
@@ -9,7 +10,7 @@ use crate::failure::{Failure, Kind};
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use axum::{Json, Router, routing::get};
@@ -71,6 +72,7 @@ impl Answer for Changed {
 pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/metrics", get(metrics::control))
         .route("/v1/volumes/{volume}/options", get(options).patch(change))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
@@ -78,8 +80,9 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .with_state(handlers)
 }
 
-async fn status(State(handlers): State<Arc<Handlers>>) -> Response {
-    beside(move || Ok((handlers.status)())).await
+async fn status(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
+    let full = uri.query() == Some("full=true");
+    beside(move || Ok((handlers.status)(full))).await
 }
 
 async fn options(State(handlers): State<Arc<Handlers>>, Path(volume): Path<String>) -> Response {

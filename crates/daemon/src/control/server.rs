@@ -1,6 +1,7 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
 use super::jobs::{Begin, Job, Jobs};
+use super::metrics::Listener;
 use super::options::{Change, Changed, Options};
 use super::routes::{self, Peer};
 use super::socket::connect_now;
@@ -10,6 +11,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -29,6 +31,9 @@ pub enum Signal {
     Reload,
 }
 
+/// The status; if told so, with what costs more.
+pub type AskStatus = Box<dyn Fn(bool) -> Status + Send + Sync>;
+
 /// The options of the volume that is called so.
 pub type AskOptions = Box<dyn Fn(&str) -> Result<Options, Failure> + Send + Sync>;
 
@@ -46,8 +51,8 @@ pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 
 /// What the control thread asks and tells.
 pub struct Handlers {
-    /// The status now. May take a moment.
-    pub status: Box<dyn Fn() -> Status + Send + Sync>,
+    /// The status now, on request with what costs more. May take a moment.
+    pub status: AskStatus,
     /// May take a moment.
     pub options: AskOptions,
     /// Waits until it is done, for a while.
@@ -70,6 +75,7 @@ pub struct Control {
     /// Device and inode of the socket file.
     file: Option<(u64, u64)>,
     listener: UnixListener,
+    metrics: Option<Listener>,
 }
 
 impl Control {
@@ -93,7 +99,16 @@ impl Control {
         }
         remove_stale(path)?;
         let listener = listen(path).map_err(|error| cannot(&error))?;
-        Ok(Self { path: path.to_owned(), file: identity(path), listener })
+        Ok(Self { path: path.to_owned(), file: identity(path), listener, metrics: None })
+    }
+
+    /// The same with a port for metrics, if there is an `address`.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn with_metrics(mut self, address: Option<SocketAddr>) -> Result<Self, Failure> {
+        self.metrics = address.map(Listener::bind).transpose()?;
+        Ok(self)
     }
 
     /// Starts the thread. It ends with the process.
@@ -102,6 +117,7 @@ impl Control {
     /// No thread or descriptor to be had.
     pub fn start(&self, handlers: Handlers) -> io::Result<()> {
         let listener = self.listener.try_clone()?;
+        let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
         spare_descriptors()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // Signals are caught from here on, not only when the thread first runs.
@@ -125,6 +141,9 @@ impl Control {
                         (told.signal)(signal);
                     }
                 });
+            }
+            if let Some(metrics) = metrics {
+                runtime.spawn(metrics.serve(Arc::clone(&handlers)));
             }
             if let Err(error) = runtime.block_on(answer(listener, handlers)) {
                 tracing::error!(event = "control-failed", "the control socket failed: {error}");

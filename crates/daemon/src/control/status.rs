@@ -2,6 +2,7 @@
 //! are only added; what is not known is absent.
 
 use super::jobs::Job;
+use super::numbers::{CacheNumbers, VolumeNumbers};
 use crate::names::{self, Known};
 use crate::sizes::human;
 use bcached_engine::Opening;
@@ -134,6 +135,8 @@ pub struct CacheCounts {
     /// Streams of so many bytes and more go past the cache device because it is slow; 0: it is not congested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congested_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub numbers: Option<CacheNumbers>,
 }
 
 /// What was not added to a cache. Reads among it are not counted as hits or misses otherwise.
@@ -262,6 +265,8 @@ pub struct VolumeFacts {
     pub writeback: Option<Writeback>,
     #[serde(flatten)]
     pub counts: Option<VolumeCounts>,
+    #[serde(flatten)]
+    pub numbers: Option<VolumeNumbers>,
 }
 
 /// How the dirty data of a volume is written back.
@@ -355,6 +360,10 @@ impl Status {
         for cache in &self.caches {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
+            let numbers = cache.counts.as_ref().and_then(|counts| counts.numbers.as_ref());
+            if let Some(written) = numbers.and_then(CacheNumbers::sentence) {
+                let _ = writeln!(text, "cache {}: {written}", cache.name);
+            }
             for left in &cache.unserved {
                 let (dirty, name) = (human(left.dirty_bytes), left.name());
                 let _ = writeln!(text, "cache {}: {dirty} dirty of {name}, which is not served", cache.name);
@@ -362,6 +371,10 @@ impl Status {
         }
         for volume in &self.volumes {
             let _ = writeln!(text, "volume {}: {}", volume.name, volume.line());
+            let numbers = volume.facts.as_ref().and_then(|facts| facts.numbers.as_ref());
+            if let Some(hits) = numbers.and_then(|numbers| numbers.windows.sentence()) {
+                let _ = writeln!(text, "volume {}: {hits}", volume.name);
+            }
         }
         for client in &self.clients {
             let volume = client.volume.as_deref().unwrap_or("nothing yet");

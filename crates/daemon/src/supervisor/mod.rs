@@ -11,6 +11,7 @@ mod cycle;
 mod exports;
 mod health;
 mod jobs;
+mod numbers;
 mod options;
 mod patience;
 mod reasons;
@@ -128,7 +129,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     }
     let config = Config::load(&line)?;
     let notes = notes::directory()?;
-    let control = Control::bind(&config.control)?;
+    let control = Control::bind(&config.control)?.with_metrics(config.metrics)?;
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
@@ -308,6 +309,9 @@ impl Supervisor {
                     tracing::warn!(event = "reload-kept", "{name} is served until the next start");
                 }
                 warn_of(&config);
+                if config.metrics != self.config.metrics {
+                    tracing::warn!(event = "reload-kept", "`metrics` is as it was until the next start");
+                }
                 self.config = config;
                 self.name_exports();
                 self.apply_options();

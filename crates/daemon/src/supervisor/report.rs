@@ -1,13 +1,16 @@
 //! The status, put together from the table and from what the engines say at this moment.
 
 use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
-use super::{Phase, Shared, health, jobs};
+use super::{Phase, Shared, health, jobs, numbers};
+use crate::control::AskStatus;
 use crate::control::status::{
     self, BypassCounts, Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved,
     Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
-use bcached_engine::{Bypass, Bypassed, Cause, Reads, Status as EngineStatus, Traffic, VolumeInfo};
+use bcached_engine::{
+    Ages, Bypass, Bypassed, Cause, Latencies, Reads, Status as EngineStatus, Traffic, VolumeInfo,
+};
 use bcached_format::BackingState;
 use bcached_front_nbd::NbdServer;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,8 +21,8 @@ pub fn status_of(
     shared: Arc<Mutex<Shared>>,
     nbd: Arc<Mutex<Option<NbdServer>>>,
     started: Instant,
-) -> Box<dyn Fn() -> Status + Send + Sync> {
-    Box::new(move || {
+) -> AskStatus {
+    Box::new(move |full| {
         let (phase, mut caches, engines, entries, are_some) = {
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let table = &shared.table;
@@ -29,9 +32,11 @@ pub fn status_of(
             (shared.phase, caches, engines, table.volumes.clone(), are_some)
         };
         let counts = Engine::status_of_all(&engines);
-        for (index, ((cache, engine), status)) in caches.iter_mut().zip(&engines).zip(&counts).enumerate() {
+        let ages = if full { Engine::ages_of_all(&engines) } else { vec![None; engines.len()] };
+        let asked = caches.iter_mut().zip(&engines).zip(&counts).zip(ages);
+        for (index, (((cache, engine), status), ages)) in asked.enumerate() {
             if let Some(status) = status {
-                cache.counts = Some(numbers(status));
+                cache.counts = Some(counts_of(status, ages));
                 cache.unreadable = unreadable(&entries, index, status);
                 cache.unserved = status.unserved.iter().map(unserved).collect();
                 let failed = status.failed.as_ref().map(health::stopped);
@@ -142,12 +147,14 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
         VolumeState::Served(info) => {
             // The engine's present word counts; what it said when the volume came is only a fallback.
             let status = entry.cache.and_then(|index| counts.get(index)?.as_ref());
-            let now = status.and_then(|status| status.volumes.iter().find(|now| now.id == info.id));
-            let now = now.unwrap_or(info);
+            let place = status
+                .and_then(|status| Some((status, status.volumes.iter().position(|now| now.id == info.id)?)));
+            let now = place.map_or(&**info, |(status, place)| &status.volumes[place]);
+            let latencies = place.and_then(|(status, place)| status.latencies.get(place));
             let stopped = status.is_some_and(|status| status.failed.is_some());
             let nodes = status.map_or(&[][..], |status| &status.unreadable);
             let trouble = health::degraded(now, stopped, nodes, entry.backing.as_deref());
-            (if trouble.is_some() { "degraded" } else { "served" }, trouble, Some(facts(now)))
+            (if trouble.is_some() { "degraded" } else { "served" }, trouble, Some(facts(now, latencies)))
         }
     };
     let backing = entry.backing.clone();
@@ -163,7 +170,7 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
     }
 }
 
-fn facts(info: &VolumeInfo) -> VolumeFacts {
+fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
     VolumeFacts {
         uuid: info.uuid.to_string(),
         label: info.label.to_string(),
@@ -193,6 +200,7 @@ fn facts(info: &VolumeInfo) -> VolumeFacts {
             bypassed_bytes: info.stats.bypassed.total().bytes,
             bypass: bypass(&info.stats.reads, &info.stats.bypassed),
         }),
+        numbers: Some(numbers::of_volume(info, latencies)),
     }
 }
 
@@ -209,7 +217,7 @@ fn bypass(reads: &Reads, bypassed: &Bypassed) -> BypassCounts {
     }
 }
 
-fn numbers(status: &EngineStatus) -> CacheCounts {
+fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
     let (stats, written) = (&status.stats, &status.stats.written);
     CacheCounts {
         set_uuid: status.set_uuid.to_string(),
@@ -248,6 +256,7 @@ fn numbers(status: &EngineStatus) -> CacheCounts {
         node_read_failures: stats.node_read_failures,
         bypass: Some(bypass(&stats.reads, &stats.bypassed)),
         congested_bytes: Some(status.congested_sectors * 512),
+        numbers: Some(numbers::of_cache(status, ages)),
     }
 }
 

@@ -32,6 +32,7 @@ fn config(volumes: &[&str]) -> Config {
         memory_bytes: 256 << 20,
         stop_timeout: Duration::ZERO,
         listen: Vec::new(),
+        metrics: None,
         caches: vec![Cache { name: Some("fast".to_owned()), device: "/nonexistent/fast".to_owned() }],
         volumes: volumes.iter().map(volume).collect(),
         set_file: None,
@@ -137,7 +138,7 @@ fn an_opening_says_how_far_it_is() {
     let supervisor = supervisor(&[]);
     supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let mut status = report::status_of(shared, nbd, supervisor.started)();
+    let mut status = report::status_of(shared, nbd, supervisor.started)(false);
     let begun = "cache fast on /nonexistent/fast: opening: reading the journal and";
     assert!(status.text().contains(begun), "{}", status.text());
     status.caches[0].opening = Some(Progress { nodes_read: 1234, tree_percent: 61 });
@@ -228,7 +229,7 @@ fn a_volume_says_what_was_bypassed_and_why() {
 fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     let supervisor = supervisor(&["one", "two", "three"]);
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let mut status = report::status_of(shared, nbd, supervisor.started)();
+    let mut status = report::status_of(shared, nbd, supervisor.started)(false);
     assert!(status.text().starts_with(&format!("daemon {}, starting\n", status.pid)), "{}", status.text());
     let uuids = ["1f5a0c22-2a53-4ae5", "1f5a0c22-9999-4ae5", "77777777-2a53-4ae5"];
     for (volume, uuid) in status.volumes.iter_mut().zip(uuids) {
@@ -243,6 +244,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
             dirty_bytes: 0,
             writeback: None,
             counts: None,
+            numbers: None,
         });
     }
     let only = |name: &str| status.clone().only(name).map(|found| found.volumes[0].name.clone());

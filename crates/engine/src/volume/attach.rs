@@ -1,6 +1,7 @@
 //! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
 
 use crate::error::Error;
+use crate::latency::Latencies;
 use crate::phases::Phase;
 use crate::request::write::Survey;
 use crate::request::{Target, parked};

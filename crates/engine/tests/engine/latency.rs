@@ -51,7 +51,7 @@ fn each_request_is_counted_by_the_way_it_went() {
         set.set_cache_mode(volume, CacheMode::None).await.expect("set");
         assert_eq!(went(read(0)).await, [Path::ReadBypassHit]);
         assert_eq!(went(read(2400)).await, [Path::ReadBypassMiss]);
-        set.detach(volume).await.expect("it is written back");
+        set.detach(volume, &bcached_engine::Cancel::default()).await.expect("it is written back");
         assert_eq!(went(write(0, 8, 1)).await, [Path::WriteUncached]);
         assert_eq!(went(read(0)).await, [Path::ReadUncached]);
     });

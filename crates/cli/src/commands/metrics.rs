@@ -1,0 +1,45 @@
+//! `bcached metrics`: the daemon's numbers in the text format of Prometheus, as the daemon wrote them. They are text, also
+//! with `--json`: `status --json` has the same numbers.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::Report;
+use bcached_daemon::config::CONTROL_DEFAULT;
+use bcached_daemon::control::client;
+use std::io::Write as _;
+use std::path::Path;
+
+/// Asks, and prints or writes.
+pub fn run(flags: &flags::Metrics) -> Result<Report, Failure> {
+    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    let Some(file) = &flags.textfile else {
+        return client::get(&socket, "/v1/metrics").map(Report::text_only);
+    };
+    let text = client::get(&socket, "/v1/metrics?names=node")?;
+    if file.as_os_str() == "-" {
+        return Ok(Report::text_only(text));
+    }
+    replace(file, &text).map_err(|error| {
+        let kind = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => Kind::Permission,
+            _ => Kind::Io,
+        };
+        Failure::new(kind, format!("cannot write {}", file.display())).why(error.to_string())
+    })?;
+    Ok(Report::silent())
+}
+
+/// Puts `text` in place of what is in `file`, so that whoever reads it meanwhile finds the one or the other, and whole. The
+/// collector looks at names that end in `.prom`: the one that is being written does not.
+fn replace(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut name = file.file_name().ok_or(std::io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let new = file.with_file_name(name);
+    let written = std::fs::File::create(&new)
+        .and_then(|mut out| out.write_all(text.as_bytes()))
+        .and_then(|()| std::fs::rename(&new, file));
+    if written.is_err() {
+        let _not_there = std::fs::remove_file(&new);
+    }
+    written
+}

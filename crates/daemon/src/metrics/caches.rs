@@ -1,0 +1,207 @@
+//! Metrics of the cache sets.
+
+use super::text::{Kind, Label, Text};
+use super::{Metric, counter, gauge, tell};
+use crate::control::numbers::CacheNumbers;
+use crate::control::status::{Cache, CacheCounts};
+
+/// An open set.
+struct Open<'a> {
+    counts: &'a CacheCounts,
+    numbers: &'a CacheNumbers,
+}
+
+fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
+    vec![
+        gauge("bcached_cache_size_bytes", "Size of the cache device.", |open| {
+            Some((open.counts.buckets * open.counts.bucket_bytes) as f64)
+        }),
+        gauge(
+            "bcached_cache_available_percent",
+            "Share of the cache that can be had without writing dirty data back.",
+            |open| Some(open.numbers.cache_available_percent as f64),
+        ),
+        gauge("bcached_cache_bucket_bytes", "Size of a bucket.", |open| {
+            Some(open.counts.bucket_bytes as f64)
+        }),
+        gauge("bcached_cache_dirty_bytes", "Data that is not on the backing devices yet.", |open| {
+            Some(open.counts.dirty_bytes as f64)
+        }),
+        gauge(
+            "bcached_cache_congested_bytes",
+            "Streams of so much and more go past the cache device because it is slow; 0: it is not congested.",
+            |open| open.counts.congested_bytes.map(|bytes| bytes as f64),
+        ),
+        gauge("bcached_cache_btree_depth", "Levels of the btree above its leaves.", |open| {
+            Some(open.counts.tree_depth as f64)
+        }),
+        gauge("bcached_cache_btree_root_usage_percent", "How full the root of the btree is.", |open| {
+            Some(open.numbers.root_usage_percent as f64)
+        }),
+        gauge("bcached_cache_btree_nodes", "Nodes of the btree, as of the last pass of GC.", |open| {
+            open.numbers.btree_nodes.map(|nodes| nodes as f64)
+        }),
+        gauge(
+            "bcached_cache_btree_key_average_bytes",
+            "Mean size of an extent, as of the last pass of GC.",
+            |open| open.numbers.average_key_bytes.map(|bytes| bytes as f64),
+        ),
+        gauge("bcached_cache_memory_nodes", "Nodes in memory.", |open| Some(open.counts.nodes as f64)),
+        gauge("bcached_cache_memory_bytes", "Memory that nodes take.", |open| {
+            Some(open.counts.node_bytes as f64)
+        }),
+        gauge("bcached_cache_memory_limit_bytes", "Memory that nodes may take.", |open| {
+            Some(open.counts.node_budget_bytes as f64)
+        }),
+        gauge("bcached_cache_journal_active_entries", "Journal entries that a crash would replay.", |open| {
+            Some(open.numbers.active_journal_entries as f64)
+        }),
+    ]
+}
+
+fn counters<'a>() -> Vec<Metric<Open<'a>>> {
+    vec![
+        counter("bcached_cache_hit_bytes_total", "Read from the cache for requests.", |open| {
+            Some(open.counts.hit_bytes as f64)
+        }),
+        counter("bcached_cache_miss_bytes_total", "Read from backing devices for requests.", |open| {
+            Some(open.counts.miss_bytes as f64)
+        }),
+        counter("bcached_cache_write_bytes_total", "Written by requests.", |open| {
+            Some(open.counts.write_bytes as f64)
+        }),
+        counter("bcached_cache_written_back_bytes_total", "Dirty data written back.", |open| {
+            Some(open.counts.written_back_bytes as f64)
+        }),
+        counter(
+            "bcached_cache_fill_races_total",
+            "Fills dropped because somebody wrote there meanwhile.",
+            |open| Some(open.counts.fill_races as f64),
+        ),
+        counter(
+            "bcached_cache_read_retries_total",
+            "Reads of clean data that failed and were answered by the backing device.",
+            |open| Some(open.counts.read_retries as f64),
+        ),
+        counter("bcached_cache_io_errors_total", "Operations of the cache device that failed.", |open| {
+            Some(open.numbers.io_errors as f64)
+        }),
+        counter(
+            "bcached_cache_node_read_failures_total",
+            "Times that a btree node could not be read or was damaged.",
+            |open| Some(open.counts.node_read_failures as f64),
+        ),
+        counter("bcached_cache_journal_entries_total", "Journal entries written.", |open| {
+            Some(open.counts.journal_entries as f64)
+        }),
+        counter(
+            "bcached_cache_journal_waits_total",
+            "Times that a write waited for journal space.",
+            |open| Some(open.counts.journal_waits as f64),
+        ),
+        counter("bcached_cache_gc_passes_total", "Complete passes of GC.", |open| {
+            Some(open.counts.gc_passes as f64)
+        }),
+        counter("bcached_cache_btree_rewrites_total", "Btree nodes rewritten or split.", |open| {
+            Some(open.counts.btree_rewrites as f64)
+        }),
+    ]
+}
+
+/// All of them.
+pub fn tell_all(text: &mut Text, caches: &[Cache]) {
+    let mut family = text.family(
+        "bcached_cache_open",
+        Kind::Gauge,
+        "1 if the cache is open and nothing is wrong with it.",
+    );
+    for cache in caches {
+        let is_open = cache.state == "open" && cache.reason.is_none();
+        family.sample(&[("cache", &cache.name)], u8::from(is_open));
+    }
+    let open: Vec<(Vec<Label<'_>>, Open<'_>)> = caches.iter().filter_map(open).collect();
+    let mut family = text.family("bcached_cache_info", Kind::Gauge, "Device and set of an open cache.");
+    for (labels, set) in &open {
+        let device = caches.iter().find(|cache| cache.name == labels[0].1).map_or("", |cache| &cache.device);
+        family.sample(&[labels[0], ("device", device), ("uuid", &set.counts.set_uuid)], 1);
+    }
+    let things: Vec<_> = open.iter().map(|(labels, open)| (labels.clone(), open)).collect();
+    tell(text, &gauges(), &things);
+    tell_buckets(text, &open);
+    tell_written(text, &open);
+    tell_reads(text, &open);
+    tell_bypassed(text, &open);
+    tell(text, &counters(), &things);
+}
+
+fn open(cache: &Cache) -> Option<(Vec<Label<'_>>, Open<'_>)> {
+    let counts = cache.counts.as_ref()?;
+    Some((vec![("cache", &cache.name)], Open { counts, numbers: counts.numbers.as_ref()? }))
+}
+
+fn tell_buckets(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
+    let mut family = text.family("bcached_cache_buckets", Kind::Gauge, "Buckets, by what they hold.");
+    for (labels, Open { counts, numbers }) in open {
+        let groups = [
+            ("unused", numbers.buckets_unused),
+            ("clean", numbers.buckets_clean),
+            ("dirty", numbers.buckets_dirty),
+            ("open", numbers.buckets_open),
+            ("metadata", counts.buckets_metadata),
+        ];
+        for (state, buckets) in groups {
+            family.sample(&[labels[0], ("state", state)], buckets);
+        }
+    }
+}
+
+fn tell_written(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
+    let mut family = text.family(
+        "bcached_cache_written_bytes_total",
+        Kind::Counter,
+        "All that was written to the cache device, by cause; the sum is what the device counts itself.",
+    );
+    for (labels, open) in open {
+        for (cause, bytes) in &open.numbers.written_by_cause_bytes {
+            family.sample(&[labels[0], ("cause", cause)], bytes);
+        }
+    }
+}
+
+fn tell_reads(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
+    let mut family = text.family(
+        "bcached_cache_reads_total",
+        Kind::Counter,
+        "Reads, by whether they were bypassed and found everything in the cache.",
+    );
+    for (labels, open) in open {
+        let total = &open.numbers.windows.total;
+        for (result, reads) in super::volumes::reads(total) {
+            family.sample(&[labels[0], ("result", result)], reads);
+        }
+    }
+}
+
+fn tell_bypassed(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
+    let bypass = |open: &Open<'_>| open.counts.bypass.clone();
+    let mut family = text.family(
+        "bcached_cache_bypassed_bytes_total",
+        Kind::Counter,
+        "Not added to the cache, by reason.",
+    );
+    for (labels, open) in open {
+        for (reason, one) in bypass(open).into_iter().flat_map(|bypass| bypass.bypassed) {
+            family.sample(&[labels[0], ("reason", &reason)], one.bytes);
+        }
+    }
+    let mut family = text.family(
+        "bcached_cache_bypassed_requests_total",
+        Kind::Counter,
+        "Requests that added nothing to the cache, by reason.",
+    );
+    for (labels, open) in open {
+        for (reason, one) in bypass(open).into_iter().flat_map(|bypass| bypass.bypassed) {
+            family.sample(&[labels[0], ("reason", &reason)], one.requests);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Metrics: the status, as Prometheus reads it. Names are stable like JSON: they are only added. It costs as much as a status,
+//! which does not depend on the size of a cache.
+//!
+//! | file | what |
+//! |---|---|
+//! | `text` | the format |
+//! | `caches`, `volumes` | our own names, `bcached_..` |
+//! | `node` | node_exporter's names for the kernel's bcache, `node_bcache_..` |
+
+mod caches;
+mod node;
+mod text;
+mod volumes;
+
+use crate::control::status::Status;
+use text::{Kind, Label, Text};
+
+pub use node::text as node_text;
+pub use text::CONTENT_TYPE;
+
+/// A metric that has one value for each of several things.
+struct Metric<T> {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&T) -> Option<f64>,
+}
+
+const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Option<f64>) -> Metric<T> {
+    Metric { name, kind: Kind::Gauge, help, value }
+}
+
+const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> Option<f64>) -> Metric<T> {
+    Metric { name, kind: Kind::Counter, help, value }
+}
+
+/// One family for each metric, with a sample for each thing that has a value.
+fn tell<T>(text: &mut Text, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T)]) {
+    for metric in metrics {
+        let mut family = text.family(metric.name, metric.kind, metric.help);
+        for (labels, thing) in things {
+            if let Some(value) = (metric.value)(thing) {
+                family.sample(labels, value);
+            }
+        }
+    }
+}
+
+/// All of ours.
+#[must_use]
+pub fn text(status: &Status) -> String {
+    let mut text = Text::default();
+    let version = env!("CARGO_PKG_VERSION");
+    text.family("bcached_info", Kind::Gauge, "The version that runs.").sample(&[("version", version)], 1);
+    let states = ["starting", "ready", "stopping"];
+    let mut family = text.family("bcached_state", Kind::Gauge, "1 for the state that the daemon is in.");
+    for state in states {
+        family.sample(&[("state", state)], u8::from(status.state == state));
+    }
+    text.family("bcached_uptime_seconds", Kind::Gauge, "Time since the daemon started.")
+        .sample(&[], status.uptime_seconds);
+    text.family("bcached_clients", Kind::Gauge, "Connected clients.").sample(&[], status.clients.len());
+    caches::tell_all(&mut text, &status.caches);
+    volumes::tell_all(&mut text, &status.volumes);
+    text.finish()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Metrics of the volumes.
+
+use super::text::{Kind, Label, Text};
+use super::{Metric, counter, gauge, tell};
+use crate::control::numbers::{Counted, WITHIN_POWERS};
+use crate::control::status::{Volume, VolumeFacts};
+
+fn metrics() -> Vec<Metric<VolumeFacts>> {
+    vec![
+        gauge("bcached_volume_size_bytes", "Size of the volume.", |facts| Some(facts.size_bytes as f64)),
+        gauge("bcached_volume_dirty_bytes", "Data that is not on the backing device yet.", |facts| {
+            Some(facts.dirty_bytes as f64)
+        }),
+        gauge("bcached_volume_dirty_target_bytes", "Dirty data that write-back aims at.", |facts| {
+            facts.writeback.as_ref().map(|writeback| writeback.dirty_target_bytes as f64)
+        }),
+        gauge(
+            "bcached_volume_oldest_dirty_seconds",
+            "No data has been dirty for longer; 0 if nothing is dirty.",
+            |facts| {
+                let writeback = facts.writeback.as_ref()?;
+                Some(writeback.oldest_dirty_seconds.unwrap_or(0) as f64)
+            },
+        ),
+        gauge(
+            "bcached_volume_writeback_rate_bytes",
+            "Bytes a second that are written back; absent: as fast as the devices go.",
+            |facts| Some(facts.writeback.as_ref()?.writeback_rate_bytes? as f64),
+        ),
+        counter(
+            "bcached_volume_miss_collisions_total",
+            "Fills dropped because somebody wrote there meanwhile.",
+            |facts| facts.counts.as_ref().map(|counts| counts.miss_collisions as f64),
+        ),
+    ]
+}
+
+/// The kinds of reads.
+pub fn reads(counted: &Counted) -> [(&'static str, u64); 4] {
+    [
+        ("hit", counted.hits),
+        ("miss", counted.misses),
+        ("bypass_hit", counted.bypass_hits),
+        ("bypass_miss", counted.bypass_misses),
+    ]
+}
+
+/// All of them.
+pub fn tell_all(text: &mut Text, volumes: &[Volume]) {
+    let mut family = text.family("bcached_volume_served", Kind::Gauge, "1 if the volume is served.");
+    for volume in volumes {
+        let is_served = matches!(volume.state.as_str(), "served" | "degraded");
+        family.sample(&[("volume", &volume.name)], u8::from(is_served));
+    }
+    let mut family =
+        text.family("bcached_volume_healthy", Kind::Gauge, "1 if the volume is served as it should be.");
+    for volume in volumes {
+        family.sample(&[("volume", &volume.name)], u8::from(volume.state == "served"));
+    }
+    let served: Vec<(Vec<Label<'_>>, &VolumeFacts)> = volumes
+        .iter()
+        .filter_map(|volume| Some((vec![("volume", volume.name.as_str())], volume.facts.as_ref()?)))
+        .collect();
+    tell_info(text, volumes);
+    tell(text, &metrics(), &served);
+    tell_reads(text, &served);
+    tell_bypassed(text, &served);
+    tell_latency(text, &served);
+}
+
+fn tell_info(text: &mut Text, volumes: &[Volume]) {
+    let mut family =
+        text.family("bcached_volume_info", Kind::Gauge, "Cache, mode and UUID of a served volume.");
+    for volume in volumes {
+        let Some(facts) = &volume.facts else { continue };
+        let cache = volume.cache.as_deref().unwrap_or_default();
+        let mode = ("cache_mode", facts.cache_mode.as_str());
+        family.sample(&[("volume", &volume.name), ("cache", cache), mode, ("uuid", &facts.uuid)], 1);
+    }
+}
+
+fn tell_reads(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
+    let mut family = text.family(
+        "bcached_volume_reads_total",
+        Kind::Counter,
+        "Reads, by whether they were bypassed and found everything in the cache.",
+    );
+    for (labels, facts) in served {
+        let Some(numbers) = &facts.numbers else { continue };
+        for (result, reads) in reads(&numbers.windows.total) {
+            family.sample(&[labels[0], ("result", result)], reads);
+        }
+    }
+    let mut family = text.family(
+        "bcached_volume_hit_percent",
+        Kind::Gauge,
+        "Reads that found everything in the cache, of those not bypassed; absent without reads.",
+    );
+    for (labels, facts) in served {
+        let Some(numbers) = &facts.numbers else { continue };
+        let windows = &numbers.windows;
+        let named = [
+            ("five_minute", &windows.five_minute),
+            ("hour", &windows.hour),
+            ("day", &windows.day),
+            ("total", &windows.total),
+        ];
+        for (window, counted) in named {
+            if let Some(percent) = counted.hit_percent {
+                family.sample(&[labels[0], ("window", window)], percent);
+            }
+        }
+    }
+}
+
+fn tell_bypassed(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
+    let by_reason =
+        |facts: &VolumeFacts| facts.counts.iter().flat_map(|counts| counts.bypass.bypassed.clone()).collect();
+    let mut family = text.family(
+        "bcached_volume_bypassed_bytes_total",
+        Kind::Counter,
+        "Not added to the cache, by reason.",
+    );
+    for (labels, facts) in served {
+        let reasons: Vec<_> = by_reason(facts);
+        for (reason, one) in &reasons {
+            family.sample(&[labels[0], ("reason", reason)], one.bytes);
+        }
+    }
+    let mut family = text.family(
+        "bcached_volume_bypassed_requests_total",
+        Kind::Counter,
+        "Requests that added nothing to the cache, by reason.",
+    );
+    for (labels, facts) in served {
+        let reasons: Vec<_> = by_reason(facts);
+        for (reason, one) in &reasons {
+            family.sample(&[labels[0], ("reason", reason)], one.requests);
+        }
+    }
+}
+
+fn tell_latency(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
+    let mut family = text.family(
+        "bcached_volume_request_seconds",
+        Kind::Histogram,
+        "How long requests took in the engine, by the way that they went; those that failed are not counted.",
+    );
+    for (labels, facts) in served {
+        let Some(numbers) = &facts.numbers else { continue };
+        for (path, latency) in &numbers.latency {
+            let bound = |power: u32| f64::from(1_u32 << power) / 1e6;
+            let bounds = WITHIN_POWERS.into_iter().map(bound);
+            let within: Vec<_> = bounds.zip(latency.within.iter().copied()).collect();
+            family.histogram(&[labels[0], ("path", path)], &within, latency.requests, latency.total_seconds);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Statistics, from the engine's words to those of the status.
+
+use crate::control::numbers::{
+    Ages, CacheNumbers, Counted, Latency, Times, VolumeNumbers, WITHIN_POWERS, Windows,
+};
+use bcached_engine::{self as engine, Cause, Histogram, Latencies, Path, VolumeInfo, Window};
+use bcached_env::Time;
+use std::time::Duration;
+
+/// Of a set; `ages` if they were asked for.
+pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNumbers {
+    let stats = &status.stats;
+    let percent = |buckets: u64| buckets * 100 / status.buckets.max(1);
+    let written = |cause: Cause| (cause.name().to_owned(), stats.written.of(cause));
+    let leaf_bytes = node_bytes(status);
+    let found = stats.found;
+    CacheNumbers {
+        windows: windows(stats.totals(), |window| stats.of_late(window)),
+        written_bytes: stats.written.total(),
+        written_by_cause_bytes: Cause::ALL.map(written).into(),
+        // As the kernel says it: a hundred less what is in use.
+        cache_available_percent: 100 - percent(status.buckets - status.buckets_available.min(status.buckets)),
+        buckets_unused: status.buckets_unused,
+        buckets_clean: status.buckets_clean,
+        buckets_dirty: status.buckets_dirty,
+        buckets_open: status.buckets_open,
+        unused_percent: percent(status.buckets_unused),
+        clean_percent: percent(status.buckets_clean),
+        dirty_percent: percent(status.buckets_dirty),
+        metadata_percent: percent(status.buckets_metadata),
+        root_usage_percent: status.root_usage_percent,
+        active_journal_entries: status.journal_active,
+        io_errors: status.cache_health.errors,
+        btree_coalesces: stats.btree_coalesces,
+        writeback_keys_done: stats.writeback_keys_done,
+        writeback_keys_failed: stats.writeback_keys_failed,
+        average_key_bytes: found.and_then(|found| (found.key_sectors * 512).checked_div(found.keys)),
+        btree_nodes: found.map(|found| found.nodes),
+        btree_used_percent: found
+            .and_then(|found| (found.key_bytes * 100).checked_div(found.leaves * leaf_bytes)),
+        btree_gc: times(&stats.gc, status.now),
+        btree_split: times(&stats.splits, status.now),
+        btree_read: times(&stats.node_reads, status.now),
+        ages: ages.map(|ages| Ages {
+            buckets: ages.buckets,
+            average: ages.average,
+            bytes_per_quantile: ages.sectors_per_quantile * 512,
+            quantiles: ages.quantiles,
+        }),
+    }
+}
+
+/// What a node takes on the device.
+fn node_bytes(status: &engine::Status) -> u64 {
+    status.node_sectors * 512
+}
+
+/// Of a served volume.
+pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeNumbers {
+    let bytes = |sectors: i64| sectors.saturating_mul(512);
+    let rate = &info.writeback_rate;
+    let paths = Path::ALL.into_iter().filter_map(|path| Some((path, latencies?.of(path))));
+    VolumeNumbers {
+        windows: windows(info.stats.totals(), |window| info.stats.of_late(window)),
+        latency: paths
+            .filter_map(|(path, histogram)| Some((path.name().to_owned(), latency(histogram)?)))
+            .collect(),
+        number: info.inode.filter(|_| !info.flash_only).map(|inode| inode.0),
+        writeback_proportional_bytes: bytes(rate.proportional),
+        writeback_integral_bytes: bytes(rate.integral),
+        writeback_change_bytes: bytes(rate.change),
+    }
+}
+
+fn windows(total: engine::Counted, of_late: impl Fn(Window) -> engine::Counted) -> Windows {
+    Windows {
+        total: counted(total),
+        five_minute: counted(of_late(Window::FiveMinutes)),
+        hour: counted(of_late(Window::Hour)),
+        day: counted(of_late(Window::Day)),
+    }
+}
+
+fn counted(counted: engine::Counted) -> Counted {
+    Counted {
+        hits: counted.hits,
+        misses: counted.misses,
+        hit_percent: counted.hit_percent(),
+        bypass_hits: counted.bypass_hits,
+        bypass_misses: counted.bypass_misses,
+        miss_collisions: counted.miss_collisions,
+        bypassed_bytes: counted.bypassed_bytes,
+    }
+}
+
+/// `None` without requests.
+fn latency(histogram: &Histogram) -> Option<Latency> {
+    let requests = histogram.requests();
+    let part = |permille| histogram.permille(permille).map(us);
+    let mean_ns = histogram.total_ns().checked_div(u128::from(requests))?;
+    Some(Latency {
+        requests,
+        mean_us: u64::try_from(mean_ns / 1000).unwrap_or(u64::MAX),
+        p50_us: part(500)?,
+        p90_us: part(900)?,
+        p99_us: part(990)?,
+        p999_us: part(999)?,
+        max_us: us(histogram.longest()?),
+        within: WITHIN_POWERS.map(|power| histogram.within_power_us(power)).into(),
+        total_seconds: histogram.total_ns() as f64 / 1e9,
+    })
+}
+
+fn times(times: &engine::Times, now: Time) -> Times {
+    Times {
+        count: times.count,
+        average_us: us(times.average),
+        between_us: us(times.between),
+        max_us: us(times.longest),
+        last_us: times.since_last(now).map(us),
+    }
+}
+
+/// Rounded up, so that nothing took no time.
+fn us(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX)
+}
