@@ -225,3 +225,18 @@ fn node_exporters_names_are_all_there() {
     assert_eq!(families(&text), wanted);
     assert!(!text.contains("# HELP"), "node_exporter has its own");
 }
+
+/// Who sets up a dashboard looks there.
+#[test]
+fn the_guide_has_every_name() {
+    const GUIDE: &str = include_str!("../../../../docs/guide.md");
+    for name in families(&text(&status())) {
+        let tail =
+            |prefix| name.strip_prefix(prefix).is_some_and(|tail| GUIDE.contains(&format!("`{tail}`")));
+        let is_there = GUIDE.contains(&format!("`{name}`"));
+        assert!(
+            is_there || tail("bcached_cache") || tail("bcached_volume"),
+            "the guide does not name {name}"
+        );
+    }
+}
