@@ -209,7 +209,10 @@ async fn recover(
     let set = assemble(env, disk, superblock, note, options, parts);
     write::flush_cache(&set).await.map_err(first_reason)?;
     let pin = load::load(&set, root).await?;
-    set.with(|s| s.root_pin = Some(pin));
+    set.with(|s| {
+        s.root_pin = Some(pin);
+        s.stats.found = found.alive;
+    });
     start_tasks(&set);
     let replaying = set.begin(Phase::Replay);
     replay::apply(&set, pending, oldest).await.map_err(first_reason)?;
@@ -361,6 +364,7 @@ async fn initialise(
         shares,
     };
     let set = assemble(env, disk, superblock, note, options, parts);
+    set.with(|s| s.stats.found = gc::pass::Found::NOTHING);
     write_first(&set, root).await?;
     set.spawn(Duty::Writing, writer::run);
     // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.

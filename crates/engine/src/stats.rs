@@ -52,8 +52,8 @@ pub struct Stats {
     pub splits: Times,
     /// Reads of nodes (`btree_read`).
     pub node_reads: Times,
-    /// What the last complete pass of GC has found. `None`: there was none.
-    pub found: Option<Found>,
+    /// What the last complete pass of GC has found, or the start if there was none.
+    pub found: Found,
     /// The reads, what was bypassed and the fills dropped, of late.
     pub windows: Windows,
 }

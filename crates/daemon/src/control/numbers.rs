@@ -102,14 +102,12 @@ pub struct CacheNumbers {
     pub btree_coalesces: u64,
     pub writeback_keys_done: u64,
     pub writeback_keys_failed: u64,
-    /// As of the last complete pass of GC, like the next two.
+    /// As of the last complete pass of GC, or the start, like the next two; absent: there were no extents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub average_key_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub btree_nodes: Option<u64>,
+    pub btree_nodes: u64,
     /// How full the leaves are with what is alive.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub btree_used_percent: Option<u64>,
+    pub btree_used_percent: u64,
     pub btree_gc: Times,
     pub btree_split: Times,
     pub btree_read: Times,

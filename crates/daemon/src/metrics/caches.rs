@@ -38,12 +38,14 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
         gauge("bcached_cache_btree_root_usage_percent", "How full the root of the btree is.", |open| {
             Some(open.numbers.root_usage_percent as f64)
         }),
-        gauge("bcached_cache_btree_nodes", "Nodes of the btree, as of the last pass of GC.", |open| {
-            open.numbers.btree_nodes.map(|nodes| nodes as f64)
-        }),
+        gauge(
+            "bcached_cache_btree_nodes",
+            "Nodes of the btree, as of the last pass of GC or the start.",
+            |open| Some(open.numbers.btree_nodes as f64),
+        ),
         gauge(
             "bcached_cache_btree_key_average_bytes",
-            "Mean size of an extent, as of the last pass of GC.",
+            "Mean size of an extent, as of the last pass of GC or the start.",
             |open| open.numbers.average_key_bytes.map(|bytes| bytes as f64),
         ),
         gauge("bcached_cache_memory_nodes", "Nodes in memory.", |open| Some(open.counts.nodes as f64)),

@@ -34,7 +34,7 @@ fn of_sets<'a>() -> Vec<Metric<Set<'a>>> {
         gauge("node_bcache_active_journal_entries", "", |set| {
             Some(set.numbers.active_journal_entries as f64)
         }),
-        gauge("node_bcache_btree_nodes", "", |set| Some(set.numbers.btree_nodes? as f64)),
+        gauge("node_bcache_btree_nodes", "", |set| Some(set.numbers.btree_nodes as f64)),
         gauge("node_bcache_btree_read_average_duration_seconds", "", |set| {
             Some(set.numbers.btree_read.average_us as f64 / 1e6)
         }),

@@ -12,7 +12,6 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
     let stats = &status.stats;
     let percent = |buckets: u64| buckets * 100 / status.buckets.max(1);
     let written = |cause: Cause| (cause.name().to_owned(), stats.written.of(cause));
-    let leaf_bytes = node_bytes(status);
     let found = stats.found;
     CacheNumbers {
         windows: windows(stats.totals(), |window| stats.of_late(window)),
@@ -34,10 +33,9 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
         btree_coalesces: stats.btree_coalesces,
         writeback_keys_done: stats.writeback_keys_done,
         writeback_keys_failed: stats.writeback_keys_failed,
-        average_key_bytes: found.and_then(|found| (found.key_sectors * 512).checked_div(found.keys)),
-        btree_nodes: found.map(|found| found.nodes),
-        btree_used_percent: found
-            .and_then(|found| (found.key_bytes * 100).checked_div(found.leaves * leaf_bytes)),
+        average_key_bytes: (found.key_sectors * 512).checked_div(found.keys),
+        btree_nodes: found.nodes,
+        btree_used_percent: found.key_bytes * 100 / (found.leaves * status.node_sectors * 512).max(1),
         btree_gc: times(&stats.gc, status.now),
         btree_split: times(&stats.splits, status.now),
         btree_read: times(&stats.node_reads, status.now),
@@ -48,11 +46,6 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
             quantiles: ages.quantiles,
         }),
     }
-}
-
-/// What a node takes on the device.
-fn node_bytes(status: &engine::Status) -> u64 {
-    status.node_sectors * 512
 }
 
 /// Of a served volume.

@@ -4,6 +4,7 @@
 
 use crate::btree::{Child, load};
 use crate::error::Error;
+use crate::gc::pass::Found;
 use crate::opening::{Opening, WHOLE};
 use crate::space::Buckets;
 use crate::state::DirtyCounts;
@@ -26,6 +27,8 @@ pub struct Findings {
     pub dirty: DirtyCounts,
     /// Size of the largest node, in sectors.
     pub node_sectors_max: u64,
+    /// What is alive.
+    pub alive: Found,
 }
 
 struct Walk<'a> {
@@ -86,6 +89,7 @@ impl Walk<'_> {
         }
         let sectors = visit.child.key.sectors();
         self.findings.node_sectors_max = self.findings.node_sectors_max.max(sectors);
+        self.findings.alive.nodes += 1;
         Ok(())
     }
 
@@ -101,6 +105,7 @@ impl Walk<'_> {
                 }
                 self.count(key)?;
             }
+            self.findings.alive.leaves += 1;
             self.opening.node_read(visit.share);
             return Ok(());
         }
@@ -160,6 +165,9 @@ impl Walk<'_> {
                 return Err(Error::Inconsistent("two extents share sectors of a cache bucket"));
             }
             is_live = true;
+        }
+        if is_live {
+            self.findings.alive.count(key);
         }
         if key.dirty && is_live {
             self.findings.dirty.add(key.inode, key.sectors());

@@ -17,7 +17,7 @@ use crate::space::Buckets;
 use crate::state::State;
 use crate::work::{BUCKETS_MAX, VISIT_MAX};
 use alloc::vec::Vec;
-use bcached_format::{Gen, Pointer, Position};
+use bcached_format::{Gen, Key, Pointer, Position};
 use core::time::Duration;
 
 /// How often to ask whether a pass is due, and how soon to try again after a failure while somebody waits for it.
@@ -69,7 +69,7 @@ async fn rest(set: &CacheSet, has_failed: bool) {
     }
 }
 
-/// What a complete pass has found alive.
+/// What is alive in the tree, as the start or the last complete pass has found it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Nodes of the tree.
@@ -108,7 +108,7 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     set.with(|s| {
         s.stats.gc_passes += 1;
         s.stats.gc.add(began, s.now);
-        s.stats.found = Some(pass.found);
+        s.stats.found = pass.found;
     });
     set.signals().allocator_work.notify_all();
     if pass.lacks_buckets { Err(Error::NoSpace) } else { Ok(()) }
@@ -132,7 +132,7 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
             leaf = visit(set, at, &mut seen).await?;
         }
         pass.oldest.see(set, &seen).await;
-        pass.found.add(&leaf);
+        pass.found.add(&leaf.found);
         if leaf.end == Position::MAX {
             break;
         }
@@ -152,19 +152,25 @@ struct Leaf {
     wants_rewrite: bool,
     /// So little in it is alive that it may become one with its neighbour.
     is_sparse: bool,
-    /// What its live keys take, in words of eight bytes.
-    live_words: usize,
-    /// Extents in it.
-    keys: u64,
-    /// What they are long together.
-    key_sectors: u64,
+    /// The extents in it.
+    found: Found,
 }
 
 impl Found {
-    fn add(&mut self, leaf: &Leaf) {
+    /// Of a tree that is one empty leaf.
+    pub const NOTHING: Self = Self { nodes: 1, leaves: 1, key_bytes: 0, keys: 0, key_sectors: 0 };
+
+    /// A key that is alive.
+    pub fn count(&mut self, key: &Key) {
+        self.key_bytes += key.words() as u64 * 8;
+        self.keys += 1;
+        self.key_sectors += key.sectors();
+    }
+
+    fn add(&mut self, leaf: &Self) {
         self.nodes += 1;
         self.leaves += 1;
-        self.key_bytes += leaf.live_words as u64 * 8;
+        self.key_bytes += leaf.key_bytes;
         self.keys += leaf.keys;
         self.key_sectors += leaf.key_sectors;
     }
@@ -173,7 +179,7 @@ impl Found {
 /// Looks at the leaf for `at`, and adds what it names to `seen`. Others run between the pieces; if they change the leaf, those
 /// who act on what was seen ask again.
 async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Leaf, Error> {
-    let (mut live_words, mut keys, mut key_sectors, mut stale_max) = (0, 0, 0, 0);
+    let (mut live_words, mut found, mut stale_max) = (0, Found::default(), 0);
     let mut next = at;
     loop {
         let visited = set
@@ -182,8 +188,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
                     // What has no pointers is dead, too.
                     if !buckets.is_dead(key) {
                         live_words += key.words();
-                        keys += 1;
-                        key_sectors += key.sectors();
+                        found.count(key);
                     }
                     for pointer in key.pointers.as_slice() {
                         let age = |id| buckets.get(id).generation.after(pointer.generation());
@@ -198,7 +203,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
             let half_dead = visited.words_on_disk > 64 && live_words * 2 < visited.words_on_disk;
             let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
             let is_sparse = set.with(|s| s.is_one_node(live_words));
-            return Ok(Leaf { end: next, wants_rewrite, is_sparse, live_words, keys, key_sectors });
+            return Ok(Leaf { end: next, wants_rewrite, is_sparse, found });
         }
     }
 }

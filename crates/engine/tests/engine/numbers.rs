@@ -49,12 +49,14 @@ fn the_buckets_are_divided_without_a_rest() {
     });
 }
 
-/// What a pass of GC finds is what was written: eight extents of two blocks, far from each other.
+/// What a pass of GC finds, and a start, is what was written: eight extents of two blocks, far from each other.
 #[test]
-fn a_pass_of_gc_counts_what_is_alive() {
-    run(&mut Rig::new(SIZES, 4), |env| async move {
+fn a_pass_of_gc_and_a_start_count_what_is_alive() {
+    let mut rig = Rig::new(SIZES, 4);
+    let (passed, found) = run(&mut rig, |env| async move {
         let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
-        assert_eq!(set.status().stats.found, None, "no pass has come to its end");
+        let found = set.status().stats.found;
+        assert_eq!((found.nodes, found.leaves, found.keys), (1, 1, 0), "a new tree");
         for number in 0..8 {
             ask(&set, volume, write(1000 * 8 * number, 16, 1)).await;
         }
@@ -65,10 +67,18 @@ fn a_pass_of_gc_counts_what_is_alive() {
         }
         env.sleep(Duration::from_secs(5)).await;
         let stats = set.status().stats;
-        let found = stats.found.expect("a pass was due");
-        assert_eq!((found.keys, found.key_sectors, found.nodes, found.leaves), (8, 128, 1, 1));
-        assert_eq!(found.key_bytes, 8 * 24, "two words and a pointer each");
         assert_eq!(stats.gc.count, stats.gc_passes);
         assert!(stats.splits.count > 0 || stats.btree_rewrites == 0);
+        set.stop().await.expect("stops in order");
+        (stats.gc_passes, stats.found)
     });
+    assert!(passed > 0, "a pass was due");
+    let started = run(&mut rig, |env| async move {
+        let (set, _) = open(env, Options::default()).await.expect("opens again");
+        set.status().stats.found
+    });
+    for found in [found, started] {
+        assert_eq!((found.keys, found.key_sectors, found.nodes, found.leaves), (8, 128, 1, 1));
+        assert_eq!(found.key_bytes, 8 * 24, "two words and a pointer each");
+    }
 }
