@@ -199,6 +199,12 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
         "{joined:?}"
     );
     refused(&daemon, &["flush", "media"], 3, "detach goes on there");
+    let dry = json(&done(&daemon, &["detach", "media", "--dry-run", "--json"]));
+    assert_eq!(
+        (dry["id"].as_u64(), dry["state"].as_str()),
+        (Some(id), Some("running")),
+        "nobody waits for it"
+    );
     assert!(site.kept().contains("none"));
     let status = ask(&daemon, &["status"]);
     assert!(status.out.contains("media: detach, 0% written back"), "{status:?}");

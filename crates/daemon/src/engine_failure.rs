@@ -2,7 +2,7 @@
 
 use crate::control::jobs::Verb;
 use crate::failure::{Failure, Kind};
-use bcached_engine::Error;
+use bcached_engine::{Doing, Error};
 use bcached_env::IoErrorKind;
 use bcached_uring::note::NoteError;
 use std::path::Path;
@@ -73,7 +73,13 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Detach => format!("{name} could not be detached"),
         Verb::Attach => format!("{name} could not be attached"),
     };
+    // Only what the backing device does leaves the cache as it is.
+    let is_of_cache = !matches!(
+        error,
+        Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites | Error::Cancelled
+    );
     let next = match verb {
+        _ if is_of_cache => "`bcached status` says how it stands",
         Verb::Flush => "what is dirty stays in the cache, and is safe there",
         Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
         Verb::Attach => "it is served without a cache as before",

@@ -103,8 +103,19 @@ pub struct Adding {
     pub mode: Option<CacheMode>,
     /// The options that it begins with.
     pub options: VolumeOptions,
+    /// How.
+    pub way: Way,
+}
+
+/// How a backing device is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Through the cache, if it is the cache's or nobody's.
+    Cached,
+    /// Likewise, also if it was another's and has left that with all of its data.
+    Adopted,
     /// Past the cache.
-    pub uncached: bool,
+    Uncached,
 }
 
 /// Long work on a volume.
@@ -428,9 +439,13 @@ impl Note for NoNote {
 }
 
 async fn add_backing(set: &CacheSet, disks: &Disks, adding: Adding) -> Result<Added, Error> {
-    let Adding { device, mode, options, uncached } = adding;
+    let Adding { device, mode, options, way } = adding;
     let disk = disks.add(device);
-    let added = if uncached { set.add_uncached(disk).await } else { set.add_backing(disk, mode).await };
+    let added = match way {
+        Way::Cached => set.add_backing(disk, mode).await,
+        Way::Adopted => set.adopt_backing(disk, mode).await,
+        Way::Uncached => set.add_uncached(disk).await,
+    };
     if added.is_err() {
         // Nobody will use it: the claim is given up.
         drop(disks.remove(disk));

@@ -7,7 +7,8 @@ use crate::output::{Report, Show};
 use bcached_daemon::config::{self, CONTROL_DEFAULT};
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
-use bcached_daemon::control::status::Status;
+use bcached_daemon::control::status::{Status, Volume};
+use bcached_daemon::sizes::human;
 use serde::de::DeserializeOwned;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -23,15 +24,26 @@ const TOLD: Duration = Duration::from_secs(30);
 /// Writes back what is dirty: of one volume, or of all.
 pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
-    let names = match &flags.volume {
-        Some(name) => vec![name.clone()],
-        None => cached_volumes(&watch)?,
-    };
     let verb = Verb::Flush;
     let begin = |volume| Begin { verb, volume, cache: None, dry_run: flags.watch.dry_run };
+    if let Some(name) = &flags.volume {
+        let job = watch.begin(&begin(name.clone()))?;
+        return watch.finish(vec![job]);
+    }
+    let All { volumes, missing } = all_volumes(&watch)?;
     // All are begun before the first is waited for: each device works for itself.
-    let jobs = names.into_iter().map(|name| watch.begin(&begin(name))).collect::<Result<Vec<_>, _>>()?;
-    watch.finish(jobs)
+    let (mut jobs, mut refused) = (Vec::new(), missing);
+    for name in volumes {
+        match watch.begin(&begin(name)) {
+            Ok(job) => jobs.push(job),
+            Err(failure) => refused = refused.or(Some(failure)),
+        }
+    }
+    let report = watch.finish(jobs)?;
+    Ok(match refused {
+        Some(failure) => report.failing(failure),
+        None => report,
+    })
 }
 
 /// Takes a volume from its cache.
@@ -70,13 +82,28 @@ pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
     }
 }
 
-/// The volumes that a cache is in front of.
-fn cached_volumes(watch: &Watch<'_>) -> Result<Vec<String>, Failure> {
+/// What can be flushed, and why not everything can.
+struct All {
+    volumes: Vec<String>,
+    missing: Option<Failure>,
+}
+
+/// The volumes that a cache is in front of; dirty data of others must not be taken for none.
+fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let status: Status = understood(&client::get(&watch.socket, "/v1/status")?)?;
-    let is_cached = |volume: &&bcached_daemon::control::status::Volume| {
-        volume.backing.is_some() && volume.facts.is_some() && volume.cache.is_some()
-    };
-    Ok(status.volumes.iter().filter(is_cached).map(|volume| volume.name.clone()).collect())
+    let is_cached = |volume: &&Volume| volume.backing.is_some() && volume.cache.is_some();
+    let volumes = status.volumes.iter().filter(is_cached).filter(|volume| volume.facts.is_some());
+    let not_open = status.caches.iter().filter(|cache| cache.state != "open");
+    let not_open = not_open.map(|cache| format!("the cache {} is {}", cache.name, cache.state));
+    let not_served = status.volumes.iter().filter(|volume| volume.facts.is_none());
+    let not_served = not_served.map(|volume| format!("{} is {}", volume.name, volume.state));
+    let unserved = status.caches.iter().flat_map(|cache| &cache.unserved);
+    let unserved = unserved
+        .map(|left| format!("{} dirty of {}, which is not served", human(left.dirty_bytes), left.name()));
+    let missing: Vec<_> = not_open.chain(not_served).chain(unserved).collect();
+    let missing = (!missing.is_empty())
+        .then(|| Failure::new(Kind::NotFound, "not everything can be flushed").why(missing.join("; ")));
+    Ok(All { volumes: volumes.map(|volume| volume.name.clone()).collect(), missing })
 }
 
 /// Whoever waits for long work.
@@ -102,9 +129,10 @@ impl<'a> Watch<'a> {
 
     /// Waits for all, and tells of them meanwhile.
     fn finish(&self, mut jobs: Vec<Job>) -> Result<Report, Failure> {
-        let is_running = |job: &Job| job.state == State::Running;
+        let is_running = |job: &Job| job.state == State::Running && job.id.is_some();
+        let is_waited_for = !self.flags.no_wait && !self.flags.dry_run;
         let mut told = Told::default();
-        while !self.flags.no_wait && jobs.iter().any(is_running) {
+        while is_waited_for && jobs.iter().any(is_running) {
             if self.until.is_some_and(|until| Instant::now() >= until) {
                 told.end();
                 return Err(time_limit(&jobs));
@@ -112,7 +140,13 @@ impl<'a> Watch<'a> {
             thread::sleep(LOOK);
             for job in jobs.iter_mut().filter(|job| is_running(job)) {
                 let Some(id) = job.id else { continue };
-                *job = understood(&client::get(&self.socket, &format!("/v1/jobs/{id}"))?)?;
+                let now: Job = understood(&client::get(&self.socket, &format!("/v1/jobs/{id}"))?)?;
+                if (now.verb, &now.volume) != (job.verb, &job.volume) {
+                    return Err(Failure::new(Kind::Io, format!("nobody knows what became of job {id}"))
+                        .why("the daemon was started anew meanwhile")
+                        .next("ask again"));
+                }
+                *job = now;
             }
             if let Some(job) = jobs.iter().find(|job| is_running(job)) {
                 told.tell(job);

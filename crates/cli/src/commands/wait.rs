@@ -24,6 +24,10 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
         if is_as_wanted(&volume, flags.wanted) {
             return Report::of(&Waited { volume });
         }
+        if volume.backing.is_none() && volume.facts.is_some() {
+            return Err(Failure::new(Kind::No, format!("{} is not going to be", volume.name))
+                .why("it lives on its cache alone"));
+        }
         if volume.state == "failed" {
             return Err(Failure::new(Kind::No, format!("{} is not served", volume.name)).why(reason));
         }
@@ -49,7 +53,7 @@ fn look(flags: &flags::Wait) -> Result<Volume, Failure> {
 }
 
 fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {
-    let Some(facts) = &volume.facts else { return false };
+    let Some(facts) = volume.facts.as_ref().filter(|facts| !facts.outdated) else { return false };
     match wanted {
         WaitFor::Served => true,
         WaitFor::Clean => facts.dirty_bytes == 0 && facts.backing_state.as_deref() != Some("dirty"),

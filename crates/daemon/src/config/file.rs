@@ -1,5 +1,6 @@
 //! One TOML file: parsed against the known keys, every value understood, every error with file and line.
 
+use super::NO_CACHE;
 use super::section::{RawVolume, Typed};
 use super::values::{Listen, Loopback, Size, Time};
 use crate::failure::{Failure, Kind};
@@ -328,6 +329,11 @@ impl Settings {
         let is_configured = |name: &String| self.volumes.contains_key(name);
         let gone: Vec<_> = newer.volumes.keys().filter(|name| !is_configured(name)).cloned().collect();
         newer.volumes.retain(|name, _| is_configured(name));
+        for volume in newer.volumes.values_mut() {
+            // A cache that was taken out of the configuration must not stop a start either.
+            let is_known = |name: &str| name == NO_CACHE || self.caches.contains_key(name);
+            volume.settings.cache = volume.settings.cache.take().filter(|cache| is_known(&cache.value));
+        }
         self.overlay(newer);
         gone
     }

@@ -250,6 +250,9 @@ pub struct Volume {
 pub struct VolumeFacts {
     pub uuid: String,
     pub label: String,
+    /// Its engine does not answer at present: this is what it was when it was taken up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outdated: bool,
     /// It has a cache: what is read and written goes through that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<bool>,

@@ -7,7 +7,7 @@ use super::{Event, Supervisor};
 use crate::config::{Config, NO_CACHE, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_failure;
-use crate::engine_thread::{Added, Adding, Engine, Given, Long};
+use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
 use crate::failure::{Failure, Kind};
 use crate::options::quiet;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
@@ -17,7 +17,8 @@ use std::sync::PoisonError;
 pub struct Planned {
     verb: Verb,
     name: String,
-    pub engine: Engine,
+    /// Who has the volume; `None`: nothing is begun.
+    pub engine: Option<Engine>,
     /// Dirty data now, in bytes.
     pub dirty: u64,
     /// The number of the work that does it already.
@@ -42,6 +43,22 @@ pub enum Work {
 }
 
 impl Planned {
+    /// Of which nothing is to be done.
+    fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
+        Self {
+            verb,
+            name: name.to_owned(),
+            engine,
+            dirty: 0,
+            joins: None,
+            work: None,
+            wanted: None,
+            file: None,
+            before: Before::default(),
+            notes: Vec::new(),
+        }
+    }
+
     /// As it is told before it has begun.
     pub fn shown(&self) -> Shown {
         let is_nothing = self.work.is_none() && self.joins.is_none();
@@ -51,6 +68,7 @@ impl Planned {
             None => State::Planned,
         };
         let mut shown = Shown::new(self.verb, self.name.clone(), state);
+        shown.id = self.joins;
         shown.already = is_nothing;
         shown.dirty_bytes_at_start = self.dirty;
         shown.notes.clone_from(&self.notes);
@@ -63,35 +81,23 @@ impl Supervisor {
     pub(super) fn plan_job(&self, volume: usize, begin: &Begin) -> Result<Planned, Failure> {
         let (entry, running) = {
             let shared = self.shared();
-            let running = shared.jobs.running(volume).map(|(number, job)| (number, job.verb));
+            let running = shared.jobs.running(volume);
+            let running = running.map(|(number, job)| (number, job.verb, job.dirty_at_start));
             (shared.table.volumes.get(volume).cloned(), running)
         };
         let entry = entry.ok_or_else(|| Failure::new(Kind::UnknownName, "it is gone"))?;
-        let (engine, now) = self.engine_and_info(&entry)?;
-        let mut planned = Planned {
-            verb: begin.verb,
-            name: entry.display_name().to_owned(),
-            engine,
-            dirty: now.dirty_sectors * 512,
-            joins: None,
-            work: None,
-            wanted: None,
-            file: None,
-            before: Before::default(),
-            notes: Vec::new(),
-        };
-        if let Some((number, verb)) = running {
+        let name = entry.display_name();
+        if let Some((number, verb, dirty)) = running {
             if verb != begin.verb {
-                return Err(Failure::new(
-                    Kind::InUse,
-                    format!("{} cannot be done to {}", begin.verb, planned.name),
-                )
-                .why(format!("{verb} goes on there (job {number})"))
-                .next(format!("wait for it, or `bcached cancel {number}`")));
+                return Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
+                    .why(format!("{verb} goes on there (job {number})"))
+                    .next(format!("wait for it, or `bcached cancel {number}`")));
             }
-            planned.joins = Some(number);
-            return Ok(planned);
+            return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
         }
+        let (engine, now) = self.engine_and_info(&entry)?;
+        let dirty = now.dirty_sectors * 512;
+        let mut planned = Planned { dirty, ..Planned::nothing(begin.verb, name, Some(engine)) };
         let here = Some(Work::Here(Self::long_of(begin.verb)));
         match begin.verb {
             Verb::Flush => planned.work = here.filter(|_| now.attached && now.dirty_sectors > 0),
@@ -156,16 +162,38 @@ impl Supervisor {
             }
             (false, true) => Ok(Some(Work::Here(Long::Attach))),
             (false, false) => {
-                let users = self.users_of(name);
-                if !users.is_empty() {
-                    let mut failure = Failure::new(Kind::InUse, format!("cannot attach {name} now"))
-                        .why(format!("it is in use by {}", users.join(", ")))
-                        .next("disconnect them first, and connect again after it");
-                    failure.holders = users;
-                    return Err(failure);
-                }
+                self.check_unused(name)?;
+                self.check_blocks(name, now, target)?;
                 Ok(Some(Work::MovesTo(target)))
             }
+        }
+    }
+
+    /// A volume that goes to another engine loses its clients.
+    fn check_unused(&self, name: &str) -> Result<(), Failure> {
+        let users = self.users_of(name);
+        if users.is_empty() {
+            return Ok(());
+        }
+        let mut failure = Failure::new(Kind::InUse, format!("cannot attach {name} now"))
+            .why(format!("it is in use by {}", users.join(", ")))
+            .next("disconnect them first, and connect again after it");
+        failure.holders = users;
+        Err(failure)
+    }
+
+    /// No cache of larger blocks can serve it.
+    fn check_blocks(&self, name: &str, now: &VolumeInfo, target: usize) -> Result<(), Failure> {
+        let engine = match &self.shared().table.caches[target].state {
+            CacheState::Open { engine, .. } => Some(engine.clone()),
+            _ => None,
+        };
+        let cache = engine.and_then(|engine| engine.status()).map(|status| status.block_sectors);
+        match now.backing_block_sectors.zip(cache) {
+            Some((backing, set)) if backing < set => {
+                Err(engine_failure::of_attach(name, &Error::BlockSize { backing, set }))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -247,9 +275,14 @@ impl Supervisor {
             };
             Ok(volume.and_then(|volume| volume.cache).or_else(only))
         };
-        if said(&file)?.as_deref() != Some(wanted) {
+        let without = said(&file)?;
+        if without.as_deref() != Some(wanted) {
             *file.cache_of(name) = Some(wanted.to_owned());
             said(&file)?;
+        }
+        if planned.before.kept.as_deref() == Some(wanted) {
+            // It is the rest of what was asked for before: taken back, it is as the other files say.
+            planned.before = Before { wanted: without, kept: None, is_kept_anew: true };
         }
         if file.is_changed() {
             file.check_writable()?;
@@ -267,7 +300,11 @@ impl Supervisor {
         let entry = {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.get_mut(job.volume) else { return };
-            entry.wanted_cache.clone_from(&job.before.wanted);
+            // A volume that could not be attached goes on as it is, whatever its section says.
+            entry.wanted_cache = match job.verb {
+                Verb::Attach => Some(NO_CACHE.to_owned()),
+                _ => job.before.wanted.clone(),
+            };
             entry.clone()
         };
         let (true, Ok((path, name))) = (job.before.is_kept_anew, self.keeps(&entry)) else { return };
@@ -289,6 +326,9 @@ impl Supervisor {
         drop(shared);
         // Whoever connects meanwhile is told that it is not served.
         self.name_export(&entry);
+        if let Err(failure) = self.check_unused(entry.display_name()) {
+            return self.stays(number, volume, failure);
+        }
         let sender = self.sender.clone();
         let given = move |given| drop(sender.send(Event::Given(number, volume, to, Box::new(given))));
         engine.give_up(id, Box::new(given));
@@ -298,7 +338,10 @@ impl Supervisor {
     pub(super) fn given(&self, number: u64, volume: usize, to: usize, given: Result<Given, Error>) {
         let Given { device, lost } = match given {
             Ok(given) => given,
-            Err(error) => return self.not_moved(number, volume, &error),
+            Err(error) => {
+                let name = self.shared().table.volumes[volume].display_name().to_owned();
+                return self.stays(number, volume, engine_failure::of_attach(&name, &error));
+            }
         };
         let name = self.shared().table.volumes[volume].display_name().to_owned();
         if let Some(error) = lost {
@@ -319,7 +362,7 @@ impl Supervisor {
         entry.cache = Some(to);
         entry.told = entry.options.volume_options(quiet::local_minute);
         let mode = entry.options.configured_mode();
-        let adding = Adding { device, mode, options: entry.told, uncached: false };
+        let adding = Adding { device, mode, options: entry.told, way: Way::Adopted };
         drop(shared);
         let sender = self.sender.clone();
         let added = move |added| drop(sender.send(Event::Moved(number, volume, Box::new(added))));
@@ -335,6 +378,21 @@ impl Supervisor {
                 self.end_job(number, Ok(()));
             }
         }
+    }
+
+    /// Its engine has it as before.
+    fn stays(&self, number: u64, volume: usize, failure: Failure) {
+        let entry = {
+            let mut shared = self.shared();
+            let served = shared.jobs.served(number);
+            let entry = &mut shared.table.volumes[volume];
+            if let Some(served) = served {
+                entry.state = VolumeState::Served(served);
+            }
+            entry.clone()
+        };
+        self.export(&entry);
+        self.end_job(number, Err(failure));
     }
 
     /// It is looked for again, and served as it was before.

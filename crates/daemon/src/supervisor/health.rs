@@ -162,6 +162,7 @@ mod tests {
             label: Label::default(),
             sectors: 8,
             block_sectors: 8,
+            backing_block_sectors: None,
             flash_only: false,
             attached: true,
             course: bcached_engine::Course::Steady,

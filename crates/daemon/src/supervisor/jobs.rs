@@ -3,7 +3,7 @@
 //! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
 //! is taken back when the work fails or is given up.
 
-use super::cycle::Planned;
+use super::cycle::{Planned, Work};
 use super::options::resolve;
 use super::table::VolumeState;
 use super::{Event, Shared, Supervisor};
@@ -12,11 +12,11 @@ use crate::control::{AskBegin, AskJob, AskJobs};
 use crate::engine_failure;
 use crate::engine_thread::{Engine, Long};
 use crate::failure::{Failure, Kind};
-use bcached_engine::{Error, VolumeId};
+use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long somebody waits until work has begun: less than the client waits for an answer.
 const LIMIT: Duration = Duration::from_secs(8);
@@ -25,10 +25,20 @@ const LIMIT: Duration = Duration::from_secs(8);
 const ENDED_MAX: usize = 64;
 
 /// Long work, by its number.
-#[derive(Default)]
 pub struct Jobs {
     last: u64,
     all: BTreeMap<u64, Job>,
+}
+
+/// No daemon began before this moment, in seconds since 1970.
+const FIRST_SECONDS: u64 = 1_760_000_000;
+
+impl Default for Jobs {
+    /// The numbers go on where those of an earlier daemon cannot be any more: who waits for one of these meets no other's.
+    fn default() -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { last: now.as_secs().saturating_sub(FIRST_SECONDS), all: BTreeMap::new() }
+    }
 }
 
 /// Long work.
@@ -38,10 +48,14 @@ pub struct Job {
     /// Index of the volume.
     pub volume: usize,
     name: String,
-    /// Who does it, and what the volume is called there; `None` while it goes from one engine to another.
-    engine: Option<(Engine, VolumeId)>,
+    /// Who does it, or gives the volume up for it, and what the volume is called there.
+    engine: (Engine, VolumeId),
+    /// What the volume was when it began.
+    served: Box<VolumeInfo>,
+    /// Somebody has joined it: it begins once more when it ends, because what has come since is meant, too.
+    again: bool,
     began: Instant,
-    dirty_at_start: u64,
+    pub dirty_at_start: u64,
     notes: Vec<String>,
     /// What is to be kept again if it fails.
     pub before: Before,
@@ -50,6 +64,7 @@ pub struct Job {
 
 #[derive(Clone)]
 struct Ended {
+    at: Instant,
     after: Duration,
     outcome: Result<(), Failure>,
 }
@@ -125,7 +140,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
         let job = find(&shared, number)?;
         match (&job.ended, &job.engine) {
             (Some(_), _) => {}
-            (None, Some((engine, _))) if job.verb != Verb::Attach => {
+            (None, (engine, _)) if job.verb != Verb::Attach => {
                 tracing::info!(
                     event = "job-cancel",
                     "{}: {} (job {number}) is to be cancelled",
@@ -136,7 +151,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
             }
             (None, _) => {
                 return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                    .why("an attach is over in a moment"));
+                    .why("an attach goes on to its end"));
             }
         }
         show(&shared, number)
@@ -172,7 +187,7 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
         shown.failure = failure.to_json().get("error").cloned();
     }
-    let running = job.engine.as_ref().filter(|_| job.ended.is_none());
+    let running = Some(&job.engine).filter(|_| job.ended.is_none());
     let status = running.and_then(|(engine, id)| Some((engine.status()?, *id)));
     if let Some((status, id)) = status {
         if let Some(info) = status.volumes.iter().find(|info| info.id == id) {
@@ -194,14 +209,20 @@ impl Jobs {
         self.all.iter().map(|(number, job)| (*number, job)).find(|(_, job)| is_it(job))
     }
 
+    /// What the volume was when work on it began.
+    pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
+        self.all.get(&number).map(|job| job.served.clone())
+    }
+
     /// Work that has ended now.
     fn end(&mut self, number: u64, outcome: Result<(), Failure>) -> Option<Job> {
         let job = self.all.get_mut(&number).filter(|job| job.ended.is_none())?;
-        job.ended = Some(Ended { after: job.began.elapsed(), outcome });
+        job.ended = Some(Ended { at: Instant::now(), after: job.began.elapsed(), outcome });
         let ended = job.clone();
-        let oldest = self.all.iter().filter(|(_, job)| job.ended.is_some()).map(|(number, _)| *number);
-        let oldest: Vec<u64> = oldest.collect();
-        for number in oldest.iter().take(oldest.len().saturating_sub(ENDED_MAX)) {
+        let ends = self.all.iter().filter_map(|(number, job)| Some((job.ended.as_ref()?.at, *number)));
+        let mut ends: Vec<(Instant, u64)> = ends.collect();
+        ends.sort_unstable();
+        for (_, number) in ends.iter().take(ends.len().saturating_sub(ENDED_MAX)) {
             self.all.remove(number);
         }
         Some(ended)
@@ -230,7 +251,10 @@ impl Supervisor {
     /// Begins work that was planned; the number of that, if there is any to do.
     pub(super) fn carry_out(&self, volume: usize, verb: Verb, planned: Planned) -> Result<Shown, Failure> {
         if let Some(number) = planned.joins {
-            return Ok(Shown { id: Some(number), ..planned.shown() });
+            if let Some(job) = self.shared().jobs.all.get_mut(&number) {
+                job.again = verb == Verb::Flush;
+            }
+            return Ok(planned.shown());
         }
         if let Some(file) = &planned.file {
             file.write()?;
@@ -242,15 +266,19 @@ impl Supervisor {
             entry.wanted_cache = Some(wanted.clone());
         }
         let Some(work) = planned.work else { return Ok(shown) };
-        let VolumeState::Served(info) = &entry.state else { return Ok(shown) };
-        let id = info.id;
+        let (VolumeState::Served(served), Some(engine)) = (&entry.state, planned.engine) else {
+            return Ok(shown);
+        };
+        let (served, id) = (served.clone(), served.id);
         shared.jobs.last += 1;
         let number = shared.jobs.last;
         let job = Job {
             verb,
             volume,
             name: shown.volume.clone(),
-            engine: Some((planned.engine.clone(), id)),
+            engine: (engine.clone(), id),
+            served,
+            again: false,
             began: Instant::now(),
             dirty_at_start: planned.dirty,
             notes: shown.notes.clone(),
@@ -259,20 +287,30 @@ impl Supervisor {
         };
         shared.jobs.all.insert(number, job);
         drop(shared);
-        let sender = self.sender.clone();
-        let ended = move |outcome| drop(sender.send(Event::JobEnded(number, outcome)));
         match work {
-            super::cycle::Work::Here(long) => planned.engine.begin(number, long, id, Box::new(ended)),
-            super::cycle::Work::MovesTo(cache) => self.begin_move(number, volume, cache, &planned.engine, id),
+            Work::Here(long) => self.begin_here(number, long, &engine, id),
+            Work::MovesTo(cache) => self.begin_move(number, volume, cache, &engine, id),
         }
         Ok(Shown { id: Some(number), state: State::Running, ..shown })
+    }
+
+    fn begin_here(&self, number: u64, long: Long, engine: &Engine, id: VolumeId) {
+        let sender = self.sender.clone();
+        let ended = move |outcome| drop(sender.send(Event::JobEnded(number, outcome)));
+        engine.begin(number, long, id, Box::new(ended));
     }
 
     /// An engine is through with its work.
     pub(super) fn job_ended(&self, number: u64, outcome: Result<(), Error>) {
         let is_stopping = outcome == Err(Error::Stopping);
         let job = self.shared().jobs.all.get(&number).cloned();
-        let Some(job) = job else { return };
+        let Some(job) = job.filter(|job| job.ended.is_none()) else { return };
+        if job.again && outcome.is_ok() {
+            if let Some(job) = self.shared().jobs.all.get_mut(&number) {
+                job.again = false;
+            }
+            return self.begin_here(number, Self::long_of(job.verb), &job.engine.0, job.engine.1);
+        }
         let outcome = match outcome {
             // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
             Err(Error::NotAttached | Error::Attached) => Ok(()),
@@ -316,7 +354,8 @@ impl Supervisor {
             running.map(|(number, job)| (*number, job.volume)).collect()
         };
         for (number, _) in running.into_iter().filter(|(_, volume)| is_its_own(*volume)) {
-            self.end_job(number, Err(failure.clone()));
+            // What was asked for stays so: the next start goes on with it.
+            let _told = self.shared().jobs.end(number, Err(failure.clone()));
         }
     }
 

@@ -245,6 +245,7 @@ impl Supervisor {
             list.update(known, is_complete);
         }
         if self.strict
+            && self.shared().phase == Phase::Starting
             && let Some(failure) = self.shared().table.first_failure()
         {
             return Err(failure);

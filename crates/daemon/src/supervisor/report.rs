@@ -2,6 +2,7 @@
 
 use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health, jobs, numbers};
+use crate::config::NO_CACHE;
 use crate::control::AskStatus;
 use crate::control::status::{
     self, BypassCounts, Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved,
@@ -154,12 +155,17 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
             let stopped = status.is_some_and(|status| status.failed.is_some());
             let nodes = status.map_or(&[][..], |status| &status.unreadable);
             let trouble = health::degraded(now, stopped, nodes, entry.backing.as_deref());
-            (if trouble.is_some() { "degraded" } else { "served" }, trouble, Some(facts(now, latencies)))
+            (
+                if trouble.is_some() { "degraded" } else { "served" },
+                trouble,
+                Some(VolumeFacts { outdated: place.is_none(), ..facts(now, latencies) }),
+            )
         }
     };
     let backing = entry.backing.clone();
     let is_detached = facts.as_ref().is_some_and(|facts| facts.attached == Some(false));
     let cache = entry.cache.filter(|_| !is_detached).and_then(|index| caches.get(index));
+    let cache = cache.filter(|cache| cache.name != NO_CACHE);
     Volume {
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
         state: state.to_owned(),
@@ -174,6 +180,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
     VolumeFacts {
         uuid: info.uuid.to_string(),
         label: info.label.to_string(),
+        outdated: false,
         attached: Some(info.attached),
         size_bytes: info.sectors * 512,
         block_bytes: info.block_sectors * 512,

@@ -68,6 +68,9 @@ impl Supervisor {
                 // What comes meanwhile is taken up: no device that opens now may be forgotten below.
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => drop(self.cache_ended(index)),
+                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
+                Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
+                Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 _ => {}
             }
         }
@@ -102,6 +105,7 @@ impl Supervisor {
                     outcome = outcome.and(stopped);
                     self.end_cache(index);
                 }
+                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(_) => {}
                 Err(_) => break,
             }

@@ -288,7 +288,12 @@ impl Table {
     pub fn name_cache(&mut self, index: usize, label: Label, set: Uuid) -> String {
         let taken: BTreeSet<_> = self.caches.iter().filter_map(|cache| cache.name.clone()).collect();
         let entry = &mut self.caches[index];
-        entry.name.get_or_insert_with(|| names::of_cache(label, set, |name| taken.contains(name))).clone()
+        entry
+            .name
+            .get_or_insert_with(|| {
+                names::of_cache(label, set, |name| name == config::NO_CACHE || taken.contains(name))
+            })
+            .clone()
     }
 
     /// Gives the volume its name and its cache.
@@ -426,14 +431,14 @@ impl Table {
                 _ => Err(Unserved::Waits(reasons::its_cache_opens())),
             };
         }
-        for (index, cache) in self.caches.iter().enumerate() {
+        for (index, cache) in self.real_caches() {
             if let CacheState::Open { set, engine, .. } = &cache.state
                 && *set == superblock.set_uuid()
             {
                 return Ok((index, engine.clone()));
             }
         }
-        if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. })) {
+        if self.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Opening { .. })) {
             return Err(Unserved::Waits(reasons::its_cache_opens()));
         }
         if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
@@ -471,7 +476,7 @@ impl Table {
                 self.caches.push(CacheEntry::of(cache));
             }
         }
-        for cache in &self.caches {
+        for (_, cache) in self.real_caches() {
             if !config.caches.iter().any(|configured| configured.name == cache.name) {
                 gone.extend(cache.name.clone());
             }
@@ -494,7 +499,7 @@ impl Table {
 impl CacheEntry {
     /// What stands for having no cache.
     pub fn none(block_sectors: u16, state: CacheState) -> Self {
-        let cache = config::Cache { name: Some(config::NO_CACHE.to_owned()), device: String::new() };
+        let cache = config::Cache { name: Some(config::NO_CACHE.to_owned()), device: "memory".to_owned() };
         Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
     }
 

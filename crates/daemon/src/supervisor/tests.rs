@@ -236,6 +236,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
         volume.facts = Some(VolumeFacts {
             uuid: uuid.to_owned(),
             label: "same".to_owned(),
+            outdated: false,
             attached: None,
             size_bytes: 0,
             block_bytes: 0,

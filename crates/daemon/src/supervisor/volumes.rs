@@ -5,7 +5,7 @@ use super::table::{Step, Unserved, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
 use crate::config::NO_CACHE;
 use crate::devices;
-use crate::engine_thread::{Added, Adding, Engine};
+use crate::engine_thread::{Added, Adding, Engine, Way};
 use crate::options::quiet;
 use bcached_engine::Error;
 use bcached_format::{BackingState, BackingSuperblock};
@@ -46,7 +46,8 @@ impl Supervisor {
         entry.told = entry.options.volume_options(quiet::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
-        let adding = Adding { device: backing.device, mode, options: entry.told, uncached: is_uncached };
+        let way = if is_uncached { Way::Uncached } else { Way::Cached };
+        let adding = Adding { device: backing.device, mode, options: entry.told, way };
         engine.add_backing(adding, Box::new(added));
         VolumeState::Attaching
     }
@@ -58,23 +59,24 @@ impl Supervisor {
         cache: Option<usize>,
         superblock: &BackingSuperblock,
     ) -> Result<(usize, Engine, bool), Unserved> {
-        let wants_none = {
+        let (is_said, is_alone) = {
             let shared = self.shared();
             let is_said = shared.table.volumes[index].wanted_cache.as_deref() == Some(NO_CACHE);
-            is_said || shared.table.real_caches().next().is_none()
+            (is_said, shared.table.real_caches().next().is_none())
         };
         let without = || {
             let (index, engine) = self.engine_of_none(superblock.block_sectors())?;
             Ok((index, engine, true))
         };
-        if wants_none && matches!(superblock.state(), BackingState::None | BackingState::Stale) {
+        let has_none = matches!(superblock.state(), BackingState::None | BackingState::Stale);
+        if has_none && (is_said || is_alone) {
             return without();
         }
         let found = self.shared().table.engine_for(cache, superblock);
         match found {
             Ok((index, engine)) => Ok((index, engine, false)),
             // Its cache is not served here, and all that is in it is on the device, too.
-            Err(Unserved::Failed(_)) if wants_none && superblock.state() == BackingState::Clean => without(),
+            Err(Unserved::Failed(_)) if is_said && superblock.state() == BackingState::Clean => without(),
             Err(reason) => Err(reason),
         }
     }

@@ -77,6 +77,11 @@ pub enum Request {
 
 impl Request {
     /// First sector and length, in sectors, of what has a place.
+    /// Whether it changes something, if it is carried out.
+    const fn changes(&self) -> bool {
+        !matches!(self, Self::Read { .. } | Self::Flush)
+    }
+
     fn place(&self) -> Option<(u64, u64)> {
         match self {
             Self::Read { sector, buffer } => Some((*sector, buffer.len() as u64 / 512)),
@@ -107,6 +112,8 @@ pub(crate) struct Target {
     pub inode: Option<Inode>,
     /// [`Volume::attachment`] when the request began.
     pub attachment: u64,
+    /// [`Volume::round`] when it began.
+    pub round: u64,
     pub backing: Option<Disk>,
     pub data_offset: u64,
     pub sectors: u64,
@@ -139,6 +146,7 @@ impl Target {
             id,
             inode: volume.inode,
             attachment: volume.attachment,
+            round: volume.round,
             backing: volume.backing.as_ref().map(|backing| backing.disk.clone()),
             data_offset: volume.data_offset,
             sectors: volume.sectors,
@@ -193,7 +201,9 @@ impl CacheSet {
             Ok(begun) => begun,
             Err(error) => return refuse(request, error),
         };
-        let changes = !matches!(request, Request::Read { .. } | Request::Flush);
+        let changes = request.changes();
+        let place = request.place().filter(|_| changes);
+        let place = place.and_then(|(sector, sectors)| target.range(sector, sectors).ok());
         match request {
             Request::Flush => target.goes(Path::Flush),
             Request::Discard { .. } => target.goes(Path::Discard),
@@ -205,9 +215,13 @@ impl CacheSet {
             let Some(volume) = s.volumes.get_mut(volume) else { return };
             volume.requests -= 1;
             volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
-            if changes && reply.result.is_err() {
+            if changes {
+                volume.changes -= 1;
+                volume.earlier_changes -= u64::from(target.round != volume.round);
+            }
+            if let Some(range) = place.filter(|_| reply.result.is_err()) {
                 // Write-back may have left the place to a write that has not come.
-                volume.pace.age.passes_by();
+                volume.pace.age.write_failed(range.start, range.end);
             }
             let backing = volume.backing.as_mut().filter(|_| changes);
             if let Some((backing, asked)) = backing.zip(asked)
@@ -277,6 +291,7 @@ impl CacheSet {
             let volume = volumes.get_mut(id).filter(|volume| volume.course != Course::Leaving);
             let volume = volume.ok_or(Error::NoVolume)?;
             volume.requests += 1;
+            volume.changes += u64::from(request.changes());
             let mut target = Target::of(id, volume, geometry.block_sectors);
             let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
             // What is not in the volume is refused later.

@@ -24,6 +24,16 @@ impl CacheSet {
     ///
     /// After an error the volume is not served, and can be added again.
     pub async fn add_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
+        self.add(disk, mode, false).await
+    }
+
+    /// As [`CacheSet::add_backing`], also of a device that has left another set with all of its data on it, because that set failed or was
+    /// missing: what that holds of it is void already.
+    pub async fn adopt_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
+        self.add(disk, mode, true).await
+    }
+
+    async fn add(&self, disk: DiskId, mode: Option<CacheMode>, adopts: bool) -> Result<VolumeId, Error> {
         let disk = self.env().disk(disk);
         let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
@@ -34,6 +44,7 @@ impl CacheSet {
         let ours = superblock.set_uuid() == set_uuid;
         match superblock.state() {
             BackingState::Dirty if !ours => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
+            BackingState::Stale if adopts => {}
             BackingState::Clean | BackingState::Stale if !ours => {
                 return Err(Error::OtherSet(superblock.set_uuid()));
             }
@@ -255,6 +266,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         label: volume.label,
         sectors: volume.sectors,
         block_sectors: s.geometry.block_sectors,
+        backing_block_sectors: volume.backing.as_ref().map(|backing| backing.superblock.block_sectors()),
         flash_only: volume.backing.is_none(),
         attached: volume.inode.is_some(),
         course: volume.course,

@@ -84,6 +84,12 @@ pub struct Volume {
     pub hands: u64,
     /// Requests in flight.
     pub requests: u64,
+    /// Those of them that change something.
+    pub changes: u64,
+    /// Counts what somebody waits for all changes before; see [`crate::writeback::urgent`].
+    pub round: u64,
+    /// Changes in flight that began before this round.
+    pub earlier_changes: u64,
     /// Those of them that began before it was attached under the number that it has now.
     pub earlier_requests: u64,
     /// How often its number has changed.
@@ -138,6 +144,9 @@ impl Volume {
             marking_trouble: None,
             hands: 0,
             requests: 0,
+            changes: 0,
+            round: 0,
+            earlier_changes: 0,
             earlier_requests: 0,
             attachment: 0,
             course: Course::Steady,
@@ -236,6 +245,8 @@ pub struct VolumeInfo {
     pub sectors: u64,
     /// Block size in sectors: what requests should be multiples of.
     pub block_sectors: u64,
+    /// Block size of its backing device's superblock, in sectors: no cache of larger blocks can serve it.
+    pub backing_block_sectors: Option<u64>,
     /// No backing device.
     pub flash_only: bool,
     /// Served through the cache.

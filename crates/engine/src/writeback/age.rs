@@ -1,6 +1,7 @@
 //! How long data may have been dirty, without a stamp for each key: sweeps come past the whole volume in address order, so
 //! what is dirty when one has ended became so after it began. An upper bound, kept in two moments.
 
+use alloc::vec::Vec;
 use bcached_env::Time;
 use core::time::Duration;
 
@@ -16,7 +17,14 @@ pub struct Age {
     sweeps: u64,
     /// The last of them had passed by something.
     had_gaps: bool,
+    /// What the sweep has left to writes in progress, by where it begins and ends.
+    replaced: Vec<(u64, u64)>,
+    /// The same of the sweep before.
+    replaced_before: Vec<(u64, u64)>,
 }
+
+/// More places than requests can be in flight: a sweep that leaves more to writes has passed by something.
+const REPLACED_MAX: usize = 4096;
 
 impl Age {
     /// Something is about to become dirty. True if nothing was: a sweep begins, from the start of the volume.
@@ -35,14 +43,31 @@ impl Age {
     }
 
     /// A sweep begins anew, from the start of the volume.
-    pub const fn sweep_begins(&mut self, now: Time) {
+    pub fn sweep_begins(&mut self, now: Time) {
         self.sweep_began = now;
         self.has_gaps = false;
+        self.replaced_before = core::mem::take(&mut self.replaced);
     }
 
     /// The sweep leaves something behind that it could not write back.
     pub const fn passes_by(&mut self) {
         self.has_gaps = true;
+    }
+
+    /// The sweep leaves `[start, end)` to writes in progress that cover it.
+    pub fn leaves_to_writes(&mut self, start: u64, end: u64) {
+        if self.replaced.len() < REPLACED_MAX {
+            self.replaced.push((start, end));
+        } else {
+            self.has_gaps = true;
+        }
+    }
+
+    /// A write to `[start, end)` has failed: what was left to it is older than the sweep.
+    pub fn write_failed(&mut self, start: u64, end: u64) {
+        let is_hit = |places: &[(u64, u64)]| places.iter().any(|place| place.0 < end && start < place.1);
+        self.has_gaps |= is_hit(&self.replaced);
+        self.had_gaps |= is_hit(&self.replaced_before);
     }
 
     /// A sweep has come to the end of the volume, and all that it found is clean; the next begins.

@@ -62,7 +62,7 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
         let now = s.now;
         let trouble = round.shows(s, target);
         if let Some(volume) = s.volumes.get_mut(target.id) {
-            // What has become less than was chosen has been written anew meanwhile: it is younger than the sweep.
+            // What has become less than was chosen has been written anew meanwhile, or moved: on the backing device it is all.
             if trouble.is_some() {
                 volume.pace.age.passes_by();
             }
@@ -244,7 +244,9 @@ fn choose_in_leaf(
         let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
         // A range that is being written is dirty again soon; a later pass takes it, and what is left of the older data.
         let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else {
-            if !volume.ranges.is_being_replaced(key.start(), key.end) {
+            if volume.ranges.is_being_replaced(key.start(), key.end) {
+                volume.pace.age.leaves_to_writes(key.start(), key.end);
+            } else {
                 volume.pace.age.passes_by();
             }
             continue;

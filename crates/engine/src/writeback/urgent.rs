@@ -79,7 +79,13 @@ async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), E
     let mut fruitless = 0;
     loop {
         match sweep_once(set, target, cancel).await? {
-            Swept { has_gaps: false, .. } => return Ok(()),
+            Swept { is_clean: true, .. } => return Ok(()),
+            Swept { has_gaps: false, .. } => {
+                // What was left to writes in progress is theirs only once they have come.
+                if changes_have_ended(set, target, cancel).await? {
+                    return Ok(());
+                }
+            }
             Swept { trouble: None, .. } => rest(set, cancel, REST_BESIDE_WRITES).await,
             Swept { trouble: Some(error), .. } => {
                 fruitless += 1;
@@ -92,8 +98,31 @@ async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), E
     }
 }
 
+/// Waits for the changes in flight. False if one has failed to which the last sweep had left something.
+async fn changes_have_ended(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<bool, Error> {
+    set.with(|s| {
+        let Some(volume) = s.volumes.get_mut(target.id) else { return };
+        volume.round += 1;
+        volume.earlier_changes = volume.changes;
+    });
+    loop {
+        check(set, cancel)?;
+        let volume = set.with(|s| {
+            let volume = s.volumes.get(target.id)?;
+            Some((volume.earlier_changes, volume.pace.age.ended().1))
+        });
+        match volume {
+            None | Some((0, false)) => return Ok(true),
+            Some((0, true)) => return Ok(false),
+            Some(_) => rest(set, cancel, REST_BESIDE_WRITES).await,
+        }
+    }
+}
+
 /// What a sweep has come to.
 struct Swept {
+    /// Nothing is dirty.
+    is_clean: bool,
     /// It has passed something by.
     has_gaps: bool,
     /// The first trouble that it has met.
@@ -107,7 +136,7 @@ async fn sweep_once(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<
     loop {
         check(set, cancel)?;
         match set.with(|s| s.swept_since(target, began)) {
-            Some(has_gaps) => return Ok(Swept { has_gaps, trouble }),
+            Some((is_clean, has_gaps)) => return Ok(Swept { is_clean, has_gaps, trouble }),
             None => {
                 let batch = batch::clean_batch(set, target, true).await;
                 trouble = trouble.or(batch.trouble);
@@ -127,15 +156,16 @@ impl State {
         volume.pace.age.ended().0
     }
 
-    /// Once the sweep has ended that began when `began` had: whether it has passed something by.
-    fn swept_since(&self, target: &Target, began: u64) -> Option<bool> {
+    /// Once nothing is dirty, or the sweep has ended that began when `began` had: whether nothing is, and whether it has passed
+    /// something by.
+    fn swept_since(&self, target: &Target, began: u64) -> Option<(bool, bool)> {
         let volume = self.volumes.get(target.id).filter(|volume| volume.inode == target.inode);
         let dirty = volume.and_then(|volume| volume.inode).map_or(0, |inode| self.dirty.of(inode));
         if dirty == 0 {
-            return Some(false);
+            return Some((true, false));
         }
         let (ended, had_gaps) = volume?.pace.age.ended();
-        (ended > began).then_some(had_gaps)
+        (ended > began).then_some((false, had_gaps))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Dirty data that somebody wants written back now: all that is dirty at that moment, whoever goes on writing.
 
-use crate::beside::Beside;
+use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
-use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
+use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
 use bcached_engine::{CacheSet, Cancel, Error, Options, VolumeId, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_env::{Env, Op};
@@ -141,5 +141,44 @@ fn without_a_cache_nothing_is_dirty() {
         set.detach(volume, &Cancel::default()).await.expect("sound");
         cleaned(&set, volume).await.expect("nothing is dirty");
         assert_eq!(cleaned(&set, VolumeId(9)).await, Err(Error::NoVolume));
+    });
+}
+
+/// A place is left to a write in progress that covers it. Until that has come it is not done, and if it fails the older data is written
+/// back after all.
+#[test]
+fn what_is_left_to_a_write_is_waited_for() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), still()).await.expect("sound");
+        dirty(&set, volume, 3, 1).await;
+        let fails = Rc::new(Cell::new(false));
+        let hangs = Rc::new(Cell::new(true));
+        let (late, ends) = (Rc::clone(&fails), Rc::clone(&hangs));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let Op::Write { payload, .. } = op else { return None };
+            let is_it = disk == CACHE && payload.as_slice().iter().all(|byte| *byte == 7);
+            match (is_it, ends.get(), late.get()) {
+                (true, true, _) => Some(Mishap::Waits),
+                (true, false, true) => Some(Mishap::Fails),
+                _ => None,
+            }
+        }));
+        let over = asking(&env, &set, volume, write(16, 8, 7));
+        env.sleep(Duration::from_millis(1)).await;
+        let cleaning = {
+            let set = set.clone();
+            Beside::start(&env, async move { cleaned(&set, volume).await })
+        };
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(!cleaning.is_over(), "what the write covers is nowhere else");
+        fails.set(true);
+        hangs.set(false);
+        let _ = over.result(&env).await;
+        cleaning.result(&env).await.expect("the backing device is well");
+        let mut found = [0; 8 * 512];
+        world.borrow().look(1, DATA_OFFSET + 16, &mut found);
+        assert!(found.iter().all(|byte| *byte == found[0] && [1, 7].contains(byte)), "{}", found[0]);
     });
 }
