@@ -1,0 +1,73 @@
+//! A device alone under a closed loop: so many commands in flight, and the next one when one has ended.
+
+use super::latencies::Latencies;
+use super::mechanism::{Command, Kind, Mechanism};
+use bcached_env::rng::Rng;
+use std::collections::BTreeMap;
+
+/// What a device did.
+#[derive(Debug)]
+pub struct Gauged {
+    /// Virtual nanoseconds from the first command to the end of the last.
+    pub nanoseconds: u64,
+    /// How long each command took.
+    pub latencies: Latencies,
+}
+
+impl Gauged {
+    /// Commands a second.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    pub fn iops(&self) -> f64 {
+        self.latencies.count() as f64 * 1e9 / self.nanoseconds as f64
+    }
+}
+
+/// Puts `count` commands to `device`, from virtual time `start` on, `depth` at a time; `draw` makes the n-th, as what and where.
+///
+/// # Panics
+/// If the device never answers.
+pub fn closed_loop(
+    device: &mut dyn Mechanism,
+    start: u64,
+    (depth, count): (u64, u64),
+    mut draw: impl FnMut(u64) -> (Kind, u64, u64),
+) -> Gauged {
+    let mut now = start;
+    let mut begun = 0;
+    let mut since = BTreeMap::new();
+    let mut latencies = Latencies::default();
+    let mut ended = Vec::new();
+    while latencies.count() < count {
+        while begun < count && (since.len() as u64) < depth {
+            let (kind, sector, sectors) = draw(begun);
+            device.submit(now, Command { number: begun, kind, sector, sectors });
+            since.insert(begun, now);
+            begun += 1;
+        }
+        now = device.next().expect("a device that has commands does something");
+        device.advance(now, &mut ended);
+        for number in ended.drain(..) {
+            let began = since.remove(&number).expect("each command ends once");
+            latencies.add(now - began);
+        }
+    }
+    Gauged { nanoseconds: now - start, latencies }
+}
+
+/// Commands of `sectors` sectors at random places below `region` sectors, aligned to their length.
+pub fn random(kind: Kind, region: u64, sectors: u64, seed: u64) -> impl FnMut(u64) -> (Kind, u64, u64) {
+    let mut rng = Rng::new(seed);
+    move |_| (kind, rng.below(region / sectors) * sectors, sectors)
+}
+
+/// Commands of `sectors` sectors, one after the other from sector 0 on.
+pub fn sequential(kind: Kind, sectors: u64) -> impl FnMut(u64) -> (Kind, u64, u64) {
+    move |number| (kind, number * sectors, sectors)
+}
+
+/// Writes at random places below `region` sectors, a flush after each.
+pub fn fsynced(region: u64, sectors: u64, seed: u64) -> impl FnMut(u64) -> (Kind, u64, u64) {
+    let mut write = random(Kind::Write, region, sectors, seed);
+    move |number| if number % 2 == 0 { write(number) } else { (Kind::Flush, 0, 0) }
+}
