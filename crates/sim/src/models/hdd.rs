@@ -34,8 +34,10 @@ pub struct Model {
     pub seek_min_ns: u64,
     /// The mean of seeks between random places, in nanoseconds.
     pub seek_mean_ns: u64,
-    /// What each command that reaches the platter takes besides, in nanoseconds.
+    /// What a command takes besides that meets an idle drive, in nanoseconds; others are prepared while the head is busy.
     pub command_ns: u64,
+    /// What each access to the platter takes besides, in nanoseconds.
+    pub think_ns: u64,
     /// Commands that can be put in order.
     pub queue: usize,
     /// A command that has waited for longer is next.
@@ -62,6 +64,7 @@ impl Model {
             seek_min_ns: 600_000,
             seek_mean_ns: 8_000_000,
             command_ns: 150_000,
+            think_ns: 0,
             queue: 32,
             age_limit_ns: 500_000_000,
             cache_bytes: 64 << 20,
@@ -77,7 +80,7 @@ impl Model {
             track_sectors: 3_900,
             seek_min_ns: 1_000_000,
             seek_mean_ns: 6_000_000,
-            command_ns: 5_700_000,
+            think_ns: 5_700_000,
             // As slow as it is, half a second would leave nothing to put in order.
             age_limit_ns: 2_000_000_000,
             ..Self::d7k8()
@@ -113,7 +116,7 @@ impl Model {
 
     /// From `now` until the head, on track `from`, is at the beginning of `sector`, in nanoseconds.
     fn position_ns(&self, now: u64, from: u64, sector: u64) -> u64 {
-        let ready = self.command_ns + self.seek_ns(from, self.track(sector));
+        let ready = self.think_ns + self.seek_ns(from, self.track(sector));
         let angle = (now + ready) % self.turn_ns;
         let wanted = self.transfer_ns(sector % self.track_sectors);
         ready + (wanted + self.turn_ns - angle) % self.turn_ns
@@ -211,7 +214,8 @@ impl Hdd {
         if sector == self.last.end && now == self.last.at {
             return 0;
         }
-        self.model.position_ns(now, self.model.track(self.last.end), sector)
+        let idle = if now > self.last.at { self.model.command_ns } else { 0 };
+        idle + self.model.position_ns(now + idle, self.model.track(self.last.end), sector)
     }
 
     /// When the data of a read has come that begins at `now`: what was read ahead is there.

@@ -70,5 +70,7 @@ mod tests {
         assert_eq!(latencies.quantile(1000), 2000);
         assert_eq!(latencies.quantile(0), 1);
         assert_eq!((latencies.mean(), latencies.longest(), latencies.count()), (1000, 2000, 2000));
+        latencies.add(3000);
+        assert_eq!(latencies.quantile(500), 1001, "half of them and one more");
     }
 }

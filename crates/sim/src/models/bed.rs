@@ -1,0 +1,268 @@
+//! The engine, unchanged, on modelled devices: a cache set of one volume, made, opened, put under load, killed and opened again.
+
+use super::hdd;
+use super::load::{Done, Load, Run};
+use super::ssd;
+use super::world::{Device, ModelDriver, Traffic, World};
+use crate::note::{MemoryNote, NoteState};
+use bcached_engine::{CacheSet, Options, Status, VolumeId};
+use bcached_env::{DiskId, Env, Executor, Order, Outcome};
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+};
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The cache device.
+pub const CACHE: usize = 0;
+/// The backing device.
+pub const BACKING: usize = 1;
+/// Where a volume's data begins on its backing device, in sectors.
+pub const DATA_START: u64 = 16;
+/// Records of the note: as many as writes may be answered before the journal has them.
+const NOTE_RECORDS: usize = 1 << 16;
+/// Sectors of a block, of the set and of requests.
+const BLOCK_SECTORS: u16 = 8;
+/// Buckets that a small cache has at least.
+const BUCKETS_MIN: u64 = 2048;
+/// Smallest and largest bucket, in sectors.
+const BUCKET_MIN: u64 = 32;
+const BUCKET_MAX: u64 = 1024;
+/// Feeds what the engine draws.
+const SEED: u64 = 1;
+
+/// What a set is made on and opened with. Sizes in sectors.
+#[derive(Clone)]
+pub struct Setting {
+    /// The cache device.
+    pub cache: ssd::Model,
+    /// Its size.
+    pub cache_sectors: u64,
+    /// A bucket.
+    pub bucket_sectors: u16,
+    /// The disk behind.
+    pub backing: hdd::Model,
+    /// How much of it the volume takes, from its beginning.
+    pub volume_sectors: u64,
+    /// The engine's options.
+    pub options: Options,
+}
+
+impl Setting {
+    /// A write-back cache on `cache` in buckets of 512 KiB, or smaller ones if there would be few, in front of a 7k8. Nothing is bypassed: a load says what is cached.
+    #[must_use]
+    pub fn new(cache: ssd::Model, cache_sectors: u64, volume_sectors: u64) -> Self {
+        let mut options = Options::default();
+        options.volume.sequential_cutoff = 0;
+        options.congested_read_threshold = Duration::ZERO;
+        options.congested_write_threshold = Duration::ZERO;
+        let backing = hdd::Model::d7k8();
+        let fitting = (cache_sectors / BUCKETS_MIN).clamp(BUCKET_MIN, BUCKET_MAX);
+        // The power of two that is not above it.
+        let bucket_sectors = u16::try_from(1 << fitting.ilog2()).expect("at most the greatest");
+        Self { cache, cache_sectors, bucket_sectors, backing, volume_sectors, options }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        let set_uuid = Uuid([7; 16]);
+        let mut cache = Device::ssd(self.cache.clone(), self.cache_sectors);
+        let superblock = CacheSuperblock::format(CacheFormat {
+            uuid: Uuid([8; 16]),
+            set_uuid,
+            device_sectors: self.cache_sectors,
+            block_sectors: BLOCK_SECTORS,
+            bucket_sectors: self.bucket_sectors,
+            discard: false,
+            replacement: Replacement::Lru,
+        });
+        cache.content.write(SUPERBLOCK_SECTOR, &superblock.expect("sizes that can be run").seal()[..]);
+        let device_sectors = DATA_START + self.volume_sectors;
+        let mut backing = Device::hdd(self.backing.clone(), device_sectors);
+        let superblock = BackingSuperblock::format(BackingFormat {
+            uuid: Uuid([9; 16]),
+            set_uuid,
+            block_sectors: BLOCK_SECTORS,
+            bucket_sectors: self.bucket_sectors,
+            data_offset: None,
+            cache_mode: CacheMode::Writeback,
+            device_sectors,
+        });
+        backing.content.write(SUPERBLOCK_SECTOR, &superblock.expect("sizes that can be run").seal()[..]);
+        vec![cache, backing]
+    }
+}
+
+/// A running set and its world.
+pub struct Bed {
+    /// Devices and clock.
+    pub world: Rc<RefCell<World>>,
+    /// The set.
+    pub set: CacheSet,
+    /// Its volume.
+    pub volume: VolumeId,
+    executor: Executor,
+    note: Rc<RefCell<NoteState>>,
+    options: Options,
+}
+
+type Opened = (Executor, CacheSet, VolumeId);
+
+fn open(world: &Rc<RefCell<World>>, note: &Rc<RefCell<NoteState>>, options: Options) -> Opened {
+    let mut executor = Executor::new(Box::new(ModelDriver::new(Rc::clone(world))), Order::Fifo, SEED);
+    let (env, note) = (executor.env(), Box::new(MemoryNote::new(Rc::clone(note))));
+    let opened = executor.block_on(async move {
+        let set = CacheSet::open(env, DiskId(0), note, options).await.expect("a set that was made opens");
+        let volume = set.add_backing(DiskId(1), None).await.expect("a volume that was made is attached");
+        (set, volume)
+    });
+    let (set, volume) = opened.expect("the world goes on");
+    (executor, set, volume)
+}
+
+impl Bed {
+    /// A set made and opened, its volume attached.
+    ///
+    /// # Panics
+    /// If the sizes cannot be run.
+    #[must_use]
+    pub fn new(setting: &Setting) -> Self {
+        let world = Rc::new(RefCell::new(World::new(setting.devices())));
+        let note = Rc::new(RefCell::new(NoteState::new(NOTE_RECORDS)));
+        let (executor, set, volume) = open(&world, &note, setting.options.clone());
+        Self { world, set, volume, executor, note, options: setting.options.clone() }
+    }
+
+    /// The power is cut, and the set opened again. Virtual nanoseconds until the volume is served.
+    #[must_use]
+    pub fn crash_and_reopen(self) -> (Self, u64) {
+        let Self { world, set, executor, note, options, .. } = self;
+        drop((set, executor));
+        note.borrow_mut().wipe();
+        world.borrow_mut().next_life();
+        let began = world.borrow().now();
+        let (executor, set, volume) = open(&world, &note, options.clone());
+        let taken = world.borrow().now() - began;
+        (Self { world, set, volume, executor, note, options }, taken)
+    }
+
+    /// The executor's world.
+    #[must_use]
+    pub fn env(&self) -> Env {
+        self.executor.env()
+    }
+
+    /// Virtual nanoseconds since the beginning.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.world.borrow().now()
+    }
+
+    /// What a device has moved.
+    #[must_use]
+    pub fn traffic(&self, device: usize) -> Traffic {
+        self.world.borrow().devices[device].traffic
+    }
+
+    /// What the set says of itself.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.set.status()
+    }
+
+    /// Runs until `flow` has ended.
+    ///
+    /// # Panics
+    /// If everybody waits for somebody else.
+    pub fn block_on<T: 'static>(&mut self, flow: impl Future<Output = T> + 'static) -> T {
+        self.executor.block_on(flow).expect("somebody has something to do")
+    }
+
+    /// Lets virtual time pass.
+    pub fn rest(&mut self, duration: Duration) {
+        let env = self.env();
+        self.block_on(async move { env.sleep(duration).await });
+    }
+
+    /// Puts the volume under `load`, until it ends.
+    ///
+    /// # Panics
+    /// If a request is refused, or everybody waits for somebody else.
+    pub fn run(&mut self, load: &Load) -> Done {
+        let run = Run::begin(load, self.env(), &self.set, self.volume);
+        let outcome = self.executor.run_until(|| run.has_ended());
+        assert_eq!(outcome, Outcome::Done, "somebody has something to do");
+        run.done()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::Until;
+    use super::*;
+    use bcached_engine::Request;
+    use bcached_env::Buffer;
+
+    fn small() -> Setting {
+        Setting::new(ssd::Model::sata_plp(), 1 << 17, 1 << 19)
+    }
+
+    /// Data that clients flushed and metadata are there after a crash, byte by byte.
+    #[test]
+    fn what_was_flushed_is_there_after_a_crash() {
+        let mut bed = Bed::new(&small());
+        let bytes: Vec<u8> = (0..64 * 512_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        let (set, volume, payload) = (bed.set.clone(), bed.volume, Buffer::copied_from(&bytes).freeze());
+        bed.block_on(async move {
+            set.serve(volume, Request::Write { sector: 1000, payload, fua: false }).await.result.unwrap();
+            set.serve(volume, Request::Flush).await.result.unwrap();
+        });
+        bed.run(&Load::random_writes(1 << 19, 8, Until::Requests(500)));
+        let (mut bed, nanoseconds) = bed.crash_and_reopen();
+        assert!(nanoseconds > 0);
+        bed.set.assert_invariants();
+        assert!(bed.status().dirty_sectors >= 64);
+        let (set, volume) = (bed.set.clone(), bed.volume);
+        let read = bed.block_on(async move {
+            let buffer = Buffer::zeroed(64 * 512);
+            set.serve(volume, Request::Read { sector: 1000, buffer }).await.buffer.unwrap()
+        });
+        // The load may have written zeroes over some of it.
+        let blocks = read.as_slice().chunks(4096).zip(bytes.chunks(4096));
+        let kept = blocks.filter(|(read, written)| read == written).count();
+        assert!(kept >= 7, "{kept} of 8 blocks");
+    }
+
+    /// A write that is alone takes what the drive takes, and the processor's time beside it.
+    #[test]
+    fn latencies_are_the_drives_and_the_processors() {
+        let mut bed = Bed::new(&small());
+        // The first one marks the backing device dirty.
+        bed.run(&Load::random_writes(1 << 19, 1, Until::Requests(1)));
+        let cpu_before = bed.world.borrow().cpu_ns();
+        let mut done = bed.run(&Load::random_writes(1 << 19, 1, Until::Requests(1000)));
+        let cpu = (bed.world.borrow().cpu_ns() - cpu_before) / 1000;
+        let median = done.writes.quantile(500);
+        println!("{median} ns, {cpu} of them the processor's");
+        assert!((2_000..20_000).contains(&cpu), "{cpu}");
+        assert!((44_000..62_000).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn a_run_is_the_same_each_time() {
+        let run = || {
+            let mut bed = Bed::new(&small());
+            let load = Load {
+                read_percent: 50,
+                flush_each: 7,
+                ..Load::random_writes(1 << 19, 8, Until::Requests(3000))
+            };
+            let mut done = bed.run(&load);
+            let traffic = [CACHE, BACKING].map(|device| bed.traffic(device));
+            (bed.now(), traffic, done.reads.quantile(990), done.writes.quantile(990), done.by_second)
+        };
+        assert_eq!(run(), run());
+    }
+}

@@ -1,0 +1,120 @@
+//! What a device holds, exact to the byte: pages of 4 KiB, of which those that are all zeroes take no memory.
+//!
+//! That is all it takes to hold a full cache of 64 GiB: clients of a benchmark write zeroes, the engine does not look at data,
+//! and its metadata is small. Nothing depends on who wrote a page: what was written is what is read.
+
+use std::collections::BTreeMap;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+/// Sectors of a page.
+const PAGE_SECTORS: u64 = 8;
+const SECTOR: usize = 512;
+
+/// Bytes by page.
+#[derive(Default)]
+pub struct Content {
+    pages: BTreeMap<u64, Box<[u8; PAGE]>>,
+}
+
+impl Content {
+    /// Copies what stands from `sector` on into `into` (whole sectors).
+    pub fn read(&self, sector: u64, into: &mut [u8]) {
+        into.fill(0);
+        for (page, at, bytes) in pieces(sector, into.len()) {
+            if let Some(found) = self.pages.get(&page) {
+                let length = bytes.len();
+                into[bytes].copy_from_slice(&found[at..at + length]);
+            }
+        }
+    }
+
+    /// Puts `from` (whole sectors) at `sector`.
+    pub fn write(&mut self, sector: u64, from: &[u8]) {
+        for (page, at, bytes) in pieces(sector, from.len()) {
+            let piece = &from[bytes];
+            if is_zero(piece) {
+                self.clear(page, at, piece.len());
+            } else {
+                let held = self.pages.entry(page).or_insert_with(|| Box::new([0; PAGE]));
+                held[at..at + piece.len()].copy_from_slice(piece);
+            }
+        }
+    }
+
+    /// Puts zeroes on `sectors` sectors from `sector` on.
+    pub fn zero(&mut self, sector: u64, sectors: u64) {
+        let (first, end) = (sector / PAGE_SECTORS, (sector + sectors).div_ceil(PAGE_SECTORS));
+        let held: Vec<u64> = self.pages.range(first..end).map(|(page, _)| *page).collect();
+        for page in held {
+            let from = sector.max(page * PAGE_SECTORS);
+            let to = (sector + sectors).min((page + 1) * PAGE_SECTORS);
+            let bytes = |sectors: u64| usize::try_from(sectors).expect("within a page") * SECTOR;
+            self.clear(page, bytes(from - page * PAGE_SECTORS), bytes(to - from));
+        }
+    }
+
+    /// Pages that take memory.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    fn clear(&mut self, page: u64, at: usize, bytes: usize) {
+        if bytes == PAGE {
+            self.pages.remove(&page);
+        } else if let Some(held) = self.pages.get_mut(&page) {
+            held[at..at + bytes].fill(0);
+            if is_zero(&held[..]) {
+                self.pages.remove(&page);
+            }
+        }
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks_exact(SECTOR).all(|sector| sector.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// A run of bytes from `sector` on, cut at pages: the page, where in it, and which of the bytes.
+fn pieces(sector: u64, bytes: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+    let first = usize::try_from(sector % PAGE_SECTORS).expect("below eight") * SECTOR;
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        (done < bytes).then(|| {
+            let at = (first + done) % PAGE;
+            let page = sector / PAGE_SECTORS + ((first + done) / PAGE) as u64;
+            let length = (PAGE - at).min(bytes - done);
+            done += length;
+            (page, at, done - length..done)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_what_is_read_and_zeroes_take_no_memory() {
+        let mut content = Content::default();
+        let bytes: Vec<u8> = (0..20 * SECTOR).map(|at| u8::try_from(at / SECTOR + 1).unwrap()).collect();
+        content.write(5, &bytes);
+        assert_eq!(content.pages(), 4);
+        let read = |content: &Content, sector, sectors: usize| {
+            let mut into = vec![9; sectors * SECTOR];
+            content.read(sector, &mut into);
+            into.iter().step_by(SECTOR).copied().collect::<Vec<_>>()
+        };
+        assert_eq!(read(&content, 3, 5), [0, 0, 1, 2, 3]);
+        assert_eq!(read(&content, 23, 4), [19, 20, 0, 0]);
+        content.write(8, &[0; 8 * SECTOR]);
+        assert_eq!(content.pages(), 3);
+        assert_eq!(read(&content, 7, 10), [3, 0, 0, 0, 0, 0, 0, 0, 0, 12]);
+        content.write(5, &[0; 3 * SECTOR]);
+        assert_eq!(content.pages(), 2, "a page in pieces");
+        content.zero(17, 100);
+        assert_eq!(content.pages(), 1);
+        assert_eq!(read(&content, 16, 2), [12, 0]);
+    }
+}

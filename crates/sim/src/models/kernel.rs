@@ -1,0 +1,223 @@
+//! How a kernel's bcache writes dirty data back, as far as the devices notice: a model of what 6.1 was seen to do, to compare with.
+//!
+//! - A scan collects up to [`SCAN_KEYS`] dirty keys in address order, and waits first until all of the last one have landed.
+//! - Keys that lie side by side go together, at most [`PASS_KEYS`] of them, and none beyond [`PASS_SECTORS`]: a pass. Each key is
+//!   a read of the cache device and a write of its own to the disk, and writes set out in the order of the keys.
+//! - At most [`IN_FLIGHT`] keys are under way.
+//! - After each pass the rate limiter is charged, and slept by in ticks of 4 ms; when the set is idle there is no limit.
+//! - The disk is never flushed. Keys turn clean in memory, which takes no time here.
+
+use super::mechanism::{Command, Kind, Mechanism};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Dirty keys that a scan collects.
+const SCAN_KEYS: usize = 500;
+/// Keys of a pass.
+const PASS_KEYS: usize = 5;
+/// A pass of so many sectors takes no further key.
+const PASS_SECTORS: u64 = 5000;
+/// Keys under way.
+const IN_FLIGHT: usize = 64;
+/// What sleeps are rounded down to, in nanoseconds.
+const TICK_NS: u64 = 4_000_000;
+
+/// A dirty key. Sectors.
+#[derive(Clone, Copy, Debug)]
+pub struct Dirty {
+    /// Where on the disk.
+    pub sector: u64,
+    /// Where on the cache device.
+    pub cached_at: u64,
+    /// Its length.
+    pub sectors: u64,
+}
+
+/// Keys of one scan on their way. Numbers are places in the scan.
+struct Scan<'a> {
+    keys: &'a [Dirty],
+    /// Those that may set out next.
+    next: usize,
+    /// Read, but a former one is not.
+    read: BTreeSet<usize>,
+    /// The next that may be written.
+    next_write: usize,
+    landed: usize,
+}
+
+impl Scan<'_> {
+    /// How many keys of the next pass go together.
+    fn pass(&self) -> usize {
+        let keys = &self.keys[self.next..];
+        let (mut count, mut sectors) = (0, 0);
+        while let Some(key) = keys.get(count) {
+            let is_next = count == 0 || keys[count - 1].sector + keys[count - 1].sectors == key.sector;
+            if count == PASS_KEYS || sectors >= PASS_SECTORS || !is_next {
+                break;
+            }
+            sectors += key.sectors;
+            count += 1;
+        }
+        count
+    }
+
+    /// Sends what may set out now to the cache device.
+    fn read_on(&mut self, now: u64, limiter: &mut Limiter, cache: &mut dyn Mechanism) {
+        while self.next < self.keys.len() && limiter.allowed_at <= now {
+            let pass = self.pass();
+            if self.next + pass - self.landed > IN_FLIGHT {
+                return;
+            }
+            let mut sectors = 0;
+            for index in self.next..self.next + pass {
+                let key = self.keys[index];
+                sectors += key.sectors;
+                let command = Command {
+                    number: index as u64,
+                    kind: Kind::Read,
+                    sector: key.cached_at,
+                    sectors: key.sectors,
+                };
+                cache.submit(now, command);
+            }
+            self.next += pass;
+            limiter.charge(now, sectors);
+        }
+    }
+
+    /// A key has been read: it and those behind it that waited for it set out for the disk.
+    fn write_on(&mut self, now: u64, number: u64, disk: &mut dyn Mechanism) {
+        self.read.insert(usize::try_from(number).expect("a place in a scan"));
+        while self.read.remove(&self.next_write) {
+            let key = self.keys[self.next_write];
+            let number = self.next_write as u64;
+            disk.submit(now, Command { number, kind: Kind::Write, sector: key.sector, sectors: key.sectors });
+            self.next_write += 1;
+        }
+    }
+}
+
+/// The rate limiter. Nanoseconds.
+struct Limiter {
+    /// Sectors a second; `None`: the set is idle.
+    rate: Option<u64>,
+    next: u64,
+    allowed_at: u64,
+}
+
+impl Limiter {
+    fn charge(&mut self, now: u64, sectors: u64) {
+        let Some(rate) = self.rate else { return };
+        const SECOND: u64 = 1_000_000_000;
+        self.next += sectors * SECOND / rate;
+        self.next = self.next.clamp(now.saturating_sub(2 * SECOND), now + 5 * SECOND / 2);
+        self.allowed_at = now + self.next.saturating_sub(now) / TICK_NS * TICK_NS;
+    }
+}
+
+/// Writes `keys` (in address order) back from `cache` to `disk`, from virtual time `start` on, at `rate` sectors a second or, when
+/// idle, as it goes. Virtual nanoseconds until all has landed on the platter: a flush at the end, which the kernel
+/// leaves out, is counted so that what is compared is safe.
+///
+/// # Panics
+/// If a device never answers.
+pub fn write_back(
+    (cache, disk): (&mut dyn Mechanism, &mut dyn Mechanism),
+    start: u64,
+    keys: &[Dirty],
+    rate: Option<u64>,
+) -> u64 {
+    let mut now = start;
+    let mut limiter = Limiter { rate, next: start, allowed_at: start };
+    for keys in keys.chunks(SCAN_KEYS) {
+        let mut scan = Scan { keys, next: 0, read: BTreeSet::new(), next_write: 0, landed: 0 };
+        while scan.landed < keys.len() {
+            scan.read_on(now, &mut limiter, cache);
+            let waits = scan.next < keys.len() && limiter.allowed_at > now;
+            let timer = waits.then_some(limiter.allowed_at);
+            let next = [cache.next(), disk.next(), timer].into_iter().flatten().min();
+            now = now.max(next.expect("something is under way"));
+            for number in advance(cache, now) {
+                scan.write_on(now, number, disk);
+            }
+            scan.landed += advance(disk, now).len();
+        }
+    }
+    disk.submit(now, Command { number: u64::MAX, kind: Kind::Flush, sector: 0, sectors: 0 });
+    while advance(disk, now).is_empty() {
+        now = disk.next().expect("a flush ends");
+    }
+    now - start
+}
+
+fn advance(device: &mut dyn Mechanism, now: u64) -> Vec<u64> {
+    let mut ended = Vec::new();
+    device.advance(now, &mut ended);
+    ended
+}
+
+/// What devices see of the order: for each command to the disk its first sector, and how many keys were under way.
+#[derive(Default)]
+pub struct Seen {
+    /// In the order of setting out.
+    pub writes: Vec<(u64, usize)>,
+    under_way: BTreeMap<u64, u64>,
+}
+
+impl Mechanism for Seen {
+    fn submit(&mut self, now: u64, command: Command) {
+        if command.kind != Kind::Flush {
+            self.writes.push((command.sector, self.under_way.len() + 1));
+        }
+        // A millisecond each: slower than any cache device reads.
+        self.under_way.insert(now + 1_000_000 + command.number % 1000, command.number);
+    }
+
+    fn next(&self) -> Option<u64> {
+        self.under_way.first_key_value().map(|(time, _)| *time)
+    }
+
+    fn advance(&mut self, time: u64, ended: &mut Vec<u64>) {
+        while let Some(first) = self.under_way.first_entry().filter(|first| *first.key() <= time) {
+            ended.push(first.remove());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::ssd::{Model, Ssd};
+
+    fn keys(count: u64, gap: u64) -> Vec<Dirty> {
+        (0..count)
+            .map(|n| Dirty { sector: n * gap, cached_at: (n * 7919) % 100_000 * 8, sectors: 8 })
+            .collect()
+    }
+
+    #[test]
+    fn writes_set_out_in_order_and_never_more_than_64() {
+        let mut seen = Seen::default();
+        let keys = keys(1200, 16);
+        write_back((&mut Ssd::new(Model::sata_plp()), &mut seen), 0, &keys, None);
+        let places: Vec<u64> = seen.writes.iter().map(|(sector, _)| *sector).collect();
+        assert_eq!(places, keys.iter().map(|key| key.sector).collect::<Vec<_>>());
+        let most = seen.writes.iter().map(|(_, depth)| *depth).max();
+        assert!(most.is_some_and(|most| (33..=64).contains(&most)), "{most:?}");
+        assert_eq!(seen.writes[500].1, 1, "a scan waits for the one before");
+    }
+
+    #[test]
+    fn the_rate_holds_and_neighbours_go_five_at_a_time() {
+        let run = |gap| {
+            let mut seen = Seen::default();
+            // 1000 keys of 8 sectors at 4000 sectors a second: two seconds.
+            write_back((&mut Ssd::new(Model::sata_plp()), &mut seen), 0, &keys(1000, gap), Some(4000))
+        };
+        for gap in [8, 16] {
+            let taken = run(gap);
+            assert!((1_900_000_000..2_300_000_000).contains(&taken), "{gap}: {taken}");
+        }
+        let limiter = Scan { keys: &keys(12, 8), next: 0, read: BTreeSet::new(), next_write: 0, landed: 0 };
+        assert_eq!(limiter.pass(), 5);
+    }
+}

@@ -1,0 +1,253 @@
+//! Modelled devices as the engine's driver, in virtual time: what a device takes, and what the engine's work takes on one
+//! processor, pass on one clock.
+//!
+//! The [`World`] outlives the process that runs in it, and so do commands in flight at its death: they are carried out. Devices
+//! do nothing wrong here, and lose nothing; that is what [`crate::driver`] is for.
+
+use super::content::Content;
+use super::hdd::{self, Hdd};
+use super::mechanism::{Command, Kind, Mechanism, SECTOR_BYTES};
+use super::ssd::{self, Ssd};
+use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// CPU time of one turn of the executor, in nanoseconds: as the simulator has it.
+const TURN_NS: u64 = 200;
+/// CPU time to put an operation to a device and to take its answer, in nanoseconds: what a prototype of executor and driver took
+/// for an operation that does nothing.
+const OPERATION_NS: u64 = 350;
+
+/// What a device has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+/// A device: its mechanism and what it holds.
+pub struct Device {
+    mechanism: Box<dyn Mechanism>,
+    info: DiskInfo,
+    /// What it holds; a tool may place things here.
+    pub content: Content,
+    /// What it has moved.
+    pub traffic: Traffic,
+}
+
+impl Device {
+    /// A solid state drive of `sectors` sectors with blocks of 4 KiB.
+    #[must_use]
+    pub fn ssd(model: ssd::Model, sectors: u64) -> Self {
+        Self::of(Box::new(Ssd::new(model)), sectors, true)
+    }
+
+    /// A hard disk, of which the first `sectors` sectors are used.
+    #[must_use]
+    pub fn hdd(model: hdd::Model, sectors: u64) -> Self {
+        assert!(sectors <= model.sectors, "a part of the disk");
+        let volatile_cache = model.cache_bytes > 0;
+        Self::of(Box::new(Hdd::new(model)), sectors, volatile_cache)
+    }
+
+    fn of(mechanism: Box<dyn Mechanism>, sectors: u64, volatile_cache: bool) -> Self {
+        let info = DiskInfo {
+            sectors,
+            logical_block_sectors: 1,
+            volatile_cache,
+            fua: true,
+            discard: false,
+            write_zeroes: true,
+        };
+        Self { mechanism, info, content: Content::default(), traffic: Traffic::default() }
+    }
+}
+
+/// An operation that a device has, and whose.
+struct Flight {
+    disk: usize,
+    /// Of which process.
+    life: u64,
+    token: Token,
+    op: Op,
+}
+
+/// Devices and clock.
+pub struct World {
+    /// The devices, by [`DiskId`].
+    pub devices: Vec<Device>,
+    now: u64,
+    flights: BTreeMap<u64, Flight>,
+    next_number: u64,
+    life: u64,
+    cpu_ns: u64,
+    ended: Vec<u64>,
+}
+
+impl World {
+    /// A world at time zero.
+    #[must_use]
+    pub const fn new(devices: Vec<Device>) -> Self {
+        Self {
+            devices,
+            now: 0,
+            flights: BTreeMap::new(),
+            next_number: 0,
+            life: 0,
+            cpu_ns: 0,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Virtual nanoseconds since the beginning.
+    #[must_use]
+    pub const fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Of these, spent by the processor.
+    #[must_use]
+    pub const fn cpu_ns(&self) -> u64 {
+        self.cpu_ns
+    }
+
+    /// A process has died: nobody hears any more of what it has asked for.
+    pub const fn next_life(&mut self) {
+        self.life += 1;
+    }
+
+    fn charge(&mut self, nanoseconds: u64) {
+        self.now += nanoseconds;
+        self.cpu_ns += nanoseconds;
+    }
+
+    fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        self.charge(OPERATION_NS);
+        let (number, disk) = (self.next_number, disk.0 as usize);
+        self.next_number += 1;
+        let (kind, sector, sectors) = form(&op);
+        let device = &mut self.devices[disk];
+        let bytes = sectors * SECTOR_BYTES;
+        assert!(sector + sectors <= device.info.sectors, "the engine asks within a device");
+        match kind {
+            Kind::Read => {
+                device.traffic.reads += 1;
+                device.traffic.read_bytes += bytes;
+            }
+            Kind::Write | Kind::WriteFua => {
+                device.traffic.writes += 1;
+                device.traffic.written_bytes += bytes;
+            }
+            Kind::Flush => device.traffic.flushes += 1,
+            Kind::Discard => {}
+        }
+        device.mechanism.submit(self.now, Command { number, kind, sector, sectors });
+        self.flights.insert(number, Flight { disk, life: self.life, token, op });
+    }
+
+    /// An operation has ended: its content is there.
+    fn end(&mut self, number: u64) -> Option<Event> {
+        let Flight { disk, life, token, op } = self.flights.remove(&number)?;
+        let content = &mut self.devices[disk].content;
+        let (mut result, mut returned) = (Ok(()), None);
+        match op {
+            Op::Read { sector, mut buffer } => {
+                content.read(sector, buffer.as_mut_slice());
+                returned = Some(buffer);
+            }
+            Op::Write { sector, payload, .. } => content.write(sector, payload.as_slice()),
+            Op::Zero { sector, sectors } => content.zero(sector, sectors),
+            Op::Discard { .. } => result = Err(IoErrorKind::Unsupported),
+            Op::Flush => {}
+        }
+        (life == self.life).then_some(Event::Done(Completion { token, result, buffer: returned }))
+    }
+
+    fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        self.charge(TURN_NS);
+        loop {
+            let next = self.devices.iter().filter_map(|device| device.mechanism.next()).min();
+            // What has happened is told before the clock moves on.
+            if !events.is_empty() && next.is_none_or(|time| time > self.now) {
+                return;
+            }
+            let Some(time) = next.filter(|time| until.is_none_or(|until| *time <= until.0)) else {
+                match until {
+                    Some(until) => self.now = self.now.max(until.0),
+                    // Nothing is under way, and nobody waits for a time.
+                    None => events.push(Event::Halt),
+                }
+                return;
+            };
+            self.now = self.now.max(time);
+            let mut ended = std::mem::take(&mut self.ended);
+            for device in &mut self.devices {
+                device.mechanism.advance(time, &mut ended);
+            }
+            events.extend(ended.drain(..).filter_map(|number| self.end(number)));
+            self.ended = ended;
+        }
+    }
+}
+
+/// What an operation is to a device.
+fn form(op: &Op) -> (Kind, u64, u64) {
+    let sectors = |bytes: usize| bytes as u64 / SECTOR_BYTES;
+    match op {
+        Op::Read { sector, buffer } => (Kind::Read, *sector, sectors(buffer.len())),
+        Op::Write { sector, payload, fua } => {
+            (if *fua { Kind::WriteFua } else { Kind::Write }, *sector, sectors(payload.len()))
+        }
+        Op::Zero { sector, sectors } => (Kind::Write, *sector, *sectors),
+        Op::Discard { sector, sectors } => (Kind::Discard, *sector, *sectors),
+        Op::Flush => (Kind::Flush, 0, 0),
+    }
+}
+
+/// A process's handle on the world.
+#[derive(Clone)]
+pub struct ModelDriver(Rc<RefCell<World>>);
+
+impl ModelDriver {
+    /// A handle on `world`.
+    #[must_use]
+    pub const fn new(world: Rc<RefCell<World>>) -> Self {
+        Self(world)
+    }
+}
+
+impl Driver for ModelDriver {
+    fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        self.0.borrow_mut().submit(disk, token, op);
+    }
+
+    fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+        self.0.borrow_mut().wait(until, events);
+    }
+
+    fn now(&self) -> Time {
+        Time(self.0.borrow().now)
+    }
+
+    fn wall_seconds(&self) -> u32 {
+        // Any fixed date will do; this one is in 2023.
+        1_700_000_000 + u32::try_from(self.0.borrow().now / 1_000_000_000).expect("a run lasts days at most")
+    }
+
+    fn info(&self, disk: DiskId) -> DiskInfo {
+        self.0.borrow().devices[disk.0 as usize].info.clone()
+    }
+
+    fn charge(&mut self, nanoseconds: u64) {
+        self.0.borrow_mut().charge(nanoseconds);
+    }
+}
