@@ -28,6 +28,10 @@ const TASKS_MAX: usize = 8192;
 
 /// Polls between two looks at the driver, so that completions are collected under load too.
 const POLLS_PER_TURN: usize = 256;
+/// CPU time charged between two looks at the driver, in nanoseconds, beyond which the next comes at once: what nobody may be kept
+/// waiting for. Tasks that breathe are polled again and again while nobody else is ready: counted by polls alone, answers would
+/// lie there for 256 breaths.
+const TURN_NS_MAX: u64 = 200_000;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -267,6 +271,8 @@ pub struct Executor {
     set: Arc<ReadySet>,
     ready: VecDeque<usize>,
     order: Order,
+    /// CPU time charged since the driver was looked at, in nanoseconds.
+    turn_ns: u64,
 }
 
 impl Executor {
@@ -287,7 +293,7 @@ impl Executor {
         };
         let set = Arc::new(ReadySet::new());
         let env = Env { core: Rc::new(core) };
-        Self { env, tasks: Slab::new(), wakers: Vec::new(), set, ready: VecDeque::new(), order }
+        Self { env, tasks: Slab::new(), wakers: Vec::new(), set, ready: VecDeque::new(), order, turn_ns: 0 }
     }
 
     /// Lets tasks breathe wherever they can, however little they have done: the simulator's choice, whose nodes are small.
@@ -324,7 +330,8 @@ impl Executor {
         let mut events = Vec::new();
         loop {
             let mut polls = 0;
-            while polls < POLLS_PER_TURN && self.poll_one() {
+            self.turn_ns = 0;
+            while polls < POLLS_PER_TURN && self.turn_ns < TURN_NS_MAX && self.poll_one() {
                 polls += 1;
             }
             if done() {
@@ -401,6 +408,7 @@ impl Executor {
         }
         let charged = self.env.core.charged.replace(0);
         if charged > 0 {
+            self.turn_ns += charged;
             self.env.core.driver.borrow_mut().charge(charged);
         }
         true

@@ -197,3 +197,23 @@ fn an_answer_comes_when_it_comes_and_not_with_the_next_timer() {
     });
     assert!(answered.unwrap() < 1_000_000_000, "{answered:?}");
 }
+
+/// Whoever works for long lets others run, so an answer that has come is told, and does not lie there until he has done.
+#[test]
+fn an_answer_does_not_wait_for_one_who_works_for_long() {
+    let mut executor = executor(&world(1), 1);
+    let env = executor.env();
+    let worker = env.clone();
+    env.spawn(async move {
+        for _ in 0..1000 {
+            worker.charge(80_000);
+            worker.breathe().await;
+        }
+    });
+    let answered = executor.block_on(async move {
+        env.disk(DiskId(0)).write(0, bytes(1, 1)).await.unwrap();
+        env.now().0
+    });
+    // The device takes less than one millisecond, and a breath 80 microseconds.
+    assert!(answered.unwrap() < 1_200_000, "{answered:?}");
+}
