@@ -11,8 +11,10 @@
 //! - [`latencies`]: exact quantiles of what was measured;
 //! - [`content`], [`world`]: what devices hold, and all of them as the engine's driver;
 //! - [`load`], [`zipf`], [`bed`]: clients, and the engine under them;
-//! - [`kernel`]: how a kernel writes back, to compare with.
+//! - [`kernel`]: how a kernel writes back, to compare with;
+//! - [`bench`]: the figures that are promised, beside their bounds.
 pub mod bed;
+pub mod bench;
 pub mod content;
 pub mod gauge;
 pub mod hdd;

@@ -71,7 +71,7 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
     }
     assert_refused(
         &["swim"],
-        "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, list",
+        "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, bench-model, list",
     );
     let help = concat!("found: `", env!("CARGO_BIN_EXE_sim"), " COMMAND --help` names the options");
     assert_refused(&["--swim"], &format!("unexpected argument '--swim' {help}"));
@@ -472,4 +472,15 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
             (Some(2), &words[..])
         );
     }
+}
+
+#[test]
+fn figures_are_printed_beside_their_bounds() {
+    let Ran { exit, out, err } = sim(&["bench-model", "--quick", "b12"]);
+    assert_eq!((exit, err.as_str()), (0, ""), "{out}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].starts_with("id ") && lines[0].ends_with("verdict"), "{out}");
+    assert!(lines[1].starts_with("B12 ") && lines[1].contains("<= 1.13"), "{out}");
+    assert!(lines[lines.len() - 1].ends_with(" missed"), "{out}");
+    assert_refused(&["bench-model", "B99"], "no benchmark \"B99\"; the nearest are");
 }

@@ -19,6 +19,8 @@ pub enum Places {
     Random,
     /// One after the other from the beginning of the region, and again.
     Sequential,
+    /// One after the other, each so many requests' lengths behind the last: what lies between them is not asked for.
+    Strided(u64),
     /// Anywhere, some blocks much more often than others: the share of the n-th is 1/n to the power of `theta`; where it lies
     /// has nothing to do with n.
     Zipf(Rc<Zipf>),
@@ -129,6 +131,7 @@ impl Clients {
         let block = match places {
             Places::Random => rng.below(blocks),
             Places::Sequential => *count % blocks,
+            Places::Strided(stride) => *count * stride % blocks,
             Places::Zipf(zipf) => zipf.draw(rng) % blocks,
         };
         *count += 1;

@@ -3,6 +3,7 @@
 //! Exit status: 0 when nothing was found, 1 when a fault was, 2 when the command line or a script is wrong, 141 when
 //! nobody reads any more what is printed.
 
+mod bench_model;
 mod figures;
 mod hunt;
 mod names;
@@ -41,6 +42,8 @@ enum Command {
     Hunt(hunt::Args),
     /// Play named disasters, or list them with the beginnings of their stories.
     Scenario(scenario::Args),
+    /// Measure the engine on devices as fast as real ones, in virtual time, and print the figures beside their bounds.
+    BenchModel(bench_model::Args),
     /// Name the systems and workloads, and the drawing.
     List,
 }
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::sweep_seeds(&args),
         Command::Hunt(args) => hunt::hunt(&args),
         Command::Scenario(args) => scenario::scenario(&args),
+        Command::BenchModel(args) => bench_model::bench_model(&args),
         Command::List => {
             say!("systems: {}", system_names().join(" "));
             say!("workloads: {}", Shape::all().iter().map(|shape| shape.name).collect::<Vec<_>>().join(" "));

@@ -1,0 +1,41 @@
+//! `sim bench-model`: what is promised in virtual time, measured on modelled devices, beside its bounds.
+
+use crate::names::unknown;
+use crate::out::say;
+use anyhow::{Context as _, Result};
+use bcached_sim::models::bench::{BENCHES, Bench, Row, Scale};
+
+/// Options of `sim bench-model`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The benchmarks to run, such as B9; none: all of them.
+    names: Vec<String>,
+    /// Devices so small that it takes seconds: that it runs; the figures say nothing.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Prints the table. True even if bounds are missed: it is there to be read.
+pub fn bench_model(args: &Args) -> Result<bool> {
+    let named = |name: &String| {
+        let found = BENCHES.iter().find(|bench| bench.id.eq_ignore_ascii_case(name));
+        found.with_context(|| unknown("benchmark", name, BENCHES.iter().map(|bench| bench.id)))
+    };
+    let benches: Vec<&Bench> = match &args.names[..] {
+        [] => BENCHES.iter().collect(),
+        names => names.iter().map(named).collect::<Result<_>>()?,
+    };
+    let scale = if args.quick { Scale::Quick } else { Scale::Full };
+    say!("{:<4} {:<52} {:>12}  {:<14} verdict", "id", "quantity", "measured", "bound");
+    let mut verdicts = (0, 0);
+    for bench in benches {
+        for row in (bench.run)(scale) {
+            let Row { id, quantity, measured, bound, is_met } = &row;
+            say!("{id:<4} {quantity:<52} {measured:>12}  {bound:<14} {}", row.verdict());
+            verdicts.0 += u32::from(*is_met == Some(true));
+            verdicts.1 += u32::from(*is_met == Some(false));
+        }
+    }
+    say!("{} met, {} missed", verdicts.0, verdicts.1);
+    Ok(true)
+}

@@ -1,0 +1,64 @@
+//! B8: what becomes of random writes that do not pause when the cache has no more room for dirty data.
+
+use super::{Row, Scale, sweep_seconds};
+use crate::models::bed::{Bed, Setting};
+use crate::models::gauge::{closed_loop, random};
+use crate::models::hdd::Hdd;
+use crate::models::load::{Done, Load, Until};
+use crate::models::mechanism::Kind;
+use crate::models::ssd;
+
+/// Requests in flight.
+const DEPTH: u64 = 128;
+
+/// Four times the cache over four times the cache; with `percent` of it meant to stay dirty.
+fn fill(cache: u64, percent: u64) -> Done {
+    let mut setting = Setting::new(ssd::Model::sata_plp(), cache, 4 * cache);
+    setting.options.volume.writeback_percent = percent;
+    let mut bed = Bed::new(&setting);
+    bed.run(&Load::random_writes(4 * cache, DEPTH, Until::Requests(4 * cache / 8)))
+}
+
+/// The largest loss from one whole second to the next, in parts of the first; and the worst second.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn drop_and_least(done: &Done) -> (f64, f64) {
+    // The last second is not a whole one.
+    let whole = &done.by_second[..done.by_second.len().saturating_sub(1)];
+    let drop = whole.windows(2).map(|pair| 1.0 - pair[1] as f64 / (pair[0] as f64).max(1.0));
+    (drop.fold(0.0, f64::max), whole.iter().copied().min().unwrap_or(0) as f64)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub fn run(scale: Scale) -> Vec<Row> {
+    let cache = scale.of(1 << 20, 1 << 15);
+    let setting = Setting::new(ssd::Model::sata_plp(), cache, 4 * cache);
+    let writes = scale.of(200_000, 20_000);
+    let bare = closed_loop(
+        &mut Hdd::new(setting.backing.clone()),
+        0,
+        (DEPTH, writes),
+        random(Kind::Write, 4 * cache, 8, 1),
+    );
+    // Nine tenths of the cache may be dirty.
+    let dirty = cache / 8 * 9 / 10;
+    let sorted = dirty as f64 / sweep_seconds(&setting.backing, dirty, 4 * cache);
+    let done = fill(cache, setting.options.volume.writeback_percent);
+    let unthrottled = fill(cache, 0);
+    let (drop, least) = drop_and_least(&done);
+    let ratio = done.nanoseconds as f64 / unthrottled.nanoseconds as f64;
+    vec![
+        Row::at_least(
+            "B8",
+            "the worst second (sorted write-back or bare disk)",
+            least,
+            sorted.max(bare.iops()),
+            "IOPS",
+        ),
+        Row::at_most("B8", "largest drop between two seconds", 100.0 * drop, 30.0, "%"),
+        Row::at_most("B8", "total / that of a run without a limit of rate", ratio, 1.05, ""),
+        Row::tells("B8", "sorted write-back", sorted, "IOPS"),
+        Row::tells("B8", "bare disk", bare.iops(), "IOPS"),
+        Row::tells("B8", "mean", done.iops(), "IOPS"),
+        Row::tells("B8", "total", done.nanoseconds as f64 / 1e9, "s"),
+    ]
+}

@@ -1,0 +1,101 @@
+//! B7: how long random writes take at most while garbage is collected, against the time before there is any.
+
+use super::{Row, Scale};
+use crate::models::bed::{BACKING, Bed, Setting};
+use crate::models::latencies::Latencies;
+use crate::models::load::{Load, Until};
+use crate::models::ssd;
+use bcached_engine::Stats;
+
+const MS: f64 = 1e6;
+
+/// What the engine has done to find space, whatever it is.
+const fn collected(stats: &Stats) -> (u64, u64, u64) {
+    (stats.gc_passes, stats.moved_bytes, stats.btree_coalesces)
+}
+
+/// Latencies before anything was collected, and since.
+struct Tails {
+    before: Latencies,
+    since: Latencies,
+    stats: Stats,
+    /// Writes to the disk behind.
+    backing_writes: u64,
+}
+
+/// Random writes over `share` percent of a cache; nothing is written back, so that only collecting makes room.
+fn tails(scale: Scale, share: u64) -> Tails {
+    let cache = scale.of(2 << 21, 1 << 17);
+    let region = cache * share / 100 / 8 * 8;
+    let slice = scale.of(20_000, 2_000);
+    let mut setting = Setting::new(ssd::Model::nvme_plp(), cache, cache);
+    setting.options.volume.writeback_running = false;
+    let mut bed = Bed::new(&setting);
+    // The first one marks the backing device dirty, which is a write to a disk.
+    bed.run(&Load::random_writes(region, 1, Until::Requests(1)));
+    let mut slices: Vec<Latencies> = Vec::new();
+    let mut tails = Tails {
+        before: Latencies::default(),
+        since: Latencies::default(),
+        stats: Stats::default(),
+        backing_writes: 0,
+    };
+    // Four times what the cache holds.
+    for seed in 1..=4 * cache / 8 / slice {
+        let load = Load::random_writes(region, 10, Until::Requests(slice));
+        let done = bed.run(&Load { seed, ..load });
+        let stats = bed.status().stats;
+        if collected(&stats) == (0, 0, 0) {
+            slices.push(done.writes);
+        } else {
+            tails.since.join(&done.writes);
+        }
+        tails.stats = stats;
+    }
+    // The last of them may have been beside a pass that had not ended.
+    slices.truncate(slices.len().saturating_sub(slices.len() / 10 + 1));
+    slices.iter().for_each(|slice| tails.before.join(slice));
+    tails.backing_writes = bed.traffic(BACKING).writes;
+    tails
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub fn run(scale: Scale) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for share in [25, 50] {
+        let Tails { mut before, mut since, stats, backing_writes } = tails(scale, share);
+        let writes = stats.write_bytes / 4096;
+        let (median, p999) = (before.quantile(500) as f64, before.quantile(999) as f64);
+        let (longest, tail) = (since.longest() as f64, since.quantile(999) as f64);
+        let of = format!("{share} % of the cache live");
+        rows.extend([
+            Row::at_most("B7", format!("p99.9 under gc / without, {of}"), tail / p999.max(1.0), 2.0, ""),
+            Row::at_most("B7", "longest under gc / median without", longest / median.max(1.0), 10.0, ""),
+            Row::at_most("B7", "longest under gc", longest / MS, 20.0, "ms"),
+            Row::tells("B7", "median without", median / MS, "ms"),
+            Row::tells("B7", "p99.9 without", p999 / MS, "ms"),
+            Row::tells("B7", "longest without", before.longest() as f64 / MS, "ms"),
+            Row::tells("B7", "median under gc", since.quantile(500) as f64 / MS, "ms"),
+            Row::tells("B7", "passes of gc", stats.gc_passes as f64, ""),
+            Row::tells(
+                "B7",
+                "moved, by what was written",
+                stats.moved_bytes as f64 / stats.write_bytes as f64,
+                "",
+            ),
+            Row::tells(
+                "B7",
+                "writes that went to the disk",
+                100.0 * backing_writes as f64 / writes as f64,
+                "%",
+            ),
+            Row::tells(
+                "B7",
+                "priorities written, by what was written",
+                stats.prio_written_bytes as f64 / stats.write_bytes as f64,
+                "",
+            ),
+        ]);
+    }
+    rows
+}

@@ -1,0 +1,72 @@
+//! B9: how long it takes until dirty data at random places is on the disk, while nobody asks for anything.
+
+use super::{Row, Scale, sweep_seconds};
+use crate::models::bed::{Bed, DATA_START, Setting};
+use crate::models::hdd::{self, Hdd};
+use crate::models::kernel::{self, Dirty};
+use crate::models::load::{Load, Until};
+use crate::models::ssd::{self, Ssd};
+use bcached_env::rng::Rng;
+use std::time::Duration;
+
+/// Without a request for so long the set is idle, and writes back as fast as the devices go.
+const IDLE: Duration = Duration::from_secs(31);
+
+/// A bed on which `blocks` blocks of `region` sectors are dirty, and nobody has asked for anything for long.
+fn dirty_bed(blocks: u64, region: u64) -> Bed {
+    let mut setting = Setting::new(ssd::Model::sata_plp(), 4 * 8 * blocks / 1024 * 1024, region);
+    setting.options.volume.writeback_running = false;
+    let mut bed = Bed::new(&setting);
+    for seed in 1.. {
+        let dirty = bed.status().dirty_sectors / 8;
+        if dirty >= blocks {
+            break;
+        }
+        let load = Load::random_writes(region, 32, Until::Requests(blocks - dirty));
+        bed.run(&Load { seed, ..load });
+    }
+    bed.rest(IDLE);
+    bed
+}
+
+/// Virtual seconds until nothing is dirty.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn write_back(bed: &mut Bed) -> f64 {
+    let began = bed.now();
+    let changed = bed.set.change_volume_options(bed.volume, |options| options.writeback_running = true);
+    changed.expect("the volume is there");
+    while bed.status().dirty_sectors > 0 {
+        bed.rest(Duration::from_millis(100));
+    }
+    (bed.now() - began) as f64 / 1e9
+}
+
+/// Virtual seconds of the model of the kernel, on drives of the same kind.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn kernel_seconds(disk: hdd::Model, blocks: u64, region: u64) -> f64 {
+    let mut rng = Rng::new(1);
+    let mut places: Vec<u64> = (0..blocks).map(|_| DATA_START + rng.below(region / 8) * 8).collect();
+    places.sort_unstable();
+    places.dedup();
+    let key = |sector: &u64| Dirty { sector: *sector, cached_at: rng.below(blocks) * 8, sectors: 8 };
+    let keys: Vec<Dirty> = places.iter().map(key).collect();
+    let (mut cache, mut disk) = (Ssd::new(ssd::Model::sata_plp()), Hdd::new(disk));
+    kernel::write_back((&mut cache, &mut disk), 0, &keys, None) as f64 / 1e9
+}
+
+pub fn run(scale: Scale) -> Vec<Row> {
+    // 4 GiB in 100 GB.
+    let (blocks, region) = (scale.of(1 << 20, 1 << 14), scale.of(195_312_496, 3_051_752));
+    let disk = hdd::Model::d7k8();
+    let bound = sweep_seconds(&disk, blocks, region);
+    let ours = write_back(&mut dirty_bed(blocks, region));
+    let kernel = kernel_seconds(disk.clone(), blocks, region);
+    let uncached = kernel_seconds(disk.write_through(), blocks, region);
+    vec![
+        Row::at_most("B9", "write-back of 4 GiB in 100 GB (1.15 x the bound)", ours, 1.15 * bound, "s"),
+        Row::at_least("B9", "the model of the kernel / ours", kernel / ours, 5.0, ""),
+        Row::tells("B9", "the bound", bound, "s"),
+        Row::tells("B9", "the model of the kernel, idle", kernel, "s"),
+        Row::tells("B9", "the same, the disk without a cache of writes", uncached, "s"),
+    ]
+}
