@@ -16,7 +16,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 struct Hour {
     /// Requests a second, while clients work.
     iops: f64,
-    /// Memory of the nodes at its end, in bytes.
+    /// Memory of the nodes, in bytes: the mean of each minute's end, since it goes up and down with what is being rewritten.
     node_bytes: u64,
     /// Resident memory of the whole simulator, in KiB; 0 where nobody says.
     resident_kib: u64,
@@ -30,17 +30,18 @@ fn resident_kib() -> u64 {
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hour {
-    let (mut requests, mut nanoseconds) = (0, 0);
+    let (mut requests, mut nanoseconds, mut node_bytes) = (0, 0, 0);
     for minute in 0..minutes {
         let seed = number * 60 + minute;
         let done = bed.run(&Load { until: Until::Nanoseconds(busy * SECOND_NS), seed, ..load.clone() });
         requests += done.requests;
         nanoseconds += done.nanoseconds;
         bed.rest(Duration::from_secs(60 - busy));
+        node_bytes += bed.status().node_bytes;
     }
     Hour {
         iops: requests as f64 * 1e9 / nanoseconds as f64,
-        node_bytes: bed.status().node_bytes,
+        node_bytes: node_bytes / minutes,
         resident_kib: resident_kib(),
     }
 }
