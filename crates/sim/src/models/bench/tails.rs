@@ -92,7 +92,7 @@ pub fn run(scale: Scale) -> Vec<Row> {
             Row::tells(
                 "B7",
                 "priorities written, by what was written",
-                stats.prio_written_bytes as f64 / stats.write_bytes as f64,
+                stats.written.of(bcached_engine::Cause::Priorities) as f64 / stats.write_bytes as f64,
                 "",
             ),
         ]);
