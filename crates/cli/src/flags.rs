@@ -51,6 +51,10 @@ pub enum Command {
     Detach(Detach),
     /// Put a volume behind a cache
     Attach(Attach),
+    /// Serve one more volume, from now on and over restarts
+    Add(Add),
+    /// Serve a volume no more; its dirty data stays in its cache
+    Remove(Remove),
     /// Give up long work
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached
@@ -268,6 +272,30 @@ pub struct Attach {
     /// A cache's name, the UUID of its set, or its device [default: the only one]
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached add`.
+#[derive(clap::Args, Debug)]
+pub struct Add {
+    /// What it is to be called; one that was removed is served again
+    pub name: String,
+    /// Its backing device: a path or UUID=
+    #[arg(long, value_name = "DEV")]
+    pub backing: Option<String>,
+    /// Its cache's name, or none
+    #[arg(long, value_name = "SET")]
+    pub cache: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached remove`.
+#[derive(clap::Args, Debug)]
+pub struct Remove {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
     #[command(flatten)]
     pub watch: Watch,
 }

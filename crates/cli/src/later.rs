@@ -11,12 +11,9 @@ struct Later {
 
 const KERNEL_DETACH: &str = "stop the daemon, register the devices with the kernel's bcache and write 1 to \
                              /sys/block/bcacheN/bcache/detach";
-const EDIT_CONFIG: &str = "edit the configuration file and start `bcached serve` again";
 
 /// In the order of the interface's table.
 const TABLE: &[Later] = &[
-    Later { verb: "add", by_hand: EDIT_CONFIG },
-    Later { verb: "remove", by_hand: EDIT_CONFIG },
     Later { verb: "stop", by_hand: "send SIGTERM to `bcached serve` (`systemctl stop bcached`)" },
     Later { verb: "forget", by_hand: KERNEL_DETACH },
     Later {

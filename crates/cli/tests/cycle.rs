@@ -280,3 +280,85 @@ fn a_device_without_a_cache_is_served_by_the_command_line() {
     assert!(site.below()[..data.len()] == *data);
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// A volume is removed with dirty data, stays so over a restart, and comes back with it; another is added, and taken out again.
+#[test]
+fn volumes_are_added_and_removed_for_good() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 1);
+    let planned = done(&daemon, &["remove", "media", "--dry-run"]);
+    assert_eq!(planned, "media: would be served no more, and 2 MiB dirty would stay in its cache\n");
+    let removed = done(&daemon, &["remove", "media"]);
+    assert!(removed.starts_with("media: removed: it is served no more"), "{removed}");
+    assert!(site.kept().contains("served = false"), "{}", site.kept());
+    assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(0), "{}", daemon.status());
+    let left = &daemon.status()["caches"][0]["unserved"][0];
+    assert_eq!(left["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64), "{left}");
+    refused(&daemon, &["remove", "media"], 2, "nothing is called `media`");
+    refused(&daemon, &["flush"], 4, "not everything can be flushed: 2 MiB dirty of tank");
+    let export = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(site.images.path("found")));
+    assert!(export.exit != 0, "it is no export any more: {export:?}");
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(0), "{}", daemon.status());
+    assert_eq!(done(&daemon, &["add", "media", "--dry-run"]), "media: would be served\n");
+    assert_eq!(done(&daemon, &["add", "media"]), "media: added\n");
+    site.expect(&daemon, &data);
+    assert_eq!(done(&daemon, &["add", "media"]), "media: it is there already\n");
+    assert!(!site.kept().contains("served"), "{}", site.kept());
+
+    let pond = site.images.blank("pond", BACKING_BYTES);
+    refused(&daemon, &["add", "pond", "--backing", &pond], 2, "it has no bcache superblock");
+    assert_eq!(bcached(&["make", "-B", &pond]).exit, 0);
+    refused(&daemon, &["add", "pond"], 2, "does not say on which device it is; name it with --backing");
+    refused(&daemon, &["add", "media", "--backing", &pond], 3, "is called so; choose another name");
+    refused(&daemon, &["add", "pond", "--backing", &site.tank], 2, "is configured twice");
+    refused(&daemon, &["add", "a/b", "--backing", &pond], 2, "cannot be a name");
+    assert_eq!(done(&daemon, &["add", "pond", "--backing", &pond, "--cache", "spare"]), "pond: added\n");
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    let names = |daemon: &Daemon| {
+        let status = daemon.status();
+        let names = status["volumes"].as_array().into_iter().flatten();
+        names.filter_map(|volume| Some(volume["name"].as_str()?.to_owned())).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&daemon), ["media", "pond"]);
+    done(&daemon, &["remove", "pond"]);
+    assert!(!site.kept().contains("pond"), "{}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    assert_eq!(names(&daemon), ["media"]);
+    site.expect(&daemon, &data);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Who is connected keeps a volume from being removed, and is named.
+#[test]
+fn a_volume_in_use_is_not_removed() {
+    if !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let mut client = tool("qemu-io")
+        .args(["-f", "raw", &daemon.uri("media")])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("starts");
+    daemon.wait_for("a client", |status| status["clients"].as_array().is_some_and(|all| !all.is_empty()));
+    refused(&daemon, &["remove", "media"], 3, "it is in use by");
+    assert_eq!(site.kept(), "");
+    assert_eq!(volume(&daemon)["state"].as_str(), Some("served"));
+    client.kill().expect("kills");
+    client.wait().expect("waits");
+    daemon.wait_for("nobody", |status| status["clients"].as_array().is_some_and(Vec::is_empty));
+    done(&daemon, &["remove", "media"]);
+    assert_eq!(daemon.stop().0, 0);
+}

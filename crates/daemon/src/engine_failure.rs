@@ -72,6 +72,8 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Flush => format!("not all of {name} could be written back"),
         Verb::Detach => format!("{name} could not be detached"),
         Verb::Attach => format!("{name} could not be attached"),
+        Verb::Remove => format!("{name} could not be removed"),
+        Verb::Add => format!("{name} could not be added"),
     };
     // Only what the backing device does leaves the cache as it is.
     let is_of_cache = !matches!(
@@ -83,6 +85,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Flush => "what is dirty stays in the cache, and is safe there",
         Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
         Verb::Attach => "it is served without a cache as before",
+        Verb::Remove | Verb::Add => "`bcached status` says how it stands",
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
     Failure::new(kind, what).why(error.to_string()).next(next)

@@ -25,7 +25,7 @@ const TOLD: Duration = Duration::from_secs(30);
 pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let verb = Verb::Flush;
-    let begin = |volume| Begin { verb, volume, cache: None, dry_run: flags.watch.dry_run };
+    let begin = |volume| Begin { verb, volume, backing: None, cache: None, dry_run: flags.watch.dry_run };
     if let Some(name) = &flags.volume {
         let job = watch.begin(&begin(name.clone()))?;
         return watch.finish(vec![job]);
@@ -50,7 +50,8 @@ pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
 pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let (verb, volume) = (Verb::Detach, flags.volume.clone());
-    let job = watch.begin(&Begin { verb, volume, cache: None, dry_run: flags.watch.dry_run })?;
+    let job =
+        watch.begin(&Begin { verb, volume, backing: None, cache: None, dry_run: flags.watch.dry_run })?;
     watch.finish(vec![job])
 }
 
@@ -58,8 +59,35 @@ pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
 pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let (verb, volume, cache) = (Verb::Attach, flags.volume.clone(), flags.cache.clone());
-    let job = watch.begin(&Begin { verb, volume, cache, dry_run: flags.watch.dry_run })?;
+    let job = watch.begin(&Begin { verb, volume, backing: None, cache, dry_run: flags.watch.dry_run })?;
     watch.finish(vec![job])
+}
+
+/// Serves a volume no more.
+pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let (verb, volume) = (Verb::Remove, flags.volume.clone());
+    let job =
+        watch.begin(&Begin { verb, volume, backing: None, cache: None, dry_run: flags.watch.dry_run })?;
+    watch.finish(vec![job])
+}
+
+/// Serves one more volume, and waits until it is served.
+pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let flags::Add { name, backing, cache, .. } = flags;
+    // The daemon may have another working directory.
+    let is_path = |backing: &String| !backing.starts_with("UUID=");
+    let absolute = |backing: &String| std::path::absolute(backing).ok()?.to_str().map(str::to_owned);
+    let backing = backing.as_ref().map(|backing| {
+        Some(backing).filter(|backing| is_path(backing)).and_then(absolute).unwrap_or_else(|| backing.clone())
+    });
+    let (verb, dry_run) = (Verb::Add, flags.watch.dry_run);
+    let job = watch.begin(&Begin { verb, volume: name.clone(), backing, cache: cache.clone(), dry_run })?;
+    if !flags.watch.no_wait && !dry_run {
+        watch.until_served(name)?;
+    }
+    Report::of(&job)
 }
 
 /// Gives work up.
@@ -125,6 +153,32 @@ impl<'a> Watch<'a> {
         let body = serde_json::to_string(begin)
             .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
         understood(&client::post(&self.socket, "/v1/jobs", &body)?)
+    }
+
+    /// Waits until the volume that was added is served.
+    fn until_served(&self, name: &str) -> Result<(), Failure> {
+        loop {
+            let status: Status = understood(&client::get(&self.socket, "/v1/status")?)?;
+            let volume = status.volumes.into_iter().find(|volume| volume.name == name);
+            let reason = volume.as_ref().and_then(|volume| volume.reason.clone()).unwrap_or_default();
+            match volume.as_ref().map_or("", |volume| &volume.state) {
+                "served" | "degraded" => return Ok(()),
+                "failed" => {
+                    return Err(Failure::new(Kind::Io, format!("{name} is added, and cannot be served"))
+                        .why(reason)
+                        .next(format!("`bcached remove {name}` takes it back")));
+                }
+                _ if self.until.is_some_and(|until| Instant::now() >= until) => {
+                    return Err(Failure::new(
+                        Kind::TimeLimit,
+                        format!("{name} is added, and not served yet"),
+                    )
+                    .why(reason)
+                    .next("it is served as soon as it can be"));
+                }
+                _ => thread::sleep(LOOK),
+            }
+        }
     }
 
     /// Waits for all, and tells of them meanwhile.

@@ -36,6 +36,8 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Flush(flags) => jobs::flush(&flags),
         Command::Detach(flags) => jobs::detach(&flags),
         Command::Attach(flags) => jobs::attach(&flags),
+        Command::Add(flags) => jobs::add(&flags),
+        Command::Remove(flags) => jobs::remove(&flags),
         Command::Cancel(flags) => jobs::cancel(&flags),
         Command::Wait(flags) => wait::run(&flags),
         Command::List(flags) => list::run(&flags),

@@ -102,8 +102,12 @@ pub struct NamedVolume {
 /// What is kept of a volume that was changed while the daemon ran.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
+    /// Its device, if it was added while the daemon ran.
+    pub backing: Option<String>,
     /// Its cache, or none.
     pub cache: Option<String>,
+    /// Whether it is to be served, if that is said.
+    pub served: Option<bool>,
     /// Its options.
     pub options: BTreeMap<&'static str, Value>,
 }
@@ -115,6 +119,7 @@ pub struct VolumeSettings {
     pub cache: Option<Located<String>>,
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
+    pub served: Option<bool>,
     pub wait: Option<Duration>,
     pub options: Configured,
 }
@@ -279,6 +284,7 @@ impl Source<'_> {
             cache: self.locate(raw.cache),
             read_only: raw.read_only,
             shared: raw.shared,
+            served: raw.served,
             wait: raw.wait.map(|time| time.0),
             options: options.collect::<Result<_, _>>()?,
         })
@@ -326,9 +332,12 @@ impl Settings {
     /// What `bcached set` has written, over these. A volume that is not configured any more stays so: what was set of it
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
-        let is_configured = |name: &String| self.volumes.contains_key(name);
-        let gone: Vec<_> = newer.volumes.keys().filter(|name| !is_configured(name)).cloned().collect();
-        newer.volumes.retain(|name, _| is_configured(name));
+        let is_whole = |name: &String, volume: &NamedVolume| {
+            self.volumes.contains_key(name) || volume.settings.backing.is_some()
+        };
+        let gone = newer.volumes.iter().filter(|(name, volume)| !is_whole(name, volume));
+        let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
+        newer.volumes.retain(|name, volume| is_whole(name, volume));
         for volume in newer.volumes.values_mut() {
             // A cache that was taken out of the configuration must not stop a start either.
             let is_known = |name: &str| name == NO_CACHE || self.caches.contains_key(name);
@@ -348,10 +357,17 @@ impl Settings {
             && self.caches.is_empty()
             && self.defaults.is_empty();
         let kept = |volume: NamedVolume| {
-            let VolumeSettings { options, cache, .. } = volume.settings.clone();
-            let rest = VolumeSettings { options: Configured::new(), cache: None, ..volume.settings };
+            let VolumeSettings { options, backing, cache, served, .. } = volume.settings.clone();
+            let rest = VolumeSettings {
+                options: Configured::new(),
+                backing: None,
+                cache: None,
+                served: None,
+                ..volume.settings
+            };
             let options = options.into_iter().map(|(name, setting)| (name, setting.value)).collect();
-            rest.is_empty().then(|| Kept { cache: cache.map(|cache| cache.value), options })
+            let value = |located: Option<Located<String>>| located.map(|located| located.value);
+            rest.is_empty().then(|| Kept { backing: value(backing), cache: value(cache), served, options })
         };
         let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
         is_empty.then(|| volumes.collect()).flatten()
@@ -364,13 +380,14 @@ impl VolumeSettings {
         replace(&mut self.cache, newer.cache);
         replace(&mut self.read_only, newer.read_only);
         replace(&mut self.shared, newer.shared);
+        replace(&mut self.served, newer.served);
         replace(&mut self.wait, newer.wait);
         self.options.extend(newer.options);
     }
 
     fn is_empty(&self) -> bool {
-        let Self { backing, cache, read_only, shared, wait, options } = self;
-        let is_unsaid = backing.is_none() && cache.is_none() && wait.is_none();
+        let Self { backing, cache, read_only, shared, served, wait, options } = self;
+        let is_unsaid = backing.is_none() && cache.is_none() && wait.is_none() && served.is_none();
         is_unsaid && read_only.is_none() && shared.is_none() && options.is_empty()
     }
 }

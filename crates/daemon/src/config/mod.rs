@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub(crate) use file::Kept;
 pub use file::Origin;
 pub use section::Typed;
 pub(crate) use set_file::SetFile;
@@ -189,6 +190,9 @@ impl Config {
         for (name, own) in settings.volumes {
             let origin = own.origin.clone();
             let merged = own.over(&settings.defaults);
+            if merged.served == Some(false) {
+                continue;
+            }
             let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
             config.volumes.push(Volume {
                 cache: known_cache(merged.cache, &config.caches)?,

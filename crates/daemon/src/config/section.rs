@@ -18,6 +18,7 @@ pub struct RawVolume {
     pub cache: Option<Spanned<String>>,
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
+    pub served: Option<bool>,
     pub wait: Option<Time>,
     /// Not understood yet: whoever does that knows the line.
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
@@ -32,13 +33,14 @@ enum Key {
     Cache,
     ReadOnly,
     Shared,
+    Served,
     Wait,
     Export,
     Option(&'static Definition),
 }
 
 /// Keys that are no options.
-const OWN: &[&str] = &["backing", "cache", "read_only", "shared", "wait", "export"];
+const OWN: &[&str] = &["backing", "cache", "read_only", "shared", "served", "wait", "export"];
 
 /// All keys.
 static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
@@ -54,6 +56,7 @@ impl<'de> Deserialize<'de> for Key {
             "cache" => Self::Cache,
             "read_only" => Self::ReadOnly,
             "shared" => Self::Shared,
+            "served" => Self::Served,
             "wait" => Self::Wait,
             "export" => Self::Export,
             name => {
@@ -85,6 +88,7 @@ impl<'de> Deserialize<'de> for RawVolume {
                         Key::Cache => raw.cache = Some(map.next_value()?),
                         Key::ReadOnly => raw.read_only = Some(map.next_value()?),
                         Key::Shared => raw.shared = Some(map.next_value()?),
+                        Key::Served => raw.served = Some(map.next_value()?),
                         Key::Wait => raw.wait = Some(map.next_value()?),
                         // Checked by its type: this version knows one way.
                         Key::Export => drop(map.next_value::<Way>()?),

@@ -1,5 +1,5 @@
-//! `config.d/99-set.toml`: what `bcached set`, `attach` and `detach` keep. It is made and rewritten by the daemon and holds
-//! options of volumes and which cache they have, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
+//! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add` and `remove` keep. It is made and rewritten by the daemon
+//! and holds options of volumes, which cache they have, and which were added or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
 use super::file::{self, Kept};
 use crate::failure::{Failure, Kind};
@@ -61,6 +61,11 @@ impl SetFile {
         &mut self.volumes.entry(name.to_owned()).or_default().options
     }
 
+    /// All that it says of the volume called `name`, to be changed.
+    pub fn kept_of(&mut self, name: &str) -> &mut Kept {
+        self.volumes.entry(name.to_owned()).or_default()
+    }
+
     /// Which cache it says that the volume called `name` has, to be changed.
     pub fn cache_of(&mut self, name: &str) -> &mut Option<String> {
         &mut self.volumes.entry(name.to_owned()).or_default().cache
@@ -72,7 +77,10 @@ impl SetFile {
             let options = kept.options.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()));
             let cache =
                 kept.cache.iter().map(|cache| ("cache".to_owned(), toml::Value::String(cache.clone())));
-            toml::Value::Table(cache.chain(options).collect())
+            let text = |value: &String| toml::Value::String(value.clone());
+            let backing = kept.backing.iter().map(|backing| ("backing".to_owned(), text(backing)));
+            let served = kept.served.iter().map(|is| ("served".to_owned(), toml::Value::Boolean(*is)));
+            toml::Value::Table(backing.chain(cache).chain(served).chain(options).collect())
         };
         let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
         let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();

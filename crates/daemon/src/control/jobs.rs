@@ -16,6 +16,10 @@ pub enum Verb {
     Detach,
     /// It comes to a cache.
     Attach,
+    /// It is served no more.
+    Remove,
+    /// It is served.
+    Add,
 }
 
 impl fmt::Display for Verb {
@@ -24,6 +28,8 @@ impl fmt::Display for Verb {
             Self::Flush => "flush",
             Self::Detach => "detach",
             Self::Attach => "attach",
+            Self::Remove => "remove",
+            Self::Add => "add",
         })
     }
 }
@@ -36,7 +42,10 @@ pub struct Begin {
     pub verb: Verb,
     /// Of which volume.
     pub volume: String,
-    /// To which cache, for [`Verb::Attach`].
+    /// On which device, for [`Verb::Add`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<String>,
+    /// To which cache, for [`Verb::Attach`] and [`Verb::Add`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
     /// Nothing is done: the answer says what would be.
@@ -176,12 +185,16 @@ impl Job {
             Verb::Flush => "what was dirty is written back",
             Verb::Detach => "detached: it is served without a cache",
             Verb::Attach => "attached",
+            Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
+            Verb::Add => "added",
         };
         let line = match (self.state, self.already) {
             (State::Done, true) => match verb {
                 Verb::Flush => format!("{volume}: nothing is dirty"),
                 Verb::Detach => format!("{volume}: it is detached already"),
                 Verb::Attach => format!("{volume}: it is attached already"),
+                Verb::Remove => format!("{volume}: it is removed"),
+                Verb::Add => format!("{volume}: it is there already"),
             },
             (State::Done, false) => format!("{volume}: {done}"),
             (State::Planned, _) => {
@@ -194,6 +207,12 @@ impl Job {
                         )
                     }
                     Verb::Attach => format!("{volume}: would be attached"),
+                    Verb::Remove => {
+                        format!(
+                            "{volume}: would be served no more, and {dirty} dirty would stay in its cache"
+                        )
+                    }
+                    Verb::Add => format!("{volume}: would be served"),
                 }
             }
             (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),

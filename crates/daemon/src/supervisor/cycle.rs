@@ -40,6 +40,8 @@ pub enum Work {
     Here(Long),
     /// The volume goes to the engine of this cache.
     MovesTo(usize),
+    /// Its engine gives it up.
+    GivesUp,
 }
 
 impl Planned {
@@ -57,6 +59,11 @@ impl Planned {
             before: Before::default(),
             notes: Vec::new(),
         }
+    }
+
+    /// Something else is to be known.
+    pub fn note(&mut self, note: &str) {
+        self.notes.push(note.to_owned());
     }
 
     /// As it is told before it has begun.
@@ -95,6 +102,12 @@ impl Supervisor {
             }
             return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
         }
+        let is_idle = matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Failed(_));
+        if begin.verb == Verb::Remove && is_idle {
+            let mut planned = Planned::nothing(begin.verb, name, None);
+            self.plan_removal(&entry, &mut planned)?;
+            return Ok(planned);
+        }
         let (engine, now) = self.engine_and_info(&entry)?;
         let dirty = now.dirty_sectors * 512;
         let mut planned = Planned { dirty, ..Planned::nothing(begin.verb, name, Some(engine)) };
@@ -105,6 +118,8 @@ impl Supervisor {
                 planned.work = here.filter(|_| now.attached);
                 self.plan_cache(&entry, NO_CACHE, &mut planned)?;
             }
+            Verb::Remove => self.plan_removal(&entry, &mut planned)?,
+            Verb::Add => unreachable!("what is added has no number yet"),
             Verb::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
                 planned.work = self.plan_attach(&entry, &now, target)?;
@@ -162,22 +177,22 @@ impl Supervisor {
             }
             (false, true) => Ok(Some(Work::Here(Long::Attach))),
             (false, false) => {
-                self.check_unused(name)?;
+                self.check_unused(name, Verb::Attach)?;
                 self.check_blocks(name, now, target)?;
                 Ok(Some(Work::MovesTo(target)))
             }
         }
     }
 
-    /// A volume that goes to another engine loses its clients.
-    fn check_unused(&self, name: &str) -> Result<(), Failure> {
+    /// A volume that its engine gives up loses its clients.
+    pub(super) fn check_unused(&self, name: &str, verb: Verb) -> Result<(), Failure> {
         let users = self.users_of(name);
         if users.is_empty() {
             return Ok(());
         }
-        let mut failure = Failure::new(Kind::InUse, format!("cannot attach {name} now"))
+        let mut failure = Failure::new(Kind::InUse, format!("cannot {verb} {name} now"))
             .why(format!("it is in use by {}", users.join(", ")))
-            .next("disconnect them first, and connect again after it");
+            .next("disconnect them first");
         failure.holders = users;
         Err(failure)
     }
@@ -282,7 +297,7 @@ impl Supervisor {
         }
         if planned.before.kept.as_deref() == Some(wanted) {
             // It is the rest of what was asked for before: taken back, it is as the other files say.
-            planned.before = Before { wanted: without, kept: None, is_kept_anew: true };
+            planned.before = Before { wanted: without, is_kept_anew: true, ..Before::default() };
         }
         if file.is_changed() {
             file.check_writable()?;
@@ -294,22 +309,30 @@ impl Supervisor {
 
     /// The volume is to have the cache that it had, because the work has failed.
     pub(super) fn take_back(&self, job: &Job) {
-        if job.verb == Verb::Flush {
-            return;
-        }
+        let wanted = match job.verb {
+            Verb::Flush | Verb::Add => return,
+            Verb::Remove => None,
+            // A volume that could not be attached goes on as it is, whatever its section says.
+            Verb::Attach => Some(Some(NO_CACHE.to_owned())),
+            Verb::Detach => Some(job.before.wanted.clone()),
+        };
         let entry = {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.get_mut(job.volume) else { return };
-            // A volume that could not be attached goes on as it is, whatever its section says.
-            entry.wanted_cache = match job.verb {
-                Verb::Attach => Some(NO_CACHE.to_owned()),
-                _ => job.before.wanted.clone(),
-            };
+            if let Some(wanted) = wanted {
+                entry.wanted_cache = wanted;
+            }
             entry.clone()
         };
-        let (true, Ok((path, name))) = (job.before.is_kept_anew, self.keeps(&entry)) else { return };
+        let Before { kept, is_kept_anew, section, .. } = &job.before;
+        let (true, Ok((path, name))) = (*is_kept_anew || section.is_some(), self.keeps(&entry)) else {
+            return;
+        };
         let taken_back = SetFile::read(path).and_then(|mut file| {
-            file.cache_of(name).clone_from(&job.before.kept);
+            match section {
+                Some(section) => file.kept_of(name).clone_from(section),
+                None => file.cache_of(name).clone_from(kept),
+            }
             file.write()
         });
         if let Err(failure) = taken_back {
@@ -319,23 +342,34 @@ impl Supervisor {
 
     /// The volume's engine gives it up.
     pub(super) fn begin_move(&self, number: u64, volume: usize, to: usize, engine: &Engine, id: VolumeId) {
-        let mut shared = self.shared();
-        let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
-        entry.state = VolumeState::Attaching;
-        let entry = entry.clone();
-        drop(shared);
-        // Whoever connects meanwhile is told that it is not served.
-        self.name_export(&entry);
-        if let Err(failure) = self.check_unused(entry.display_name()) {
-            return self.stays(number, volume, failure);
+        if !self.unpublish(number, volume, Verb::Attach) {
+            return;
         }
         let sender = self.sender.clone();
-        let given = move |given| drop(sender.send(Event::Given(number, volume, to, Box::new(given))));
+        let given = move |given| drop(sender.send(Event::Given(number, volume, Some(to), Box::new(given))));
         engine.give_up(id, Box::new(given));
     }
 
-    /// An engine has given a volume up, for the work of this number: the engine of cache `to` gets it.
-    pub(super) fn given(&self, number: u64, volume: usize, to: usize, given: Result<Given, Error>) {
+    /// Whoever connects from now on is told that the volume is not served. False if somebody has it: then the work has failed.
+    pub(super) fn unpublish(&self, number: u64, volume: usize, verb: Verb) -> bool {
+        let entry = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(volume) else { return false };
+            entry.state = VolumeState::Attaching;
+            entry.clone()
+        };
+        self.name_export(&entry);
+        match self.check_unused(entry.display_name(), verb) {
+            Ok(()) => true,
+            Err(failure) => {
+                self.stays(number, volume, failure);
+                false
+            }
+        }
+    }
+
+    /// An engine has given a volume up, for the work of this number: the engine of cache `to` gets it, or nobody.
+    pub(super) fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<Given, Error>) {
         let Given { device, lost } = match given {
             Ok(given) => given,
             Err(error) => {
@@ -350,6 +384,11 @@ impl Supervisor {
                 "{name}: what was not flushed by who wrote it may be lost: {error}"
             );
         }
+        let Some(to) = to else {
+            drop(device);
+            self.removed(volume);
+            return self.end_job(number, Ok(()));
+        };
         let engine = match &self.shared().table.caches[to].state {
             CacheState::Open { engine, .. } => Some(engine.clone()),
             _ => None,
@@ -414,7 +453,8 @@ impl Supervisor {
         if !wants_none {
             return;
         }
-        let begin = Begin { verb: Verb::Detach, volume: name.clone(), cache: None, dry_run: false };
+        let begin =
+            Begin { verb: Verb::Detach, volume: name.clone(), backing: None, cache: None, dry_run: false };
         let begun =
             self.plan_job(volume, &begin).and_then(|planned| self.carry_out(volume, Verb::Detach, planned));
         match begun {

@@ -7,6 +7,7 @@ use super::cycle::{Planned, Work};
 use super::options::resolve;
 use super::table::VolumeState;
 use super::{Event, Shared, Supervisor};
+use crate::config::Kept;
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
 use crate::control::{AskBegin, AskJob, AskJobs};
 use crate::engine_failure;
@@ -78,11 +79,13 @@ pub struct Before {
     pub kept: Option<String>,
     /// The file says something else now.
     pub is_kept_anew: bool,
+    /// All that the file said of it, if that is to be said again.
+    pub section: Option<Kept>,
 }
 
 /// Somebody asks for long work.
 pub struct Asked {
-    volume: usize,
+    volume: Option<usize>,
     begin: Begin,
     uid: Option<u32>,
     answer: Sender<Result<Shown, Failure>>,
@@ -91,7 +94,8 @@ pub struct Asked {
 /// What the control thread calls to have some begun.
 pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
     Box::new(move |begin, uid| {
-        let volume = resolve(&shared, &begin.volume)?;
+        // What is added is not called anything yet.
+        let volume = if begin.verb == Verb::Add { None } else { Some(resolve(&shared, &begin.volume)?) };
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
         match answered.recv_timeout(LIMIT) {
@@ -140,7 +144,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
         let job = find(&shared, number)?;
         match (&job.ended, &job.engine) {
             (Some(_), _) => {}
-            (None, (engine, _)) if job.verb != Verb::Attach => {
+            (None, (engine, _)) if matches!(job.verb, Verb::Flush | Verb::Detach) => {
                 tracing::info!(
                     event = "job-cancel",
                     "{}: {} (job {number}) is to be cancelled",
@@ -151,7 +155,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
             }
             (None, _) => {
                 return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                    .why("an attach goes on to its end"));
+                    .why(format!("{} goes on to its end", job.verb)));
             }
         }
         show(&shared, number)
@@ -231,13 +235,16 @@ impl Jobs {
 
 impl Supervisor {
     /// Begins what is asked for, or joins it, and says so.
-    pub(super) fn begin_job(&self, asked: Asked) {
+    pub(super) fn begin_job(&mut self, asked: Asked) {
         let Asked { volume, begin, uid, answer } = asked;
         let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
         let text = format!("{} {}", begin.verb, begin.volume);
-        let begun = self.plan_job(volume, &begin).and_then(|planned| {
-            if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
-        });
+        let begun = match volume {
+            None => self.add(&begin),
+            Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
+                if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
+            }),
+        };
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
             Ok(job) => match job.id {
@@ -260,6 +267,11 @@ impl Supervisor {
             file.write()?;
         }
         let shown = planned.shown();
+        if verb == Verb::Remove && planned.engine.is_none() {
+            // No engine has it.
+            self.removed(volume);
+            return Ok(Shown { state: State::Done, ..shown });
+        }
         let mut shared = self.shared();
         let entry = &mut shared.table.volumes[volume];
         if let Some(wanted) = &planned.wanted {
@@ -290,6 +302,7 @@ impl Supervisor {
         match work {
             Work::Here(long) => self.begin_here(number, long, &engine, id),
             Work::MovesTo(cache) => self.begin_move(number, volume, cache, &engine, id),
+            Work::GivesUp => self.begin_removal(number, volume, &engine, id),
         }
         Ok(Shown { id: Some(number), state: State::Running, ..shown })
     }
@@ -316,7 +329,7 @@ impl Supervisor {
             Err(Error::NotAttached | Error::Attached) => Ok(()),
             other => other.map_err(|error| engine_failure::of_job(job.verb, &job.name, &error)),
         };
-        if outcome.is_ok() && job.verb != Verb::Flush {
+        if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach) {
             let mut shared = self.shared();
             if let Some(VolumeState::Served(info)) =
                 shared.table.volumes.get_mut(job.volume).map(|entry| &mut entry.state)
@@ -362,9 +375,10 @@ impl Supervisor {
     /// The kind of work that an engine does for a verb.
     pub(super) const fn long_of(verb: Verb) -> Long {
         match verb {
-            Verb::Flush => Long::Flush,
-            Verb::Detach => Long::Detach,
             Verb::Attach => Long::Attach,
+            Verb::Detach => Long::Detach,
+            // The others are no work of an engine's.
+            Verb::Flush | Verb::Remove | Verb::Add => Long::Flush,
         }
     }
 }

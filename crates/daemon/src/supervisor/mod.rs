@@ -7,6 +7,7 @@
 mod caches;
 mod change;
 mod claims;
+mod coming;
 mod cycle;
 mod exports;
 mod health;
@@ -66,8 +67,8 @@ enum Event {
     Begin(Box<jobs::Asked>),
     /// An engine is through with the work of this number.
     JobEnded(u64, Result<(), Error>),
-    /// For the work of this number an engine has given a volume up, that is to go to a cache.
-    Given(u64, usize, usize, Box<Result<Given, Error>>),
+    /// For the work of this number an engine has given a volume up, that is to go to a cache, or nowhere.
+    Given(u64, usize, Option<usize>, Box<Result<Given, Error>>),
     /// That cache's engine has taken it up.
     Moved(u64, usize, Box<Result<Added, Error>>),
 }

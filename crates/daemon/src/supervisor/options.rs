@@ -147,6 +147,10 @@ impl Table {
     /// What each volume can be called by, in the order of the table.
     pub fn known(&self) -> Vec<Known> {
         let known = |entry: &VolumeEntry| {
+            if entry.is_removed() {
+                // Nothing is called so.
+                return Known::default();
+            }
             let info = match &entry.state {
                 VolumeState::Served(info) => Some(info),
                 _ => None,
@@ -169,7 +173,7 @@ pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
     names::resolve(typed, &known).map_err(|meant| {
         let name = |known: &'_ Known| known.name.clone();
         let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();
-        let all = known.iter().map(|known| known.name.as_str());
+        let all = known.iter().map(|known| known.name.as_str()).filter(|name| !name.is_empty());
         names::refusal(typed, meant.iter().map(String::as_str), all)
     })
 }

@@ -52,7 +52,11 @@ pub fn status_of(
                 cache.reason = Some("its engine does not answer at present".to_owned());
             }
         }
-        let volumes = entries.iter().map(|entry| volume(entry, &caches, &counts)).collect();
+        let volumes = entries
+            .iter()
+            .filter(|entry| !entry.is_removed())
+            .map(|entry| volume(entry, &caches, &counts))
+            .collect();
         let mut are_some = are_some.into_iter();
         caches.retain(|_| are_some.next().unwrap_or(true));
         let (nbd, clients) = front(&nbd);
@@ -144,6 +148,7 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
     let (state, reason, facts) = match &entry.state {
         VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         VolumeState::Attaching => ("attaching", None, None),
+        VolumeState::Removed => ("removed", None, None),
         VolumeState::Failed(failure) => ("failed", Some(failure.to_string()), None),
         VolumeState::Served(info) => {
             // The engine's present word counts; what it said when the volume came is only a fallback.

@@ -61,6 +61,8 @@ pub enum VolumeState {
     Served(Box<VolumeInfo>),
     /// It will not be served.
     Failed(Failure),
+    /// Somebody has removed it: as if it was not configured.
+    Removed,
 }
 
 /// A volume.
@@ -140,7 +142,7 @@ impl Table {
         });
         caches
             && self.volumes.iter().all(|volume| match volume.state {
-                VolumeState::Served(_) | VolumeState::Failed(_) => true,
+                VolumeState::Served(_) | VolumeState::Failed(_) | VolumeState::Removed => true,
                 VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })
     }
@@ -186,7 +188,7 @@ impl Table {
         let caches = self.real_caches().map(|(_, cache)| cache.uuid);
         // A backing device has one UUID, so its name may say it; with a cache it may be the set's.
         let named = |volume: &VolumeEntry| Uuid::from_text(volume.backing.as_ref()?.strip_prefix("UUID=")?);
-        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some());
+        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some() && !volume.is_removed());
         let backings = backings.map(|volume| volume.uuid.or_else(|| named(volume)));
         let all: Vec<_> = caches.chain(backings).collect();
         (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))
@@ -484,10 +486,11 @@ impl Table {
         for volume in &config.volumes {
             match self.volumes.iter_mut().find(|entry| entry.name == volume.name) {
                 None => self.volumes.push(VolumeEntry::of(volume)),
+                Some(entry) if entry.is_removed() => *entry = VolumeEntry::of(volume),
                 Some(entry) => entry.options.configured = volume.options.clone(),
             }
         }
-        for volume in self.volumes.iter().filter(|volume| volume.backing.is_some()) {
+        for volume in self.volumes.iter().filter(|volume| volume.backing.is_some() && !volume.is_removed()) {
             if !config.volumes.iter().any(|configured| configured.name == volume.name) {
                 gone.extend(volume.name.clone());
             }
@@ -535,6 +538,11 @@ impl VolumeEntry {
     /// Its name, or what stands for it until its device has told.
     pub fn display_name(&self) -> &str {
         self.name.as_ref().or(self.backing.as_ref()).map_or("", String::as_str)
+    }
+
+    /// Somebody has removed it.
+    pub const fn is_removed(&self) -> bool {
+        matches!(self.state, VolumeState::Removed)
     }
 
     fn of(volume: &config::Volume) -> Self {

@@ -1,0 +1,120 @@
+//! Volumes that are added to a running daemon and removed from it, and stay so over restarts.
+
+use super::cycle::{Planned, Work};
+use super::jobs::Before;
+use super::options::check_with;
+use super::table::{VolumeEntry, VolumeState};
+use super::{Event, Supervisor};
+use crate::config::{Config, Kept, SetFile};
+use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::devices;
+use crate::engine_thread::Engine;
+use crate::failure::{Failure, Kind};
+use bcached_engine::VolumeId;
+
+impl Supervisor {
+    /// A volume that nobody uses is served no more. What a file says of it stays.
+    pub(super) fn plan_removal(&self, entry: &VolumeEntry, planned: &mut Planned) -> Result<(), Failure> {
+        self.check_unused(entry.display_name(), Verb::Remove)?;
+        planned.work = Some(Work::GivesUp);
+        let Ok((path, name)) = self.keeps(entry) else {
+            planned.note("this is not kept beyond the daemon's end");
+            return Ok(());
+        };
+        let mut file = SetFile::read(path)?;
+        let kept = file.kept_of(name);
+        planned.before = Before { section: Some(kept.clone()), ..Before::default() };
+        if kept.backing.is_some() {
+            // It was added, and nobody else knows of it.
+            *kept = Kept::default();
+        } else {
+            kept.served = Some(false);
+        }
+        self.will_keep(file, planned)
+    }
+
+    /// The file is to say so from now on, if the next start would read it.
+    fn will_keep(&self, file: SetFile, planned: &mut Planned) -> Result<(), Failure> {
+        Config::load_with(&self.line, Some(&file.text()))?;
+        if file.is_changed() {
+            file.check_writable()?;
+            planned.file = Some(file);
+        }
+        Ok(())
+    }
+
+    /// The engine gives the volume up, and nobody gets it.
+    pub(super) fn begin_removal(&self, number: u64, volume: usize, engine: &Engine, id: VolumeId) {
+        if self.unpublish(number, volume, Verb::Remove) {
+            let sender = self.sender.clone();
+            let given = move |given| drop(sender.send(Event::Given(number, volume, None, Box::new(given))));
+            engine.give_up(id, Box::new(given));
+        }
+    }
+
+    /// It is as if it was not configured.
+    pub(super) fn removed(&self, volume: usize) {
+        let mut shared = self.shared();
+        let entry = &mut shared.table.volumes[volume];
+        entry.state = VolumeState::Removed;
+        let name = entry.display_name().to_owned();
+        drop(shared);
+        self.exports.remove(&name);
+        tracing::info!(event = "volume-removed", "{name}: it is served no more");
+    }
+
+    /// Serves a volume that is named now, or was removed: a device of that name in the configuration from now on.
+    pub(super) fn add(&mut self, begin: &Begin) -> Result<Shown, Failure> {
+        let name = &begin.volume;
+        let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
+        let Some(path) = self.config.set_file.clone() else {
+            return Err(Failure::new(Kind::Usage, format!("cannot add {name}"))
+                .why("the daemon serves devices of its command line, without a configuration")
+                .next("start `bcached serve` with that device, too"));
+        };
+        let present =
+            self.shared().table.volumes.iter().find(|entry| entry.name.as_ref() == Some(name)).cloned();
+        if let Some(entry) = present.filter(|entry| !entry.is_removed()) {
+            return match &begin.backing {
+                Some(backing) if entry.backing.as_ref() != Some(backing) => {
+                    Err(Failure::new(Kind::InUse, format!("cannot add {name}"))
+                        .why(format!(
+                            "{} is called so",
+                            entry.backing.as_deref().unwrap_or("a volume on a cache")
+                        ))
+                        .next("choose another name"))
+                }
+                _ => {
+                    shown.already = true;
+                    Ok(shown)
+                }
+            };
+        }
+        let mut file = SetFile::read(&path)?;
+        let kept = file.kept_of(name);
+        kept.served = None;
+        kept.backing = begin.backing.clone().or(kept.backing.take());
+        kept.cache = begin.cache.clone().or(kept.cache.take());
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        let volume = config.volumes.iter().find(|volume| volume.name.as_ref() == Some(name));
+        let backing = volume.map(|volume| volume.backing.clone()).ok_or_else(|| {
+            Failure::new(Kind::Usage, format!("cannot add {name}"))
+                .why("the configuration does not say on which device it is")
+                .next("name it with --backing")
+                .option("--backing")
+        })?;
+        check_with(&config, &self.shared().table)?;
+        devices::look_at_backing(&backing)?;
+        file.check_writable()?;
+        if begin.dry_run {
+            shown.state = State::Planned;
+            return Ok(shown);
+        }
+        file.write()?;
+        self.shared().table.adopt(&config);
+        self.config = config;
+        self.name_exports();
+        tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
+        Ok(shown)
+    }
+}
