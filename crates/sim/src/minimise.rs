@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_failure_after_a_crash_is_shortened_and_shown_again() {
-        let (system, workload, failure) = crashed(3);
+        let (system, workload, failure) = crashed(5);
         let minimal = minimise(&system, &workload, failure, 300);
         // As many as are in flight together, and the flush that lies.
         assert!(minimal.workload.steps.len() <= 7, "{:?}", minimal.workload.steps);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_is_the_shortest_so_far() {
-        let (system, workload, failure) = crashed(3);
+        let (system, workload, failure) = crashed(5);
         let told = failure.to_string();
         let nothing = minimise_while(&system, &workload, failure.clone(), |_| false);
         assert_eq!((nothing.tries, nothing.cut_off, nothing.failure.to_string()), (0, true, told));
@@ -196,7 +196,7 @@ mod tests {
     /// What follows the crash is gone after one run and one recovery each, however many points there are.
     #[test]
     fn a_crash_is_first_tried_where_it_was() {
-        let (system, workload, failure) = crashed(3);
+        let (system, workload, failure) = crashed(5);
         let cuts = |point| [Cut { point, crash: Crash::PowerCut, survivors: Survivors::Nothing }];
         let fails = |point: &u64| replay(&system, &workload, &cuts(*point), Depth::QUICK).is_err();
         let last = (1..=points(&system, &workload)).rev().find(fails).expect("flushes are skipped");

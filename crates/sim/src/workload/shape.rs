@@ -140,8 +140,8 @@ const MIXED: Weights = Weights {
     readd: 1,
 };
 
-/// Volumes stay attached.
-const STAYING: Weights = Weights { detach: 0, attach: 0, ..MIXED };
+/// Volumes stay attached, and what is dirty is not written back because somebody asks.
+const STAYING: Weights = Weights { detach: 0, attach: 0, clean: 0, ..MIXED };
 
 /// What most shapes do not say.
 const PLAIN: Shape = Shape {
