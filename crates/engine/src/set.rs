@@ -17,6 +17,8 @@
 //! | who wants dirty data in a cache that the volume is about to leave | `ranges` | it has left, or stays | who makes it leave |
 //! | an attach, for the requests of before; a stop, for both | `ranges` | the last has ended | the end of each; a detach's or attach's |
 //! | a detach, beside writes or after trouble | `ranges`, `writeback_work`, with a timer | it is time to try again | the end of a write, a stop |
+//! | a flush of dirty data, beside writes or after trouble | `writeback_work`, with a timer | it is time to try again | a stop, a cancel |
+//! | who gives a volume up | `ranges` | its requests, tasks and fills have ended | the end of each |
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |

@@ -188,7 +188,8 @@ impl Table {
         let caches = self.real_caches().map(|(_, cache)| cache.uuid);
         // A backing device has one UUID, so its name may say it; with a cache it may be the set's.
         let named = |volume: &VolumeEntry| Uuid::from_text(volume.backing.as_ref()?.strip_prefix("UUID=")?);
-        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some() && !volume.is_removed());
+        // One that was removed is not given to the kernel either, as long as this daemon runs.
+        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some());
         let backings = backings.map(|volume| volume.uuid.or_else(|| named(volume)));
         let all: Vec<_> = caches.chain(backings).collect();
         (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))
