@@ -25,22 +25,30 @@ pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<()
     if inside.start >= inside.end {
         return Ok(());
     }
+    // In the order of the calls, though there may be nothing to do: whoever is answered may rely on what came before.
     in_turn(set, target, inside, async |target| discard_blocks(set, target, inside).await).await
 }
 
 /// Gives up whole blocks in the range of a turn.
 async fn discard_blocks(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     if target.inode.is_none() {
-        return Ok(());
+        return if passes_down(target) { pass_down(set, target, range).await } else { Ok(()) };
     }
     let survey = write::survey(set, target, range).await?;
-    let passed_down = target.backing.as_ref().is_some_and(|disk| disk.info().discard);
-    if !passed_down {
+    if !passes_down(target) {
         // What is being written back must have landed before anybody reads the backing device there.
         write::wait_for_cleaning(set, target, range).await?;
         return if survey.present { write::punch(set, target, range).await } else { Ok(()) };
     }
     write::invalidate(set, target, range, survey).await?;
+    pass_down(set, target, range).await
+}
+
+fn passes_down(target: &Target) -> bool {
+    target.backing.as_ref().is_some_and(|disk| disk.info().discard)
+}
+
+async fn pass_down(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     // Whether it is carried out is the device's business.
     let _ = disk.discard(range.start, range.sectors()).await;

@@ -164,3 +164,24 @@ fn a_volume_can_be_served_without_a_cache() {
         set.assert_invariants();
     });
 }
+
+/// Without a cache a discard has little to do; it is answered in its turn all the same.
+#[test]
+fn without_a_cache_a_discard_waits_for_the_write_before_it() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.detach(volume, &Cancel::default()).await.expect("sound");
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+        }));
+        let before = asking(&env, &set, volume, write(0, 8, 1));
+        env.sleep(Duration::from_millis(1)).await;
+        let discard = asking(&env, &set, volume, Request::Discard { sector: 0, sectors: 8 });
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(!before.is_over() && !discard.is_over());
+        world.borrow_mut().fate = None;
+        assert_eq!((before.result(&env).await, discard.result(&env).await), (Ok(()), Ok(())));
+    });
+}
