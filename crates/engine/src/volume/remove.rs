@@ -32,6 +32,10 @@ impl CacheSet {
     /// stopped: then nothing has changed.
     pub async fn remove_volume(&self, id: VolumeId) -> Result<Removed, Error> {
         let target = self.with(|s| s.begin_course(id, Course::Leaving))?;
+        // Its workers go on until then: a request may wait for room that write-back makes.
+        while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.requests > 0)) {
+            self.signals().ranges.wait().await;
+        }
         self.signals().writeback_work.notify_all();
         self.signals().parked_work.notify_all();
         self.idle(id).await;
@@ -81,8 +85,9 @@ impl CacheSet {
 
     /// True when the workers of a volume end.
     pub(crate) fn is_over(&self, id: VolumeId) -> bool {
-        let is_leaving =
-            |s: &mut State| s.volumes.get(id).is_none_or(|volume| volume.course == Course::Leaving);
+        let is_leaving = |s: &mut State| {
+            s.volumes.get(id).is_none_or(|volume| volume.course == Course::Leaving && volume.requests == 0)
+        };
         self.is_ending() || self.with(is_leaving)
     }
 
