@@ -4,12 +4,11 @@
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config::{self, CONTROL_DEFAULT};
+use bcached_daemon::config;
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
 use bcached_daemon::control::status::{Status, Volume};
 use bcached_daemon::sizes::human;
-use serde::de::DeserializeOwned;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::thread;
@@ -92,14 +91,14 @@ pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
 
 /// Gives work up.
 pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
-    let socket = socket_of(&flags.control);
+    let socket = flags.control.socket();
     let path = format!("/v1/jobs/{}", client::encoded(&flags.job));
-    let mut job: Job = understood(&client::delete(&socket, &path)?)?;
+    let mut job: Job = client::understood(&client::delete(&socket, &path)?)?;
     // It ends with what it is in the middle of.
     let until = Instant::now() + Duration::from_secs(10);
     while job.state == State::Running && Instant::now() < until {
         thread::sleep(LOOK);
-        job = understood(&client::get(&socket, &path)?)?;
+        job = client::understood(&client::get(&socket, &path)?)?;
     }
     match job.state {
         State::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
@@ -118,7 +117,7 @@ struct All {
 
 /// The volumes that a cache is in front of; dirty data of others must not be taken for none.
 fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
-    let status: Status = understood(&client::get(&watch.socket, "/v1/status")?)?;
+    let status: Status = client::understood(&client::get(&watch.socket, "/v1/status")?)?;
     let is_cached = |volume: &&Volume| volume.backing.is_some() && volume.cache.is_some();
     let volumes = status.volumes.iter().filter(is_cached).filter(|volume| volume.facts.is_some());
     let not_open = status.caches.iter().filter(|cache| cache.state != "open");
@@ -146,19 +145,19 @@ impl<'a> Watch<'a> {
         let limit = flags.timeout.as_deref().map(config::time).transpose();
         let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        Ok(Self { socket: socket_of(&flags.control), flags, until })
+        Ok(Self { socket: flags.control.socket(), flags, until })
     }
 
     fn begin(&self, begin: &Begin) -> Result<Job, Failure> {
         let body = serde_json::to_string(begin)
             .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
-        understood(&client::post(&self.socket, "/v1/jobs", &body)?)
+        client::understood(&client::post(&self.socket, "/v1/jobs", &body)?)
     }
 
     /// Waits until the volume that was added is served.
     fn until_served(&self, name: &str) -> Result<(), Failure> {
         loop {
-            let status: Status = understood(&client::get(&self.socket, "/v1/status")?)?;
+            let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
             let volume = status.volumes.into_iter().find(|volume| volume.name == name);
             let reason = volume.as_ref().and_then(|volume| volume.reason.clone()).unwrap_or_default();
             match volume.as_ref().map_or("", |volume| &volume.state) {
@@ -194,7 +193,7 @@ impl<'a> Watch<'a> {
             thread::sleep(LOOK);
             for job in jobs.iter_mut().filter(|job| is_running(job)) {
                 let Some(id) = job.id else { continue };
-                let now: Job = understood(&client::get(&self.socket, &format!("/v1/jobs/{id}"))?)?;
+                let now: Job = client::understood(&client::get(&self.socket, &format!("/v1/jobs/{id}"))?)?;
                 if (now.verb, &now.volume) != (job.verb, &job.volume) {
                     return Err(Failure::new(Kind::Io, format!("nobody knows what became of job {id}"))
                         .why("the daemon was started anew meanwhile")
@@ -266,18 +265,6 @@ impl Told {
             let _unread = write!(io::stderr(), "\r\x1b[K");
         }
     }
-}
-
-fn socket_of(control: &flags::Control) -> PathBuf {
-    control.named().unwrap_or_else(|| CONTROL_DEFAULT.into())
-}
-
-fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
-    serde_json::from_str(body).map_err(|error| {
-        Failure::new(Kind::Io, "cannot understand the daemon's answer")
-            .why(error.to_string())
-            .next("`bcached version` and the running daemon may differ")
-    })
 }
 
 impl Show for Job {

@@ -1,9 +1,8 @@
 //! `bcached list`: caches and volumes, a line each.
 
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config::CONTROL_DEFAULT;
 use bcached_daemon::control::client;
 use bcached_daemon::control::status::{Cache, Status, Volume};
 use bcached_daemon::sizes::human;
@@ -11,12 +10,7 @@ use serde::Serialize;
 
 /// Asks and reports.
 pub fn run(flags: &flags::List) -> Result<Report, Failure> {
-    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
-    let status: Status = serde_json::from_str(&client::get(&socket, "/v1/status")?).map_err(|error| {
-        Failure::new(Kind::Io, "cannot understand the daemon's answer")
-            .why(error.to_string())
-            .next("`bcached version` and the running daemon may differ")
-    })?;
+    let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let caches = status.caches.iter().map(Line::of_cache);
     let volumes = status.volumes.iter().map(Line::of_volume);
     Report::of(&List { entries: caches.chain(volumes).collect() })

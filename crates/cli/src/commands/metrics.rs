@@ -4,14 +4,13 @@
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_daemon::config::CONTROL_DEFAULT;
 use bcached_daemon::control::client;
 use std::io::Write as _;
 use std::path::Path;
 
 /// Asks, and prints or writes.
 pub fn run(flags: &flags::Metrics) -> Result<Report, Failure> {
-    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    let socket = flags.control.socket();
     let Some(file) = &flags.textfile else {
         return client::get(&socket, "/v1/metrics").map(Report::text_only);
     };

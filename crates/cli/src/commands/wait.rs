@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, WaitFor};
 use crate::output::{Report, Show};
-use bcached_daemon::config::{self, CONTROL_DEFAULT};
+use bcached_daemon::config;
 use bcached_daemon::control::client;
 use bcached_daemon::control::status::{Status, Volume};
 use bcached_daemon::names::refusal;
@@ -40,12 +40,7 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
 }
 
 fn look(flags: &flags::Wait) -> Result<Volume, Failure> {
-    let socket = flags.control.named().unwrap_or_else(|| CONTROL_DEFAULT.into());
-    let status: Status = serde_json::from_str(&client::get(&socket, "/v1/status")?).map_err(|error| {
-        Failure::new(Kind::Io, "cannot understand the daemon's answer")
-            .why(error.to_string())
-            .next("`bcached version` and the running daemon may differ")
-    })?;
+    let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let names: Vec<_> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
     status.volume(&flags.volume).map_err(|meant| {
         refusal(&flags.volume, meant.iter().map(String::as_str), names.iter().map(String::as_str))
