@@ -16,31 +16,31 @@ use core::time::Duration;
 /// How long to rest when nothing can be invalidated.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The task.
+/// The task. It ends when the set does; what fails has made the set fail.
 pub async fn run(set: CacheSet) {
+    let _of_set = keep_free(&set).await;
+}
+
+async fn keep_free(set: &CacheSet) -> Result<(), Error> {
     loop {
-        if set.with(|s| s.settled || s.failed.is_some()) {
-            return;
+        set.check_alive()?;
+        if set.with(|s| s.settled) {
+            // What is given up in memory is so on the device.
+            return store_pending(set).await.map(drop);
         }
         if !set.with(|s| s.buckets.free_count() < s.free_low()) {
             set.signals().allocator_work.wait().await;
             continue;
         }
-        let passed_used = invalidate(&set, |s| s.free_batch().max(s.replay_batch())).await.passed_used;
+        let passed_used = invalidate(set, |s| s.free_batch().max(s.replay_batch())).await.passed_used;
         let _phase = passed_used.then(|| set.begin(Phase::EvictionBesideRead));
-        if set.with(|s| !s.buckets.pending().is_empty()) {
-            set.with(|s| s.starvation.search_ends(false));
-            if prios::store(&set).await.is_err() {
-                return;
-            }
+        if store_pending(set).await? {
             continue;
         }
         // Perhaps the last dirty pointers of some buckets are gone, but not durably.
-        if writer::commit(&set).await.is_err() {
-            return;
-        }
+        writer::commit(set).await?;
         set.with(|s| s.starvation.search_begins());
-        let searched = invalidate(&set, |_| 1).await;
+        let searched = invalidate(set, |_| 1).await;
         set.with(|s| s.starvation.search_ends(searched.kept_by_age));
         if searched.count == 0 {
             // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
@@ -51,6 +51,16 @@ pub async fn run(set: CacheSet) {
             set.env().sleep(PAUSE).await;
         }
     }
+}
+
+/// Stores the generations of what was invalidated, and hands it over; false if nothing was.
+async fn store_pending(set: &CacheSet) -> Result<bool, Error> {
+    if set.with(|s| s.buckets.pending().is_empty()) {
+        return Ok(false);
+    }
+    set.with(|s| s.starvation.search_ends(false));
+    prios::store(set).await?;
+    Ok(true)
 }
 
 /// Looks for buckets to invalidate, as many as `wanted` says, until some are found or all have been looked at.

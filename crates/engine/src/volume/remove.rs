@@ -24,8 +24,8 @@ pub struct Removed {
 }
 
 impl CacheSet {
-    /// Serves a volume no more; all that was acknowledged of it is durable when this returns. New requests are refused from the first moment on; those in flight end as they would have ended, and
-    /// may take as long as their devices let them.
+    /// Serves a volume no more; all that was acknowledged of it is durable when this returns. New requests are refused from the
+    /// first moment on; those in flight end as they would have ended, and may take as long as their devices let them.
     ///
     /// # Errors
     /// If there is no such volume, if it lives in the cache alone, if it is on its way to or from the cache, or if the set is being
@@ -60,10 +60,9 @@ impl CacheSet {
         committed.and(flush::last_flush(self, target).await)
     }
 
-    /// Until nobody works on the volume any more.
+    /// Until none of the set's tasks works on the volume any more.
     async fn idle(&self, id: VolumeId) {
-        let is_busy =
-            |s: &mut State| s.volumes.get(id).is_some_and(|volume| volume.requests > 0 || volume.hands > 0);
+        let is_busy = |s: &mut State| s.volumes.get(id).is_some_and(|volume| volume.hands > 0);
         while self.with(is_busy) {
             self.signals().ranges.wait().await;
         }
