@@ -28,6 +28,11 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+// The format is little-endian, and read and written byte by byte. That this is so everywhere has never been tried where it would
+// show, and nobody's data shall be the trial.
+#[cfg(target_endian = "big")]
+compile_error!("bcached is not built for big-endian machines: it has never been tested on one");
+
 pub mod bset;
 pub mod checksum;
 pub mod error;
