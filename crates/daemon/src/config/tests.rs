@@ -124,6 +124,8 @@ fn what_is_to_come_is_named_as_such() {
     assert!(sentence.starts_with(":3: `tls` is not in this version; leave it out"), "{sentence}");
     let (_, sentence) = refused("version = 1\n[cache.a]\ndevice = \"/x\"\n[defaults]\nexport = \"dev\"\n");
     assert!(sentence.starts_with(":5: `dev` is not in this version"), "{sentence}");
+    let (_, sentence) = refused("version = 1\n[defaults]\ndiscard_passdown = true\n");
+    assert!(sentence.contains("until then, discards are passed down to the backing devices"), "{sentence}");
 }
 
 #[test]
