@@ -140,6 +140,7 @@ impl Failure {
             | E::UnsupportedCompat { .. }
             | E::UnsupportedRoCompat { .. }
             | E::UnsupportedIncompat { .. }
+            | E::ObsoleteLargeBucket
             | E::SeveralDevices { .. } => Kind::Unsupported,
             _ => Kind::Damaged,
         }

@@ -133,6 +133,12 @@ pub enum SuperblockError {
         /// Unknown bits.
         found: u64,
     },
+    /// Large buckets in their first form, of which nobody makes any more.
+    #[error(
+        "large buckets in the obsolete form: kernels let nobody write to such a set; read its volumes with a kernel, and make \
+         it anew"
+    )]
+    ObsoleteLargeBucket,
     /// More buckets than can be addressed.
     #[error("{found} buckets are more than the format can address")]
     TooManyBuckets {

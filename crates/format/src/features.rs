@@ -19,14 +19,13 @@ pub struct Features {
 pub enum BucketSizeForm {
     /// The 16-bit field holds sectors.
     Plain,
-    /// Obsolete: the field and a second one hold the low and high 16 bits. A kernel runs such a set read-only.
-    ObsoleteHighBits,
     /// The field holds the logarithm.
     Logarithm,
 }
 
 impl Features {
-    /// Incompat bit: bucket size = `bucket_size + (bucket_size_hi << 16)`.
+    /// Incompat bit: bucket size = `bucket_size + (bucket_size_hi << 16)`, where no checksum is over the second field. The
+    /// form of kernels 5.9 and 5.10; later ones run such a set with all its volumes read-only.
     pub const INCOMPAT_OBSOLETE_LARGE_BUCKET: u64 = 0x1;
     /// Incompat bit: bucket size = `1 << bucket_size`.
     pub const INCOMPAT_LARGE_BUCKET: u64 = 0x2;
@@ -51,13 +50,17 @@ impl Features {
         self.incompat & !Self::INCOMPAT_KNOWN
     }
 
-    /// How the bucket size is stored; the logarithm wins where both bits are set.
+    /// Large buckets in their first form: known, and not run.
+    #[must_use]
+    pub const fn has_obsolete_large_bucket(&self) -> bool {
+        self.incompat & Self::INCOMPAT_OBSOLETE_LARGE_BUCKET != 0
+    }
+
+    /// How the bucket size is stored, in a set that is run.
     #[must_use]
     pub const fn bucket_size_form(&self) -> BucketSizeForm {
         if self.incompat & Self::INCOMPAT_LARGE_BUCKET != 0 {
             BucketSizeForm::Logarithm
-        } else if self.incompat & Self::INCOMPAT_OBSOLETE_LARGE_BUCKET != 0 {
-            BucketSizeForm::ObsoleteHighBits
         } else {
             BucketSizeForm::Plain
         }

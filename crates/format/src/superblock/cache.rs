@@ -314,6 +314,7 @@ fn features(raw: &RawSuperblock) -> Features {
 
 fn check_features(features: Features) -> Result<(), SuperblockError> {
     match (features.unknown_compat(), features.unknown_ro_compat(), features.unknown_incompat()) {
+        (0, 0, 0) if features.has_obsolete_large_bucket() => Err(SuperblockError::ObsoleteLargeBucket),
         (0, 0, 0) => Ok(()),
         (0, 0, found) => Err(SuperblockError::UnsupportedIncompat { found }),
         (0, found, _) => Err(SuperblockError::UnsupportedRoCompat { found }),
@@ -327,9 +328,6 @@ fn stored_bucket_sectors(raw: &RawSuperblock) -> Result<u64, SuperblockError> {
     let low = field::BUCKET_SIZE.u16(bytes);
     match features(raw).bucket_size_form() {
         BucketSizeForm::Plain => Ok(u64::from(low)),
-        BucketSizeForm::ObsoleteHighBits => {
-            Ok(u64::from(low) | u64::from(field::BUCKET_SIZE_HIGH.u16(bytes)) << 16)
-        }
         BucketSizeForm::Logarithm if u32::from(low) > BUCKET_LOGARITHM_MAX => {
             Err(SuperblockError::BucketLogarithmTooLarge { limit: BUCKET_LOGARITHM_MAX, found: low.into() })
         }
