@@ -4,7 +4,7 @@
 //! so work is counted instead and charged at these rates: in simulation virtual time passes by them and a longer piece
 //! is a fault; in production they tell a task when to let others run ([`bcached_env::Env::breathe`]).
 //!
-//! Each rate names the row of `cargo bench -p bcached-node`, or of the test in `work/rates.rs` that prints what buckets cost,
+//! Each rate names the row of `cargo bench -p bcached-node`, or of `what_buckets_cost` in `work/rates.rs`,
 //! by which it was chosen, and what that tells on one core of a shared virtual machine with little else to do; with neighbours
 //! who fill the processor's cache it tells twice as much. What is said to be an estimate was not measured.
 
