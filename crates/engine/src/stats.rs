@@ -10,7 +10,7 @@ use bcached_env::Time;
 /// Counters of a cache set since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Reads of volumes with a cache.
+    /// Reads of volumes with a cache and a backing device.
     pub reads: Reads,
     /// Requests that added nothing to the cache, by reason.
     pub bypassed: Bypassed,
@@ -44,8 +44,10 @@ pub struct Stats {
     pub read_retries: u64,
     /// Extents of dirty data that were written back (`writeback_keys_done`).
     pub writeback_keys_done: u64,
-    /// Times that an extent of dirty data could not be written back (`writeback_keys_failed`).
+    /// Those of which nothing turned clean, because all of it had been written anew or moved meanwhile (`writeback_keys_failed`).
     pub writeback_keys_failed: u64,
+    /// Times that an extent of dirty data could not be written back. The kernel does not count them.
+    pub writeback_errors: u64,
     /// Complete passes of GC (`btree_gc`).
     pub gc: Times,
     /// Rewrites of a node that make one or two of it (`btree_split`).

@@ -101,7 +101,10 @@ pub struct CacheNumbers {
     pub io_errors: u64,
     pub btree_coalesces: u64,
     pub writeback_keys_done: u64,
+    /// Written anew meanwhile, as the kernel counts it.
     pub writeback_keys_failed: u64,
+    #[serde(default)]
+    pub writeback_errors: u64,
     /// As of the last complete pass of GC, or the start, like the next two; absent: there were no extents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub average_key_bytes: Option<u64>,

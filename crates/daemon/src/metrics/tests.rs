@@ -22,7 +22,7 @@ fn bypassed() -> Value {
 }
 
 /// The numbers of a set that are nothing but numbers: 100, 101 and so on.
-const NUMBERS: [&str; 46] = [
+const NUMBERS: [&str; 47] = [
     "block_bytes",
     "bucket_bytes",
     "buckets",
@@ -69,6 +69,7 @@ const NUMBERS: [&str; 46] = [
     "btree_coalesces",
     "writeback_keys_done",
     "writeback_keys_failed",
+    "writeback_errors",
 ];
 
 fn cache() -> Value {

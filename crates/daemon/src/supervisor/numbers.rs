@@ -33,6 +33,7 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
         btree_coalesces: stats.btree_coalesces,
         writeback_keys_done: stats.writeback_keys_done,
         writeback_keys_failed: stats.writeback_keys_failed,
+        writeback_errors: stats.writeback_errors,
         average_key_bytes: (found.key_sectors * 512).checked_div(found.keys),
         btree_nodes: found.nodes,
         btree_used_percent: found.key_bytes * 100 / (found.leaves * status.node_sectors * 512).max(1),

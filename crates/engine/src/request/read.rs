@@ -46,7 +46,8 @@ pub async fn read(
     (result.map(drop), buffer)
 }
 
-/// A volume without a cache neither hits nor misses. What the engine reads for itself is not counted.
+/// A volume without a cache neither hits nor misses, and as in the kernel nor does one that is nowhere else. What the engine reads
+/// for itself is not counted.
 fn count(s: &mut State, target: &Target, sources: Sources) {
     s.stats.hit_bytes += sources.cache * 512;
     s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
@@ -58,7 +59,7 @@ fn count(s: &mut State, target: &Target, sources: Sources) {
         (true, true) => Path::ReadBypassHit,
         (false, true) => Path::ReadBypassMiss,
     });
-    if target.inode.is_some() {
+    if target.inode.is_some() && target.backing.is_some() {
         let (stats, volume) = s.stats_of(target.id);
         stats.reads.add(is_hit, is_bypassed);
         if let Some(volume) = volume {

@@ -50,7 +50,7 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     let began = set.env().now();
     let mut round = Round::default();
     let Chosen { works, is_round } = choose(set, target, size, &mut round).await;
-    let Cleaned { sectors, keys, failed, not_begun } =
+    let Cleaned { sectors, keys, overtaken, failed, not_begun } =
         clean(set, target, &works, (size, hurries), &mut round).await;
     release(set, target, &works).await;
     let is_round = is_round && not_begun.is_none();
@@ -58,7 +58,8 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     set.with(|s| {
         s.stats.written_back_bytes += sectors * 512;
         s.stats.writeback_keys_done += keys;
-        s.stats.writeback_keys_failed += failed;
+        s.stats.writeback_keys_failed += overtaken;
+        s.stats.writeback_errors += failed;
         let now = s.now;
         let trouble = round.shows(s, target);
         if let Some(volume) = s.volumes.get_mut(target.id) {
@@ -85,6 +86,8 @@ struct Cleaned {
     sectors: u64,
     /// So many keys were written back.
     keys: u64,
+    /// So many were too, and are something else by now.
+    overtaken: u64,
     /// So many could not be.
     failed: u64,
     /// Where the first key begins that has been left for later.
@@ -119,6 +122,10 @@ async fn clean(
             }
         };
         match turned {
+            Ok(0) => {
+                cleaned.overtaken += 1;
+                continue;
+            }
             Ok(sectors) => {
                 cleaned.sectors += sectors;
                 cleaned.keys += 1;

@@ -8,7 +8,7 @@ use crate::stopped::stopped;
 use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Env, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
-use bcached_format::{BackingState, CacheMode, Uuid, UuidSlot};
+use bcached_format::{BackingState, CacheMode, Uuid};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -435,14 +435,7 @@ fn a_set_that_has_failed_detaches_and_attaches_nothing() {
 #[test]
 fn a_flash_only_volume_is_not_detached() {
     let mut stopped = stopped();
-    let mut slot = UuidSlot { uuid: Uuid([9; 16]), sectors: 4096, ..UuidSlot::FREE };
-    slot.set_flash_only(true);
-    let mut sector = vec![0; 512];
-    let slot = slot.to_bytes();
-    sector[..slot.len()].copy_from_slice(&slot);
-    // Four slots lie in the first sector of the table; this one is the fifth.
-    let place = stopped.header.uuids.pointers.as_slice()[0].sector() + 1;
-    stopped.rig.world.borrow_mut().place(0, place, &sector);
+    stopped.add_flash_only(4096);
     run(&mut stopped.rig, |env| async move {
         let (set, _) = open(env, options()).await.expect("sound");
         let volume = set.volumes().iter().find(|info| info.flash_only).expect("in the table").id;

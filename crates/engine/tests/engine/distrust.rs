@@ -7,7 +7,7 @@ use crate::memory::NoNote;
 use crate::stopped::{CACHE_SECTORS, DATA_OFFSET, key, stopped};
 use bcached_engine::Error;
 use bcached_env::{Note, NoteRecord};
-use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, PrioSet, Uuid, UuidSlot, prio};
+use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, PrioSet, prio};
 
 /// What the other tests are worth: a sensible entry is replayed.
 #[test]
@@ -182,14 +182,7 @@ fn notes_that_no_leaf_could_hold_are_refused() {
 fn a_flash_only_volume_of_impossible_size_is_refused() {
     for (sectors, is_possible) in [(1 << 30, true), (1 << 54, false), (u64::MAX, false)] {
         let mut stopped = stopped();
-        let mut slot = UuidSlot { uuid: Uuid([9; 16]), sectors, ..UuidSlot::FREE };
-        slot.set_flash_only(true);
-        let mut bytes = vec![0; 512];
-        let slot = slot.to_bytes();
-        bytes[..slot.len()].copy_from_slice(&slot);
-        // Four slots lie in the first sector of the table; this one is the fifth.
-        let sector = stopped.header.uuids.pointers.as_slice()[0].sector() + 1;
-        stopped.rig.world.borrow_mut().place(0, sector, &bytes);
+        stopped.add_flash_only(sectors);
         if is_possible {
             stopped.reopened(Box::new(NoNote)).expect("a large volume");
         } else {

@@ -1,7 +1,8 @@
 //! What a status says of the set itself.
 
-use crate::rig::{Rig, Sizes, ask, in_flight, open, run, write};
-use bcached_engine::{Cause, Options, Request};
+use crate::rig::{Rig, Sizes, ask, bytes, in_flight, open, run, write};
+use crate::stopped::stopped;
+use bcached_engine::{Cause, Options, Reads, Request};
 use bcached_env::Buffer;
 use std::time::Duration;
 
@@ -81,4 +82,22 @@ fn a_pass_of_gc_and_a_start_count_what_is_alive() {
         assert_eq!((found.keys, found.key_sectors, found.nodes, found.leaves), (8, 128, 1, 1));
         assert_eq!(found.key_bytes, 8 * 24, "two words and a pointer each");
     }
+}
+
+/// How well a cache serves its backing devices is not told by volumes that have none: as in the kernel, their reads neither hit
+/// nor miss.
+#[test]
+fn reads_of_flash_only_volumes_are_no_hits() {
+    let mut stopped = stopped();
+    stopped.add_flash_only(4096);
+    run(&mut stopped.rig, |env| async move {
+        let (set, backed) = open(env, Options::default()).await.expect("sound");
+        let flash = set.volumes().iter().find(|info| info.flash_only).expect("in the table").id;
+        ask(&set, flash, write(0, 8, 1)).await;
+        assert_eq!(bytes(&set, flash, 0, 16).await[7..9], [1, 0], "data, and a hole behind it");
+        assert_eq!(set.status().stats.reads, Reads::default());
+        assert!(set.volumes().iter().all(|info| info.stats.reads == Reads::default()));
+        bytes(&set, backed, 0, 8).await;
+        assert_eq!(set.status().stats.reads, Reads { hits: 1, ..Reads::default() });
+    });
 }

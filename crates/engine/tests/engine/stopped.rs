@@ -6,7 +6,8 @@ use bcached_env::{Buffer, DiskId, Note};
 use bcached_format::jset::{Jset, JsetHeader, seal};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use bcached_format::{
-    DeviceFacts, DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, RawSuperblock, Superblock,
+    DeviceFacts, DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, RawSuperblock, Superblock, Uuid,
+    UuidSlot,
 };
 use std::time::Duration;
 
@@ -97,6 +98,18 @@ pub fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
 }
 
 impl Stopped {
+    /// Puts a flash-only volume of so many sectors into the table of volumes.
+    pub fn add_flash_only(&mut self, sectors: u64) {
+        let mut slot = UuidSlot { uuid: Uuid([9; 16]), sectors, ..UuidSlot::FREE };
+        slot.set_flash_only(true);
+        let mut bytes = vec![0; 512];
+        let slot = slot.to_bytes();
+        bytes[..slot.len()].copy_from_slice(&slot);
+        // Four slots lie in the first sector of the table; this one is the fifth.
+        let sector = self.header.uuids.pointers.as_slice()[0].sector() + 1;
+        self.rig.world.borrow_mut().place(0, sector, &bytes);
+    }
+
     /// Appends an entry with these keys, which is all that the journal needs.
     pub fn append(&mut self, keys: &[Key]) {
         let seq = self.header.seq + 1;

@@ -2,7 +2,7 @@
 //! count.
 
 use crate::memory::Mishap;
-use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
+use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{Bypass, Options, Reads, Request, Traffic, VolumeOptions};
 use bcached_env::{Buffer, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -125,7 +125,7 @@ fn a_backing_device_that_refuses_a_range_is_named() {
         let seen = Rc::clone(&refused);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
-            seen.set(seen.get() + u32::from(fails && disk == BACKING));
+            seen.set(seen.get() + u64::from(fails && disk == BACKING));
             (fails && disk == BACKING).then_some(Mishap::Fails)
         }));
         ask(&set, volume, write(0, 8, 1)).await;
@@ -135,9 +135,44 @@ fn a_backing_device_that_refuses_a_range_is_named() {
         let trouble = set.volumes().remove(0).writeback_trouble.expect("it stands still");
         assert_eq!((trouble.sector, trouble.sectors, set.status().dirty_sectors), (640, 8, 8));
         assert!(trouble.error.to_string().contains("backing device"), "{trouble:?}");
+        let stats = set.status().stats;
+        assert_eq!((stats.writeback_keys_done, stats.writeback_keys_failed), (1, 0), "the other has left");
+        assert_eq!(stats.writeback_errors, refused.get(), "each time that it was tried");
         world.borrow_mut().fate = None;
         env.sleep(Duration::from_secs(10)).await;
         assert_eq!((set.status().dirty_sectors, set.volumes().remove(0).writeback_trouble), (0, None));
+    });
+}
+
+/// Data is written anew while it is on its way to the backing device: nothing of it turns clean, and that is what the kernel
+/// calls failed.
+#[test]
+fn what_is_overtaken_by_a_write_is_counted_apart() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let options = Options {
+            volume: VolumeOptions { writeback_running: true, writeback_percent: 0, ..options().volume },
+            ..options()
+        };
+        let (set, volume) = open(env.clone(), options).await.expect("sound");
+        let (holds, copying) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(false)));
+        let (held, is_copying) = (Rc::clone(&holds), Rc::clone(&copying));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let is_copy = disk == BACKING && matches!(op, Op::Write { sector: DATA_OFFSET, .. });
+            is_copying.set(is_copying.get() || is_copy);
+            (is_copy && held.get()).then_some(Mishap::Waits)
+        }));
+        ask(&set, volume, write(0, 8, 1)).await;
+        while !copying.get() {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        ask(&set, volume, write(0, 8, 2)).await;
+        holds.set(false);
+        env.sleep(Duration::from_secs(10)).await;
+        let status = set.status();
+        assert_eq!((status.stats.writeback_keys_done, status.stats.writeback_keys_failed), (1, 1));
+        assert_eq!(status.dirty_sectors, 0, "what overtook it has left, too");
     });
 }
 
