@@ -18,7 +18,8 @@ const TABLE: &[Later] = &[
     Later { verb: "forget", by_hand: KERNEL_DETACH },
     Later {
         verb: "grow",
-        by_hand: "stop the daemon, grow the backing device and start `bcached serve` again",
+        by_hand: "`bcached remove` its volume, grow the backing device and `bcached add` the volume, or do that while the \
+                  daemon is stopped",
     },
     Later { verb: "shrink", by_hand: "copy the volume to a smaller device" },
     Later {

@@ -338,6 +338,20 @@ fn volumes_are_added_and_removed_for_good() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The manual way to grow a volume, without a stop of the daemon.
+#[test]
+fn a_grown_device_is_seen_when_its_volume_comes_back() {
+    let site = Site::new();
+    let daemon = site.start();
+    let before = volume(&daemon)["size_bytes"].as_u64().expect("served");
+    done(&daemon, &["remove", "media"]);
+    let tank = std::fs::OpenOptions::new().write(true).open(&site.tank).expect("ours");
+    tank.set_len(BACKING_BYTES + (4 << 20)).expect("grows");
+    done(&daemon, &["add", "media"]);
+    assert_eq!(volume(&daemon)["size_bytes"].as_u64(), Some(before + (4 << 20)));
+    assert_eq!(daemon.stop().0, 0);
+}
+
 /// Who is connected keeps a volume from being removed, and is named.
 #[test]
 fn a_volume_in_use_is_not_removed() {
