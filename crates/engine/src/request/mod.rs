@@ -76,12 +76,12 @@ pub enum Request {
 }
 
 impl Request {
-    /// First sector and length, in sectors, of what has a place.
     /// Whether it changes something, if it is carried out.
     const fn changes(&self) -> bool {
         !matches!(self, Self::Read { .. } | Self::Flush)
     }
 
+    /// First sector and length, in sectors, of what has a place.
     fn place(&self) -> Option<(u64, u64)> {
         match self {
             Self::Read { sector, buffer } => Some((*sector, buffer.len() as u64 / 512)),
