@@ -14,7 +14,8 @@
 //! 4. After the death of a process every acknowledged write is there; writes in flight are there or not.
 //! 5. What was read once stays until it is written or the power is cut.
 //! 6. A failed write left each sector old or new.
-//! 7. A discard leaves each sector with any former value or zero; the first read fixes it.
+//! 7. A discard leaves each sector with any former value or zero; the first read fixes it. What was written while it was in flight
+//!    may be a former value too: it came before, perhaps.
 //! 8. What a device drops that fails to flush may go back to an older value. A client's flush that fails ends the promise
 //!    of what was acknowledged before it was asked for; one that succeeds after a drop promises all the same. A drop that no
 //!    client has heard of when the process ends is told by its exit and its log; the next process knows nothing of it. If
@@ -163,7 +164,7 @@ impl Oracle {
     /// A client asks for a discard.
     pub fn begin_discard(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
         let id = self.begin(Kind::Discard, volume, sectors.clone());
-        self.put_down(id, volume, sectors, Content::Former { before: id.0 });
+        self.put_down(id, volume, sectors, Content::Former { before: NEVER });
         id
     }
 
@@ -189,7 +190,8 @@ impl Oracle {
         for (sector, number) in open.echoes {
             self.sector_mut(open.volume, sector).give_up(number, now);
         }
-        let oldest_read = self.oldest_read();
+        let (oldest_read, next) = (self.oldest_read(), self.next);
+        let is_discard = matches!(open.kind, Kind::Discard);
         match open.kind {
             Kind::Write { .. } | Kind::Discard => {
                 let fua = matches!(open.kind, Kind::Write { fua: true });
@@ -198,6 +200,9 @@ impl Oracle {
                         sector.acknowledge(id.0, now, fua);
                     } else {
                         sector.give_up(id.0, now);
+                    }
+                    if is_discard {
+                        sector.end_discard(id.0, next);
                     }
                     sector.prune(oldest_read);
                 });
@@ -258,7 +263,7 @@ impl Oracle {
     /// The power was cut: everything asked for and not answered is over.
     pub fn power_cut(&mut self) {
         let now = self.tick();
-        self.open.clear();
+        self.end_all();
         self.cache_dropped.clear();
         self.each_touched(None, |sector| sector.cut_power(now));
     }
@@ -266,7 +271,7 @@ impl Oracle {
     /// The process died: what it was asked and did not answer was done or not.
     pub fn process_death(&mut self) {
         let now = self.tick();
-        self.open.clear();
+        self.end_all();
         self.each_touched(None, |sector| {
             sector.kill(now);
             sector.forget_untold();
@@ -274,6 +279,16 @@ impl Oracle {
         });
         for (volume, dropped) in core::mem::take(&mut self.cache_dropped) {
             self.each_touched(Some(volume), |sector| sector.go_back(now, dropped));
+        }
+    }
+
+    /// Nothing is in flight any more.
+    fn end_all(&mut self) {
+        let next = self.next;
+        for (id, open) in core::mem::take(&mut self.open) {
+            if matches!(open.kind, Kind::Discard) {
+                self.each(open.volume, open.sectors, |sector| sector.end_discard(id.0, next));
+            }
         }
     }
 
@@ -432,6 +447,7 @@ impl Oracle {
         };
         let text = |content: &Content| match content {
             Content::Value(value) => value.to_string(),
+            Content::Former { before: NEVER } => "zeroes or anything written so far".to_owned(),
             Content::Former { before } => format!("zeroes or anything before write {before}"),
         };
         Violation { volume: open.volume, sector, found, allowed: allowed.iter().map(text).collect() }

@@ -42,7 +42,7 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Content {
     Value(Value),
-    /// After a discard: zero, or the data of any write to this sector with a number below `before`.
+    /// After a discard: zero, or the data of any write to this sector with a number below `before`; [`NEVER`] while it is in flight.
     Former {
         before: u64,
     },
@@ -187,6 +187,15 @@ impl Sector {
             }
         }
         self.settle();
+    }
+
+    /// Discard `number` is over: nothing that is asked for from number `next` on is a former value of it.
+    pub(super) fn end_discard(&mut self, number: u64, next: u64) {
+        for version in self.versions.iter_mut().filter(|version| version.number == number) {
+            if let Content::Former { before } = &mut version.content {
+                *before = next;
+            }
+        }
     }
 
     /// Operation `number` has failed, or will never be heard of again: it took effect by `now` or not at all.

@@ -1,5 +1,7 @@
 //! For each rule a run that must pass and a run that must be caught.
 
+mod discards;
+
 use super::*;
 
 /// One volume, sectors of stamped first content; `op` numbers are the stamps.
@@ -273,65 +275,6 @@ fn rule_6_a_failed_write_left_old_or_new() {
     assert_eq!(bench.may_be(9), [write], "once read it stays");
     let next = bench.write();
     assert_eq!(bench.may_be(9), [next]);
-}
-
-#[test]
-fn rule_7_a_discard_brings_zero_or_anything_former_once() {
-    let mut bench = Bench::new();
-    let first = bench.write();
-    let second = bench.write();
-    bench.flush();
-    bench.discard();
-    assert_eq!(bench.may_be(9), [0, first, second]);
-    let mut zero = Bench { oracle: bench.oracle.clone() };
-    assert!(zero.reads_zero());
-    assert!(!zero.reads(second) && zero.reads_zero(), "the first read fixed it");
-    assert!(bench.reads(first));
-    assert!(!bench.reads_zero());
-    assert_eq!(bench.may_be(9), [first]);
-    let third = bench.write();
-    assert_eq!(bench.may_be(9), [third]);
-}
-
-#[test]
-fn rule_7_a_cut_reopens_a_discard_that_was_not_flushed() {
-    let mut bench = Bench::new();
-    let write = bench.write();
-    bench.flush();
-    bench.discard();
-    assert!(bench.reads(write));
-    let mut flushed = Bench { oracle: bench.oracle.clone() };
-    bench.oracle.power_cut();
-    assert!(bench.reads_zero());
-    flushed.flush();
-    flushed.oracle.power_cut();
-    assert!(!flushed.reads_zero(), "what was read and then flushed stays");
-    assert!(flushed.reads(write));
-}
-
-#[test]
-fn rule_7_a_value_of_elsewhere_is_not_a_former_one() {
-    let mut bench = Bench::new();
-    let elsewhere = bench.oracle.begin_write(0, 8..9, false);
-    bench.oracle.end(elsewhere, true);
-    bench.discard();
-    assert!(!bench.reads(elsewhere.number()));
-    let future = bench.write();
-    let mut discarded_before = Bench::new();
-    discarded_before.discard();
-    assert!(!discarded_before.reads(future));
-}
-
-#[test]
-fn rule_7_zeroes_are_a_write() {
-    let mut bench = Bench::new();
-    let write = bench.write();
-    let zeroes = bench.oracle.begin_zeroes(0, 0..2, false);
-    bench.oracle.end(zeroes, true);
-    assert!(!bench.reads(write));
-    assert!(bench.reads_zero());
-    bench.oracle.power_cut();
-    assert!(bench.may_be(9) == [0, write], "unflushed, like any write");
 }
 
 #[test]
