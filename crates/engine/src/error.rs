@@ -83,6 +83,28 @@ pub enum Error {
     /// The volume is served through the cache already.
     #[error("the volume is attached already")]
     Attached,
+    /// The volume is being served.
+    #[error("the volume is being served")]
+    Served,
+    /// Nobody can serve the volume any more.
+    #[error("the volume is being forgotten")]
+    BeingForgotten,
+    /// A volume in the cache alone that could not be filled.
+    #[error("there is room for {sectors_max} sectors, and {sectors} are asked for")]
+    NoRoom {
+        /// Its size, in sectors.
+        sectors: u64,
+        /// The largest that can be filled, in sectors.
+        sectors_max: u64,
+    },
+    /// A volume in the cache alone must have whole blocks, and one at least.
+    #[error("{sectors} sectors are not whole blocks of {block_sectors}")]
+    NotWholeBlocks {
+        /// Its size, in sectors.
+        sectors: u64,
+        /// A block of the set, in sectors.
+        block_sectors: u64,
+    },
     /// The volume is on its way to or from the cache already.
     #[error("the volume is being attached or detached already")]
     OnItsWay,

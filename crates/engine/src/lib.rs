@@ -65,6 +65,7 @@ pub use space::ages::Ages;
 pub use stats::{Bypassed, Reads, Stats, Traffic, VolumeStats};
 pub use status::{BucketCount, Status, Unserved};
 pub use times::Times;
+pub use volume::forget::{Forgetting, Lost};
 pub use volume::remove::Removed;
 pub use volume::{Course, VolumeId, VolumeInfo};
 pub use windows::{Counted, Window};

@@ -10,7 +10,7 @@ use crate::btree::cache::NodeCache;
 use crate::btree::unreadable::Unreadable;
 use crate::btree::{Child, load, walk, write};
 use crate::error::{Doing, Error};
-use crate::gc;
+use crate::gc::{self, moving::Rounds};
 use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
 use crate::phases::Phase;
@@ -109,6 +109,7 @@ fn assemble(
         prios: parts.prios,
         uuids: parts.uuids,
         uuid_key: parts.uuid_key,
+        forgetting: BTreeSet::new(),
         dirty: parts.dirty,
         volumes: Volumes::default(),
         superblock,
@@ -117,6 +118,7 @@ fn assemble(
         untold: false,
         failed: None,
         starvation: Starvation::default(),
+        moving: Rounds::default(),
         note_held: true,
         background: 0,
         fill_bytes: 0,
@@ -403,7 +405,7 @@ async fn finish(set: &CacheSet) {
         s.note.begin(s.superblock.checksum());
         s.note_held = false;
     });
-    crate::volume::attach::add_flash_only(set);
+    crate::volume::flash::add_all(set);
     set.spawn(Duty::Changing, gc::pass::run);
     set.spawn(Duty::Changing, gc::moving::run);
     set.spawn(Duty::Changing, gc::orphans::run);

@@ -5,6 +5,7 @@ use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};
 use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
+use crate::gc::moving::Rounds;
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::policy::Congestion;
@@ -14,7 +15,7 @@ use crate::uuids::UuidTable;
 use crate::volume::{VolumeId, Volumes};
 use crate::work::Work;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{IoError, Note, Time};
 use bcached_format::{BucketId, CacheSuperblock, Geometry, Inode, Key};
@@ -103,6 +104,8 @@ pub struct State {
     pub uuids: UuidTable,
     /// Where the table is stored, as the next journal entry will name it.
     pub uuid_key: Key,
+    /// Volumes of the table that nobody may serve now: they are being forgotten, or made.
+    pub forgetting: BTreeSet<Inode>,
     /// Dirty sectors, exactly.
     pub dirty: DirtyCounts,
     /// The volumes being served.
@@ -118,6 +121,8 @@ pub struct State {
     pub untold: bool,
     /// Whether buckets will become free.
     pub starvation: Starvation,
+    /// What moving comes to.
+    pub moving: Rounds,
     /// The first failed write of metadata. Nothing is written after it.
     pub failed: Option<Error>,
     /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.

@@ -43,8 +43,10 @@ pub struct Status {
     pub buckets_clean: u64,
     /// Buckets that hold dirty data and are not being filled.
     pub buckets_dirty: u64,
-    /// Dirty data of volumes that are not served.
+    /// The volumes of the table that are not served.
     pub unserved: Vec<Unserved>,
+    /// The largest volume in the cache alone that can be made now, in sectors.
+    pub flash_room_sectors: u64,
     /// Dirty data of all volumes, in sectors.
     pub dirty_sectors: u64,
     /// Levels of the tree above its leaves.
@@ -82,13 +84,15 @@ pub struct Status {
     pub latencies: Vec<Latencies>,
 }
 
-/// Dirty data of a volume that the set knows and nobody serves.
+/// A volume that the set knows and nobody serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unserved {
     /// UUID of the volume.
     pub uuid: Uuid,
     /// Its label when it was first attached.
     pub label: Label,
+    /// It lives in the cache alone, and this is its size in sectors.
+    pub flash_sectors: Option<u64>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
 }
@@ -116,10 +120,11 @@ fn root_usage_percent(s: &State) -> u64 {
 
 fn unserved(s: &State) -> Vec<Unserved> {
     let is_served = |inode| s.volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
-    let left = s.uuids.used().filter(|(inode, _)| s.dirty.of(*inode) > 0 && !is_served(*inode));
+    let left = s.uuids.used().filter(|(inode, _)| !is_served(*inode));
     left.map(|(inode, slot)| Unserved {
         uuid: slot.uuid,
         label: slot.label,
+        flash_sectors: slot.is_flash_only().then_some(slot.sectors),
         dirty_sectors: s.dirty.of(inode),
     })
     .collect()
@@ -149,6 +154,7 @@ impl CacheSet {
                 - s.buckets.metadata_count()
                 - s.open.count() as u64,
             unserved: unserved(s),
+            flash_room_sectors: s.flash_room(),
             dirty_sectors: s.dirty.total(),
             tree_depth: s.root.level,
             root_usage_percent: root_usage_percent(s),

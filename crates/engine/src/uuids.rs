@@ -27,6 +27,12 @@ impl UuidTable {
         Self { slots: alloc::vec![UuidSlot::FREE; count] }
     }
 
+    /// The slot of a volume.
+    #[must_use]
+    pub fn slot(&self, inode: Inode) -> Option<&UuidSlot> {
+        self.slots.get(inode.0 as usize)
+    }
+
     /// The slot of a volume, to change.
     pub fn slot_mut(&mut self, inode: Inode) -> Option<&mut UuidSlot> {
         self.slots.get_mut(inode.0 as usize)

@@ -15,6 +15,15 @@ impl Uuid {
         0xa0, 0x3e, 0xf8, 0xed, 0x3e, 0xe1, 0xb8, 0x78, 0xc8, 0x50, 0xfc, 0x5e, 0xcb, 0x16, 0xcd, 0x99,
     ]);
 
+    /// A uuid of random bits, marked as such (version 4).
+    #[must_use]
+    pub const fn from_random(bits: [u64; 2]) -> Self {
+        let [high, low] = bits;
+        let number = (high as u128) << 64 | low as u128;
+        let number = number & !(0xf << 76) | 0x4 << 76;
+        Self((number & !(0x3 << 62) | 0x2 << 62).to_be_bytes())
+    }
+
     /// All bytes are zero.
     #[must_use]
     pub fn is_nil(&self) -> bool {
@@ -134,6 +143,13 @@ impl fmt::Debug for Label {
 mod tests {
     use super::*;
     use std::string::ToString;
+
+    #[test]
+    fn random_uuids_say_that_they_are() {
+        let text = |bits| Uuid::from_random([bits, bits]).to_string();
+        assert_eq!(text(0), "00000000-0000-4000-8000-000000000000");
+        assert_eq!(text(u64::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+    }
 
     #[test]
     fn magics_of_the_worked_example() {

@@ -8,7 +8,7 @@ use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Buckets, Class, Space, Usage};
-use crate::state::State;
+use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::work::BUCKETS_MAX;
 use crate::written::Cause;
 use alloc::collections::BTreeSet;
@@ -24,11 +24,43 @@ const VICTIMS_MAX: usize = 256;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// The rounds of moving, for who waits for the space that one may gain.
+#[derive(Default, Debug)]
+pub struct Rounds {
+    begun: u64,
+    /// The newest that has ended, if it has moved nothing.
+    vain: Option<u64>,
+}
+
+impl Rounds {
+    const fn begins(&mut self) {
+        self.begun += 1;
+    }
+
+    fn ends(&mut self, gained: u64) {
+        self.vain = (gained == 0).then_some(self.begun);
+    }
+
+    /// How many have begun: what somebody remembers who begins to wait.
+    #[must_use]
+    pub const fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Whether the newest round began after so many had, and has moved nothing.
+    #[must_use]
+    pub fn are_in_vain(&self, begun_then: u64) -> bool {
+        self.vain.is_some_and(|vain| vain > begun_then)
+    }
+}
+
 /// The task.
 pub async fn run(set: CacheSet) {
     while !set.is_ending() {
+        set.with(|s| s.moving.begins());
         let victims = choose(&set).await;
         let gained = if victims.is_empty() { 0 } else { empty(&set, &victims).await.unwrap_or(0) };
+        set.with(|s| s.moving.ends(gained));
         if gained == 0 {
             let until = set.env().now() + PAUSE;
             set.env().wait_until(&set.signals().gc_work, until).await;
@@ -65,7 +97,9 @@ async fn choose(set: &CacheSet) -> BTreeSet<u64> {
 }
 
 fn is_scarce(s: &State) -> bool {
-    s.buckets.available() < s.buckets.count() / AVAILABLE_SHARE
+    // Whoever waits for space does so from the reserve on.
+    let reserve = (BTREE_RESERVE + MOVING_RESERVE) as u64;
+    s.buckets.available() < (s.buckets.count() / AVAILABLE_SHARE).max(reserve + 1)
 }
 
 fn is_sparse(s: &State, bucket: &Bucket) -> bool {

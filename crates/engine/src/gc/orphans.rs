@@ -13,9 +13,10 @@ use crate::error::Error;
 use crate::request::Range;
 use crate::request::write::holes;
 use crate::set::CacheSet;
+use crate::space::Buckets;
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_format::{Inode, Position};
+use bcached_format::{Inode, Key, Position};
 use core::time::Duration;
 
 /// How often to look for such volumes, which is cheap, and to try again after an error.
@@ -26,7 +27,8 @@ pub async fn run(set: CacheSet) {
     while !set.is_ending() {
         for inode in set.with(|s| orphans(s)) {
             // What cannot be reached is named (a node that cannot be read) or ends everything (a failed write).
-            let _ = make_void(&set, inode).await;
+            let is_done = |s: &State| s.dirty.of(inode) == 0;
+            let _ = make_void(&set, inode, is_done, |buckets, key| key.dirty && !buckets.is_dead(key)).await;
         }
         let until = set.env().now() + PAUSE;
         while set.env().now() < until && !set.is_ending() {
@@ -40,16 +42,23 @@ fn orphans(s: &State) -> Vec<Inode> {
     s.dirty.inodes().filter(|inode| s.uuids.is_invalidated(*inode)).collect()
 }
 
-async fn make_void(set: &CacheSet, inode: Inode) -> Result<(), Error> {
+/// Puts holes, in pieces, over those keys of a volume that are `unwanted`, until all have been looked at or it `is_done`. What lies
+/// between two of them may become void, too.
+pub(crate) async fn make_void(
+    set: &CacheSet,
+    inode: Inode,
+    is_done: impl Fn(&State) -> bool,
+    unwanted: impl Fn(&Buckets, &Key) -> bool,
+) -> Result<(), Error> {
     let end = Position::MAX.offset;
     let mut at = 0;
-    while at < end && set.with(|s| s.dirty.of(inode) > 0 && !s.stopping) {
+    while at < end && !set.with(|s| is_done(s)) {
         let mut found: Option<Range> = None;
         let upto = set
             .attempt(|s| {
                 found = None;
                 s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
-                    if key.dirty && !buckets.is_dead(key) {
+                    if unwanted(buckets, key) {
                         let start = found.map_or(key.start(), |before| before.start);
                         found = Some(Range { start, end: key.end });
                     }
@@ -58,8 +67,8 @@ async fn make_void(set: &CacheSet, inode: Inode) -> Result<(), Error> {
             .await?;
         // Whatever lies between them is as void.
         for hole in found.into_iter().flat_map(|range| holes(inode, range)) {
-            if set.is_ending() {
-                break;
+            if set.with(|s| s.stopping) {
+                return Err(Error::Stopping);
             }
             set.put_key(&hole, Record::Journal).await?;
         }

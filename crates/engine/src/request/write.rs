@@ -299,11 +299,12 @@ async fn write_back(
     let is_first = ensure_dirty(set, target).await?;
     let mut unproven = None;
     let mut at = range.start;
+    let rounds_then = set.with(|s| s.moving.begun());
     while at < range.end {
         let rest = Range { start: at, end: range.end };
         let chunks = set.take_chunks(Class::Dirty(inode), rest);
         let Some(last) = chunks.last() else {
-            if wait_for_space(set).await? {
+            if wait_for_space(set, target, rounds_then).await? {
                 continue;
             }
             let written = write_out(set, target, (range, rest), payload, survey, fua).await?;
@@ -327,17 +328,39 @@ async fn write_back(
     Ok(unproven)
 }
 
-/// The cache has no space: waits if it will have some without anything being written back; false if not.
-async fn wait_for_space(set: &CacheSet) -> Result<bool, Error> {
+/// The cache has no space: waits if it will have some without anything being written back; false if not. What can go nowhere else
+/// waits also for what others write back, and for moving, of which `rounds_then` had begun.
+async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Result<bool, Error> {
     set.check_alive()?;
     set.signals().allocator_work.notify_all();
     let reserve = (BTREE_RESERVE + MOVING_RESERVE) as u64;
-    if set.with(|s| s.buckets.available() <= reserve || s.stopping || s.starved().is_some()) {
+    let is_vain = set.with(|s| {
+        let is_patient =
+            target.backing.is_none() && (!s.moving.are_in_vain(rounds_then) || s.others_give_way());
+        s.stopping || s.starved().is_some() || (s.buckets.available() <= reserve && !is_patient)
+    });
+    if is_vain || target.backing.is_none() {
         set.signals().writeback_work.notify_all();
+        set.signals().gc_work.notify_all();
+    }
+    if is_vain {
         return Ok(false);
     }
     set.signals().space.wait().await;
     Ok(true)
+}
+
+impl State {
+    /// Dirty data of some volume is on its way to its backing device.
+    fn others_give_way(&self) -> bool {
+        self.volumes.iter().any(|(_, volume)| {
+            let is_dirty = volume.inode.is_some_and(|inode| self.dirty.of(inode) > 0);
+            is_dirty
+                && volume.backing.is_some()
+                && volume.options.writeback_running
+                && volume.writeback_trouble.is_none()
+        })
+    }
 }
 
 /// A part that the cache cannot take goes to the backing device: holes over what is clean, the write, a flush, then holes

@@ -72,7 +72,14 @@ impl OpenBuckets {
         Some(Space { pointers: Pointers::one(pointer), sectors })
     }
 
-    /// Closes every open bucket: at stop, and when a class ends.
+    /// Closes the open bucket of a class that ends.
+    pub fn close(&mut self, class: Class, buckets: &mut Buckets) {
+        if let Some(open) = self.open.remove(&class) {
+            buckets.set_usage(open.id, Usage::Data);
+        }
+    }
+
+    /// Closes every open bucket, at stop.
     pub fn close_all(&mut self, buckets: &mut Buckets) {
         for open in core::mem::take(&mut self.open).into_values() {
             buckets.set_usage(open.id, Usage::Data);

@@ -1,4 +1,4 @@
-//! How a volume comes to a set: attaching a backing device (format 17), and the flash-only volumes of the table.
+//! How a volume comes to a set: attaching a backing device (format 17). Those without one: [`super::flash`].
 
 use crate::error::Error;
 use crate::latency::Latencies;
@@ -75,8 +75,11 @@ impl CacheSet {
             let _phase = self.begin(record::phase_of(&before, &superblock));
             record::write_superblock(&disk, &superblock.seal()).await?;
         }
-        // Nothing can fail any more. Somebody else may have added it meanwhile.
+        // Nothing can fail any more. Somebody else may have added it meanwhile, or made the set forget it.
         self.check_not_served(superblock.uuid())?;
+        if self.with(|s| s.uuids.find(superblock.uuid())) != Some(inode) {
+            return Err(Error::BeingForgotten);
+        }
         Ok(self.enter(disk, &superblock, Some(inode)))
     }
 
@@ -106,8 +109,13 @@ impl CacheSet {
 
     fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
         let is_it = |volume: &Volume| volume.backing.is_some() && volume.uuid == uuid;
-        let is_served = self.with(|s| s.volumes.iter().any(|(_, volume)| is_it(volume)));
-        if is_served { Err(Error::Duplicate) } else { Ok(()) }
+        self.with(|s| {
+            if s.volumes.iter().any(|(_, volume)| is_it(volume)) {
+                return Err(Error::Duplicate);
+            }
+            let is_going = s.uuids.find(uuid).is_some_and(|inode| s.forgetting.contains(&inode));
+            if is_going { Err(Error::BeingForgotten) } else { Ok(()) }
+        })
     }
 
     fn check_block_size(&self, superblock: &BackingSuperblock) -> Result<(), Error> {
@@ -282,27 +290,4 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
     }
-}
-
-/// Adds the flash-only volumes of the table.
-pub fn add_flash_only(set: &CacheSet) {
-    set.with(|s| {
-        let block = s.geometry.block_sectors;
-        let found: Vec<(Inode, UuidSlot)> = s
-            .uuids
-            .used()
-            .filter(|(_, slot)| slot.is_flash_only() && slot.sectors > 0)
-            .map(|(inode, slot)| (inode, *slot))
-            .collect();
-        for (inode, slot) in found {
-            let sectors = slot.sectors - slot.sectors % block;
-            s.volumes.add(Volume {
-                sectors,
-                cacheable_end: sectors,
-                mode: CacheMode::Writeback,
-                dirty_marked: true,
-                ..Volume::new(Some(inode), slot.uuid, slot.label, s.options.volume)
-            });
-        }
-    });
 }

@@ -77,15 +77,15 @@ fn say_none(superblock: &mut BackingSuperblock) {
 }
 
 impl State {
-    /// A volume sets out; refused if it has no backing device, is there already, or is on its way. Until it has arrived
-    /// the set does not stop.
+    /// A volume sets out; refused if it is there already or on its way, or if it has no backing device and is to live on without
+    /// the cache. Until it has arrived the set does not stop.
     pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<Target, Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }
         let volume = self.volumes.get_mut(id).ok_or(Error::NoVolume)?;
         match (course, volume.inode) {
-            _ if volume.backing.is_none() => return Err(Error::FlashOnly),
+            _ if volume.backing.is_none() && course != Course::Leaving => return Err(Error::FlashOnly),
             _ if volume.course != Course::Steady => return Err(Error::OnItsWay),
             (Course::Detaching, None) => return Err(Error::NotAttached),
             (Course::Attaching, Some(_)) => return Err(Error::Attached),

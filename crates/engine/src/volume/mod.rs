@@ -3,6 +3,8 @@
 pub mod attach;
 pub mod detach;
 pub mod epoch;
+pub mod flash;
+pub mod forget;
 pub mod reattach;
 pub mod record;
 pub mod remove;

@@ -12,13 +12,13 @@ use crate::set::{CacheSet, Duty};
 use crate::state::State;
 use crate::volume::{Course, VolumeId};
 use crate::writeback::task;
-use bcached_env::DiskId;
+use bcached_env::{Disk, DiskId};
 
 /// A volume that is served no more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Removed {
-    /// What was under it. The set uses it no more.
-    pub disk: DiskId,
+    /// What was under it, if anything was. The set uses it no more.
+    pub disk: Option<DiskId>,
     /// Something that was acknowledged, and not flushed by who wrote it, may not be durable.
     pub lost: Option<Error>,
 }
@@ -28,8 +28,8 @@ impl CacheSet {
     /// first moment on; those in flight end as they would have ended, and may take as long as their devices let them.
     ///
     /// # Errors
-    /// If there is no such volume, if it lives in the cache alone, if it is on its way to or from the cache, or if the set is being
-    /// stopped: then nothing has changed.
+    /// If there is no such volume, if it is on its way to or from the cache, or if the set is being stopped: then nothing has
+    /// changed.
     pub async fn remove_volume(&self, id: VolumeId) -> Result<Removed, Error> {
         let target = self.with(|s| s.begin_course(id, Course::Leaving))?;
         // Its workers go on until then: a request may wait for room that write-back makes.
@@ -50,8 +50,7 @@ impl CacheSet {
             s.background -= 1;
         });
         self.signals().ranges.notify_all();
-        let disk = target.backing.as_ref().ok_or(Error::FlashOnly)?.id();
-        Ok(Removed { disk, lost })
+        Ok(Removed { disk: target.backing.as_ref().map(Disk::id), lost })
     }
 
     /// As a flush that a client asks for, and as the last one of a stop: a failure that no client has been told of is told.

@@ -3,7 +3,7 @@
 
 use crate::options::VolumeOptions;
 use crate::request::Target;
-use crate::state::State;
+use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::VolumeId;
 use crate::writeback::age::Age;
 use crate::writeback::rate::{self, Measured, Rate, UNLIMITED};
@@ -159,7 +159,10 @@ impl State {
             dirty_buckets: self.buckets.count() - self.buckets.available().min(self.buckets.count()),
             bucket_sectors: self.geometry.bucket_sectors,
             is_idle: self.is_idle(),
-            is_full: in_use_percent >= self.options.cutoff_writeback || self.starved().is_some(),
+            is_full: in_use_percent >= self.options.cutoff_writeback
+                || self.starved().is_some()
+                // What lives in the cache alone waits for nothing else.
+                || self.buckets.available() <= (BTREE_RESERVE + MOVING_RESERVE) as u64,
         }
     }
 

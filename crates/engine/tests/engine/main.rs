@@ -11,6 +11,7 @@ mod detach;
 mod distrust;
 mod durable;
 mod failed_flush;
+mod forget;
 mod generations;
 mod latency;
 mod memory;

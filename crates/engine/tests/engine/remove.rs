@@ -34,7 +34,7 @@ fn dirty_data_stays_and_is_found_again() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         let removed = set.remove_volume(volume).await.expect("it is there");
-        assert_eq!(removed, Removed { disk: BACKING, lost: None });
+        assert_eq!(removed, Removed { disk: Some(BACKING), lost: None });
         assert_eq!(set.volumes(), []);
         let unserved = set.status().unserved;
         assert_eq!(unserved.iter().map(|left| left.dirty_sectors).collect::<Vec<_>>(), [8]);

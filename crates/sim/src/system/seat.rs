@@ -52,7 +52,8 @@ impl Seat {
             Err(Error::OnItsWay) => Ok((id, false)),
             Err(error) => Err(error),
             Ok(Removed { lost: Some(error), .. }) => Err(error),
-            Ok(Removed { disk, .. }) => {
+            Ok(Removed { disk: None, .. }) => Err(Error::FlashOnly),
+            Ok(Removed { disk: Some(disk), .. }) => {
                 let mut added = set.add_backing(disk, None).await;
                 for _ in 1..TRIES {
                     if added.is_err() {

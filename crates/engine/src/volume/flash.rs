@@ -1,0 +1,157 @@
+//! Volumes that live in the cache alone: made, served again, and how much they can be promised.
+//!
+//! A kernel promises any size, and when the buckets have run out its writers wait for ever. Here a volume is made only if it can be
+//! filled to its last block, whatever the order and the size of the writes ([`State::flash_room`]).
+
+use crate::error::Error;
+use crate::set::CacheSet;
+use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
+use crate::uuids;
+use crate::volume::{Volume, VolumeId};
+use alloc::vec::Vec;
+use bcached_format::{CacheMode, Inode, Label, Uuid, UuidSlot};
+
+/// Bytes of the index for a block of data: a key of three words, in leaves that are half full, as splits leave them.
+const INDEX_BYTES: u128 = 2 * 3 * 8;
+
+impl CacheSet {
+    /// Makes a volume of so many sectors that lives in the cache alone, with a UUID of its own. The table knows it durably before it
+    /// is served. All of it reads as zeroes.
+    ///
+    /// # Errors
+    /// If it is not whole blocks, if there is no room for it or for its slot, or if the set is being stopped or fails.
+    pub async fn create_flash_only(&self, sectors: u64, label: Label) -> Result<VolumeId, Error> {
+        self.check_alive()?;
+        let uuid = Uuid::from_random([self.env().random(), self.env().random()]);
+        let seconds = self.env().wall_seconds();
+        let inode = self.with(|s| {
+            s.check_flash_size(sectors)?;
+            let inode = s.uuids.free_slot().ok_or_else(|| Error::NoSlot(s.uuids.count()))?;
+            let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
+            *slot = UuidSlot {
+                uuid,
+                label,
+                first_registered: seconds,
+                last_registered: seconds,
+                sectors,
+                ..UuidSlot::FREE
+            };
+            slot.set_flash_only(true);
+            // Nobody else serves it before the table is stored.
+            s.forgetting.insert(inode);
+            s.background += 1;
+            Ok::<_, Error>(inode)
+        })?;
+        let stored = uuids::store(self).await;
+        self.with(|s| {
+            s.forgetting.remove(&inode);
+            s.background -= 1;
+        });
+        self.signals().ranges.notify_all();
+        stored?;
+        self.add_flash_only(uuid)
+    }
+
+    /// Serves a volume of the table that lives in the cache alone.
+    ///
+    /// # Errors
+    /// If there is no such volume, if it is served already or being forgotten, or if the set is being stopped.
+    pub fn add_flash_only(&self, uuid: Uuid) -> Result<VolumeId, Error> {
+        self.with(|s| {
+            if s.stopping {
+                return Err(Error::Stopping);
+            }
+            let found = s.uuids.used().find(|(_, slot)| slot.uuid == uuid && is_usable(slot));
+            let (inode, slot) = found.map(|(inode, slot)| (inode, *slot)).ok_or(Error::NoVolume)?;
+            if s.volumes.iter().any(|(_, volume)| volume.inode == Some(inode)) {
+                return Err(Error::Served);
+            }
+            if s.forgetting.contains(&inode) {
+                return Err(Error::BeingForgotten);
+            }
+            Ok(s.enter_flash_only(inode, &slot))
+        })
+    }
+}
+
+/// Serves all of the table.
+pub fn add_all(set: &CacheSet) {
+    set.with(|s| {
+        let found: Vec<(Inode, UuidSlot)> =
+            s.uuids.used().filter(|(_, slot)| is_usable(slot)).map(|(inode, slot)| (inode, *slot)).collect();
+        for (inode, slot) in found {
+            s.enter_flash_only(inode, &slot);
+        }
+    });
+}
+
+/// A kernel leaves slots without a size behind.
+fn is_usable(slot: &UuidSlot) -> bool {
+    slot.is_flash_only() && slot.sectors > 0
+}
+
+impl State {
+    fn enter_flash_only(&mut self, inode: Inode, slot: &UuidSlot) -> VolumeId {
+        let sectors = slot.sectors - slot.sectors % self.geometry.block_sectors;
+        let volume = Volume {
+            sectors,
+            cacheable_end: sectors,
+            mode: CacheMode::Writeback,
+            dirty_marked: true,
+            ..Volume::new(Some(inode), slot.uuid, slot.label, self.options.volume)
+        };
+        self.volumes.add(volume)
+    }
+
+    fn check_flash_size(&self, sectors: u64) -> Result<(), Error> {
+        let block_sectors = self.geometry.block_sectors;
+        if self.stopping {
+            return Err(Error::Stopping);
+        }
+        if sectors == 0 || !sectors.is_multiple_of(block_sectors) {
+            return Err(Error::NotWholeBlocks { sectors, block_sectors });
+        }
+        let sectors_max = self.flash_room();
+        if sectors > sectors_max {
+            return Err(Error::NoRoom { sectors, sectors_max });
+        }
+        Ok(())
+    }
+
+    /// The largest volume in the cache alone that can be made now, in sectors: what can be stored, less what the others are
+    /// promised and what is dirty of volumes with backing devices, which may be gone for good.
+    #[must_use]
+    pub fn flash_room(&self) -> u64 {
+        let flash = self.uuids.used().filter(|(_, slot)| slot.is_flash_only());
+        let (mut promised, mut held) = (0_u64, 0);
+        for (inode, slot) in flash {
+            let dirty = self.dirty.of(inode);
+            promised = promised.saturating_add(slot.sectors.max(dirty));
+            held += dirty;
+        }
+        let others = self.dirty.total() - held;
+        let room = self.storable().saturating_sub(promised).saturating_sub(others);
+        room - room % self.geometry.block_sectors
+    }
+
+    /// How many sectors can be dirty however they are written.
+    ///
+    /// What is written over leaves dead sectors in its bucket. Moving puts the live data of two buckets into one if they are at most
+    /// half full, so at worst every bucket is a little more than half full: half of the buckets' sectors can be stored, and no
+    /// more for certain. Of the buckets go off what metadata takes, the reserves for the tree and for moving, the open buckets, and
+    /// what is given up at once, because buckets are handed out only when their generations are stored. The index of the
+    /// data comes out of the rest.
+    fn storable(&self) -> u64 {
+        let geometry = &self.geometry;
+        let open = self.volumes.iter().count() + 3;
+        let batch = usize::try_from(geometry.buckets / 64).unwrap_or(usize::MAX).clamp(8, 1024);
+        let kept = (BTREE_RESERVE + MOVING_RESERVE + open + batch) as u64;
+        let buckets = self.buckets.count().saturating_sub(self.buckets.metadata_count()).saturating_sub(kept);
+        let (bucket, block) = (u128::from(geometry.bucket_sectors), u128::from(geometry.block_sectors));
+        let node_bytes = u128::from(geometry.node_sectors()) * 512;
+        // So many buckets a sector: 2 / bucket + INDEX_BYTES / (block * node_bytes).
+        let sectors = u128::from(buckets) * bucket * block * node_bytes
+            / (2 * block * node_bytes + INDEX_BYTES * bucket);
+        u64::try_from(sectors).unwrap_or(u64::MAX)
+    }
+}
