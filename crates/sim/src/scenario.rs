@@ -162,8 +162,13 @@ impl Stage {
         self.crash_within(Self::start, trap, crash, survivors)
     }
 
+    /// As [`Stage::crash_at`], in the middle of whatever `act` does.
+    ///
     /// Only the trap's halt is the crash of the story: who hangs before it comes has not got there.
-    fn crash_within(
+    ///
+    /// # Errors
+    /// As [`Stage::crash_at`].
+    pub fn crash_within(
         &mut self,
         act: impl FnOnce(&mut Self) -> Result<(), Fault>,
         trap: impl FnMut(&OpView) -> bool + 'static,

@@ -39,6 +39,7 @@ mod clean_modes;
 mod detached;
 mod devices;
 mod flushes;
+mod forgotten;
 mod journal;
 mod limits;
 mod metadata;
@@ -93,6 +94,7 @@ pub fn all() -> impl Iterator<Item = Scenario> {
         clean_modes::SCENARIOS,
         detached::SCENARIOS,
         devices::SCENARIOS,
+        forgotten::SCENARIOS,
         silent::SCENARIOS,
         outdated::SCENARIOS,
         unreadable::SCENARIOS,

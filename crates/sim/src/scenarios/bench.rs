@@ -63,6 +63,11 @@ impl Bench {
         self.places.borrow_mut()[volume] = place;
     }
 
+    /// The set that is running.
+    pub fn set(&self) -> CacheSet {
+        self.open.borrow().clone().expect("it runs")
+    }
+
     /// What the set that is running says of itself.
     pub fn status(&self) -> Status {
         self.open.borrow().as_ref().expect("it runs").status()

@@ -1,0 +1,179 @@
+//! Volumes that a set is made to forget, and those that are made in it: with the power going at every operation.
+
+use super::bench::{Bench, Place, quiet};
+use super::image::change_backing;
+use super::stage::{BACK, FLUSH, bench, packed, write};
+use crate::disk::Survivors;
+use crate::driver::Crash;
+use crate::failure::Fault;
+use crate::scenario::Stage;
+use crate::system::Geometry;
+use bcached_engine::{CacheSet, Error};
+use bcached_format::{BackingState, Label, Uuid};
+use std::future::Future;
+use std::rc::Rc;
+
+super::scenarios! {
+    include_str!("forgotten.rs"),
+    a_forget_that_the_power_ends_is_completed_by_the_next,
+    a_volume_in_the_cache_alone_is_there_whole_or_not_at_all,
+    a_deleted_volume_s_number_is_not_another_s,
+}
+
+/// What becomes of writes that no flush has covered.
+const FATES: [Survivors; 3] = [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)];
+
+/// Runs `act` with the power going as the cache completes its `nth` operation; false if it comes to its end before that.
+fn cut_at<F>(stage: &mut Stage, nth: u64, survivors: Survivors, act: F) -> bool
+where
+    F: Future<Output = Result<(), Error>> + 'static,
+{
+    let mut seen = 0;
+    let trap = move |op: &crate::driver::OpView| {
+        seen += u64::from(op.disk.0 == 0 && op.completed);
+        seen > nth
+    };
+    let cut = stage.crash_within(
+        |stage| {
+            stage.play(|_| async move {
+                act.await.unwrap();
+                Ok(())
+            })
+        },
+        trap,
+        Crash::PowerCut,
+        survivors,
+    );
+    match cut {
+        Ok(()) => true,
+        Err(Fault::Story(_)) => false,
+        Err(fault) => panic!("at operation {nth}, {survivors}: {fault}"),
+    }
+}
+
+/// A set with dirty data in several leaves of a volume whose disk has gone, running.
+fn left_behind() -> (Stage, Rc<Bench>, Uuid) {
+    let geometry = Geometry { buckets: 520, ..packed(vec![16384], BACK) };
+    let (mut stage, bench) = bench(geometry, quiet());
+    stage.together((0..400).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
+    stage.ask(FLUSH).unwrap();
+    let uuid = bench.status().volumes[0].uuid;
+    stage.stop().unwrap();
+    bench.put(0, Place::Missing);
+    stage.start().unwrap();
+    (stage, bench, uuid)
+}
+
+async fn forget(set: CacheSet, uuid: Uuid) -> Result<(), Error> {
+    let forgetting = set.begin_forgetting(uuid)?;
+    set.forget(forgetting).await
+}
+
+/// A disk has died with its data in the cache, and somebody gives that up; the power goes in the middle. Either the cache knows the
+/// volume still, and the same command does the rest, or it knows nothing of it: never is there dirty data of which nobody knows whose
+/// it is and which no command can reach.
+fn a_forget_that_the_power_ends_is_completed_by_the_next() {
+    let mut ends = [0, 0];
+    for survivors in FATES {
+        for nth in 0.. {
+            let (mut stage, bench, uuid) = left_behind();
+            if !cut_at(&mut stage, nth, survivors, forget(bench.set(), uuid)) {
+                break;
+            }
+            stage.start().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+            let set = bench.set();
+            let status = set.status();
+            let is_known = status.unserved.iter().any(|left| left.uuid == uuid);
+            assert!(
+                is_known || status.dirty_sectors == 0,
+                "at operation {nth}, {survivors}: nobody's dirty data"
+            );
+            ends[usize::from(is_known)] += 1;
+            if is_known {
+                let again = stage.play(move |_| async move {
+                    forget(set, uuid).await.unwrap();
+                    Ok(())
+                });
+                again.unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+            }
+            assert_eq!((bench.status().dirty_sectors, bench.status().unserved.len()), (0, 0));
+            // The dead disk is thrown away.
+            change_backing(&mut stage, 1, |superblock| superblock.set_state(BackingState::None));
+            stage.stop().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+        }
+    }
+    assert!(ends[0] > 0 && ends[1] > 10, "the cuts came before and after the end: {ends:?}");
+}
+
+/// Somebody makes a volume that lives in the cache alone, and the power goes before he is answered, or right after. It is in the table
+/// with its size and its name, or nothing of it is; it was made once, and its slot is not used up twice.
+fn a_volume_in_the_cache_alone_is_there_whole_or_not_at_all() {
+    let label = Label::from_text("scratch").unwrap();
+    let mut ends = [0, 0];
+    for survivors in FATES {
+        for nth in 0.. {
+            let (mut stage, bench, _) = left_behind();
+            let set = bench.set();
+            let make = async move { set.create_flash_only(2048, label).await.map(drop) };
+            if !cut_at(&mut stage, nth, survivors, make) {
+                break;
+            }
+            stage.start().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+            let found: Vec<_> = bench
+                .status()
+                .volumes
+                .iter()
+                .map(|info| (info.sectors, info.label, info.dirty_sectors))
+                .collect();
+            assert!(
+                found.is_empty() || found == [(2048, label, 0)],
+                "at operation {nth}, {survivors}: {found:?}"
+            );
+            ends[found.len()] += 1;
+            stage.stop().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+        }
+    }
+    assert!(ends[0] > 0 && ends[1] > 0, "the cuts came before and after the end: {ends:?}");
+}
+
+/// A volume in the cache alone is deleted and another one made at once. What the first had held is not what the second reads, however
+/// little of it was gone from the index when the power went.
+fn a_deleted_volume_s_number_is_not_another_s() {
+    let label = Label::from_text("scratch").unwrap();
+    for survivors in FATES {
+        for nth in 0.. {
+            let (mut stage, bench, _) = left_behind();
+            let set = bench.set();
+            let made = stage.play(move |_| async move {
+                let id = set.create_flash_only(2048, label).await.unwrap();
+                let uuid = set.volumes().into_iter().find(|info| info.id == id).unwrap().uuid;
+                let payload = bcached_env::Buffer::copied_from(&[7; 2048 * 512]).freeze();
+                let write = bcached_engine::Request::Write { sector: 0, payload, fua: true };
+                set.serve(id, write).await.result.unwrap();
+                set.remove_volume(id).await.unwrap();
+                Ok((set, uuid))
+            });
+            let (set, uuid) = made.unwrap();
+            let anew = async move {
+                forget(set.clone(), uuid).await?;
+                set.create_flash_only(2048, label).await.map(drop)
+            };
+            if !cut_at(&mut stage, nth, survivors, anew) {
+                break;
+            }
+            stage.start().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+            let set = bench.set();
+            let looked = stage.play(move |_| async move {
+                for info in set.volumes().into_iter().filter(|info| info.uuid != uuid) {
+                    let buffer = bcached_env::Buffer::zeroed(2048 * 512);
+                    let reply = set.serve(info.id, bcached_engine::Request::Read { sector: 0, buffer }).await;
+                    let found = reply.buffer.unwrap();
+                    assert!(reply.result.is_ok() && found.as_slice().iter().all(|byte| *byte == 0));
+                }
+                Ok(())
+            });
+            looked.unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+            stage.stop().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+        }
+    }
+}
