@@ -55,6 +55,8 @@ pub enum Command {
     Add(Add),
     /// Serve a volume no more; its dirty data stays in its cache
     Remove(Remove),
+    /// Give up what a cache holds of a volume that is gone, or that lives in the cache alone
+    Forget(Forget),
     /// Give up long work
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached
@@ -287,6 +289,9 @@ pub struct Add {
     /// Its cache's name, or none
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
+    /// How large it is to be: a volume without a backing device, that lives in the cache alone; a bare number is bytes
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
 }
@@ -296,6 +301,30 @@ pub struct Add {
 pub struct Remove {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached forget`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "All that the cache holds of it is given up, its buckets are used again, and the cache knows it no more. Where dirty \
+                        data was lost is written to a file before anything is given up. Repeated after a crash, it does the rest."
+)]
+pub struct Forget {
+    /// UUID of a volume that is not served (or its first 8 digits), its label, or the name it had
+    #[arg(value_name = "UUID")]
+    pub volume: String,
+    /// How much dirty data may be lost; a bare number is bytes [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub accept_loss: Option<String>,
+    /// The new file, on the daemon's machine, that is to say what was lost [default: lost-UUID-TIME.json in /var/lib/bcached; of a
+    /// daemon that is not root's, in ~/.local/state/bcached]
+    #[arg(long, value_name = "FILE")]
+    pub lost_ranges: Option<PathBuf>,
+    /// The cache that is to forget it: a name, the UUID of its set, or its device [default: the one that knows it]
+    #[arg(long, value_name = "SET")]
+    pub cache: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
 }

@@ -9,13 +9,9 @@ struct Later {
     by_hand: &'static str,
 }
 
-const KERNEL_DETACH: &str = "stop the daemon, register the devices with the kernel's bcache and write 1 to \
-                             /sys/block/bcacheN/bcache/detach";
-
 /// In the order of the interface's table.
 const TABLE: &[Later] = &[
     Later { verb: "stop", by_hand: "send SIGTERM to `bcached serve` (`systemctl stop bcached`)" },
-    Later { verb: "forget", by_hand: KERNEL_DETACH },
     Later {
         verb: "grow",
         by_hand: "`bcached remove` its volume, grow the backing device and `bcached add` the volume, or do that while the \

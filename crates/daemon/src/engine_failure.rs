@@ -2,6 +2,7 @@
 
 use crate::control::jobs::Verb;
 use crate::failure::{Failure, Kind};
+use crate::sizes::{human, typed};
 use bcached_engine::{Doing, Error};
 use bcached_env::IoErrorKind;
 use bcached_uring::note::NoteError;
@@ -74,6 +75,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Attach => format!("{name} could not be attached"),
         Verb::Remove => format!("{name} could not be removed"),
         Verb::Add => format!("{name} could not be added"),
+        Verb::Forget => format!("{name} could not be forgotten"),
     };
     // Only what the backing device does leaves the cache as it is.
     let is_of_cache = !matches!(
@@ -85,10 +87,35 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Flush => "what is dirty stays in the cache, and is safe there",
         Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
         Verb::Attach => "it is served without a cache as before",
-        Verb::Remove | Verb::Add => "`bcached status` says how it stands",
+        Verb::Remove | Verb::Add | Verb::Forget => "`bcached status` says how it stands",
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
     Failure::new(kind, what).why(error.to_string()).next(next)
+}
+
+/// Why a volume in the cache alone is not made, or not served.
+pub fn of_flash(name: &str, error: &Error) -> Failure {
+    let failure = |kind, why: String| Failure::new(kind, format!("cannot add {name}")).why(why);
+    match error {
+        Error::NoRoom { sectors, sectors_max } => failure(
+            Kind::NoRoom,
+            format!(
+                "{} are asked for, and the cache can promise {} ({sectors_max} sectors) beside what is dirty and what \
+                 others in it were promised",
+                human(sectors * 512),
+                human(sectors_max * 512)
+            ),
+        )
+        .next(format!("the largest that fits is `--size {}`; nothing overrides this", typed(sectors_max * 512)))
+        .option("--size"),
+        Error::NotWholeBlocks { block_sectors, .. } => failure(
+            Kind::Geometry,
+            format!("its size must be one block of {} or several", human(block_sectors * 512)),
+        )
+        .option("--size"),
+        Error::NoSlot(_) => failure(Kind::NoRoom, error.to_string()),
+        _ => failure(Kind::Io, error.to_string()).next("`bcached status` says how it stands"),
+    }
 }
 
 /// Why a backing device is refused.

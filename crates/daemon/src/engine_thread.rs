@@ -4,6 +4,8 @@
 //! requests through commands. Both ring the same bell; the pump takes until there is nothing left, then waits for it.
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
+mod unserved;
+
 use crate::engine_failure;
 use crate::failure::Failure;
 use crate::translate::{self, Work};
@@ -131,17 +133,22 @@ pub enum Long {
 
 /// A volume that an engine has given up.
 pub struct Given {
-    /// Its device, still claimed; `None`: operations on it hang.
+    /// Its device, still claimed; `None`: operations on it hang, or there is none.
     pub device: Option<Device>,
     /// Something acknowledged may not be durable.
     pub lost: Option<Error>,
 }
+
+/// What an engine's thread does between two transitions.
+type Do = Box<dyn FnOnce(CacheSet, &Env) + Send>;
 
 enum Command {
     AddBacking(Adding, Answer<Result<Added, Error>>),
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     Cancel(u64),
+    /// Something short, or that begins a task.
+    Do(Do),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
     SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
     Status(Answer<Status>),
@@ -340,6 +347,7 @@ impl Pump {
     fn obey(&self, command: Command) {
         let set = self.set.clone();
         match command {
+            Command::Do(work) => work(set, &self.env),
             Command::Status(answer) => answer(set.status()),
             Command::Ages(answer) => self.env.spawn(async move { answer(set.ages().await) }),
             Command::SetOptions(volume, new, answer) => {
@@ -403,7 +411,7 @@ const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
 async fn give_up(set: &CacheSet, disks: &Disks, env: &Env, volume: VolumeId) -> Result<Given, Error> {
     let Removed { disk, lost } = set.remove_volume(volume).await?;
-    let mut device = disks.remove(disk);
+    let mut device = disk.and_then(|disk| disks.remove(disk));
     let limit = env.now() + LET_GO_LIMIT;
     // The driver lets it go when it next looks at its list.
     while device.as_ref().is_some_and(|device| Arc::strong_count(device) > 1) && env.now() < limit {

@@ -50,6 +50,10 @@ pub enum Kind {
     Unsupported,
     /// Dirty data lies in a cache that is not here, or a device belongs to another set.
     WrongSet,
+    /// Dirty data would be lost.
+    DataLoss,
+    /// More would be promised than can be stored.
+    NoRoom,
     /// An I/O error, or another failure of the machine.
     Io,
     /// No daemon answers.
@@ -69,7 +73,7 @@ impl Kind {
             Self::UnknownName | Self::AmbiguousName => 2,
             Self::Usage | Self::NotInThisVersion | Self::Config | Self::NotBcache | Self::Geometry => 2,
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
-            Self::WrongSet | Self::Ambiguous => 3,
+            Self::WrongSet | Self::Ambiguous | Self::DataLoss | Self::NoRoom => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
             Self::Cancelled => 4,
             Self::NoDaemon => 5,

@@ -21,6 +21,7 @@ mod engine_failure;
 mod engine_thread;
 pub mod failure;
 mod log;
+pub mod lost;
 pub mod metrics;
 pub mod names;
 pub mod notes;

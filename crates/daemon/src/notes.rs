@@ -78,6 +78,12 @@ fn elsewhere_left(note: &Path, place: &Path) -> Failure {
         ))
 }
 
+/// Whether the process runs as root.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().as_raw() == 0
+}
+
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -105,6 +105,14 @@ pub fn human(bytes: u64) -> String {
     }
 }
 
+/// `bytes` as it can be typed and [`parse`]d, exactly.
+#[must_use]
+pub fn typed(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "k")];
+    let unit = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or_else(|| bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +157,13 @@ mod tests {
         }
         assert_eq!(parse("9223372036854775807", Bare::Bytes), Ok((1 << 63) - 1));
         assert!(parse("18014398509481984", Bare::Sectors).is_err(), "sectors are counted before the limit");
+    }
+
+    #[test]
+    fn what_is_to_be_typed_means_the_same() {
+        for (bytes, text) in [(0, "0"), (512, "512"), (1536, "1536"), (3 << 20, "3M"), (2 << 40, "2T")] {
+            assert_eq!((typed(bytes), parse(text, Bare::Bytes)), (text.to_owned(), Ok(bytes)));
+        }
     }
 
     #[test]

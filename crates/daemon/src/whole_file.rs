@@ -41,6 +41,18 @@ pub fn make_folder(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Makes the folder `path`, and those that it lies in, durably.
+///
+/// # Errors
+/// The system's.
+pub fn make_folders(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    path.parent().map_or(Ok(()), make_folders)?;
+    make_folder(path)
+}
+
 /// A name in a folder is durable once that is.
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

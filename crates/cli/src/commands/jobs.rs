@@ -1,4 +1,4 @@
-//! `bcached flush`, `detach`, `attach` and `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
+//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `forget` and `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
 //! and waited for.
 
 use crate::failure::{Failure, Kind};
@@ -8,7 +8,7 @@ use bcached_daemon::config;
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
 use bcached_daemon::control::status::{Status, Volume};
-use bcached_daemon::sizes::human;
+use bcached_daemon::sizes::{self, human};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::thread;
@@ -24,7 +24,7 @@ const TOLD: Duration = Duration::from_secs(30);
 pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let verb = Verb::Flush;
-    let begin = |volume| Begin { verb, volume, backing: None, cache: None, dry_run: flags.watch.dry_run };
+    let begin = |volume| Begin { dry_run: flags.watch.dry_run, ..Begin::new(verb, volume) };
     if let Some(name) = &flags.volume {
         let job = watch.begin(&begin(name.clone()))?;
         return watch.finish(vec![job]);
@@ -48,26 +48,25 @@ pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
 /// Takes a volume from its cache.
 pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
-    let (verb, volume) = (Verb::Detach, flags.volume.clone());
-    let job =
-        watch.begin(&Begin { verb, volume, backing: None, cache: None, dry_run: flags.watch.dry_run })?;
+    let begin = Begin::new(Verb::Detach, flags.volume.clone());
+    let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Puts a volume behind a cache.
 pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
-    let (verb, volume, cache) = (Verb::Attach, flags.volume.clone(), flags.cache.clone());
-    let job = watch.begin(&Begin { verb, volume, backing: None, cache, dry_run: flags.watch.dry_run })?;
+    let begin = Begin::new(Verb::Attach, flags.volume.clone());
+    let cache = flags.cache.clone();
+    let job = watch.begin(&Begin { cache, dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Serves a volume no more.
 pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
-    let (verb, volume) = (Verb::Remove, flags.volume.clone());
-    let job =
-        watch.begin(&Begin { verb, volume, backing: None, cache: None, dry_run: flags.watch.dry_run })?;
+    let begin = Begin::new(Verb::Remove, flags.volume.clone());
+    let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
@@ -81,12 +80,38 @@ pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
     let backing = backing.as_ref().map(|backing| {
         Some(backing).filter(|backing| is_path(backing)).and_then(absolute).unwrap_or_else(|| backing.clone())
     });
-    let (verb, dry_run) = (Verb::Add, flags.watch.dry_run);
-    let job = watch.begin(&Begin { verb, volume: name.clone(), backing, cache: cache.clone(), dry_run })?;
+    let (dry_run, cache) = (flags.watch.dry_run, cache.clone());
+    let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
+    let begin = Begin::new(Verb::Add, name.clone());
+    let job = watch.begin(&Begin { backing, cache, size_bytes, dry_run, ..begin })?;
     if !flags.watch.no_wait && !dry_run {
         watch.until_served(name)?;
     }
     Report::of(&job)
+}
+
+/// Makes a cache give up what it holds of a volume.
+pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let accept_loss_bytes =
+        flags.accept_loss.as_deref().map(|typed| size(typed, "--accept-loss")).transpose()?;
+    // The daemon may have another working directory.
+    let absolute = |path: &PathBuf| {
+        let refused = |why: String| Failure::new(Kind::Usage, why).option("--lost-ranges");
+        let path = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
+        path.to_str().map(str::to_owned).ok_or_else(|| refused(format!("{} is not text", path.display())))
+    };
+    let lost_ranges = flags.lost_ranges.as_ref().map(absolute).transpose()?;
+    let (cache, dry_run) = (flags.cache.clone(), flags.watch.dry_run);
+    let begin = Begin::new(Verb::Forget, flags.volume.clone());
+    let job = watch.begin(&Begin { cache, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
+    watch.finish(vec![job])
+}
+
+/// Bytes, as an option says them.
+fn size(typed: &str, option: &str) -> Result<u64, Failure> {
+    sizes::parse(typed, sizes::Bare::Bytes)
+        .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option(option))
 }
 
 /// Gives work up.
@@ -125,6 +150,8 @@ fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let not_served = status.volumes.iter().filter(|volume| volume.facts.is_none());
     let not_served = not_served.map(|volume| format!("{} is {}", volume.name, volume.state));
     let unserved = status.caches.iter().flat_map(|cache| &cache.unserved);
+    // What lives in the cache alone is nowhere else when it is flushed.
+    let unserved = unserved.filter(|left| left.flash_size_bytes.is_none());
     let unserved = unserved
         .map(|left| format!("{} dirty of {}, which is not served", human(left.dirty_bytes), left.name()));
     let missing: Vec<_> = not_open.chain(not_served).chain(unserved).collect();

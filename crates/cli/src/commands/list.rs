@@ -35,6 +35,9 @@ struct Line {
     cache_mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<String>,
+    /// It lives in its cache alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    flash_only: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +55,7 @@ impl Line {
             dirty_bytes: counts.map(|counts| counts.dirty_bytes),
             cache_mode: None,
             cache: None,
+            flash_only: false,
             device: Some(cache.device.clone()),
             uuid: counts.map(|counts| counts.set_uuid.clone()),
         }
@@ -67,6 +71,7 @@ impl Line {
             dirty_bytes: facts.map(|facts| facts.dirty_bytes),
             cache_mode: facts.map(|facts| facts.cache_mode.clone()),
             cache: volume.cache.clone(),
+            flash_only: facts.is_some_and(|facts| facts.flash_only),
             device: volume.backing.clone(),
             uuid: facts.map(|facts| facts.uuid.clone()),
         }
@@ -83,7 +88,7 @@ impl Line {
             size(self.dirty_bytes),
             text(&self.cache_mode),
             text(&self.cache),
-            text(&self.device),
+            if self.flash_only { "in its cache alone".to_owned() } else { text(&self.device) },
         ]
     }
 }

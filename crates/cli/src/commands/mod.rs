@@ -38,6 +38,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Attach(flags) => jobs::attach(&flags),
         Command::Add(flags) => jobs::add(&flags),
         Command::Remove(flags) => jobs::remove(&flags),
+        Command::Forget(flags) => jobs::forget(&flags),
         Command::Cancel(flags) => jobs::cancel(&flags),
         Command::Wait(flags) => wait::run(&flags),
         Command::List(flags) => list::run(&flags),

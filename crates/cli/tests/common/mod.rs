@@ -140,6 +140,7 @@ impl Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
         command.arg("serve").args(words).arg("--control").arg(images.path(run).join("control.sock"));
         command.env("BCACHED_NOTES", images.path("run"));
+        command.env("BCACHED_STATE", images.path("state"));
         command
     }
 

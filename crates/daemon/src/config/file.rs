@@ -104,6 +104,8 @@ pub struct NamedVolume {
 pub struct Kept {
     /// Its device, if it was added while the daemon ran.
     pub backing: Option<String>,
+    /// Its UUID, if it lives in a cache alone.
+    pub flash: Option<String>,
     /// Its cache, or none.
     pub cache: Option<String>,
     /// Whether it is to be served, if that is said.
@@ -116,6 +118,7 @@ pub struct Kept {
 #[derive(Clone, Debug, Default)]
 pub struct VolumeSettings {
     pub backing: Option<Located<String>>,
+    pub flash: Option<Located<String>>,
     pub cache: Option<Located<String>>,
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
@@ -281,6 +284,7 @@ impl Source<'_> {
         let options = raw.options.into_iter().map(|(option, typed)| self.option(option, typed));
         Ok(VolumeSettings {
             backing: self.locate(raw.backing),
+            flash: self.locate(raw.flash),
             cache: self.locate(raw.cache),
             read_only: raw.read_only,
             shared: raw.shared,
@@ -333,7 +337,8 @@ impl Settings {
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
         let is_whole = |name: &String, volume: &NamedVolume| {
-            self.volumes.contains_key(name) || volume.settings.backing.is_some()
+            let VolumeSettings { backing, flash, .. } = &volume.settings;
+            self.volumes.contains_key(name) || backing.is_some() || flash.is_some()
         };
         let gone = newer.volumes.iter().filter(|(name, volume)| !is_whole(name, volume));
         let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
@@ -357,17 +362,19 @@ impl Settings {
             && self.caches.is_empty()
             && self.defaults.is_empty();
         let kept = |volume: NamedVolume| {
-            let VolumeSettings { options, backing, cache, served, .. } = volume.settings.clone();
+            let VolumeSettings { options, backing, flash, cache, served, .. } = volume.settings.clone();
             let rest = VolumeSettings {
                 options: Configured::new(),
                 backing: None,
+                flash: None,
                 cache: None,
                 served: None,
                 ..volume.settings
             };
             let options = options.into_iter().map(|(name, setting)| (name, setting.value)).collect();
             let value = |located: Option<Located<String>>| located.map(|located| located.value);
-            rest.is_empty().then(|| Kept { backing: value(backing), cache: value(cache), served, options })
+            let (backing, flash, cache) = (value(backing), value(flash), value(cache));
+            rest.is_empty().then_some(Kept { backing, flash, cache, served, options })
         };
         let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
         is_empty.then(|| volumes.collect()).flatten()
@@ -377,6 +384,7 @@ impl Settings {
 impl VolumeSettings {
     fn overlay(&mut self, newer: Self) {
         replace(&mut self.backing, newer.backing);
+        replace(&mut self.flash, newer.flash);
         replace(&mut self.cache, newer.cache);
         replace(&mut self.read_only, newer.read_only);
         replace(&mut self.shared, newer.shared);
@@ -386,8 +394,9 @@ impl VolumeSettings {
     }
 
     fn is_empty(&self) -> bool {
-        let Self { backing, cache, read_only, shared, served, wait, options } = self;
-        let is_unsaid = backing.is_none() && cache.is_none() && wait.is_none() && served.is_none();
+        let Self { backing, flash, cache, read_only, shared, served, wait, options } = self;
+        let is_unsaid =
+            backing.is_none() && flash.is_none() && cache.is_none() && wait.is_none() && served.is_none();
         is_unsaid && read_only.is_none() && shared.is_none() && options.is_empty()
     }
 }

@@ -10,7 +10,8 @@ mod values;
 
 use crate::failure::{Failure, Kind};
 use crate::options::layers::{Configured, Layers};
-use file::{Located, Settings};
+use bcached_format::Uuid;
+use file::{Located, Settings, VolumeSettings};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,6 +58,10 @@ pub struct Config {
     pub caches: Vec<Cache>,
     /// The volumes, by name.
     pub volumes: Vec<Volume>,
+    /// What is said of volumes that live in a cache alone.
+    pub flash: Vec<Flash>,
+    /// Names of volumes with backing devices that are configured and not to be served.
+    pub not_served: Vec<String>,
     /// Where `bcached set` keeps what it sets; `None` without a configuration.
     pub set_file: Option<PathBuf>,
     /// Volumes that it holds options of, and that are not configured any more.
@@ -70,6 +75,21 @@ pub struct Cache {
     pub name: Option<String>,
     /// A path or `UUID=..`.
     pub device: String,
+}
+
+/// A volume that lives in a cache alone: the cache knows it, and this says more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flash {
+    /// Its name here.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// It is served.
+    pub served: bool,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
 }
 
 /// A backing device to be served.
@@ -174,6 +194,8 @@ impl Config {
             metrics: settings.metrics,
             caches: Vec::new(),
             volumes: Vec::new(),
+            flash: Vec::new(),
+            not_served: Vec::new(),
             set_file: None,
             set_and_gone: Vec::new(),
         };
@@ -190,7 +212,12 @@ impl Config {
         for (name, own) in settings.volumes {
             let origin = own.origin.clone();
             let merged = own.over(&settings.defaults);
+            if merged.flash.is_some() {
+                config.flash.push(Flash::of(name, &origin, merged)?);
+                continue;
+            }
             if merged.served == Some(false) {
+                config.not_served.push(name);
                 continue;
             }
             let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
@@ -231,6 +258,28 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+impl Flash {
+    fn of(name: String, origin: &Origin, said: VolumeSettings) -> Result<Self, Failure> {
+        let flash = required(said.flash, origin, &format!("[volume.{name}] has no `flash`"))?;
+        if said.backing.is_some() {
+            return Err(origin.failure("a volume has either `backing` or `flash`"));
+        }
+        let uuid = flash.value.strip_prefix("UUID=").and_then(Uuid::from_text).ok_or_else(|| {
+            flash
+                .origin
+                .failure(&format!("`{}` is not the UUID of a volume", flash.value))
+                .next("write it as UUID=..")
+        })?;
+        Ok(Self {
+            name,
+            uuid,
+            served: said.served.unwrap_or(true),
+            read_only: said.read_only.unwrap_or(false),
+            shared: said.shared.unwrap_or(false),
+        })
     }
 }
 

@@ -15,6 +15,7 @@ use toml::Spanned;
 #[derive(Default)]
 pub struct RawVolume {
     pub backing: Option<Spanned<String>>,
+    pub flash: Option<Spanned<String>>,
     pub cache: Option<Spanned<String>>,
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
@@ -30,6 +31,7 @@ pub struct Typed(pub String);
 
 enum Key {
     Backing,
+    Flash,
     Cache,
     ReadOnly,
     Shared,
@@ -40,7 +42,7 @@ enum Key {
 }
 
 /// Keys that are no options.
-const OWN: &[&str] = &["backing", "cache", "read_only", "shared", "served", "wait", "export"];
+const OWN: &[&str] = &["backing", "cache", "flash", "read_only", "shared", "served", "wait", "export"];
 
 /// All keys.
 static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
@@ -53,6 +55,7 @@ impl<'de> Deserialize<'de> for Key {
         let name = String::deserialize(deserializer)?;
         Ok(match name.as_str() {
             "backing" => Self::Backing,
+            "flash" => Self::Flash,
             "cache" => Self::Cache,
             "read_only" => Self::ReadOnly,
             "shared" => Self::Shared,
@@ -85,6 +88,7 @@ impl<'de> Deserialize<'de> for RawVolume {
                 while let Some(key) = map.next_key()? {
                     match key {
                         Key::Backing => raw.backing = Some(map.next_value()?),
+                        Key::Flash => raw.flash = Some(map.next_value()?),
                         Key::Cache => raw.cache = Some(map.next_value()?),
                         Key::ReadOnly => raw.read_only = Some(map.next_value()?),
                         Key::Shared => raw.shared = Some(map.next_value()?),

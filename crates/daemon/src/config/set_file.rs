@@ -79,8 +79,9 @@ impl SetFile {
                 kept.cache.iter().map(|cache| ("cache".to_owned(), toml::Value::String(cache.clone())));
             let text = |value: &String| toml::Value::String(value.clone());
             let backing = kept.backing.iter().map(|backing| ("backing".to_owned(), text(backing)));
+            let flash = kept.flash.iter().map(|flash| ("flash".to_owned(), text(flash)));
             let served = kept.served.iter().map(|is| ("served".to_owned(), toml::Value::Boolean(*is)));
-            toml::Value::Table(backing.chain(cache).chain(served).chain(options).collect())
+            toml::Value::Table(backing.chain(flash).chain(cache).chain(served).chain(options).collect())
         };
         let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
         let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();

@@ -218,6 +218,34 @@ fn an_option_that_is_wrong_in_a_file_is_refused() {
     }
 }
 
+/// The cache knows it; the section says more of it.
+#[test]
+fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
+    const UUID: &str = "6f0c1a52-2a53-4ae5-9a6f-9f6f5d6b2f10";
+    let text = |lines: &str| format!("{CACHE}[volume.swap]\n{lines}\n");
+    let config =
+        load(&text(&format!("flash = \"UUID={UUID}\"\nread_only = true")), &[]).expect("a good file");
+    let wanted = Flash {
+        name: "swap".to_owned(),
+        uuid: Uuid::from_text(UUID).expect("a uuid"),
+        served: true,
+        read_only: true,
+        shared: false,
+    };
+    assert_eq!((config.flash, config.volumes.len()), (vec![wanted], 0));
+    let of_set = format!("version = 1\n[volume.swap]\nflash = \"UUID={UUID}\"\nserved = false\n");
+    let config = load(CACHE, &[("99-set.toml", &of_set)]).expect("a good file");
+    assert_eq!((config.flash.len(), config.flash[0].served), (1, false));
+    let (kind, found) = refused(&text("flash = \"/dev/sdb\""));
+    assert_eq!(
+        (kind, found.contains("`/dev/sdb` is not the UUID of a volume")),
+        (Kind::Config, true),
+        "{found}"
+    );
+    let (kind, found) = refused(&text(&format!("backing = \"/b\"\nflash = \"UUID={UUID}\"")));
+    assert_eq!((kind, found.contains("either `backing` or `flash`")), (Kind::Config, true), "{found}");
+}
+
 /// Whatever other files are called, and although its volume may be configured no more.
 #[test]
 fn what_was_set_is_read_last_and_never_brings_a_volume() {
@@ -286,6 +314,7 @@ fn the_guide_shows_every_key() {
     assert!(said(scratch, "cache_mode").starts_with("writeback "));
     assert_eq!(said(scratch, "max_dirty_age").split(' ').next(), Some("12h"));
     assert_eq!((scratch.read_only, scratch.shared), (false, false), "the defaults");
+    assert_eq!(config.flash.iter().map(|flash| &*flash.name).collect::<Vec<_>>(), ["swap"]);
 
     for section in ["[daemon]", "[nbd]", "[cache.a]", "[volume.v]"] {
         // Options have a table of their own in the guide, which the table in the code is compared with.

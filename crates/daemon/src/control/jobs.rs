@@ -20,6 +20,8 @@ pub enum Verb {
     Remove,
     /// It is served.
     Add,
+    /// The cache gives up all that it holds of it.
+    Forget,
 }
 
 impl fmt::Display for Verb {
@@ -30,6 +32,7 @@ impl fmt::Display for Verb {
             Self::Attach => "attach",
             Self::Remove => "remove",
             Self::Add => "add",
+            Self::Forget => "forget",
         })
     }
 }
@@ -45,12 +48,38 @@ pub struct Begin {
     /// On which device, for [`Verb::Add`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
-    /// To which cache, for [`Verb::Attach`] and [`Verb::Add`].
+    /// To which cache, for [`Verb::Attach`] and [`Verb::Add`]; in which, for [`Verb::Forget`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
+    /// How large, for [`Verb::Add`] of a volume that lives in the cache alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// How much dirty data may be lost, for [`Verb::Forget`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_loss_bytes: Option<u64>,
+    /// The file that is to say what was lost, for [`Verb::Forget`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_ranges: Option<String>,
     /// Nothing is done: the answer says what would be.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+impl Begin {
+    /// A request that says no more than this.
+    #[must_use]
+    pub const fn new(verb: Verb, volume: String) -> Self {
+        Self {
+            verb,
+            volume,
+            backing: None,
+            cache: None,
+            size_bytes: None,
+            accept_loss_bytes: None,
+            lost_ranges: None,
+            dry_run: false,
+        }
+    }
 }
 
 /// Where work is in its life.
@@ -99,6 +128,12 @@ pub struct Job {
     /// How long it takes at that speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
+    /// Dirty data that is lost with it, or would be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_bytes: Option<u64>,
+    /// The file on the daemon's machine that says where that was, if there is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_ranges: Option<String>,
     /// What keeps it from going on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<String>,
@@ -132,6 +167,8 @@ impl Job {
             percent: None,
             bytes_per_second: None,
             eta_seconds: None,
+            lost_bytes: None,
+            lost_ranges: None,
             blocked_by: None,
             notes: Vec::new(),
             failure: None,
@@ -163,7 +200,8 @@ impl Job {
         // Writing to a string cannot fail.
         let _ = match (self.dirty_bytes, self.percent) {
             (Some(dirty), Some(percent)) => {
-                write!(text, ", {percent}% written back, {} dirty", human(dirty))
+                let done = if self.verb == Verb::Forget { "given up" } else { "written back" };
+                write!(text, ", {percent}% {done}, {} dirty", human(dirty))
             }
             (Some(dirty), None) => write!(text, ", {} dirty", human(dirty)),
             _ => Ok(()),
@@ -177,6 +215,16 @@ impl Job {
         text
     }
 
+    /// What is lost, as the end of a sentence.
+    fn loss(&self, lost: &str) -> String {
+        match (self.lost_bytes, &self.lost_ranges) {
+            (Some(bytes), Some(file)) => format!(": {} {lost}; {file} says which", human(bytes)),
+            (Some(bytes), None) => format!(": {} {lost}", human(bytes)),
+            (None, _) if self.verb == Verb::Forget => ": nothing of it is dirty".to_owned(),
+            (None, _) => String::new(),
+        }
+    }
+
     /// Its end, or what it would be, in lines for people.
     #[must_use]
     pub fn text(&self) -> String {
@@ -187,6 +235,7 @@ impl Job {
             Verb::Attach => "attached",
             Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
             Verb::Add => "added",
+            Verb::Forget => "forgotten",
         };
         let line = match (self.state, self.already) {
             (State::Done, true) => match verb {
@@ -195,8 +244,9 @@ impl Job {
                 Verb::Attach => format!("{volume}: it is attached already"),
                 Verb::Remove => format!("{volume}: it is removed"),
                 Verb::Add => format!("{volume}: it is there already"),
+                Verb::Forget => format!("{volume}: it is forgotten already"),
             },
-            (State::Done, false) => format!("{volume}: {done}"),
+            (State::Done, false) => format!("{volume}: {done}{}", self.loss("are lost")),
             (State::Planned, _) => {
                 let dirty = human(self.dirty_bytes_at_start);
                 match verb {
@@ -213,6 +263,7 @@ impl Job {
                         )
                     }
                     Verb::Add => format!("{volume}: would be served"),
+                    Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
                 }
             }
             (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),

@@ -182,13 +182,16 @@ impl VolumeCounts {
     }
 }
 
-/// Dirty data of a volume that is not served.
+/// A volume that is not served, and has dirty data or lives in the cache alone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Unserved {
     pub uuid: String,
     pub label: String,
     pub dirty_bytes: u64,
+    /// It lives in the cache alone, and is so large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_size_bytes: Option<u64>,
 }
 
 impl Unserved {
@@ -256,6 +259,9 @@ pub struct VolumeFacts {
     /// It has a cache: what is read and written goes through that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<bool>,
+    /// It lives in its cache alone: what is dirty of it is what it holds.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flash_only: bool,
     pub size_bytes: u64,
     pub block_bytes: u64,
     pub cache_mode: String,
@@ -369,7 +375,16 @@ impl Status {
             }
             for left in &cache.unserved {
                 let (dirty, name) = (human(left.dirty_bytes), left.name());
-                let _ = writeln!(text, "cache {}: {dirty} dirty of {name}, which is not served", cache.name);
+                let _ = match left.flash_size_bytes.map(human) {
+                    None => {
+                        writeln!(text, "cache {}: {dirty} dirty of {name}, which is not served", cache.name)
+                    }
+                    Some(size) => writeln!(
+                        text,
+                        "cache {}: {dirty} of {size} used by {name}, which lives in it alone and is not served",
+                        cache.name
+                    ),
+                };
             }
         }
         for volume in &self.volumes {
@@ -443,6 +458,9 @@ impl Volume {
                 facts.cache_mode,
                 human(facts.dirty_bytes)
             );
+            if facts.flash_only {
+                line.push_str(", lives in its cache alone");
+            }
             if facts.attached == Some(false) {
                 line.push_str(", no cache");
             }

@@ -112,10 +112,8 @@ impl Supervisor {
                     }
                 }
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
-                let entries = self.shared().table.cache_opened(index, opened, flash_only);
-                for entry in entries {
-                    self.export(&entry);
-                }
+                self.shared().table.cache_opened(index, opened);
+                self.take_up_flash(index, flash_only);
             }
         }
     }

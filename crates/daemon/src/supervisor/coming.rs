@@ -17,6 +17,14 @@ impl Supervisor {
     pub(super) fn plan_removal(&self, entry: &VolumeEntry, planned: &mut Planned) -> Result<(), Failure> {
         self.check_unused(entry.display_name(), Verb::Remove)?;
         planned.work = Some(Work::GivesUp);
+        if entry.backing.is_none() {
+            let Some((file, before)) = self.keep_removed_flash(entry)? else {
+                planned.note("this is not kept beyond the daemon's end");
+                return Ok(());
+            };
+            planned.before = Before { section: Some(before), ..Before::default() };
+            return self.will_keep(file, planned);
+        }
         let Ok((path, name)) = self.keeps(entry) else {
             planned.note("this is not kept beyond the daemon's end");
             return Ok(());

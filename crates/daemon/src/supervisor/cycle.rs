@@ -108,7 +108,7 @@ impl Supervisor {
             self.plan_removal(&entry, &mut planned)?;
             return Ok(planned);
         }
-        let (engine, now) = self.engine_and_info(&entry)?;
+        let (engine, now) = self.engine_and_info(&entry, begin.verb)?;
         let dirty = now.dirty_sectors * 512;
         let mut planned = Planned { dirty, ..Planned::nothing(begin.verb, name, Some(engine)) };
         let here = Some(Work::Here(Self::long_of(begin.verb)));
@@ -119,7 +119,7 @@ impl Supervisor {
                 self.plan_cache(&entry, NO_CACHE, &mut planned)?;
             }
             Verb::Remove => self.plan_removal(&entry, &mut planned)?,
-            Verb::Add => unreachable!("what is added has no number yet"),
+            Verb::Add | Verb::Forget => unreachable!("what is not served has no number"),
             Verb::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
                 planned.work = self.plan_attach(&entry, &now, target)?;
@@ -131,7 +131,7 @@ impl Supervisor {
     }
 
     /// The engine that serves the volume, and what it says of it now.
-    fn engine_and_info(&self, entry: &VolumeEntry) -> Result<(Engine, VolumeInfo), Failure> {
+    fn engine_and_info(&self, entry: &VolumeEntry, verb: Verb) -> Result<(Engine, VolumeInfo), Failure> {
         let name = entry.display_name();
         let VolumeState::Served(served) = &entry.state else {
             let why = match &entry.state {
@@ -140,7 +140,7 @@ impl Supervisor {
             };
             return Err(Failure::new(Kind::NotFound, format!("{name} is not served")).why(why));
         };
-        if served.flash_only {
+        if served.flash_only && verb != Verb::Remove {
             return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
                 .why("there is no device behind it that its data could go to"));
         }
@@ -224,7 +224,7 @@ impl Supervisor {
     }
 
     /// The open cache that is called so: by name, by the UUID of its set, or by its device; the only one if none is named.
-    fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
+    pub(super) fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
         let shared = self.shared();
         let caches: Vec<_> = shared.table.real_caches().collect();
         let names: Vec<_> = caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect();
@@ -310,7 +310,7 @@ impl Supervisor {
     /// The volume is to have the cache that it had, because the work has failed.
     pub(super) fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
-            Verb::Flush | Verb::Add => return,
+            Verb::Flush | Verb::Add | Verb::Forget => return,
             Verb::Remove => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
             Verb::Attach => Some(Some(NO_CACHE.to_owned())),
@@ -318,16 +318,19 @@ impl Supervisor {
         };
         let entry = {
             let mut shared = self.shared();
-            let Some(entry) = shared.table.volumes.get_mut(job.volume) else { return };
+            let entry = job.volume().and_then(|volume| shared.table.volumes.get_mut(volume));
+            let Some(entry) = entry else { return };
             if let Some(wanted) = wanted {
                 entry.wanted_cache = wanted;
             }
             entry.clone()
         };
         let Before { kept, is_kept_anew, section, .. } = &job.before;
-        let (true, Ok((path, name))) = (*is_kept_anew || section.is_some(), self.keeps(&entry)) else {
-            return;
+        let kept_in = match (&entry.backing, &self.config.set_file, &entry.name) {
+            (None, Some(path), Some(name)) => Some((path.as_path(), name.as_str())),
+            _ => self.keeps(&entry).ok(),
         };
+        let (true, Some((path, name))) = (*is_kept_anew || section.is_some(), kept_in) else { return };
         let taken_back = SetFile::read(path).and_then(|mut file| {
             match section {
                 Some(section) => file.kept_of(name).clone_from(section),
@@ -453,8 +456,7 @@ impl Supervisor {
         if !wants_none {
             return;
         }
-        let begin =
-            Begin { verb: Verb::Detach, volume: name.clone(), backing: None, cache: None, dry_run: false };
+        let begin = Begin::new(Verb::Detach, name.clone());
         let begun =
             self.plan_job(volume, &begin).and_then(|planned| self.carry_out(volume, Verb::Detach, planned));
         match begun {

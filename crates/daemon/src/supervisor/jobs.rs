@@ -14,6 +14,7 @@ use crate::engine_failure;
 use crate::engine_thread::{Engine, Long};
 use crate::failure::{Failure, Kind};
 use bcached_engine::{Error, VolumeId, VolumeInfo};
+use bcached_format::Uuid;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,21 +47,29 @@ impl Default for Jobs {
 #[derive(Clone)]
 pub struct Job {
     pub verb: Verb,
-    /// Index of the volume.
-    pub volume: usize,
+    subject: Subject,
     name: String,
-    /// Who does it, or gives the volume up for it, and what the volume is called there.
-    engine: (Engine, VolumeId),
-    /// What the volume was when it began.
-    served: Box<VolumeInfo>,
+    /// Who does it, or gives the volume up for it.
+    engine: Engine,
     /// Somebody has joined it: it begins once more when it ends, because what has come since is meant, too.
     again: bool,
     began: Instant,
     pub dirty_at_start: u64,
     notes: Vec<String>,
+    /// What is lost, in bytes, and the file that says which.
+    lost: (Option<u64>, Option<String>),
     /// What is to be kept again if it fails.
     pub before: Before,
     ended: Option<Ended>,
+}
+
+/// What it is done to.
+#[derive(Clone)]
+pub enum Subject {
+    /// The volume of this index, as it was when the work began.
+    Volume(usize, Box<VolumeInfo>),
+    /// One that nobody serves.
+    Unserved(Uuid),
 }
 
 #[derive(Clone)]
@@ -94,8 +103,9 @@ pub struct Asked {
 /// What the control thread calls to have some begun.
 pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
     Box::new(move |begin, uid| {
-        // What is added is not called anything yet.
-        let volume = if begin.verb == Verb::Add { None } else { Some(resolve(&shared, &begin.volume)?) };
+        // What is added is not called anything yet, and what is forgotten is called so by its cache.
+        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget);
+        let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
         match answered.recv_timeout(LIMIT) {
@@ -144,7 +154,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
         let job = find(&shared, number)?;
         match (&job.ended, &job.engine) {
             (Some(_), _) => {}
-            (None, (engine, _)) if matches!(job.verb, Verb::Flush | Verb::Detach) => {
+            (None, engine) if matches!(job.verb, Verb::Flush | Verb::Detach) => {
                 tracing::info!(
                     event = "job-cancel",
                     "{}: {} (job {number}) is to be cancelled",
@@ -186,36 +196,90 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     shown.id = Some(number);
     shown.notes.clone_from(&job.notes);
     shown.dirty_bytes_at_start = job.dirty_at_start;
+    (shown.lost_bytes, shown.lost_ranges) = job.lost.clone();
     let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
     shown.elapsed_seconds = taken.as_secs();
     if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
         shown.failure = failure.to_json().get("error").cloned();
     }
     let running = Some(&job.engine).filter(|_| job.ended.is_none());
-    let status = running.and_then(|(engine, id)| Some((engine.status()?, *id)));
-    if let Some((status, id)) = status {
-        if let Some(info) = status.volumes.iter().find(|info| info.id == id) {
-            let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
-            shown = shown.with_progress(info.dirty_sectors * 512, milliseconds);
-            let trouble = info.writeback_trouble.as_ref();
-            shown.blocked_by = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
+    if let Some(status) = running.and_then(Engine::status) {
+        let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
+        let (dirty_sectors, trouble) = match &job.subject {
+            Subject::Volume(_, served) => {
+                let info = status.volumes.iter().find(|info| info.id == served.id);
+                (info.map(|info| info.dirty_sectors), info.and_then(|info| info.writeback_trouble.as_ref()))
+            }
+            Subject::Unserved(uuid) => {
+                let left = status.unserved.iter().find(|left| left.uuid == *uuid);
+                (left.map(|left| left.dirty_sectors), None)
+            }
+        };
+        if let Some(dirty_sectors) = dirty_sectors {
+            shown = shown.with_progress(dirty_sectors * 512, milliseconds);
         }
+        shown.blocked_by = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());
     }
     Ok(shown)
 }
 
+impl Job {
+    /// Work that begins now.
+    pub fn new(shown: &Shown, subject: Subject, engine: Engine) -> Self {
+        Self {
+            verb: shown.verb,
+            subject,
+            name: shown.volume.clone(),
+            engine,
+            again: false,
+            began: Instant::now(),
+            dirty_at_start: shown.dirty_bytes_at_start,
+            notes: shown.notes.clone(),
+            lost: (shown.lost_bytes, shown.lost_ranges.clone()),
+            before: Before::default(),
+            ended: None,
+        }
+    }
+
+    /// Index of the volume, if it is one that is served.
+    pub const fn volume(&self) -> Option<usize> {
+        match self.subject {
+            Subject::Volume(volume, _) => Some(volume),
+            Subject::Unserved(_) => None,
+        }
+    }
+}
+
 impl Jobs {
     /// The work that goes on on a volume.
     pub fn running(&self, volume: usize) -> Option<(u64, &Job)> {
-        let is_it = |job: &&Job| job.volume == volume && job.ended.is_none();
+        let is_it = |job: &&Job| job.volume() == Some(volume) && job.ended.is_none();
         self.all.iter().map(|(number, job)| (*number, job)).find(|(_, job)| is_it(job))
+    }
+
+    /// The work that makes a set forget a volume, and what that is called there.
+    pub fn forgetting(&self, uuid: Uuid) -> Option<(u64, String)> {
+        let is_it =
+            |job: &&Job| matches!(job.subject, Subject::Unserved(of) if of == uuid) && job.ended.is_none();
+        let mut all = self.all.iter().map(|(number, job)| (*number, job));
+        all.find(|(_, job)| is_it(job)).map(|(number, job)| (number, job.name.clone()))
+    }
+
+    /// More work; its number.
+    pub fn add(&mut self, job: Job) -> u64 {
+        self.last += 1;
+        self.all.insert(self.last, job);
+        self.last
     }
 
     /// What the volume was when work on it began.
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
-        self.all.get(&number).map(|job| job.served.clone())
+        match &self.all.get(&number)?.subject {
+            Subject::Volume(_, served) => Some(served.clone()),
+            Subject::Unserved(_) => None,
+        }
     }
 
     /// Work that has ended now.
@@ -239,7 +303,12 @@ impl Supervisor {
         let Asked { volume, begin, uid, answer } = asked;
         let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
         let text = format!("{} {}", begin.verb, begin.volume);
+        if begin.verb == Verb::Add && self.is_flash(&begin) {
+            tracing::info!(event = "job-asked", uid, "{text}");
+            return self.add_flash(&begin, answer);
+        }
         let begun = match volume {
+            None if begin.verb == Verb::Forget => self.forget(&begin),
             None => self.add(&begin),
             Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
                 if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
@@ -282,22 +351,9 @@ impl Supervisor {
             return Ok(shown);
         };
         let (served, id) = (served.clone(), served.id);
-        shared.jobs.last += 1;
-        let number = shared.jobs.last;
-        let job = Job {
-            verb,
-            volume,
-            name: shown.volume.clone(),
-            engine: (engine.clone(), id),
-            served,
-            again: false,
-            began: Instant::now(),
-            dirty_at_start: planned.dirty,
-            notes: shown.notes.clone(),
-            before: planned.before,
-            ended: None,
-        };
-        shared.jobs.all.insert(number, job);
+        let mut job = Job::new(&shown, Subject::Volume(volume, served), engine.clone());
+        job.before = planned.before;
+        let number = shared.jobs.add(job);
         drop(shared);
         match work {
             Work::Here(long) => self.begin_here(number, long, &engine, id),
@@ -322,7 +378,8 @@ impl Supervisor {
             if let Some(job) = self.shared().jobs.all.get_mut(&number) {
                 job.again = false;
             }
-            return self.begin_here(number, Self::long_of(job.verb), &job.engine.0, job.engine.1);
+            let Subject::Volume(_, served) = &job.subject else { return };
+            return self.begin_here(number, Self::long_of(job.verb), &job.engine, served.id);
         }
         let outcome = match outcome {
             // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
@@ -332,7 +389,7 @@ impl Supervisor {
         if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach) {
             let mut shared = self.shared();
             if let Some(VolumeState::Served(info)) =
-                shared.table.volumes.get_mut(job.volume).map(|entry| &mut entry.state)
+                job.volume().and_then(|volume| Some(&mut shared.table.volumes.get_mut(volume)?.state))
             {
                 info.attached = job.verb == Verb::Attach;
             }
@@ -364,7 +421,7 @@ impl Supervisor {
         let running: Vec<_> = {
             let shared = self.shared();
             let running = shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none());
-            running.map(|(number, job)| (*number, job.volume)).collect()
+            running.filter_map(|(number, job)| Some((*number, job.volume()?))).collect()
         };
         for (number, _) in running.into_iter().filter(|(_, volume)| is_its_own(*volume)) {
             // What was asked for stays so: the next start goes on with it.
@@ -378,7 +435,7 @@ impl Supervisor {
             Verb::Attach => Long::Attach,
             Verb::Detach => Long::Detach,
             // The others are no work of an engine's.
-            Verb::Flush | Verb::Remove | Verb::Add => Long::Flush,
+            Verb::Flush | Verb::Remove | Verb::Add | Verb::Forget => Long::Flush,
         }
     }
 }

@@ -10,6 +10,8 @@ mod claims;
 mod coming;
 mod cycle;
 mod exports;
+mod flash;
+mod forget;
 mod health;
 mod jobs;
 mod numbers;
@@ -32,7 +34,7 @@ use crate::log;
 use crate::notes;
 use crate::owned::OwnedList;
 use bcached_engine::Error;
-use bcached_format::BackingSuperblock;
+use bcached_format::{BackingSuperblock, Uuid};
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
 use patience::Patience;
@@ -69,6 +71,10 @@ enum Event {
     JobEnded(u64, Result<(), Error>),
     /// For the work of this number an engine has given a volume up, that is to go to a cache, or nowhere.
     Given(u64, usize, Option<usize>, Box<Result<Given, Error>>),
+    /// What was to be forgotten, by the work of this number, is, or not and why.
+    Forgotten(u64, Uuid, Result<(), Failure>),
+    /// An engine has made a volume in its cache alone, or serves one again.
+    FlashAdded(Box<flash::Added>),
     /// That cache's engine has taken it up.
     Moved(u64, usize, Box<Result<Added, Error>>),
 }
@@ -222,6 +228,8 @@ impl Supervisor {
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
+                Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
+                Ok(Event::FlashAdded(done)) => self.flash_added(*done),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }

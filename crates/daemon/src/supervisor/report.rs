@@ -39,7 +39,9 @@ pub fn status_of(
             if let Some(status) = status {
                 cache.counts = Some(counts_of(status, ages));
                 cache.unreadable = unreadable(&entries, index, status);
-                cache.unserved = status.unserved.iter().map(unserved).collect();
+                let left = status.unserved.iter();
+                let left = left.filter(|left| left.dirty_sectors > 0 || left.flash_sectors.is_some());
+                cache.unserved = left.map(unserved).collect();
                 let failed = status.failed.as_ref().map(health::stopped);
                 let device = health::sentence(&cache.device, &status.cache_health);
                 let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
@@ -121,6 +123,7 @@ pub fn unserved(left: &bcached_engine::Unserved) -> Unserved {
         uuid: left.uuid.to_string(),
         label: left.label.to_string(),
         dirty_bytes: left.dirty_sectors * 512,
+        flash_size_bytes: left.flash_sectors.map(|sectors| sectors * 512),
     }
 }
 
@@ -187,6 +190,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         label: info.label.to_string(),
         outdated: false,
         attached: Some(info.attached),
+        flash_only: info.flash_only,
         size_bytes: info.sectors * 512,
         block_bytes: info.block_sectors * 512,
         cache_mode: info.mode.name().to_owned(),

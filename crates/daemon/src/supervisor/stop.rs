@@ -71,6 +71,8 @@ impl Supervisor {
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
+                Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
+                Ok(Event::FlashAdded(done)) => self.flash_added(*done),
                 _ => {}
             }
         }

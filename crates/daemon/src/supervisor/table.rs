@@ -246,10 +246,14 @@ impl Table {
         let Some(cache) = self.caches.get_mut(index).filter(|_| !self.volumes.iter().any(is_coming)) else {
             return Vec::new();
         };
-        let all: BTreeSet<_> = status.unserved.iter().map(|left| left.uuid.0).collect();
+        // What lives in the cache alone is where it belongs.
+        let is_dirty =
+            |left: &&bcached_engine::Unserved| left.dirty_sectors > 0 && left.flash_sectors.is_none();
+        let all: BTreeSet<_> = status.unserved.iter().filter(is_dirty).map(|left| left.uuid.0).collect();
         let told = std::mem::replace(&mut cache.unserved_logged, all);
         let name = cache.name.as_ref().unwrap_or(&cache.device);
-        let news = status.unserved.iter().filter(|left| !told.contains(&left.uuid.0)).map(|left| {
+        let news = status.unserved.iter().filter(is_dirty).filter(|left| !told.contains(&left.uuid.0));
+        let news = news.map(|left| {
             let (volume, dirty) = (report::unserved(left), human(left.dirty_sectors * 512));
             let volume = volume.name();
             format!(
@@ -311,7 +315,8 @@ impl Table {
         entry.name.get_or_insert_with(name);
     }
 
-    fn volume_names(&self) -> BTreeSet<String> {
+    /// The names that volumes have.
+    pub fn volume_names(&self) -> BTreeSet<String> {
         self.volumes.iter().filter_map(|volume| volume.name.clone()).collect()
     }
 
@@ -346,13 +351,8 @@ impl Table {
         entry.state = state;
     }
 
-    /// A set is open. Its volumes without backing devices become entries, which are returned.
-    pub fn cache_opened(
-        &mut self,
-        index: usize,
-        opened: Opened,
-        flash_only: Vec<VolumeInfo>,
-    ) -> Vec<VolumeEntry> {
+    /// A set is open.
+    pub fn cache_opened(&mut self, index: usize, opened: Opened) {
         let entry = &mut self.caches[index];
         let state =
             std::mem::replace(&mut entry.state, CacheState::Failed(Failure::new(Kind::Io, "not opened")));
@@ -361,30 +361,6 @@ impl Table {
         };
         let io = opened.backend.to_string();
         entry.state = CacheState::Open { set, engine: opened.engine, io, thread };
-        let mut entries = Vec::new();
-        for info in flash_only {
-            let taken = self.volume_names();
-            let name = names::of_volume(info.label, info.uuid, |name| taken.contains(name));
-            let entry = VolumeEntry {
-                name: Some(name),
-                backing: None,
-                uuid: None,
-                label: None,
-                wanted_cache: None,
-                cache: Some(index),
-                options: Layers::default(),
-                told: info.options,
-                kept_mode: None,
-                read_only: false,
-                shared: false,
-                wait: Duration::ZERO,
-                state: VolumeState::Served(Box::new(info)),
-                wait_logged: None,
-            };
-            self.volumes.push(entry.clone());
-            entries.push(entry);
-        }
-        entries
     }
 
     /// The device and the next step of a volume that waits, if there is one.

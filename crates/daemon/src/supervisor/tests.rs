@@ -36,6 +36,8 @@ fn config(volumes: &[&str]) -> Config {
         caches: vec![Cache { name: Some("fast".to_owned()), device: "/nonexistent/fast".to_owned() }],
         volumes: volumes.iter().map(volume).collect(),
         set_file: None,
+        flash: Vec::new(),
+        not_served: Vec::new(),
         set_and_gone: Vec::new(),
     }
 }
@@ -234,6 +236,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     let uuids = ["1f5a0c22-2a53-4ae5", "1f5a0c22-9999-4ae5", "77777777-2a53-4ae5"];
     for (volume, uuid) in status.volumes.iter_mut().zip(uuids) {
         volume.facts = Some(VolumeFacts {
+            flash_only: false,
             uuid: uuid.to_owned(),
             label: "same".to_owned(),
             outdated: false,

@@ -1,0 +1,334 @@
+//! Volumes that a cache forgets, and those that live in it alone, as processes: what is lost is written down, what is refused has changed
+//! nothing, and `check` finds nothing wrong afterwards.
+
+mod common;
+
+use common::{Daemon, Images, Ran, bcached, json, requires, tool};
+use std::path::PathBuf;
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+const DATA_BYTES: usize = 2 << 20;
+
+/// A cache and a volume in mode writeback, of which nothing is written back by itself.
+struct Site {
+    images: Images,
+    fast: String,
+    tank: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let fast = images.blank("fast", CACHE_BYTES);
+        let tank = images.blank("tank", BACKING_BYTES);
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let site = Self { images, fast, tank };
+        site.configure(&site.tank);
+        site
+    }
+
+    /// The volume `media` is on the device that is called so.
+    fn configure(&self, backing: &str) {
+        let text = format!(
+            "version = 1\n[cache.fast]\ndevice = {:?}\n[volume.media]\nbacking = {backing:?}\nwait = \"1s\"\n\
+             writeback_running = false\n",
+            self.fast
+        );
+        std::fs::write(self.images.path("config.toml"), text).expect("a file");
+    }
+
+    fn start(&self) -> Daemon {
+        let config: PathBuf = self.images.path("config.toml");
+        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+    }
+
+    fn kept(&self) -> String {
+        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+    }
+
+    /// Fills the start of a volume.
+    fn write(&self, daemon: &Daemon, volume: &str, seed: u8) -> Vec<u8> {
+        let data: Vec<u8> = (0..DATA_BYTES).map(|n| seed ^ (n % 251).to_le_bytes()[0]).collect();
+        let path = self.images.path("data");
+        std::fs::write(&path, &data).expect("a file");
+        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri(volume)));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        data
+    }
+
+    #[track_caller]
+    fn expect(&self, daemon: &Daemon, volume: &str, data: &[u8]) {
+        let path = self.images.path("found");
+        let ran = common::run(tool("nbdcopy").arg(daemon.uri(volume)).arg(&path));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        assert!(common::bytes(&path)[..data.len()] == *data, "{volume} holds something else");
+    }
+
+    fn uuid(&self) -> String {
+        let shown = json(&bcached(&["show", "--json", &self.tank]).out);
+        shown["uuid"].as_str().or(shown["device"]["uuid"].as_str()).expect("a uuid").to_owned()
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let ran = bcached(&["check", &self.fast]);
+        assert_eq!(ran.exit, 0, "{ran:?}");
+    }
+}
+
+fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
+    bcached(&[words, &["--control", daemon.control()]].concat())
+}
+
+#[track_caller]
+fn done(daemon: &Daemon, words: &[&str]) -> String {
+    let ran = ask(daemon, words);
+    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
+    ran.out
+}
+
+#[track_caller]
+fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
+    let ran = ask(daemon, words);
+    assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
+    assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
+}
+
+/// What is served or unknown is refused, whatever is accepted, and nothing has changed.
+#[test]
+fn what_is_served_or_unknown_is_not_forgotten() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let uuid = site.uuid();
+    let daemon = site.start();
+    site.write(&daemon, "media", 1);
+    refused(
+        &daemon,
+        &["forget", &uuid],
+        3,
+        "cannot forget media: it is served; `bcached detach media` takes it out of fast",
+    );
+    refused(&daemon, &["forget", "media", "--accept-loss", "9G"], 3, "it is served");
+    refused(&daemon, &["forget", "nothing"], 2, "no open cache knows a volume `nothing` that is not served");
+    refused(&daemon, &["forget", &uuid, "--cache", "slow"], 2, "no cache is called `slow`; there are: fast");
+    refused(&daemon, &["forget", &uuid, "--accept-loss", "2MB"], 2, "`2MB` is not a size");
+    assert_eq!(daemon.status()["volumes"][0]["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// A site of which the disk is gone with 2 MiB dirty in the cache, while the configuration waits for it.
+fn orphaned() -> (Site, String) {
+    let site = Site::new();
+    let uuid = site.uuid();
+    let daemon = site.start();
+    site.write(&daemon, "media", 1);
+    assert_eq!(daemon.stop().0, 0);
+    site.configure(&format!("UUID={uuid}"));
+    (site, uuid)
+}
+
+/// What would be lost is said, and is not lost unless somebody accepts that much and can be told where it was.
+#[test]
+fn dirty_data_is_not_lost_unasked() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let (site, uuid) = orphaned();
+    let daemon = site.start();
+    let list = site.images.path("list.json");
+    let path = list.to_str().expect("text");
+    let why = "cannot forget media: 2 MiB dirty of it in fast would be lost; bring its backing device back, or give that up with `--accept-loss 2M`";
+    for words in
+        [vec!["forget", uuid.as_str()], vec!["forget", "tank", "--dry-run"], vec!["forget", &uuid[..8]]]
+    {
+        refused(&daemon, &words, 3, why);
+    }
+    let refusal = json(&ask(&daemon, &["forget", &uuid, "--json"]).err);
+    let (kind, option) = (refusal["error"]["kind"].as_str(), refusal["error"]["option"].as_str());
+    assert_eq!((kind, option), (Some("data-loss"), Some("--accept-loss")), "{refusal}");
+    refused(&daemon, &["forget", &uuid, "--accept-loss", "1M"], 3, "more than the 1 MiB accepted");
+    std::fs::write(&list, "precious").expect("a file");
+    refused(
+        &daemon,
+        &["forget", &uuid, "--accept-loss", "2M", "--lost-ranges", path],
+        3,
+        "is there already: the list of what is lost is written over nothing; name another file",
+    );
+    assert_eq!(std::fs::read_to_string(&list).expect("a file"), "precious");
+    assert_eq!(daemon.status()["caches"][0]["unserved"][0]["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// A dead device is forgotten, and what was lost with it stands in a file.
+#[test]
+fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let (site, uuid) = orphaned();
+    let daemon = site.start();
+    let list = site.images.path("list.json");
+    let path = list.to_str().expect("text");
+    let words = ["forget", &uuid, "--accept-loss", "2M", "--lost-ranges", path];
+    let planned = done(&daemon, &[&words[..], &["--dry-run"]].concat());
+    assert!(planned.starts_with("media: would be forgotten: 2 MiB would be lost; "), "{planned}");
+    assert!(!list.exists());
+    assert_eq!(daemon.status()["caches"][0]["unserved"][0]["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
+
+    let forgotten = done(&daemon, &words);
+    assert!(
+        forgotten.contains(&format!("media: forgotten: 2 MiB are lost; {path} says which\n")),
+        "{forgotten}"
+    );
+    assert!(forgotten.contains("the configuration still names it, as media"), "{forgotten}");
+    let listed = json(&std::fs::read_to_string(&list).expect("a list"));
+    assert_eq!(
+        (listed["schema"].as_str(), listed["uuid"].as_str()),
+        (Some("bcached.lost-ranges"), Some(uuid.as_str()))
+    );
+    assert_eq!(
+        listed["ranges"],
+        serde_json::json!([{ "start_bytes": 0, "length_bytes": DATA_BYTES }]),
+        "{listed}"
+    );
+    assert_eq!(
+        (listed["label"].as_str(), listed["lost_bytes"].as_u64()),
+        (Some("tank"), Some(DATA_BYTES as u64))
+    );
+    assert_eq!(daemon.status()["caches"][0]["dirty_bytes"].as_u64(), Some(0), "{}", daemon.status());
+    assert!(daemon.status()["caches"][0]["unserved"].is_null(), "{}", daemon.status());
+    refused(&daemon, &words, 2, "it may be forgotten already");
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+
+    // The disk is back: what it lacks is known to be lost, and it is not served as if nothing was.
+    site.configure(&site.tank);
+    let daemon = site.start();
+    let volume = daemon.status()["volumes"][0].clone();
+    assert_eq!(volume["state"].as_str(), Some("failed"), "{volume}");
+    assert!(
+        volume["reason"].as_str().is_some_and(|why| why.contains("the set does not know it")),
+        "{volume}"
+    );
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}
+
+/// Without a file that is named the list lies where the daemon keeps such; what is clean needs none.
+#[test]
+fn a_clean_volume_is_forgotten_without_a_question() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    site.write(&daemon, "media", 1);
+    done(&daemon, &["remove", "media"]);
+    let forgotten = json(&done(&daemon, &["forget", "tank", "--accept-loss", "1G", "--json"]));
+    assert_eq!(
+        (forgotten["state"].as_str(), forgotten["lost_bytes"].as_u64()),
+        (Some("done"), Some(DATA_BYTES as u64))
+    );
+    let list = PathBuf::from(forgotten["lost_ranges"].as_str().expect("a file"));
+    assert_eq!(list.parent(), Some(site.images.path("state").as_path()));
+    assert!(list.exists());
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["remove", "media"]);
+    assert_eq!(done(&daemon, &["forget", &site.uuid()]), "media: forgotten: nothing of it is dirty\n");
+    assert!(!site.images.path("state").exists());
+    // Nothing was lost: it is a volume like any other.
+    assert_eq!(done(&daemon, &["add", "media"]), "media: added\n");
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}
+
+/// A volume in the cache alone: made, kept over a kill and a stop, removed for good, served again, deleted.
+#[test]
+fn a_volume_lives_in_the_cache_alone() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let size = (8_u64 << 20).to_string();
+    assert_eq!(done(&daemon, &["add", "scratch", "--size", "8M", "--dry-run"]), "scratch: would be served\n");
+    assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1));
+    assert_eq!(done(&daemon, &["add", "scratch", "--size", "8M", "--cache", "fast"]), "scratch: added\n");
+    assert_eq!(done(&daemon, &["add", "scratch", "--size", &size]), "scratch: it is there already\n");
+    let data = site.write(&daemon, "scratch", 3);
+    daemon.kill();
+
+    let daemon = site.start();
+    site.expect(&daemon, "scratch", &data);
+    let listed = done(&daemon, &["list"]);
+    let line = listed.lines().find(|line| line.contains("scratch")).unwrap_or_default();
+    assert!(line.contains("8 MiB") && line.ends_with("in its cache alone"), "{listed}");
+    let status = done(&daemon, &["status", "scratch"]);
+    assert!(
+        status.contains("volume scratch: served, 8 MiB, writeback, 2 MiB dirty, lives in its cache alone"),
+        "{status}"
+    );
+    refused(&daemon, &["forget", "scratch", "--accept-loss", "8M"], 3, "it is served");
+    refused(&daemon, &["detach", "scratch"], 2, "lives on its cache alone");
+    done(&daemon, &["remove", "scratch"]);
+    assert!(site.kept().contains("served = false"), "{}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1), "{}", daemon.status());
+    let status = done(&daemon, &["status"]);
+    assert!(status.contains("2 MiB of 8 MiB used by scratch ("), "{status}");
+    refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it is there, with 8 MiB");
+    assert_eq!(done(&daemon, &["add", "scratch"]), "scratch: added\n");
+    assert!(!site.kept().contains("scratch"), "{}", site.kept());
+    site.expect(&daemon, "scratch", &data);
+    done(&daemon, &["remove", "scratch"]);
+    refused(&daemon, &["forget", "scratch"], 3, "2 MiB dirty of it in fast would be lost");
+    let forgotten = done(&daemon, &["forget", "scratch", "--accept-loss", "2M"]);
+    assert!(forgotten.starts_with("scratch: forgotten: 2 MiB are lost; "), "{forgotten}");
+    assert!(!site.kept().contains("scratch"), "{}", site.kept());
+    assert_eq!(done(&daemon, &["add", "scratch", "--size", "8M"]), "scratch: added\n");
+    site.expect(&daemon, "scratch", &[0; DATA_BYTES]);
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}
+
+/// What cannot be made is refused in one sentence, with what can.
+#[test]
+fn no_more_is_promised_than_can_be_stored() {
+    let site = Site::new();
+    let daemon = site.start();
+    let ran = ask(&daemon, &["add", "scratch", "--size", "1G"]);
+    assert_eq!(ran.exit, 3, "{ran:?}");
+    let largest =
+        ran.err.split("`--size ").nth(1).and_then(|rest| rest.split('`').next()).expect("a size").to_owned();
+    refused(
+        &daemon,
+        &["add", "scratch", "--size", "1000"],
+        2,
+        "its size must be one block of 4 KiB or several",
+    );
+    refused(&daemon, &["add", "scratch", "--size", "0"], 2, "its size must be one block");
+    refused(&daemon, &["add", "scratch", "--size", "1M", "--cache", "slow"], 2, "no cache is called `slow`");
+    refused(&daemon, &["add", "media", "--size", "1M"], 3, "another volume is called so");
+    refused(&daemon, &["add", "a/b", "--size", "1M"], 2, "has no slash");
+    refused(&daemon, &["add", &"x".repeat(33), "--size", "1M"], 2, "at most 32 bytes");
+    refused(&daemon, &["add", "scratch", "--size", "1M", "--backing", &site.tank], 2, "leave --size out");
+    assert_eq!(done(&daemon, &["add", "scratch", "--size", &largest]), "scratch: added\n");
+    refused(
+        &daemon,
+        &["add", "second", "--size", &largest],
+        3,
+        "beside what is dirty and what others in it were promised",
+    );
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}

@@ -1,0 +1,64 @@
+//! What an engine is asked of volumes that nobody serves, by threads that may wait for it, and volumes in the cache alone.
+
+use super::{Answer, Command, Engine};
+use bcached_engine::{CacheSet, Error, Forgetting, Lost, VolumeId, VolumeInfo};
+use bcached_format::{Label, Uuid};
+use std::future::Future;
+use std::sync::mpsc;
+
+impl Engine {
+    /// Sets out to forget a volume. Waits.
+    pub fn begin_forgetting(&self, uuid: Uuid) -> Result<Forgetting, Error> {
+        self.wait_for(move |set| async move { set.begin_forgetting(uuid) })
+    }
+
+    /// Some of what would be lost, from sector `at` of the key space on, and where the rest begins. Waits.
+    pub fn lost(&self, of: &Forgetting, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
+        let of = of.clone();
+        self.wait_for(move |set| async move { set.lost(&of, at).await })
+    }
+
+    /// Forgets the volume. Waits.
+    pub fn forget(&self, forgetting: Forgetting) -> Result<(), Error> {
+        self.wait_for(move |set| async move { set.forget(forgetting).await })
+    }
+
+    /// Does not forget it after all.
+    pub fn keep(&self, forgetting: Forgetting) {
+        self.send(Command::Do(Box::new(move |set, _| set.keep(forgetting))));
+    }
+
+    /// Makes a volume of so many sectors in the cache alone, and serves it.
+    pub fn create_flash_only(&self, sectors: u64, label: Label, answer: Answer<Result<VolumeInfo, Error>>) {
+        self.send(Command::Do(Box::new(move |set, env| {
+            env.spawn(async move {
+                let made = set.create_flash_only(sectors, label).await;
+                answer(made.and_then(|id| info(&set, id)));
+            });
+        })));
+    }
+
+    /// Serves one that is there.
+    pub fn add_flash_only(&self, uuid: Uuid, answer: Answer<Result<VolumeInfo, Error>>) {
+        let add = move |set: &CacheSet| set.add_flash_only(uuid).and_then(|id| info(set, id));
+        self.send(Command::Do(Box::new(move |set, _| answer(add(&set)))));
+    }
+
+    /// An engine that is gone is one that has stopped.
+    fn wait_for<T, F>(&self, work: impl FnOnce(CacheSet) -> F + Send + 'static) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + 'static,
+    {
+        let (done, waits) = mpsc::channel();
+        self.send(Command::Do(Box::new(move |set, env| {
+            let work = work(set);
+            env.spawn(async move { drop(done.send(work.await)) });
+        })));
+        waits.recv().unwrap_or(Err(Error::Stopping))
+    }
+}
+
+fn info(set: &CacheSet, id: VolumeId) -> Result<VolumeInfo, Error> {
+    set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)
+}
