@@ -1,0 +1,101 @@
+//! What a real kernel makes of a set that we have made to forget a volume, and of a volume that we have made in the cache alone.
+
+use bcached_tests::failure::{Context as _, Outcome};
+use bcached_tests::offline::examine_structure;
+use bcached_tests::set::{CacheSet, Geometry, Maker};
+use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _, uuid_of};
+use bcached_tests::uml::Uml;
+use bcached_tests::workload::{Model, Workload};
+
+/// A volume in the cache alone, in sectors.
+const SCRATCH: u64 = 8192;
+
+/// Some more writes to a volume.
+fn further(set: &CacheSet, index: usize, seed: u64) -> Workload {
+    let model = &set.models[index];
+    Workload {
+        seed,
+        volume: model.volume(),
+        first_sequence: model.next_sequence(),
+        first_sector: 0,
+        sectors: model.sectors(),
+        block_sectors: set.geometry.block_sectors(),
+        write_sectors_max: 64,
+        writes: 300,
+        flush_every: 16,
+        flushes_max: 0,
+        read_every: 5,
+    }
+}
+
+/// We make a volume in the cache alone; a kernel serves it under its own rules and crashes; we serve it on, and delete it; and the
+/// kernel starts a set that has none.
+#[test]
+fn a_flash_only_volume_of_ours() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 0, Maker::Ours(ours.program()))?;
+    let daemon = Daemon::start(ours.program(), &set)?;
+    daemon.command(ours.program(), &["add", "scratch", "--size", &(SCRATCH * 512).to_string()])?;
+    set.models.push(Model::blank(0, SCRATCH));
+    let workload = further(&set, 0, 1);
+    let mut client = daemon.prove(&mut set, 0)?;
+    let fate = daemon.run(&workload, &mut client)?;
+    set.models[0].apply(&workload, fate);
+    drop(client);
+    daemon.stop()?;
+
+    let workload = further(&set, 0, 2);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel serves it")?;
+    let workload = further(&set, 0, 3);
+    ours.leg(&mut set, &[workload], Ending::CleanStop).context("we serve it on")?;
+    let list = set.directory().join("lost.json");
+    let daemon = Daemon::start(ours.program(), &set)?;
+    drop(daemon.prove(&mut set, 0)?);
+    daemon.command(ours.program(), &["remove", "scratch"])?;
+    let list = list.to_str().expect("text");
+    daemon.command(ours.program(), &["forget", "scratch", "--accept-loss", "1G", "--lost-ranges", list])?;
+    daemon.stop()?;
+    set.models.clear();
+    examine_structure(&set.cache, &set.backings).context("offline")?;
+    kernel.leg(&mut set, &[], Ending::CleanStop).context("the kernel starts what is left")
+}
+
+/// One of two disks dies with its data in the cache. We make the set forget it; a kernel serves the other, crashes, and takes all of
+/// it, and nothing of the dead one is left in its way.
+#[test]
+fn a_dead_device_that_we_forget() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 2, Maker::Tools)?;
+    let dead = uuid_of(&set.backings[1])?;
+    let daemon = Daemon::start(ours.program(), &set)?;
+    daemon.command(
+        ours.program(),
+        &["set", &dead, "cache_mode=writeback", "writeback_running=0", "--runtime"],
+    )?;
+    for index in 0..2 {
+        let workload = further(&set, index, 1);
+        let mut client = daemon.prove(&mut set, index)?;
+        let fate = daemon.run(&workload, &mut client)?;
+        set.models[index].apply(&workload, fate);
+    }
+    daemon.stop()?;
+    let (_disk, _content) = (set.backings.pop(), set.models.pop());
+
+    let list = set.directory().join("lost.json");
+    let daemon = Daemon::start(ours.program(), &set)?;
+    let path = list.to_str().expect("text");
+    let words = ["forget", &dead, "--lost-ranges", path];
+    assert!(daemon.command(ours.program(), &words).is_err(), "something of it is dirty");
+    assert!(!list.exists());
+    daemon.command(ours.program(), &[&words[..], &["--accept-loss", "1G"]].concat())?;
+    assert!(std::fs::read_to_string(&list)?.contains("\"ranges\":[\n{"), "what was lost is listed");
+    drop(daemon.prove(&mut set, 0)?);
+    daemon.stop()?;
+    examine_structure(&set.cache, &set.backings).context("offline")?;
+    let workload = further(&set, 0, 2);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel goes on")?;
+    let workload = further(&set, 0, 3);
+    kernel.take_over(&mut set, &[workload]).context("the kernel takes it")
+}
