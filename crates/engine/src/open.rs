@@ -22,6 +22,7 @@ use crate::stats::Stats;
 use crate::uuids::{self, UuidTable};
 use crate::volume::{Volumes, record};
 use crate::work::Work;
+use crate::writeback::room::Room;
 use crate::written::Cause;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -123,6 +124,8 @@ fn assemble(
         background: 0,
         fill_bytes: 0,
         last_request: env.now(),
+        parked_is_in_the_way: false,
+        room: Room::default(),
         stopping: false,
         settled: false,
         stopped: false,

@@ -14,6 +14,7 @@ use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
 use crate::volume::{VolumeId, Volumes};
 use crate::work::Work;
+use crate::writeback::room::Room;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -139,6 +140,10 @@ pub struct State {
     pub stopped: bool,
     /// When the last request came, or ended.
     pub last_request: Time,
+    /// The allocator has found nothing but what somebody uses: what is parked uses buckets.
+    pub parked_is_in_the_way: bool,
+    /// How fast clients may make data dirty when the cache is nearly full of it.
+    pub room: Room,
     /// How slow the cache device is.
     pub congestion: Congestion,
     /// What this transition has cost so far.

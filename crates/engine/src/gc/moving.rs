@@ -17,10 +17,15 @@ use bcached_env::Buffer;
 use bcached_format::{Key, Position};
 use core::time::Duration;
 
-/// Data is moved when fewer than one bucket in so many is available.
+/// Data is moved when fewer than one bucket in so many is available, and where writes are slowed down for want of room.
 const AVAILABLE_SHARE: u64 = 8;
+/// Most buckets that are filled in one round, which walks over the whole tree; and of those that are free, one in so many.
+const ROUND_MAX: usize = 32;
+const FREE_SHARE: usize = 4;
 /// Most buckets that are emptied in one round.
 const VICTIMS_MAX: usize = 256;
+/// Keys that are copied at once.
+const DEPTH: usize = 16;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -68,7 +73,7 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-/// The emptiest buckets with dirty data, as many as one free bucket can take the data of; at least two, or nothing is
+/// The emptiest buckets with dirty data, as many as a part of the free ones can take the data of; at least two, or nothing is
 /// gained.
 async fn choose(set: &CacheSet) -> BTreeSet<u64> {
     let mut found: BTreeSet<(u32, u64)> = BTreeSet::new();
@@ -86,7 +91,10 @@ async fn choose(set: &CacheSet) -> BTreeSet<u64> {
         });
         at += BUCKETS_MAX;
     }
-    let mut room = set.with(|s| s.geometry.bucket_sectors);
+    let mut room = set.with(|s| {
+        let most = if s.is_short_of_room() { ROUND_MAX } else { 1 };
+        s.geometry.bucket_sectors * (s.buckets.free_count() / FREE_SHARE).clamp(1, most) as u64
+    });
     let fits = |(dirty, _): &(u32, u64)| {
         let fits = u64::from(*dirty) <= room;
         room = room.saturating_sub(u64::from(*dirty));
@@ -99,7 +107,8 @@ async fn choose(set: &CacheSet) -> BTreeSet<u64> {
 fn is_scarce(s: &State) -> bool {
     // Whoever waits for space does so from the reserve on.
     let reserve = (BTREE_RESERVE + MOVING_RESERVE) as u64;
-    s.buckets.available() < (s.buckets.count() / AVAILABLE_SHARE).max(reserve + 1)
+    let scarce = (s.buckets.count() / AVAILABLE_SHARE).max(reserve + 1);
+    s.buckets.available() < scarce || s.is_short_of_room()
 }
 
 fn is_sparse(s: &State, bucket: &Bucket) -> bool {
@@ -125,8 +134,10 @@ async fn empty(set: &CacheSet, victims: &BTreeSet<u64>) -> Result<u64, Error> {
                 })
             })
             .await?;
-        for key in &keys {
-            moved += move_key(set, key).await?;
+        for some in keys.chunks(DEPTH) {
+            for sectors in bcached_env::join_all(some.iter().map(|key| move_key(set, key))).await {
+                moved += sectors?;
+            }
         }
         if visited.next == Position::MAX || set.with(|s| s.stopping) {
             break;

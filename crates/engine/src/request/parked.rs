@@ -35,7 +35,8 @@ pub async fn run(set: CacheSet, id: VolumeId) {
 }
 
 fn has_many(s: &State, id: VolumeId) -> bool {
-    s.volumes.get(id).is_some_and(|volume| volume.ranges.parked_count() > s.options.parked_max)
+    let most = if s.parked_is_in_the_way { 0 } else { s.options.parked_max };
+    s.volumes.get(id).is_some_and(|volume| volume.ranges.parked_count() > most)
 }
 
 /// What becomes of clean data that has been written to the cache.

@@ -8,6 +8,7 @@
 //! A volume that is detached leaves by the same door.
 
 use crate::error::{Doing, Error};
+use crate::request::ranges::Claim;
 use crate::request::{Range, Target, parked, release, write};
 use crate::set::CacheSet;
 use crate::state::State;
@@ -23,7 +24,18 @@ pub async fn in_turn<T>(
     range: Range,
     flow: impl AsyncFn(&Target) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let claim = write::lock(set, target, range).await?;
+    let claim = write::queue(set, target, range)?;
+    from_queue(set, target, claim, flow).await
+}
+
+/// The same for who has queued already.
+pub async fn from_queue<T>(
+    set: &CacheSet,
+    target: &Target,
+    claim: Claim,
+    flow: impl AsyncFn(&Target) -> Result<T, Error>,
+) -> Result<T, Error> {
+    write::granted(set, target, claim).await;
     let done = or_uncached(set, target, flow).await;
     release(set, target, claim);
     done

@@ -20,13 +20,14 @@ use crate::latency::Path;
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::{Claim, Ranges};
-use crate::request::uncached::in_turn;
+use crate::request::uncached::from_queue;
 use crate::request::{Range, Target, flush, read};
 use crate::set::CacheSet;
 use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::epoch::{Begun, Epoch, Stamp};
 use crate::volume::{Volume, record};
+use crate::writeback::room;
 use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload};
@@ -64,7 +65,10 @@ pub async fn write(
     // Whole blocks, whether the volume is cached or not: requests that began before it left the cache go on writing whole
     // ones, and must not lay their neighbours' old content over what is written here.
     let write = async |target: &Target| write_anywhere(set, target, range, payload.clone(), fua).await;
-    let written = in_turn(set, target, target.whole_blocks(range), write).await;
+    let blocks = target.whole_blocks(range);
+    let claim = queue(set, target, blocks)?;
+    room::wait(set, target, blocks).await;
+    let written = from_queue(set, target, claim, write).await;
     if written.is_ok() {
         set.with(|s| s.stats.write_bytes += length);
     }
@@ -183,10 +187,14 @@ fn way(s: &State, target: &Target, survey: Survey, fua: bool) -> Way {
     }
 }
 
-/// Waits until a write may begin: earlier overlapping writes have ended.
-pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Result<Claim, Error> {
+/// Queues a write for a range; to be granted, and released.
+pub(crate) fn queue(set: &CacheSet, target: &Target, range: Range) -> Result<Claim, Error> {
     let queued = set.with(|s| Some(s.volumes.get_mut(target.id)?.ranges.queue_write(range.start, range.end)));
-    let claim = queued.ok_or(Error::NoVolume)?;
+    queued.ok_or(Error::NoVolume)
+}
+
+/// Waits until a queued write may begin: earlier overlapping writes have ended.
+pub(crate) async fn granted(set: &CacheSet, target: &Target, claim: Claim) {
     loop {
         let granted = set.with(|s| {
             let State { volumes, buckets, .. } = s;
@@ -201,7 +209,7 @@ pub(crate) async fn lock(set: &CacheSet, target: &Target, range: Range) -> Resul
             })
         });
         if granted {
-            return Ok(claim);
+            return;
         }
         set.signals().ranges.wait().await;
     }

@@ -41,8 +41,12 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
         writer::commit(set).await?;
         set.with(|s| s.starvation.search_begins());
         let searched = invalidate(set, |_| 1).await;
-        set.with(|s| s.starvation.search_ends(searched.kept_by_age));
+        set.with(|s| {
+            s.starvation.search_ends(searched.kept_by_age);
+            s.parked_is_in_the_way = searched.count == 0 && searched.passed_used;
+        });
         if searched.count == 0 {
+            set.signals().parked_work.notify_all();
             // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
             // it is not, so this rest is not cut short.
             set.signals().space.notify_all();
@@ -58,7 +62,10 @@ async fn store_pending(set: &CacheSet) -> Result<bool, Error> {
     if set.with(|s| s.buckets.pending().is_empty()) {
         return Ok(false);
     }
-    set.with(|s| s.starvation.search_ends(false));
+    set.with(|s| {
+        s.starvation.search_ends(false);
+        s.parked_is_in_the_way = false;
+    });
     prios::store(set).await?;
     Ok(true)
 }

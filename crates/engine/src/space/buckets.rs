@@ -69,6 +69,8 @@ pub struct Buckets {
     victims: Victims,
     free: VecDeque<BucketId>,
     pending: Vec<BucketId>,
+    /// Buckets that have lost their last dirty data.
+    freed: u64,
     available: u64,
     metadata: u64,
     clock: u32,
@@ -133,6 +135,7 @@ impl Buckets {
             victims,
             free: VecDeque::new(),
             pending: Vec::new(),
+            freed: 0,
             available: 0,
             metadata,
             clock: u32::from(PRIO_FRESH),
@@ -156,6 +159,12 @@ impl Buckets {
     #[must_use]
     pub const fn available(&self) -> u64 {
         self.available
+    }
+
+    /// Buckets that have lost their last dirty data, since the table was made.
+    #[must_use]
+    pub const fn freed(&self) -> u64 {
+        self.freed
     }
 
     /// Closed buckets with nothing live in them.
@@ -342,6 +351,7 @@ impl Buckets {
             assert!(bucket.dirty >= sectors, "bucket {id}: {} dirty, {sectors} removed", bucket.dirty);
             bucket.dirty -= sectors;
             bucket.release = bucket.release.max(sequence);
+            self.freed += u64::from(!was_available && bucket.is_available());
         }
         self.settle(id, was_available);
     }

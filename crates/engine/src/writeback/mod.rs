@@ -6,6 +6,7 @@
 //! | `batch` | choosing, flushing, turning clean |
 //! | `copy` | the data on its way |
 //! | `pace` | when, and how much at a time |
+//! | `room` | how fast clients may make data dirty meanwhile |
 //! | `rate`, `age` | the controller; how long data has been dirty |
 //! | `urgent` | when somebody waits for it |
 //! | `trouble` | why data cannot be written back |
@@ -15,6 +16,7 @@ pub mod batch;
 pub mod copy;
 pub mod pace;
 pub mod rate;
+pub mod room;
 pub mod task;
 pub mod trouble;
 pub mod urgent;

@@ -160,6 +160,7 @@ impl State {
             bucket_sectors: self.geometry.bucket_sectors,
             is_idle: self.is_idle(),
             is_full: in_use_percent >= self.options.cutoff_writeback
+                || self.is_short_of_room()
                 || self.starved().is_some()
                 // What lives in the cache alone waits for nothing else.
                 || self.buckets.available() <= (BTREE_RESERVE + MOVING_RESERVE) as u64,

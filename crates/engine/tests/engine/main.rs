@@ -23,6 +23,7 @@ mod reads;
 mod remove;
 mod replacement;
 mod rig;
+mod room;
 mod stopped;
 mod superblock;
 mod transitions;
