@@ -1,10 +1,10 @@
 //! How fast clients may make data dirty in a cache that is nearly full of it.
 //!
 //! Below the cut-off of write-back lies a band. When writes come to it write-back hurries, sparse buckets are gathered
-//! (`gc::moving`), and they are let in at a pace: that at which buckets become free again, and so much more that what is left of the band lasts for half a
-//! sweep over all dirty data, since a sweep that begins frees few buckets. Twice as much as of the band is left counts twice
-//! as much, and where it begins there is no limit. So the cache stays somewhere in the band, and its clients have the pace of
-//! sorted write-back instead of that of a disk that is written at random places.
+//! (`gc::moving`), and they are let in at a pace: that at which buckets become free again, and so much more that what is left
+//! of the band lasts for half a sweep over all dirty data, since a sweep that begins frees few buckets. Both in proportion to
+//! what is left of the band by what is used, so that there is no limit where it begins. So the cache stays somewhere in the
+//! band, and its clients have the pace of sorted write-back instead of that of a disk that is written at random places.
 //!
 //! Nobody waits long for room that does not come: such a write goes past the cache, if there is none, and so do others until
 //! some has come.
@@ -65,7 +65,7 @@ impl Room {
         }
         let weight = passed.min(FADES).as_nanos();
         for (rate, (new, old)) in self.rates.iter_mut().zip(counters.into_iter().zip(self.seen)) {
-            let measured = u128::from(new - old) * SECOND_NS / passed.as_nanos();
+            let measured = u128::from(new.saturating_sub(old)) * SECOND_NS / passed.as_nanos();
             let mixed =
                 (u128::from(*rate) * (FADES.as_nanos() - weight) + measured * weight) / FADES.as_nanos();
             *rate = u64::try_from(mixed).unwrap_or(u64::MAX);
@@ -77,10 +77,10 @@ impl Room {
     /// Sectors a second.
     fn rate(&self, level: Level) -> u64 {
         let [freed, cleaned] = self.rates.map(u128::from);
-        // What is left lasts for a sweep.
-        let lent =
-            u128::from(level.band) * cleaned.max(u128::from(EXPECTED)) / u128::from(level.dirty.max(1));
-        let rate = (freed + 2 * lent) * u128::from(level.left) / u128::from((level.band - level.left).max(1));
+        let [band, left, dirty] = [level.band, level.left, level.dirty].map(u128::from);
+        // Half a sweep takes the time in which half of what is dirty is cleaned.
+        let lent = 2 * band * cleaned.max(u128::from(EXPECTED)) / dirty.max(1);
+        let rate = (freed + lent) * left / (band - left).max(1);
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
@@ -113,7 +113,8 @@ impl State {
             let is_free_to_hurry = options.writeback_running
                 && !options.writeback_quiet
                 && options.writeback_rate_maximum.is_none();
-            volume.backing.is_some() && is_free_to_hurry && volume.writeback_trouble.is_none()
+            let is_well = volume.backing.is_some() && volume.writeback_trouble.is_none();
+            is_well && is_free_to_hurry && !volume.is_bypassed()
         });
         if !is_slowed || !is_cleaned || self.stopping || self.failed.is_some() || cutoff > 100 {
             return None;
