@@ -6,25 +6,9 @@ use bcached_tests::offline::examine_structure;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
-use bcached_tests::workload::Workload;
 
-/// Some more writes to the volume.
-fn further(set: &CacheSet, seed: u64) -> Workload {
-    let model = &set.models[0];
-    Workload {
-        seed,
-        volume: model.volume(),
-        first_sequence: model.next_sequence(),
-        first_sector: 0,
-        sectors: model.sectors(),
-        block_sectors: set.geometry.block_sectors(),
-        write_sectors_max: 64,
-        writes: 300,
-        flush_every: 16,
-        flushes_max: 0,
-        read_every: 5,
-    }
-}
+/// Writes of a turn.
+const WRITES: u64 = 300;
 
 /// A turn of ours on one volume: `before`, writes, `after`, and an orderly end; proven again after each command.
 fn our_turn(ours: &Ours, set: &mut CacheSet, seed: u64, before: &[&str], after: &[&str]) -> Outcome {
@@ -39,7 +23,7 @@ fn our_turn(ours: &Ours, set: &mut CacheSet, seed: u64, before: &[&str], after: 
     if !before.is_empty() {
         command(before)?;
     }
-    let workload = further(set, seed);
+    let workload = set.further(0, seed, WRITES);
     let mut client = daemon.prove(set, 0)?;
     let fate = daemon.run(&workload, &mut client)?;
     set.models[0].apply(&workload, fate);
@@ -60,10 +44,10 @@ fn detached_by_us_and_attached_by_the_kernel() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let (ours, kernel) = (Ours::find()?, Kernel(&uml));
     let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
-    let workload = further(&set, 1);
+    let workload = set.further(0, 1, WRITES);
     kernel.leg(&mut set, &[workload], Ending::CleanStop).context("the kernel's first turn")?;
     our_turn(&ours, &mut set, 2, &[], DETACH).context("we detach")?;
-    let workload = further(&set, 3);
+    let workload = set.further(0, 3, WRITES);
     kernel.attach(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel attaches")?;
     our_turn(
         &ours,
@@ -73,11 +57,11 @@ fn detached_by_us_and_attached_by_the_kernel() -> Outcome {
         &["flush", "VOLUME"],
     )
     .context("we go on")?;
-    let workload = further(&set, 5);
+    let workload = set.further(0, 5, WRITES);
     kernel.leg(&mut set, &[workload], Ending::CleanStop).context("the kernel goes on")?;
     our_turn(&ours, &mut set, 6, &["flush", "VOLUME"], DETACH).context("we detach again")?;
     examine_structure(&set.cache, &set.backings).context("offline")?;
-    let workload = further(&set, 7);
+    let workload = set.further(0, 7, WRITES);
     kernel.attach(&mut set, &[workload], Ending::CleanStop).context("the kernel attaches again")?;
     kernel.take_over(&mut set, &[]).context("the backing device alone")
 }
@@ -89,11 +73,11 @@ fn detached_by_the_kernel_and_attached_by_us() -> Outcome {
     let (ours, kernel) = (Ours::find()?, Kernel(&uml));
     let mut set = CacheSet::make(Geometry::small(512 << 10, 4096), 1, Maker::Ours(ours.program()))?;
     our_turn(&ours, &mut set, 1, &[], &[]).context("our first turn")?;
-    let workload = further(&set, 2);
+    let workload = set.further(0, 2, WRITES);
     kernel.take_over(&mut set, &[workload]).context("the kernel detaches")?;
     // Serving attaches; what was cached before the kernel's writes is void.
     our_turn(&ours, &mut set, 3, &[], &[]).context("we attach")?;
-    let workload = further(&set, 4);
+    let workload = set.further(0, 4, WRITES);
     kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel crashes")?;
     our_turn(&ours, &mut set, 5, &[], DETACH).context("we detach")?;
     our_turn(&ours, &mut set, 6, &[], &[]).context("we attach again")?;

@@ -5,28 +5,13 @@ use bcached_tests::offline::examine_structure;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _, uuid_of};
 use bcached_tests::uml::Uml;
-use bcached_tests::workload::{Model, Workload};
+use bcached_tests::workload::Model;
+
+/// Writes of a turn.
+const WRITES: u64 = 300;
 
 /// A volume in the cache alone, in sectors.
 const SCRATCH: u64 = 8192;
-
-/// Some more writes to a volume.
-fn further(set: &CacheSet, index: usize, seed: u64) -> Workload {
-    let model = &set.models[index];
-    Workload {
-        seed,
-        volume: model.volume(),
-        first_sequence: model.next_sequence(),
-        first_sector: 0,
-        sectors: model.sectors(),
-        block_sectors: set.geometry.block_sectors(),
-        write_sectors_max: 64,
-        writes: 300,
-        flush_every: 16,
-        flushes_max: 0,
-        read_every: 5,
-    }
-}
 
 /// We make a volume in the cache alone; a kernel serves it under its own rules and crashes; we serve it on, and delete it; and the
 /// kernel starts a set that has none.
@@ -38,16 +23,16 @@ fn a_flash_only_volume_of_ours() -> Outcome {
     let daemon = Daemon::start(ours.program(), &set)?;
     daemon.command(ours.program(), &["add", "scratch", "--size", &(SCRATCH * 512).to_string()])?;
     set.models.push(Model::blank(0, SCRATCH));
-    let workload = further(&set, 0, 1);
+    let workload = set.further(0, 1, WRITES);
     let mut client = daemon.prove(&mut set, 0)?;
     let fate = daemon.run(&workload, &mut client)?;
     set.models[0].apply(&workload, fate);
     drop(client);
     daemon.stop()?;
 
-    let workload = further(&set, 0, 2);
+    let workload = set.further(0, 2, WRITES);
     kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel serves it")?;
-    let workload = further(&set, 0, 3);
+    let workload = set.further(0, 3, WRITES);
     ours.leg(&mut set, &[workload], Ending::CleanStop).context("we serve it on")?;
     let list = set.directory().join("lost.json");
     let daemon = Daemon::start(ours.program(), &set)?;
@@ -75,7 +60,7 @@ fn a_dead_device_that_we_forget() -> Outcome {
         &["set", &dead, "cache_mode=writeback", "writeback_running=0", "--runtime"],
     )?;
     for index in 0..2 {
-        let workload = further(&set, index, 1);
+        let workload = set.further(index, 1, WRITES);
         let mut client = daemon.prove(&mut set, index)?;
         let fate = daemon.run(&workload, &mut client)?;
         set.models[index].apply(&workload, fate);
@@ -94,8 +79,8 @@ fn a_dead_device_that_we_forget() -> Outcome {
     drop(daemon.prove(&mut set, 0)?);
     daemon.stop()?;
     examine_structure(&set.cache, &set.backings).context("offline")?;
-    let workload = further(&set, 0, 2);
+    let workload = set.further(0, 2, WRITES);
     kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel goes on")?;
-    let workload = further(&set, 0, 3);
+    let workload = set.further(0, 3, WRITES);
     kernel.take_over(&mut set, &[workload]).context("the kernel takes it")
 }

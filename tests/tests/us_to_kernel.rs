@@ -5,7 +5,9 @@ use bcached_tests::kernel_image::{Scenario, kernel_image};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
-use bcached_tests::workload::Workload;
+
+/// Writes of a turn.
+const WRITES: u64 = 400;
 
 /// Two cells: after a clean stop and after a crash.
 fn cells(bucket_kib: u64, block_bytes: u64) -> Outcome {
@@ -14,7 +16,7 @@ fn cells(bucket_kib: u64, block_bytes: u64) -> Outcome {
     let geometry = Geometry::small(bucket_kib << 10, block_bytes);
     for ending in [Ending::CleanStop, Ending::CrashAfterFlush(10)] {
         let mut set = CacheSet::make(geometry, 1, Maker::Ours(ours.program()))?;
-        let workload = further(&set, 0);
+        let workload = set.further(0, 32, WRITES);
         ours.leg(&mut set, &[workload], ending).context(format_args!("ours, {ending:?}"))?;
         kernel.leg(&mut set, &[], Ending::CleanStop).context(format_args!("after our {ending:?}"))?;
     }
@@ -57,9 +59,9 @@ fn a_flash_only_volume_of_the_kernel_s() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let ours = Ours::find()?;
     let mut set = kernel_image(&uml, Geometry::small(512 << 10, 4096), Scenario::FlashOnly)?.set;
-    let workload = further(&set, 0);
+    let workload = set.further(0, 32, WRITES);
     ours.leg(&mut set, &[workload], Ending::CrashAfterFlush(5)).context("ours")?;
-    let workload = further(&set, 0);
+    let workload = set.further(0, 32, WRITES);
     ours.leg(&mut set, &[workload], Ending::CleanStop).context("ours again")?;
     Kernel(&uml).leg(&mut set, &[], Ending::CleanStop).context("after us")
 }
@@ -70,25 +72,7 @@ fn two_backing_devices_of_the_kernel_s() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let ours = Ours::find()?;
     let mut set = kernel_image(&uml, Geometry::small(64 << 10, 512), Scenario::TwoBackingsCrash)?.set;
-    let workloads = [further(&set, 0), further(&set, 1)];
+    let workloads = [set.further(0, 32, WRITES), set.further(1, 33, WRITES)];
     ours.leg(&mut set, &workloads, Ending::CleanStop).context("ours")?;
     Kernel(&uml).take_over(&mut set, &[]).context("after us")
-}
-
-/// Some more writes to a volume of a set.
-fn further(set: &CacheSet, index: usize) -> Workload {
-    let model = &set.models[index];
-    Workload {
-        seed: 32 + index as u64,
-        volume: model.volume(),
-        first_sequence: model.next_sequence(),
-        first_sector: 0,
-        sectors: model.sectors(),
-        block_sectors: set.geometry.block_sectors(),
-        write_sectors_max: 64,
-        writes: 400,
-        flush_every: 16,
-        flushes_max: 0,
-        read_every: 5,
-    }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, bcached, json, requires, tool};
+use common::{Daemon, Images, ask, bcached, done, json, refused, requires, tool};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -71,24 +71,6 @@ impl Site {
     fn below(&self) -> Vec<u8> {
         std::fs::read(&self.tank).expect("readable")[8192..8192 + DATA_BYTES].to_vec()
     }
-}
-
-fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
-    bcached(&[words, &["--control", daemon.control()]].concat())
-}
-
-#[track_caller]
-fn done(daemon: &Daemon, words: &[&str]) -> String {
-    let ran = ask(daemon, words);
-    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
-    ran.out
-}
-
-#[track_caller]
-fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
-    let ran = ask(daemon, words);
-    assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
-    assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
 }
 
 fn volume(daemon: &Daemon) -> serde_json::Value {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, bcached, json, requires, tool};
+use common::{Daemon, Images, ask, bcached, done, json, refused, requires, tool};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -76,24 +76,6 @@ impl Site {
         let ran = bcached(&["check", &self.fast]);
         assert_eq!(ran.exit, 0, "{ran:?}");
     }
-}
-
-fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
-    bcached(&[words, &["--control", daemon.control()]].concat())
-}
-
-#[track_caller]
-fn done(daemon: &Daemon, words: &[&str]) -> String {
-    let ran = ask(daemon, words);
-    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
-    ran.out
-}
-
-#[track_caller]
-fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
-    let ran = ask(daemon, words);
-    assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
-    assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
 }
 
 /// What is served or unknown is refused, whatever is accepted, and nothing has changed.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, bcached, json, requires, run, tool};
+use common::{Daemon, Images, bcached, done, json, requires, run, tool};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
@@ -33,12 +33,6 @@ fn use_it(daemon: &Daemon, images: &Images) {
         let copied = run(tool("nbdcopy").args(["--flush", &from, &to]));
         assert_eq!(copied.exit, 0, "{copied:?}");
     }
-}
-
-fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
-    let ran = bcached(&[words, &["--control", daemon.control()]].concat());
-    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
-    ran
 }
 
 /// Where the port for metrics is.
@@ -104,11 +98,11 @@ fn what_was_done_stands_in_the_status() {
     assert_eq!(cache["buckets"].as_u64(), Some(groups.iter().sum()), "{cache}");
 
     assert!(cache["ages"].is_null(), "only on request");
-    let full = json(&ask(&daemon, &["status", "--full", "--json"]).out);
+    let full = json(&done(&daemon, &["status", "--full", "--json"]));
     let ages = &full["caches"][0]["ages"];
     assert_eq!(ages["quantiles"].as_array().map(Vec::len), Some(31), "{ages}");
 
-    let text = ask(&daemon, &["status"]).out;
+    let text = done(&daemon, &["status"]);
     assert!(text.contains("volume tank: reads that hit: "), "{text}");
     assert!(text.contains(" written to it ("), "{text}");
 }
@@ -125,7 +119,7 @@ fn metrics_are_told_on_the_socket_and_on_a_port() {
     let (head, text) = get(&daemon, "/metrics");
     assert!(head.starts_with("HTTP/1.0 200 ") || head.starts_with("HTTP/1.1 200 "), "{head}");
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
-    let own = ask(&daemon, &["metrics"]).out;
+    let own = done(&daemon, &["metrics"]);
     for text in [&text, &own] {
         let hits = value(text, "bcached_volume_reads_total{volume=\"tank\",result=\"hit\"}");
         assert_eq!(Some(hits), status["volumes"][0]["hits"].as_f64());
@@ -172,7 +166,7 @@ fn who_connects_and_says_nothing_takes_little() {
 fn a_file_for_node_exporter_is_replaced_in_one_step() {
     let images = Images::new();
     let daemon = start(&images);
-    let told = ask(&daemon, &["metrics", "--textfile"]).out;
+    let told = done(&daemon, &["metrics", "--textfile"]);
     let uuid = daemon.status()["caches"][0]["set_uuid"].as_str().expect("a uuid").to_owned();
     let labels = format!("{{uuid=\"{uuid}\",backing_device=\"bdev0\"}}");
     assert_eq!(value(&told, &format!("node_bcache_dirty_data_bytes{labels}")), 0.0);
@@ -182,7 +176,7 @@ fn a_file_for_node_exporter_is_replaced_in_one_step() {
     let file = folder.join("bcached.prom");
     std::fs::write(&file, "old").expect("a file");
     let into = format!("--textfile={}", file.display());
-    assert_eq!(ask(&daemon, &["metrics", &into]).out, "");
+    assert_eq!(done(&daemon, &["metrics", &into]), "");
     let written = std::fs::read_to_string(&file).expect("written");
     let names = |text: &str| text.lines().filter(|line| line.starts_with('#')).count();
     assert_eq!(names(&written), names(&told));

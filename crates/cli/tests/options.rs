@@ -4,7 +4,7 @@
 mod common;
 
 use bcached_daemon::options::OPTIONS;
-use common::{Daemon, Images, Ran, bcached, json};
+use common::{Daemon, Images, ask, bcached, done, json, refused};
 use rustix::process::Signal;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -59,25 +59,6 @@ impl Site {
         let config = self.config();
         Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
     }
-}
-
-/// `bcached` with `words` at the daemon.
-fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
-    bcached(&[words, &["--control", daemon.control()]].concat())
-}
-
-#[track_caller]
-fn done(daemon: &Daemon, words: &[&str]) -> String {
-    let ran = ask(daemon, words);
-    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
-    ran.out
-}
-
-#[track_caller]
-fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
-    let ran = ask(daemon, words);
-    assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
-    assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
 }
 
 /// The value in force, and who says so.

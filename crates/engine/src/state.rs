@@ -223,11 +223,17 @@ impl State {
         self.buckets.empty_count().min(share)
     }
 
+    /// Buckets that cannot be had without writing dirty data back.
+    #[must_use]
+    pub fn used_buckets(&self) -> u64 {
+        self.buckets.count() - self.buckets.available().min(self.buckets.count())
+    }
+
     /// Used buckets in percent: those that cannot be had without writing dirty data back.
     #[must_use]
     pub fn in_use_percent(&self) -> u64 {
         let count = self.buckets.count();
-        (count - self.buckets.available().min(count)) * 100 / count
+        self.used_buckets() * 100 / count
     }
 
     /// A fill of a volume is dropped, because somebody wrote to its range.

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 pub use bcached_format::CacheMode;
 pub use geometry::Geometry;
 
-use crate::workload::Model;
+use crate::workload::{Model, Workload};
 
 /// A cache set's images and models.
 #[derive(Debug)]
@@ -43,6 +43,25 @@ pub enum Maker<'a> {
 }
 
 impl CacheSet {
+    /// Some more writes to volume `index`, as many as `writes`.
+    #[must_use]
+    pub fn further(&self, index: usize, seed: u64, writes: u64) -> Workload {
+        let model = &self.models[index];
+        Workload {
+            seed,
+            volume: model.volume(),
+            first_sequence: model.next_sequence(),
+            first_sector: 0,
+            sectors: model.sectors(),
+            block_sectors: self.geometry.block_sectors(),
+            write_sectors_max: 64,
+            writes,
+            flush_every: 16,
+            flushes_max: 0,
+            read_every: 5,
+        }
+    }
+
     /// Makes blank images and formats them; nobody has opened them yet.
     ///
     /// # Errors

@@ -239,3 +239,24 @@ impl Drop for Daemon {
         let _reaped_already = self.child.wait();
     }
 }
+
+/// `bcached` with `words` at the daemon.
+pub fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
+    bcached(&[words, &["--control", daemon.control()]].concat())
+}
+
+/// What that says, which must succeed.
+#[track_caller]
+pub fn done(daemon: &Daemon, words: &[&str]) -> String {
+    let ran = ask(daemon, words);
+    assert_eq!(ran.exit, 0, "{words:?}: {ran:?}\n{}", daemon.log());
+    ran.out
+}
+
+/// It must be refused, in one sentence that holds this.
+#[track_caller]
+pub fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
+    let ran = ask(daemon, words);
+    assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
+    assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
+}

@@ -53,6 +53,9 @@ pub(crate) async fn make_void(
     let end = Position::MAX.offset;
     let mut at = 0;
     while at < end && !set.with(|s| is_done(s)) {
+        if set.with(|s| s.stopping) {
+            return Err(Error::Stopping);
+        }
         let mut found: Option<Range> = None;
         let upto = set
             .attempt(|s| {

@@ -363,10 +363,7 @@ impl State {
     fn others_give_way(&self) -> bool {
         self.volumes.iter().any(|(_, volume)| {
             let is_dirty = volume.inode.is_some_and(|inode| self.dirty.of(inode) > 0);
-            is_dirty
-                && volume.backing.is_some()
-                && volume.options.writeback_running
-                && volume.writeback_trouble.is_none()
+            is_dirty && volume.is_written_back()
         })
     }
 }

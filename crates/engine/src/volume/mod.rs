@@ -187,6 +187,12 @@ impl Volume {
         self.course != Course::Steady
     }
 
+    /// Its dirty data is on its way to its backing device, sooner or later.
+    #[must_use]
+    pub fn is_written_back(&self) -> bool {
+        self.backing.is_some() && self.options.writeback_running && self.writeback_trouble.is_none()
+    }
+
     /// State on the backing superblock, as it was last durable; a flash-only volume has none.
     #[must_use]
     pub fn state(&self) -> Option<BackingState> {

@@ -156,7 +156,7 @@ impl State {
             dirty: inode.map_or(0, |inode| self.dirty.of(inode)),
             target: self.dirty_target(id),
             in_use_percent,
-            dirty_buckets: self.buckets.count() - self.buckets.available().min(self.buckets.count()),
+            dirty_buckets: self.used_buckets(),
             bucket_sectors: self.geometry.bucket_sectors,
             is_idle: self.is_idle(),
             is_full: in_use_percent >= self.options.cutoff_writeback

@@ -110,19 +110,15 @@ impl State {
             target.mode == CacheMode::Writeback && target.bypass.is_none() && target.inode.is_some();
         let is_cleaned = self.volumes.get(target.id).is_some_and(|volume| {
             let options = &volume.options;
-            let is_free_to_hurry = options.writeback_running
-                && !options.writeback_quiet
-                && options.writeback_rate_maximum.is_none();
-            let is_well = volume.backing.is_some() && volume.writeback_trouble.is_none();
-            is_well && is_free_to_hurry && !volume.is_bypassed()
+            let may_hurry = !options.writeback_quiet && options.writeback_rate_maximum.is_none();
+            volume.is_written_back() && may_hurry && !volume.is_bypassed()
         });
         if !is_slowed || !is_cleaned || self.stopping || self.failed.is_some() || cutoff > 100 {
             return None;
         }
         let (count, size) = (self.buckets.count(), self.geometry.bucket_sectors);
-        let used = count - self.buckets.available().min(count);
         let band = count * BAND_PERCENT.min(cutoff) / 100;
-        let left = (count * cutoff / 100).saturating_sub(used);
+        let left = (count * cutoff / 100).saturating_sub(self.used_buckets());
         (left < band).then(|| Level {
             band: band * size,
             left: left * size,
