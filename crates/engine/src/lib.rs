@@ -55,7 +55,7 @@ pub use error::{Doing, Error};
 pub use gc::pass::Found;
 pub use latency::{Histogram, Latencies, Path};
 pub use opening::Opening;
-pub use options::{Options, VolumeOptions};
+pub use options::{OnCacheError, Options, VolumeOptions};
 pub use phases::{Phase, Phases};
 pub use policy::Client;
 pub use request::bypass::Bypass;

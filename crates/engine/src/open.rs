@@ -212,27 +212,49 @@ async fn recover(
     let parts =
         Parts { geometry, buckets, root, journal, prios, uuids, uuid_key, dirty: found.dirty, shares };
     let set = assemble(env, disk, superblock, note, options, parts);
-    write::flush_cache(&set).await.map_err(first_reason)?;
-    let pin = load::load(&set, root).await?;
-    set.with(|s| {
-        s.root_pin = Some(pin);
-        s.stats.found = found.alive;
-    });
-    start_tasks(&set);
+    set.with(|s| s.stats.found = found.alive);
+    let recovered = take_over(&set, root, pending, oldest, old_uuids).await;
+    or_abandoned(set, recovered).await
+}
+
+/// What the journal says comes true, and the set is ours.
+async fn take_over(
+    set: &CacheSet,
+    root: Child,
+    pending: replay::Pending,
+    oldest: u64,
+    old_uuids: bool,
+) -> Result<(), Error> {
+    write::flush_cache(set).await.map_err(first_reason)?;
+    let pin = load::load(set, root).await?;
+    set.with(|s| s.root_pin = Some(pin));
+    start_tasks(set);
     let replaying = set.begin(Phase::Replay);
-    replay::apply(&set, pending, oldest).await.map_err(first_reason)?;
+    replay::apply(set, pending, oldest).await.map_err(first_reason)?;
     if old_uuids {
-        uuids::store(&set).await?;
+        uuids::store(set).await?;
     }
     drop(replaying);
     let _start = set.begin(Phase::CacheStart);
     set.count_written(Cause::Superblock, record::placed_bytes(set.cache()));
-    let placed = record::place_superblock(set.cache(), &next_superblock(&set)).await;
+    let placed = record::place_superblock(set.cache(), &next_superblock(set)).await;
     placed.map_err(|error| set.fail(error))?;
     // The allocator may want one too, and there is one at a time.
-    write::flush_cache(&set).await.map_err(first_reason)?;
-    finish(&set).await;
-    Ok(set)
+    write::flush_cache(set).await.map_err(first_reason)?;
+    finish(set).await;
+    Ok(())
+}
+
+/// The set, if it could be `opened`. If not, nothing is written any more when this returns, and nobody holds on to the set: its
+/// device may be given to who tries again.
+async fn or_abandoned(set: CacheSet, opened: Result<(), Error>) -> Result<CacheSet, Error> {
+    let Err(error) = opened else { return Ok(set) };
+    set.with(|s| (s.stopping, s.settled, s.stopped) = (true, true, true));
+    let _told_already = set.fail(error.clone());
+    for duty in [Duty::Changing, Duty::Allocating, Duty::Writing] {
+        set.ended(duty).await;
+    }
+    Err(error)
 }
 
 /// What latches the set while nobody else uses it is the reason itself.
@@ -370,19 +392,25 @@ async fn initialise(
     };
     let set = assemble(env, disk, superblock, note, options, parts);
     set.with(|s| s.stats.found = gc::pass::Found::NOTHING);
-    write_first(&set, root).await?;
+    let begun = begin(&set, root).await;
+    or_abandoned(set, begun).await
+}
+
+/// The set becomes one that has been started.
+async fn begin(set: &CacheSet, root: Child) -> Result<(), Error> {
+    write_first(set, root).await?;
     set.spawn(Duty::Writing, writer::run);
     // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
-    prios::store(&set).await?;
+    prios::store(set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
     let _start = set.begin(Phase::CacheFirstStart);
     set.count_written(Cause::Superblock, SUPERBLOCK_BYTES);
-    let written = record::write_new_superblock(set.cache(), &next_superblock(&set)).await;
+    let written = record::write_new_superblock(set.cache(), &next_superblock(set)).await;
     written.map_err(|error| set.fail(error))?;
     set.spawn(Duty::Writing, write::run);
     set.spawn(Duty::Allocating, allocator::run);
-    finish(&set).await;
-    Ok(set)
+    finish(set).await;
+    Ok(())
 }
 
 /// The empty table and the empty root.

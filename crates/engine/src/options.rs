@@ -109,6 +109,37 @@ pub struct VolumeOptions {
     pub writeback_quiet: bool,
     /// Write-back slows down while writes of a batch take longer than this. Not of the kernel.
     pub writeback_latency: Option<Duration>,
+    /// What becomes of requests that need the cache, because of dirty data, and cannot have it. The set only keeps this for whoever
+    /// serves its volumes. Not of the kernel.
+    pub on_cache_error: OnCacheError,
+    /// How long they wait at most. Not of the kernel.
+    pub freeze_timeout: Duration,
+}
+
+/// What becomes of requests on a volume with dirty data while its cache fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnCacheError {
+    /// They wait for the cache, so many and so long.
+    Freeze,
+    /// Changes are refused as if the volume could be read only; what can be read is.
+    ReadOnly,
+    /// They fail.
+    Fail,
+}
+
+impl OnCacheError {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Freeze, Self::ReadOnly, Self::Fail];
+
+    /// What it is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Freeze => "freeze",
+            Self::ReadOnly => "read-only",
+            Self::Fail => "fail",
+        }
+    }
 }
 
 impl Default for VolumeOptions {
@@ -130,6 +161,8 @@ impl Default for VolumeOptions {
             max_dirty_age: None,
             writeback_quiet: false,
             writeback_latency: None,
+            on_cache_error: OnCacheError::Freeze,
+            freeze_timeout: Duration::from_secs(120),
         }
     }
 }
@@ -145,6 +178,12 @@ impl CacheSet {
     pub fn change_options(&self, change: impl FnOnce(&mut Options)) {
         self.with(|s| change(&mut s.options));
         self.wake_all();
+    }
+
+    /// The options of a volume; `None`: there is no such volume.
+    #[must_use]
+    pub fn volume_options(&self, id: VolumeId) -> Option<VolumeOptions> {
+        self.with(|s| s.volumes.get(id).map(|volume| volume.options))
     }
 
     /// Changes options of a volume; what is under way ends under the old ones.

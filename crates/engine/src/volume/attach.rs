@@ -24,16 +24,22 @@ impl CacheSet {
     ///
     /// After an error the volume is not served, and can be added again.
     pub async fn add_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
-        self.add(disk, mode, false).await
+        self.add(disk, mode, false, None).await
     }
 
     /// As [`CacheSet::add_backing`], also of a device that has left another set with all of its data on it, because that set failed or was
     /// missing: what that holds of it is void already.
     pub async fn adopt_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
-        self.add(disk, mode, true).await
+        self.add(disk, mode, true, None).await
     }
 
-    async fn add(&self, disk: DiskId, mode: Option<CacheMode>, adopts: bool) -> Result<VolumeId, Error> {
+    pub(super) async fn add(
+        &self,
+        disk: DiskId,
+        mode: Option<CacheMode>,
+        adopts: bool,
+        number: Option<VolumeId>,
+    ) -> Result<VolumeId, Error> {
         let disk = self.env().disk(disk);
         let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
@@ -80,7 +86,7 @@ impl CacheSet {
         if self.with(|s| s.uuids.find(superblock.uuid())) != Some(inode) {
             return Err(Error::BeingForgotten);
         }
-        Ok(self.enter(disk, &superblock, Some(inode)))
+        Ok(self.enter(disk, &superblock, Some(inode), number))
     }
 
     /// Serves the backing device `disk` past the cache. Whatever a cache may hold of it is void from then on, durably; refused if that is
@@ -88,6 +94,10 @@ impl CacheSet {
     ///
     /// After an error the volume is not served, and can be added again.
     pub async fn add_uncached(&self, disk: DiskId) -> Result<VolumeId, Error> {
+        self.add_past(disk, None).await
+    }
+
+    pub(super) async fn add_past(&self, disk: DiskId, number: Option<VolumeId>) -> Result<VolumeId, Error> {
         let disk = self.env().disk(disk);
         let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
@@ -104,7 +114,7 @@ impl CacheSet {
             BackingState::None | BackingState::Stale => {}
         }
         self.check_not_served(superblock.uuid())?;
-        Ok(self.enter(disk, &superblock, None))
+        Ok(self.enter(disk, &superblock, None, number))
     }
 
     fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
@@ -188,7 +198,13 @@ impl CacheSet {
     }
 
     /// The volume is served from here on.
-    fn enter(&self, disk: Disk, superblock: &BackingSuperblock, inode: Option<Inode>) -> VolumeId {
+    fn enter(
+        &self,
+        disk: Disk,
+        superblock: &BackingSuperblock,
+        inode: Option<Inode>,
+        number: Option<VolumeId>,
+    ) -> VolumeId {
         let info = disk.info();
         let id = self.with(|s| {
             let block = s.geometry.block_sectors;
@@ -215,7 +231,7 @@ impl CacheSet {
                 }),
                 ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
             };
-            s.volumes.add(volume)
+            s.volumes.add(number, volume)
         });
         self.spawn_worker(id, task::run);
         self.spawn_worker(id, parked::run);

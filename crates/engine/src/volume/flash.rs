@@ -100,7 +100,7 @@ impl State {
             dirty_marked: true,
             ..Volume::new(Some(inode), slot.uuid, slot.label, self.options.volume)
         };
-        self.volumes.add(volume)
+        self.volumes.add(None, volume)
     }
 
     fn check_flash_size(&self, sectors: u64) -> Result<(), Error> {

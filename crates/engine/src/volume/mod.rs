@@ -8,6 +8,7 @@ pub mod forget;
 pub mod reattach;
 pub mod record;
 pub mod remove;
+pub mod resume;
 
 use crate::error::Error;
 use crate::latency::Latencies;
@@ -208,12 +209,17 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Adds one.
-    pub fn add(&mut self, volume: Volume) -> VolumeId {
-        let id = VolumeId(self.next);
-        self.next += 1;
+    /// Adds one, under the number `wanted` or the next that nobody has had.
+    pub fn add(&mut self, wanted: Option<VolumeId>, volume: Volume) -> VolumeId {
+        let id = wanted.unwrap_or(VolumeId(self.next));
+        self.number_from(VolumeId(id.0 + 1));
         self.table.insert(id, volume);
         id
+    }
+
+    /// Numbers below `next` are not given to anybody who does not ask for one.
+    pub fn number_from(&mut self, next: VolumeId) {
+        self.next = self.next.max(next.0);
     }
 
     /// One volume.

@@ -1,0 +1,219 @@
+//! A set that has failed is let go of and opened again, in the same process: nothing that was acknowledged is lost, and nothing of
+//! the former one is left that could write.
+
+use crate::memory::{Mishap, NoNote};
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
+use bcached_engine::{CacheSet, Doing, Error, Options, VolumeId, VolumeOptions};
+use bcached_env::{Env, IoError, IoErrorKind, Note, NoteRecord, Op};
+use bcached_format::{BackingState, CacheMode};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 8192 };
+
+/// The number of the volume, which it keeps.
+const VOLUME: VolumeId = VolumeId(5);
+
+fn options() -> Options {
+    Options {
+        journal_delay: Duration::from_secs(3600),
+        leaf_delay: Duration::from_secs(3600),
+        congested_read_threshold: Duration::ZERO,
+        congested_write_threshold: Duration::ZERO,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
+/// A note that outlives whoever holds it, and who may be one at a time.
+#[derive(Clone, Default)]
+struct Kept(Rc<RefCell<(u64, Vec<NoteRecord>)>>);
+
+impl Note for Kept {
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn append(&mut self, record: NoteRecord) {
+        self.0.borrow_mut().1.push(record);
+    }
+
+    fn forget_through(&mut self, sequence: u64) {
+        self.0.borrow_mut().1.retain(|record| record.sequence > sequence);
+    }
+
+    fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
+        let kept = self.0.borrow();
+        if kept.0 == session { kept.1.clone() } else { Vec::new() }
+    }
+
+    fn begin(&mut self, session: u64) {
+        *self.0.borrow_mut() = (session, Vec::new());
+    }
+}
+
+async fn open_with(env: &Env, note: &Kept) -> Result<CacheSet, Error> {
+    CacheSet::open(env.clone(), CACHE, Box::new(note.clone()), options()).await
+}
+
+/// Until nobody else has a handle on `set`, which is to be soon.
+async fn last_handle(env: &Env, set: &CacheSet) {
+    for _ in 0..100 {
+        if set.is_last_handle() {
+            return;
+        }
+        env.sleep(Duration::from_millis(1)).await;
+    }
+    unreachable!("somebody holds on to it");
+}
+
+/// The journal cannot be written. What was acknowledged before stands in the note alone; the set that is opened again has it.
+#[test]
+fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let note = Kept::default();
+        let set = open_with(&env, &note).await.expect("sound");
+        set.number_from(VOLUME);
+        assert_eq!(set.add_backing(BACKING, None).await, Ok(VOLUME));
+        let fua = |byte| {
+            let payload = bcached_env::Buffer::copied_from(&[byte; 8 * 512]).freeze();
+            bcached_engine::Request::Write { sector: 0, payload, fua: true }
+        };
+        ask(&set, VOLUME, fua(1)).await;
+        ask(&set, VOLUME, write(8, 8, 2)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
+            is_entry.then_some(Mishap::Fails)
+        }));
+        let refused = set.serve(VOLUME, fua(3)).await.result;
+        assert!(matches!(&refused, Err(error) if error.may_pass()), "{refused:?}");
+        assert!(set.failure().is_some_and(|error| error.may_pass()));
+        assert!(
+            set.serve(VOLUME, write(16, 8, 4)).await.result.is_err(),
+            "nothing is acknowledged after that"
+        );
+        assert_eq!(set.leave_failed(VOLUME).await, Ok(()), "it stays, because it is dirty");
+        assert_eq!(set.volumes()[0].state, Some(BackingState::Dirty));
+        assert!(set.stop().await.is_err());
+        last_handle(&env, &set).await;
+        drop(set);
+        world.borrow_mut().fate = None;
+
+        let set = open_with(&env, &note).await.expect("sound");
+        assert_eq!(set.add_backing_as(VOLUME, BACKING).await, Ok(()));
+        let first = bytes(&set, VOLUME, 0, 8).await;
+        assert!(first == [1; 8] || first == [3; 8], "{first:?}");
+        assert_eq!(bytes(&set, VOLUME, 8, 8).await, [2; 8], "it stood in the note alone");
+        ask(&set, VOLUME, write(16, 8, 5)).await;
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// A flush of the cache device failed: what it was about may be gone, and a set that is opened again does not know it. Whoever has
+/// read it must not see that, so that does not pass by itself.
+#[test]
+fn a_failed_flush_of_the_cache_does_not_pass() {
+    let io = |doing| {
+        let source = IoError { kind: IoErrorKind::Io, disk: CACHE, sector: 8 };
+        Error::Failed(Box::new(Error::Io { doing, source }))
+    };
+    assert!(!io(Doing::CacheFlush).may_pass());
+    assert!(io(Doing::Journal).may_pass() && io(Doing::Data).may_pass());
+    assert!(!Error::Inconsistent("anything").may_pass());
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        world.borrow_mut().fate =
+            Some(Box::new(|disk, op| (disk == CACHE && matches!(op, Op::Flush)).then_some(Mishap::Fails)));
+        assert!(set.serve(volume, bcached_engine::Request::Flush).await.result.is_err());
+        assert!(set.failure().is_some_and(|error| !error.may_pass()), "{:?}", set.failure());
+    });
+}
+
+/// An opening that failed left tasks behind that wrote on, beside whoever opened the set next.
+#[test]
+fn an_opening_that_fails_leaves_nobody_behind() {
+    for failing in 0..12 {
+        let mut rig = Rig::new(SIZES, 1);
+        let world = Rc::clone(&rig.world);
+        run(&mut rig, move |env| async move {
+            let note = Kept::default();
+            let set = open_with(&env, &note).await.expect("sound");
+            let volume = set.add_backing(BACKING, None).await.expect("sound");
+            ask(&set, volume, write(0, 64, 1)).await;
+            // It is not stopped: as after a crash there is something to replay.
+            ask(&set, volume, bcached_engine::Request::Flush).await;
+            ask(&set, volume, write(64, 8, 2)).await;
+            world.borrow_mut().fate = Some(Box::new(|disk, op| {
+                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            }));
+            assert!(set.serve(volume, bcached_engine::Request::Flush).await.result.is_err());
+            assert!(set.stop().await.is_err());
+            last_handle(&env, &set).await;
+            drop(set);
+            let mut writes = 0;
+            world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+                writes += u64::from(disk == CACHE && matches!(op, Op::Write { .. }));
+                (disk == CACHE && matches!(op, Op::Write { .. }) && writes > failing).then_some(Mishap::Fails)
+            }));
+            let opened = open_with(&env, &note).await;
+            let holders = || Rc::strong_count(&note.0);
+            assert_eq!(holders(), if opened.is_ok() { 2 } else { 1 }, "after {failing} writes");
+            if let Ok(set) = opened {
+                assert!(failing > 0);
+                let _may_have_failed_meanwhile = set.stop().await;
+                last_handle(&env, &set).await;
+            }
+            world.borrow_mut().fate = None;
+            let set = open_with(&env, &note).await.expect("it is sound all the time");
+            set.add_backing_as(volume, BACKING).await.expect("so is that");
+            assert_eq!(bytes(&set, volume, 0, 64).await, [1; 64]);
+            assert_eq!(bytes(&set, volume, 64, 8).await, [2; 8]);
+        });
+    }
+}
+
+/// A volume without dirty data has left when this says so; one that is not the set's any more is another's under its number.
+#[test]
+fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let leaf_delay = Duration::from_millis(50);
+        let (set, volume) = open(env.clone(), Options { leaf_delay, ..options() }).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        ask(&set, volume, write(0, 8, 1)).await;
+        ask(&set, volume, bcached_engine::Request::Flush).await;
+        bytes(&set, volume, 0, 8).await;
+        assert_eq!(set.leave_failed(volume).await, Ok(()));
+        assert!(set.volumes()[0].attached, "the set works");
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+        }));
+        ask(&set, volume, write(8, 8, 2)).await;
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(set.failure().is_some(), "the leaf could not be written");
+        assert!(set.volumes()[0].attached, "nobody has asked for anything since");
+        assert_eq!(set.leave_failed(volume).await, Ok(()));
+        let info = set.volumes().remove(0);
+        assert_eq!((info.attached, info.state), (false, Some(BackingState::Stale)));
+        assert_eq!(set.flush_backing_of(volume).await, Ok(()));
+        assert!(set.stop().await.is_err());
+        last_handle(&env, &set).await;
+        drop(set);
+        world.borrow_mut().fate = None;
+        let set = CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("sound");
+        set.add_uncached_as(VOLUME, BACKING).await.expect("it has left its cache");
+        assert_eq!(set.disk_of(VOLUME), Some(BACKING));
+        assert_eq!(set.volumes()[0].id, VOLUME);
+        assert_eq!(bytes(&set, VOLUME, 0, 16).await[..], [[1; 8], [2; 8]].concat());
+        set.remove_volume(VOLUME).await.expect("it is there");
+        set.add_backing_as(VOLUME, BACKING).await.expect("it comes anew");
+        assert_eq!(bytes(&set, VOLUME, 0, 16).await[..], [[1; 8], [2; 8]].concat());
+    });
+}
