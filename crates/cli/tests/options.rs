@@ -104,6 +104,8 @@ const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("max_dirty_age", "none", "12h", "12h", "0", "below the least value, 1s"),
     ("quiet_hours", "none", "23:00-7:00", "23:00-07:00", "23-7", "as 23:00-07:00"),
     ("writeback_latency", "none", "50ms", "50ms", "2h", "above the greatest value, 1m"),
+    ("on_cache_error", "freeze", "read-only", "read-only", "detach", "is none of freeze, read-only, fail"),
+    ("freeze_timeout", "2m", "30", "30s", "none", "is not a time"),
 ];
 
 #[test]

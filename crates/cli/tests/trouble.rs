@@ -155,6 +155,8 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     fill(&daemon, &images);
     let uri = daemon.uri("tank");
     assert_eq!(daemon.status()["volumes"][0]["state"], "served");
+    let now = ["set", "tank", "on_cache_error=fail", "--runtime", "--control", daemon.control()];
+    assert_eq!(bcached(&now).exit, 0);
 
     // What goes beyond a limit of file size fails like a bad device: the signal that comes with it is caught. The log is
     // shorter, everything but the superblocks lies beyond.

@@ -44,7 +44,7 @@ pub fn reply_of(reply: EngineReply) -> Reply {
 }
 
 /// What a client may know of an error.
-fn kind_of(error: &Error) -> ErrorKind {
+pub fn kind_of(error: &Error) -> ErrorKind {
     match error {
         Error::Io { source, .. } => match source.kind {
             IoErrorKind::NoSpace => ErrorKind::NoSpace,

@@ -204,6 +204,12 @@ impl Daemon {
         prlimit(Some(self.process()), Resource::Fsize, limit).expect("its own process");
     }
 
+    /// The device is well again.
+    pub fn writes_succeed(&self) {
+        use rustix::process::{Resource, getrlimit, prlimit};
+        prlimit(Some(self.process()), Resource::Fsize, getrlimit(Resource::Fsize)).expect("its own process");
+    }
+
     /// Waits until the status is as wanted.
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&serde_json::Value) -> bool) {
         let started = Instant::now();

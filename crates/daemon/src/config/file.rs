@@ -19,8 +19,6 @@ use toml::Spanned;
 const LATER: &[(&str, &str)] = &[
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
-    ("on_cache_error", "a failed cache stops the writes of volumes that have dirty data in it"),
-    ("freeze_timeout", "a failed cache stops the writes of volumes that have dirty data in it"),
     ("discard_passdown", "discards are passed down to the backing devices that take them"),
     ("number", "volumes are reached by name"),
     ("group", "the NBD socket belongs to the daemon's own group"),

@@ -9,7 +9,7 @@ pub mod quiet;
 pub mod value;
 
 use crate::failure::{Failure, Kind as FailureKind};
-use bcached_engine::VolumeOptions;
+use bcached_engine::{OnCacheError, VolumeOptions};
 use value::{Kind, Refused, Value};
 
 /// One option.
@@ -100,6 +100,11 @@ impl Definition {
     /// A goal of ours, which can be had or not.
     const fn goal(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
         Self { is_optional: true, is_of_kernel: false, ..Self::of_kernel(name, kind, place, help) }
+    }
+
+    /// An option of ours that always has a value.
+    const fn own(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+        Self { is_optional: false, ..Self::goal(name, kind, place, help) }
     }
 
     const fn counting(self, unit: &'static str) -> Self {
@@ -222,6 +227,26 @@ pub static OPTIONS: &[Definition] = &[
         Kind::Time(1, 60_000),
         engine!(optional Time, writeback_latency),
         "write-back slows down while its own writes take longer than this",
+    ),
+    Definition::own(
+        "on_cache_error",
+        Kind::Choice(&["freeze", "read-only", "fail"]),
+        Place::Engine {
+            read: |options| Value::Word(options.on_cache_error.name()),
+            write: |options, value| {
+                let is_meant = |policy: &OnCacheError| *value == Value::Word(policy.name());
+                if let Some(policy) = OnCacheError::ALL.into_iter().find(is_meant) {
+                    options.on_cache_error = policy;
+                }
+            },
+        },
+        "what requests that need dirty data in a cache that fails do: wait, or be refused as far as they write, or fail",
+    ),
+    Definition::own(
+        "freeze_timeout",
+        Kind::Time(0, TIME_MAX),
+        engine!(Time, freeze_timeout),
+        "how long they wait with on_cache_error = freeze, then they fail",
     ),
 ];
 

@@ -167,7 +167,7 @@ impl Supervisor {
         }
     }
 
-    /// Logs, once, that a set has stopped writing.
+    /// Logs, once, that a set has stopped writing, and that it works again.
     pub(super) fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
@@ -176,6 +176,11 @@ impl Supervisor {
                 && let Some(name) = self.shared().table.note_failure(index)
             {
                 tracing::error!(event = "cache-stopped-writing", "cache {name}: {}", health::stopped(error));
+            }
+            if status.failed.is_none()
+                && let Some(name) = self.shared().table.note_recovery(index)
+            {
+                tracing::info!(event = "cache-writes-again", "cache {name}: it works again");
             }
             self.tell_unserved(index, &status);
             let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);

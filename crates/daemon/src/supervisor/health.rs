@@ -1,7 +1,8 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
 use crate::engine_failure;
-use bcached_engine::{DiskHealth, Error, UnreadableNode, VolumeId, VolumeInfo};
+use crate::options::value::Value;
+use bcached_engine::{DiskHealth, Error, OnCacheError, UnreadableNode, VolumeId, VolumeInfo};
 use bcached_env::IoErrorKind;
 use std::time::Duration;
 
@@ -72,9 +73,10 @@ pub fn stopped(error: &Error) -> String {
     } else {
         "mend the device"
     };
+    let then = if error.may_pass() { "it is opened again when it works" } else { "start the daemon again" };
     format!(
-        "it has stopped writing ({error}): volumes with dirty data refuse writes, the others go on without it; {mend} \
-         and start the daemon again"
+        "it has stopped writing ({error}): volumes with dirty data wait or refuse writes (on_cache_error), the others go on \
+         without it; {mend}; {then}"
     )
 }
 
@@ -101,21 +103,30 @@ fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> 
     (!parts.is_empty()).then(|| format!("the index of its sectors {} cannot be read", parts.join(", ")))
 }
 
-/// Why a served volume is not as it should be, and what works. `nodes` of its set cannot be read; `backing` is its backing
-/// device as configured.
+/// What becomes of a volume whose cache has stopped writing because of `error`.
+fn without_cache(info: &VolumeInfo, error: &Error) -> String {
+    let is_needed = info.flash_only || info.dirty_sectors > 0;
+    let what = match info.options.on_cache_error {
+        _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
+        OnCacheError::Freeze if error.may_pass() => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("reads go on, writes wait until it works again, for {limit} in all")
+        }
+        OnCacheError::ReadOnly => "reads go on, writes are not permitted".to_owned(),
+        _ => "reads go on, writes are refused".to_owned(),
+    };
+    format!("its cache has stopped writing: {what}")
+}
+
+/// Why a served volume is not as it should be, and what works. Its set has `failed` because of that; `nodes` of it cannot be read;
+/// `backing` is its backing device as configured.
 pub fn degraded(
     info: &VolumeInfo,
-    cache_stopped: bool,
+    failed: Option<&Error>,
     nodes: &[UnreadableNode],
     backing: Option<&str>,
 ) -> Option<String> {
-    let cache = match (cache_stopped, info.flash_only || info.dirty_sectors > 0) {
-        (false, _) => None,
-        (true, true) => Some("its cache has stopped writing: reads go on, writes are refused".to_owned()),
-        (true, false) => Some(
-            "its cache has stopped writing: it goes on without it, at its backing device's pace".to_owned(),
-        ),
-    };
+    let cache = failed.map(|error| without_cache(info, error));
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
     let writeback = info.writeback_trouble.as_ref().map(|trouble| {
         let (sector, end) = (trouble.sector, trouble.sector + trouble.sectors);
@@ -178,15 +189,24 @@ mod tests {
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
         };
-        let told = |info: &VolumeInfo, stopped| degraded(info, stopped, &[], Some("sdb")).unwrap_or_default();
-        assert_eq!(degraded(&info, false, &[], Some("sdb")), None);
+        let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
+        let error = Error::Io { doing: bcached_engine::Doing::Journal, source };
+        let told = |info: &VolumeInfo, stopped: bool| {
+            degraded(info, stopped.then_some(&error), &[], Some("sdb")).unwrap_or_default()
+        };
+        assert_eq!(degraded(&info, None, &[], Some("sdb")), None);
         assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
         info.dirty_sectors = 8;
-        assert!(told(&info, true).contains("reads go on, writes are refused"), "{}", told(&info, true));
+        assert!(
+            told(&info, true).contains("writes wait until it works again, for 2m"),
+            "{}",
+            told(&info, true)
+        );
+        told_by_policy(&info, &error);
         info.backing_health =
             Some(DiskHealth { longest_wait: Duration::from_secs(9), ..DiskHealth::default() });
         assert!(told(&info, false).starts_with("sdb has not answered for 9 s"), "{}", told(&info, false));
-        assert!(told(&info, true).contains("refused; sdb has not"), "{}", told(&info, true));
+        assert!(told(&info, true).contains("in all; sdb has not"), "{}", told(&info, true));
         info.backing_health = None;
         info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
         let stands = told(&info, false);
@@ -204,8 +224,25 @@ mod tests {
         let shown = unreadable(&node, |volume| format!("v{}", volume.0));
         let wanted = "the btree node in bucket 7 (level 0), index of sectors 64 to 72 of v0, sectors 0 to 8 of v1, cannot";
         assert!(shown.starts_with(wanted), "{shown}");
-        let told = degraded(&info, false, &[node], None);
+        let told = degraded(&info, None, &[node], None);
         assert_eq!(told.as_deref(), Some("the index of its sectors 64 to 72 cannot be read"));
+    }
+
+    /// What else may become of a volume with dirty data.
+    fn told_by_policy(info: &VolumeInfo, error: &Error) {
+        let told = |policy, error| {
+            let options = VolumeOptions { on_cache_error: policy, ..info.options };
+            degraded(&VolumeInfo { options, ..info.clone() }, Some(error), &[], None).unwrap_or_default()
+        };
+        let not_permitted = told(OnCacheError::ReadOnly, error);
+        assert!(not_permitted.ends_with("reads go on, writes are not permitted"), "{not_permitted}");
+        assert!(told(OnCacheError::Fail, error).ends_with("writes are refused"));
+        // What was not flushed may be gone: nothing comes back by itself.
+        let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
+        let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
+        assert!(told(OnCacheError::Freeze, &flush).ends_with("writes are refused"));
+        let opened_again = [error, &flush].map(|error| stopped(error).ends_with("again when it works"));
+        assert_eq!(opened_again, [true, false]);
     }
 
     #[test]

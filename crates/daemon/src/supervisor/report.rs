@@ -160,9 +160,9 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
                 .and_then(|status| Some((status, status.volumes.iter().position(|now| now.id == info.id)?)));
             let now = place.map_or(&**info, |(status, place)| &status.volumes[place]);
             let latencies = place.and_then(|(status, place)| status.latencies.get(place));
-            let stopped = status.is_some_and(|status| status.failed.is_some());
+            let failed = status.and_then(|status| status.failed.as_ref());
             let nodes = status.map_or(&[][..], |status| &status.unreadable);
-            let trouble = health::degraded(now, stopped, nodes, entry.backing.as_deref());
+            let trouble = health::degraded(now, failed, nodes, entry.backing.as_deref());
             (
                 if trouble.is_some() { "degraded" } else { "served" },
                 trouble,

@@ -240,6 +240,13 @@ impl Table {
         first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
     }
 
+    /// The cache's name, the first time that it is asked for after a failure was logged.
+    pub fn note_recovery(&mut self, index: usize) -> Option<String> {
+        let entry = self.caches.get_mut(index)?;
+        let first = std::mem::replace(&mut entry.failure_logged, false);
+        first.then(|| entry.display_name().to_owned())
+    }
+
     /// Dirty data of volumes that are not served and of which the log has not heard yet: a sentence each.
     pub fn note_unserved(&mut self, index: usize, status: &bcached_engine::Status) -> Vec<String> {
         let is_coming = |entry: &VolumeEntry| matches!(entry.state, VolumeState::Attaching);

@@ -1,35 +1,35 @@
 //! One thread for one cache set: its driver, its executor, its engine, and the pump between port and engine.
 //!
+//! | file | what |
+//! |---|---|
+//! | `pump` | takes requests and commands |
+//! | `keeper` | which set serves which volume |
+//! | `revival` | a set that has failed is opened again |
+//! | `frozen` | requests that wait for that |
+//!
 //! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
 //! requests through commands. Both ring the same bell; the pump takes until there is nothing left, then waits for it.
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
+mod frozen;
+mod keeper;
+mod pump;
+mod revival;
 mod unserved;
 
 use crate::engine_failure;
 use crate::failure::Failure;
-use crate::translate::{self, Work};
-use bcached_engine::{
-    Ages, CacheSet, Cancel, Client, Error, Options, Removed, Request, Status, VolumeId, VolumeInfo,
-    VolumeOptions,
-};
-use bcached_env::sync::{Notify, Semaphore};
-use bcached_env::{Env, Executor, Note, NoteRecord, Order};
+use bcached_engine::{Ages, CacheSet, Error, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_env::{Executor, Note, NoteRecord, Order};
 use bcached_format::{CacheMode, Uuid};
 use bcached_port::{Connector, Server};
 use bcached_uring::note::NoteError;
-use bcached_uring::{
-    Backend, Bell, Device, Disks, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver,
-};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::future::{Future as _, poll_fn};
+use bcached_uring::{Backend, Bell, Device, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver};
+use keeper::{Keeper, Recipe};
+use pump::Pump;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -206,14 +206,12 @@ fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>)) {
 /// What the thread owns.
 struct EngineThread {
     executor: Executor,
-    set: CacheSet,
+    keeper: Keeper,
     server: Option<Server>,
     commands: Option<Receiver<Command>>,
-    disks: Disks,
     engine: Engine,
     backend: Backend,
     note: NoteFound,
-    place: Option<PathBuf>,
 }
 
 impl EngineThread {
@@ -230,7 +228,8 @@ impl EngineThread {
             None => (Box::new(NoNote) as Box<dyn Note>, NoteFound::Nothing),
         };
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
-        let opening = CacheSet::open(executor.env(), cache, note, start.options);
+        let recipe = Recipe { cache, set_uuid: start.set_uuid, note: place, options: start.options };
+        let opening = CacheSet::open(executor.env(), cache, note, recipe.options.clone());
         let set = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))?
@@ -239,185 +238,26 @@ impl EngineThread {
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
         let engine = Engine { connector, commands, bell: driver.bell };
-        Ok(Self {
-            executor,
-            set,
-            server: Some(server),
-            commands: Some(receiver),
-            disks: driver.disks,
-            engine,
-            backend: driver.backend,
-            note: found,
-            place,
-        })
+        let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
+        let (server, commands) = (Some(server), Some(receiver));
+        Ok(Self { executor, keeper, server, commands, engine, backend: driver.backend, note: found })
     }
 
     fn opened(&self) -> Opened {
         Opened {
             engine: self.engine.clone(),
-            volumes: self.set.volumes(),
+            volumes: self.keeper.status().volumes,
             backend: self.backend.clone(),
             note: self.note.clone(),
-            note_path: self.place.clone(),
+            note_path: self.keeper.inner().recipe.note.clone(),
         }
     }
 
     /// Until told to stop.
     fn serve(&mut self) {
         let (Some(server), Some(commands)) = (self.server.take(), self.commands.take()) else { return };
-        let pump = Pump {
-            env: self.executor.env(),
-            set: self.set.clone(),
-            disks: self.disks.clone(),
-            room: Semaphore::new(IN_FLIGHT_MAX),
-            freed: Rc::new(Notify::new()),
-            note: self.place.clone(),
-            jobs: Rc::default(),
-        };
-        self.executor.block_on(pump.run(server, commands));
+        self.executor.block_on(Pump::new(self.keeper.clone()).run(server, commands));
     }
-}
-
-/// Takes from port and channel, starts tasks.
-struct Pump {
-    env: Env,
-    set: CacheSet,
-    disks: Disks,
-    /// Bounds the requests in flight; what does not fit waits in the port.
-    room: Semaphore,
-    /// A request has ended.
-    freed: Rc<Notify>,
-    /// Where the note lies.
-    note: Option<PathBuf>,
-    /// Long work that goes on, by its number.
-    jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
-}
-
-impl Pump {
-    async fn run(self, mut server: Server, commands: Receiver<Command>) {
-        loop {
-            // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs.
-            while let Some(permit) = self.room.try_acquire(1) {
-                let Some(request) = server.take() else { break };
-                let (set, freed) = (self.set.clone(), Rc::clone(&self.freed));
-                self.env.spawn(async move {
-                    let (client, volume) = (Client(request.client.0), VolumeId(request.volume.0));
-                    let reply = match translate::work_of(request.operation) {
-                        Work::Request(work) => translate::reply_of(set.serve_for(client, volume, work).await),
-                        Work::Durable(work) => {
-                            let done = set.serve_for(client, volume, work).await;
-                            let done = if done.result.is_ok() {
-                                set.serve_for(client, volume, Request::Flush).await
-                            } else {
-                                done
-                            };
-                            translate::reply_of(done)
-                        }
-                        Work::Answered(reply) => reply,
-                    };
-                    request.reply_to.send(reply);
-                    drop(permit);
-                    freed.notify_all();
-                });
-            }
-            let mut stop = None;
-            while let Ok(command) = commands.try_recv() {
-                match command {
-                    Command::Stop(answer) => stop = Some(answer),
-                    command => self.obey(command),
-                }
-            }
-            if let Some(answer) = stop {
-                return self.stop(server, answer).await;
-            }
-            self.bell_or_freed().await;
-        }
-    }
-
-    async fn bell_or_freed(&self) {
-        let (mut bell, mut freed) = (pin!(self.env.bell()), pin!(self.freed.wait()));
-        poll_fn(|context| {
-            let rung = bell.as_mut().poll(context).is_ready();
-            let is_freed = freed.as_mut().poll(context).is_ready();
-            if rung || is_freed { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-
-    fn obey(&self, command: Command) {
-        let set = self.set.clone();
-        match command {
-            Command::Do(work) => work(set, &self.env),
-            Command::Status(answer) => answer(set.status()),
-            Command::Ages(answer) => self.env.spawn(async move { answer(set.ages().await) }),
-            Command::SetOptions(volume, new, answer) => {
-                answer(set.change_volume_options(volume, |options| *options = new));
-            }
-            Command::SetCacheMode(volume, mode, Keep::ForNow, answer) => {
-                answer(set.set_cache_mode_for_now(volume, mode));
-            }
-            Command::SetCacheMode(volume, mode, Keep::InSuperblock, answer) => {
-                self.env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) });
-            }
-            Command::AddBacking(adding, answer) => {
-                let disks = self.disks.clone();
-                self.env.spawn(async move { answer(add_backing(&set, &disks, adding).await) });
-            }
-            Command::GiveUp(volume, answer) => {
-                let (disks, env) = (self.disks.clone(), self.env.clone());
-                self.env.spawn(async move { answer(give_up(&set, &disks, &env, volume).await) });
-            }
-            Command::Long(number, long, volume, answer) => {
-                let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
-                jobs.borrow_mut().insert(number, cancel.clone());
-                self.env.spawn(async move {
-                    let done = match long {
-                        Long::Flush => set.write_back(volume, &cancel).await,
-                        Long::Detach => set.detach(volume, &cancel).await,
-                        Long::Attach => set.attach(volume).await,
-                    };
-                    jobs.borrow_mut().remove(&number);
-                    answer(done);
-                });
-            }
-            Command::Cancel(number) => {
-                if let Some(cancel) = self.jobs.borrow().get(&number) {
-                    set.cancel(cancel);
-                }
-            }
-            Command::Stop(_) => unreachable!("the loop handles it"),
-        }
-    }
-
-    /// What the engine has begun is answered. What still lies in the port, or comes later, is not begun: whoever asked
-    /// learns that the engine is gone.
-    async fn stop(self, mut server: Server, answer: Answer<Result<(), Error>>) {
-        server.close();
-        while let Some(request) = server.take() {
-            drop(request.reply_to);
-        }
-        let stopped = self.set.stop().await;
-        let _all_answered = self.room.acquire(IN_FLIGHT_MAX).await;
-        if stopped.is_ok() {
-            // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
-            let _left_behind = self.note.map(std::fs::remove_file);
-        }
-        answer(stopped);
-    }
-}
-
-/// How long a device that was given up may take to be let go by the driver.
-const LET_GO_LIMIT: Duration = Duration::from_secs(5);
-
-async fn give_up(set: &CacheSet, disks: &Disks, env: &Env, volume: VolumeId) -> Result<Given, Error> {
-    let Removed { disk, lost } = set.remove_volume(volume).await?;
-    let mut device = disk.and_then(|disk| disks.remove(disk));
-    let limit = env.now() + LET_GO_LIMIT;
-    // The driver lets it go when it next looks at its list.
-    while device.as_ref().is_some_and(|device| Arc::strong_count(device) > 1) && env.now() < limit {
-        env.sleep(Duration::from_millis(1)).await;
-    }
-    Ok(Given { device: device.take().and_then(Arc::into_inner), lost })
 }
 
 fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, NoteFound), NoteError> {
@@ -444,26 +284,6 @@ impl Note for NoNote {
     }
 
     fn begin(&mut self, _session: u64) {}
-}
-
-async fn add_backing(set: &CacheSet, disks: &Disks, adding: Adding) -> Result<Added, Error> {
-    let Adding { device, mode, options, way } = adding;
-    let disk = disks.add(device);
-    let added = match way {
-        Way::Cached => set.add_backing(disk, mode).await,
-        Way::Adopted => set.adopt_backing(disk, mode).await,
-        Way::Uncached => set.add_uncached(disk).await,
-    };
-    if added.is_err() {
-        // Nobody will use it: the claim is given up.
-        drop(disks.remove(disk));
-    }
-    let id = added?;
-    set.change_volume_options(id, |begun| *begun = options)?;
-    let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
-    // An index that cannot be read is told of by whoever needs it.
-    let cut_short = set.is_cut_short(id).await.unwrap_or(false);
-    Ok(Added { volume, cut_short })
 }
 
 impl Engine {

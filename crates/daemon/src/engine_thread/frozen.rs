@@ -1,0 +1,258 @@
+//! Requests that need the cache and cannot have it: by the volume's policy they wait for it, or not.
+//!
+//! Here is the one queue of such requests, between the port and the sets: it outlives a set that is opened again. It is bounded, in
+//! requests (for each volume and for all) and in bytes (by the front end's budget, of which a connection has a part); who comes when
+//! it is full fails. A request that waits is asked again from its beginning, as if it came now: nobody has been told that it was
+//! carried out, so whether some of it was makes no difference.
+
+use super::keeper::Keeper;
+use crate::translate::{self, Work};
+use bcached_engine::{Client, Error, OnCacheError, Reply as EngineReply, Request, VolumeId};
+use bcached_env::sync::{Notify, Permit, Semaphore};
+use bcached_env::{Buffer, Time};
+use bcached_port::{ErrorKind, Operation, Reply};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Requests of one volume that wait at most.
+const OF_VOLUME_MAX: usize = 512;
+/// Requests of all volumes of a set that wait at most: with those in flight no more tasks than the executor has room for.
+const OF_ALL_MAX: usize = 4096;
+
+/// How soon a place of a working set that could not be read is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// Who carries requests out.
+pub struct Desk {
+    pub keeper: Keeper,
+    /// Bounds the requests in flight; what does not fit waits in the port.
+    pub room: Semaphore,
+    /// There is more room.
+    pub freed: Notify,
+    /// How many wait, by volume.
+    waiting: RefCell<BTreeMap<VolumeId, usize>>,
+}
+
+/// What came of an attempt to carry a request out.
+enum Came {
+    Answered(Reply),
+    /// Its volume needs a cache that does not work. A read's memory comes back.
+    Trouble(Error, Option<Buffer>),
+}
+
+/// A place among those that wait.
+struct Place<'a>(&'a Desk, VolumeId);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting.borrow_mut();
+        if let Some(count) = waiting.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.1);
+            }
+        }
+    }
+}
+
+impl Desk {
+    /// For whoever is in the care of `keeper`; as many requests at once as there is `room` for.
+    pub fn new(keeper: Keeper, room: Semaphore) -> Self {
+        Self { keeper, room, freed: Notify::new(), waiting: RefCell::default() }
+    }
+
+    /// Carries `operation` out, if need be when its volume has its cache again. Who waits for that is not in flight, and gives
+    /// back its `permit` until then.
+    pub async fn answer(
+        &self,
+        client: Client,
+        volume: VolumeId,
+        operation: Operation,
+        permit: Permit,
+    ) -> Reply {
+        let (mut permit, mut operation) = (Some(permit), operation);
+        let mut since = None;
+        loop {
+            let turn = self.keeper.turn();
+            let again = Again::of(&operation);
+            let (error, buffer) = match self.try_once(client, volume, operation).await {
+                Came::Answered(reply) => return reply,
+                Came::Trouble(error, buffer) => (error, buffer),
+            };
+            self.keeper.alarm();
+            if self.keeper.turn() != turn && self.keeper.home(volume).is_some() {
+                // It has moved meanwhile.
+                operation = again.with(buffer);
+                continue;
+            }
+            let place = self.place_for(volume, &error, &mut since);
+            let Some((place, until)) = place else {
+                return self.refusal(volume, &error, again.changes_content(), buffer);
+            };
+            drop(permit.take());
+            self.freed.notify_all();
+            let works = self.keeper.home(volume).is_some_and(|set| set.failure().is_none());
+            let look = if works { until.min(self.now() + TRY_AGAIN) } else { until };
+            self.keeper.turns_until(turn, look).await;
+            drop(place);
+            if self.now() >= until {
+                return self.refusal(volume, &error, again.changes_content(), buffer);
+            }
+            permit = Some(self.room.acquire(1).await);
+            operation = again.with(buffer);
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.keeper.inner().env.now()
+    }
+
+    /// A place to wait for the volume's cache, and how long; `None`: the request is not to wait, or there is no room. `since` is
+    /// when it first met a place that cannot be read, though the set works.
+    fn place_for(
+        &self,
+        volume: VolumeId,
+        error: &Error,
+        since: &mut Option<Time>,
+    ) -> Option<(Place<'_>, Time)> {
+        let home = self.keeper.home(volume);
+        let options = self.keeper.options_of(volume);
+        // Who does not wait for a cache that fails is served by it as far as it goes, but not while it is being opened again.
+        let is_moment = home.is_none() && self.keeper.with(|sets| sets.is_trying);
+        let may_wait = options.on_cache_error == OnCacheError::Freeze || is_moment;
+        let works = home.is_some_and(|set| set.failure().is_none());
+        let may_pass = if works { error.may_pass() } else { self.keeper.may_come_back() };
+        if !may_wait || !may_pass {
+            return None;
+        }
+        let begun = match works {
+            true => *since.get_or_insert_with(|| self.now()),
+            false => self.keeper.waits_since(volume),
+        };
+        let until = begun + options.freeze_timeout;
+        if self.now() >= until {
+            return None;
+        }
+        let mut waiting = self.waiting.borrow_mut();
+        let all: usize = waiting.values().sum();
+        let count = waiting.entry(volume).or_default();
+        if *count >= OF_VOLUME_MAX || all >= OF_ALL_MAX {
+            return None;
+        }
+        *count += 1;
+        Some((Place(self, volume), until))
+    }
+
+    /// What a request is told that needs the cache and does not wait for it.
+    fn refusal(&self, volume: VolumeId, error: &Error, changes: bool, buffer: Option<Buffer>) -> Reply {
+        let policy = self.keeper.options_of(volume).on_cache_error;
+        let kind = match (policy, error) {
+            (OnCacheError::ReadOnly, Error::Failed(_)) if changes => ErrorKind::NotPermitted,
+            _ => translate::kind_of(error),
+        };
+        Reply::failed(kind, buffer)
+    }
+
+    async fn try_once(&self, client: Client, volume: VolumeId, operation: Operation) -> Came {
+        let is_durable = is_durable(&operation);
+        if is_durable && self.keeper.with(|sets| sets.owes.remove(&volume)) {
+            let buffer = None;
+            return Came::Answered(translate::reply_of(EngineReply {
+                result: Err(Error::LostWrites),
+                buffer,
+            }));
+        }
+        let (work, flushes) = match translate::work_of(operation) {
+            Work::Request(work) => (work, false),
+            Work::Durable(work) => (work, true),
+            Work::Answered(reply) => return Came::Answered(reply),
+        };
+        let first = self.serve(client, volume, work).await;
+        match first {
+            Came::Answered(reply) if flushes && reply.result.is_ok() => {
+                self.serve(client, volume, Request::Flush).await
+            }
+            other => other,
+        }
+    }
+
+    async fn serve(&self, client: Client, volume: VolumeId, work: Request) -> Came {
+        let Some(set) = self.keeper.home(volume) else {
+            let buffer = if let Request::Read { buffer, .. } = work { Some(buffer) } else { None };
+            return Came::Trouble(self.keeper.reason(), buffer);
+        };
+        let turn = self.keeper.turn();
+        let reply = set.serve_for(client, volume, work).await;
+        drop(set);
+        match reply.result {
+            Err(error) if self.is_of_cache(&error) => Came::Trouble(error, reply.buffer),
+            // It came in the moment in which the volume moved.
+            Err(Error::Stopping | Error::NoVolume) if self.keeper.turn() != turn => {
+                Came::Trouble(self.keeper.reason(), reply.buffer)
+            }
+            _ => Came::Answered(translate::reply_of(reply)),
+        }
+    }
+
+    /// The cache failed, not the backing device and not the request.
+    fn is_of_cache(&self, error: &Error) -> bool {
+        match error {
+            Error::Failed(_) | Error::Node { .. } => true,
+            Error::Io { source, .. } => source.disk == self.keeper.inner().recipe.cache,
+            _ => false,
+        }
+    }
+}
+
+fn is_durable(operation: &Operation) -> bool {
+    match operation {
+        Operation::Flush => true,
+        Operation::Write { fua, .. }
+        | Operation::Discard { fua, .. }
+        | Operation::WriteZeroes { fua, .. } => *fua,
+        _ => false,
+    }
+}
+
+/// A request that can be asked once more.
+enum Again {
+    /// A read from this sector, when its memory has come back.
+    Read(u64),
+    Other(Operation),
+}
+
+impl Again {
+    fn of(operation: &Operation) -> Self {
+        Self::Other(match operation {
+            Operation::Read { sector, .. } => return Self::Read(*sector),
+            Operation::Write { sector, payload, fua } => {
+                Operation::Write { sector: *sector, payload: payload.clone(), fua: *fua }
+            }
+            Operation::Flush => Operation::Flush,
+            Operation::Discard { sector, sectors, fua } => {
+                Operation::Discard { sector: *sector, sectors: *sectors, fua: *fua }
+            }
+            Operation::WriteZeroes { sector, sectors, fua, may_discard } => Operation::WriteZeroes {
+                sector: *sector,
+                sectors: *sectors,
+                fua: *fua,
+                may_discard: *may_discard,
+            },
+            Operation::BlockStatus { sector, sectors, extents_max } => {
+                Operation::BlockStatus { sector: *sector, sectors: *sectors, extents_max: *extents_max }
+            }
+        })
+    }
+
+    const fn changes_content(&self) -> bool {
+        matches!(self, Self::Other(operation) if operation.changes_content())
+    }
+
+    fn with(self, buffer: Option<Buffer>) -> Operation {
+        match self {
+            Self::Read(sector) => Operation::Read { sector, buffer: buffer.unwrap_or_default() },
+            Self::Other(operation) => operation,
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Which set serves which volume. One does, as long as it works.
+//!
+//! ```text
+//!   works              all volumes are the set's
+//!   has failed         still the set's: what is dirty can be read, what is clean goes on without the cache
+//!   is opened again    the set has been let go of; volumes whose data is all on their backing devices are on the boat, a set
+//!                      without a cache device, the others nowhere
+//!   works again        they come home, one by one
+//! ```
+//!
+//! A volume keeps its number all the way, so that nobody outside need know. When the set is opened again, and what may go wrong, is
+//! in [`super::revival`]; what becomes of requests meanwhile in [`super::frozen`].
+
+use crate::failure::Failure;
+use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_env::sync::Notify;
+use bcached_env::{DiskId, Env, Time};
+use bcached_format::Uuid;
+use bcached_uring::Disks;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+/// What the set is opened with, each time.
+pub struct Recipe {
+    /// Its device.
+    pub cache: DiskId,
+    /// Of the set.
+    pub set_uuid: Uuid,
+    /// Where the note lies; `None`: nothing is ever written that would have to be noted.
+    pub note: Option<PathBuf>,
+    /// The engine's options.
+    pub options: Options,
+}
+
+/// Knows where each volume is. Clones know the same.
+#[derive(Clone)]
+pub struct Keeper(Rc<Inner>);
+
+/// What all clones share.
+pub struct Inner {
+    pub env: Env,
+    pub disks: Disks,
+    pub recipe: Recipe,
+    pub sets: RefCell<Sets>,
+    /// [`Sets::turn`] has changed.
+    changed: Notify,
+    /// There may be something to do for who opens sets again.
+    alarm: Notify,
+}
+
+/// Who serves.
+#[derive(Default)]
+pub struct Sets {
+    /// The set, unless it has been let go of.
+    pub main: Option<CacheSet>,
+    /// Serves volumes without their cache meanwhile, on a device in memory.
+    pub boat: Option<(CacheSet, DiskId)>,
+    /// The volumes that are not the set's at this moment.
+    pub away: BTreeMap<VolumeId, Away>,
+    /// What the set was when it was let go of, if it has been.
+    pub before: Option<Box<Status>>,
+    /// Why it was, the last time.
+    pub why: Option<Error>,
+    /// The set could not be opened again, for a reason that does not pass.
+    pub is_lost: bool,
+    /// Somebody tries to bring all volumes home.
+    pub is_trying: bool,
+    /// The daemon stops.
+    pub is_stopping: bool,
+    /// Something acknowledged of these volumes may not be durable, which their next flush says.
+    pub owes: BTreeSet<VolumeId>,
+    /// Backing devices that the set takes up at this moment.
+    adding: usize,
+    /// Since when requests of a volume have had to wait.
+    waits_since: BTreeMap<VolumeId, Time>,
+    /// Counts every change of where a volume is.
+    turn: u64,
+}
+
+/// A volume that is not the set's at this moment.
+pub struct Away {
+    /// Its backing device.
+    pub disk: DiskId,
+    /// What it was when it left; its options are those that it is to have.
+    pub info: VolumeInfo,
+    /// How long its requests took until then.
+    pub latencies: Latencies,
+    /// It is on the boat.
+    pub is_aboard: bool,
+}
+
+impl Keeper {
+    /// All volumes are those of `set`.
+    pub fn new(env: Env, disks: Disks, recipe: Recipe, set: CacheSet) -> Self {
+        let sets = Sets { main: Some(set), ..Sets::default() };
+        let (changed, alarm) = (Notify::new(), Notify::new());
+        Self(Rc::new(Inner { env, disks, recipe, sets: RefCell::new(sets), changed, alarm }))
+    }
+
+    pub fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    /// Reads or changes who serves.
+    pub fn with<T>(&self, look: impl FnOnce(&mut Sets) -> T) -> T {
+        look(&mut self.0.sets.borrow_mut())
+    }
+
+    /// Changes where a volume is; who waits for that looks again.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Sets) -> T) -> T {
+        let changed = self.with(|sets| {
+            sets.turn += 1;
+            change(sets)
+        });
+        self.0.changed.notify_all();
+        changed
+    }
+
+    /// Counts the changes of where volumes are.
+    pub fn turn(&self) -> u64 {
+        self.with(|sets| sets.turn)
+    }
+
+    /// Until that count is another than `turn`.
+    pub async fn turns(&self, turn: u64) {
+        while self.turn() == turn {
+            self.0.changed.wait().await;
+        }
+    }
+
+    /// The same, or until it is `until`.
+    pub async fn turns_until(&self, turn: u64, until: Time) {
+        while self.turn() == turn && self.0.env.now() < until {
+            self.0.env.wait_until(&self.0.changed, until).await;
+        }
+    }
+
+    /// Somebody has seen that the set has failed, or wants it to be looked at.
+    pub fn alarm(&self) {
+        self.0.alarm.notify_all();
+    }
+
+    /// Until somebody does, or it is `until`.
+    pub async fn alarmed(&self, until: Option<Time>) {
+        match until {
+            Some(until) => self.0.env.wait_until(&self.0.alarm, until).await,
+            None => self.0.alarm.wait().await,
+        }
+    }
+
+    /// Who serves the volume now, if anybody does.
+    pub fn home(&self, volume: VolumeId) -> Option<CacheSet> {
+        self.with(|sets| match sets.away.get(&volume) {
+            Some(away) if away.is_aboard => sets.boat.as_ref().map(|(boat, _)| boat.clone()),
+            Some(_) => None,
+            None => sets.main.clone(),
+        })
+    }
+
+    /// The set that a volume is to be added to, or that knows it; why not, if it has been let go of.
+    pub fn main(&self) -> Result<CacheSet, Error> {
+        let reason = self.reason();
+        self.with(|sets| sets.main.clone()).ok_or(reason)
+    }
+
+    /// The set of a volume that can be changed now.
+    pub fn settled(&self, volume: VolumeId) -> Result<CacheSet, Error> {
+        let is_away = self.with(|sets| sets.away.contains_key(&volume));
+        if is_away { Err(self.reason()) } else { self.main() }
+    }
+
+    /// Why the set was let go of, the last time.
+    pub fn reason(&self) -> Error {
+        let why = self.with(|sets| sets.why.clone().filter(|_| !sets.is_stopping));
+        why.map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))
+    }
+
+    /// The options of a volume.
+    pub fn options_of(&self, volume: VolumeId) -> VolumeOptions {
+        let away = self.with(|sets| sets.away.get(&volume).map(|away| away.info.options));
+        let of_set = || self.with(|sets| sets.main.clone())?.volume_options(volume);
+        away.or_else(of_set).unwrap_or_default()
+    }
+
+    /// Changes all of them.
+    pub fn change_options(&self, volume: VolumeId, new: VolumeOptions) -> Result<(), Error> {
+        let is_away = self.with(|sets| sets.away.get_mut(&volume).map(|away| away.info.options = new));
+        match (is_away, self.home(volume)) {
+            (Some(()), None) => Ok(()),
+            (_, Some(set)) => set.change_volume_options(volume, |options| *options = new),
+            (None, None) => Err(self.reason()),
+        }
+    }
+
+    /// Since when requests of the volume have to wait: since now, if they have not had to before.
+    pub fn waits_since(&self, volume: VolumeId) -> Time {
+        let now = self.0.env.now();
+        self.with(|sets| *sets.waits_since.entry(volume).or_insert(now))
+    }
+
+    /// The volume is the set's again.
+    pub fn is_home(&self, volume: VolumeId) {
+        self.change(|sets| {
+            sets.away.remove(&volume);
+            sets.waits_since.remove(&volume);
+        });
+    }
+
+    /// What waits for the set has something to wait for.
+    pub fn may_come_back(&self) -> bool {
+        let main = self.with(|sets| (sets.main.clone(), sets.is_lost, sets.is_stopping));
+        match main {
+            (_, _, true) => false,
+            (None, is_lost, _) => !is_lost,
+            (Some(set), ..) => set.failure().is_none_or(|error| error.may_pass()),
+        }
+    }
+
+    /// Adds a backing device to the set, when there is one.
+    pub async fn add<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        add: impl FnOnce(CacheSet) -> F,
+    ) -> Result<T, Error> {
+        let set = loop {
+            let turn = self.turn();
+            match self.main() {
+                Ok(set) => break set,
+                Err(_) if self.may_come_back() => self.turns(turn).await,
+                Err(error) => return Err(error),
+            }
+        };
+        self.with(|sets| sets.adding += 1);
+        let added = add(set).await;
+        self.change(|sets| sets.adding -= 1);
+        added
+    }
+
+    /// Until no backing device is being taken up.
+    pub async fn added(&self) {
+        loop {
+            let (turn, adding) = self.with(|sets| (sets.turn, sets.adding));
+            if adding == 0 {
+                return;
+            }
+            self.turns(turn).await;
+        }
+    }
+
+    /// A snapshot: of the set, or of what it was, with all volumes wherever they are.
+    pub fn status(&self) -> Status {
+        let (main, boat) = self.with(|sets| (sets.main.clone(), sets.boat.clone()));
+        let afloat = boat.map(|(boat, _)| boat.status());
+        let now = main.map(|main| main.status());
+        self.with(|sets| {
+            let before = || sets.before.as_deref().expect("it was kept when the set was let go of").clone();
+            let mut status = now.unwrap_or_else(before);
+            // They are served, or soon will be.
+            status.unserved.retain(|left| !sets.away.values().any(|away| away.info.uuid == left.uuid));
+            for (id, away) in &sets.away {
+                let shown = afloat.as_ref().filter(|_| away.is_aboard).and_then(|afloat| {
+                    let at = afloat.volumes.iter().position(|volume| volume.id == *id)?;
+                    Some((afloat.volumes[at].clone(), afloat.latencies.get(at)?.clone()))
+                });
+                let (info, latencies) = shown.unwrap_or_else(|| (away.info.clone(), away.latencies.clone()));
+                match status.volumes.iter().position(|volume| volume.id == *id) {
+                    Some(at) => (status.volumes[at], status.latencies[at]) = (info, latencies),
+                    None => {
+                        status.volumes.push(info);
+                        status.latencies.push(latencies);
+                    }
+                }
+            }
+            status
+        })
+    }
+
+    /// Stops whoever serves, when nobody tries to bring volumes home any more.
+    ///
+    /// # Errors
+    /// Something that was acknowledged may not have been made durable.
+    pub async fn stop(&self) -> Result<(), Error> {
+        self.change(|sets| sets.is_stopping = true);
+        self.alarm();
+        loop {
+            let (turn, is_trying) = self.with(|sets| (sets.turn, sets.is_trying));
+            if !is_trying {
+                break;
+            }
+            self.turns(turn).await;
+        }
+        let (main, boat) = self.with(|sets| (sets.main.clone(), sets.boat.clone()));
+        let landed = match boat {
+            Some((boat, _)) => boat.stop().await,
+            None => Ok(()),
+        };
+        let stopped = match main {
+            Some(main) => main.stop().await,
+            None => Err(self.reason()),
+        };
+        stopped.and(landed)
+    }
+
+    /// What cannot be had of the machine for an opening, as an error of the set.
+    pub fn refused(failure: &Failure) -> Error {
+        tracing::warn!(event = "cache-not-opened-again", "{failure}");
+        Error::Inconsistent("the machine does not give what an engine needs")
+    }
+}

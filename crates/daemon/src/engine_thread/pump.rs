@@ -1,0 +1,201 @@
+//! The pump between port and engine: takes requests and commands until there is nothing left, then waits for their bell.
+
+use super::frozen::Desk;
+use super::keeper::Keeper;
+use super::{Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, Way, revival};
+use bcached_engine::{CacheSet, Cancel, Client, Error, Removed, VolumeId};
+use bcached_env::Env;
+use bcached_env::sync::Semaphore;
+use bcached_port::Server;
+use bcached_uring::Disks;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::task::Poll;
+use std::time::Duration;
+
+/// Takes from port and channel, starts tasks.
+pub struct Pump {
+    keeper: Keeper,
+    desk: Rc<Desk>,
+    /// Long work that goes on, by its number.
+    jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
+}
+
+impl Pump {
+    pub fn new(keeper: Keeper) -> Self {
+        let desk = Rc::new(Desk::new(keeper.clone(), Semaphore::new(IN_FLIGHT_MAX)));
+        Self { keeper, desk, jobs: Rc::default() }
+    }
+
+    pub async fn run(self, mut server: Server, commands: Receiver<Command>) {
+        let env = self.env();
+        env.spawn(revival::run(self.keeper.clone()));
+        loop {
+            // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs.
+            while let Some(permit) = self.desk.room.try_acquire(1) {
+                let Some(request) = server.take() else { break };
+                let desk = Rc::clone(&self.desk);
+                env.spawn(async move {
+                    let (client, volume) = (Client(request.client.0), VolumeId(request.volume.0));
+                    let reply = desk.answer(client, volume, request.operation, permit).await;
+                    request.reply_to.send(reply);
+                    desk.freed.notify_all();
+                });
+            }
+            let mut stop = None;
+            while let Ok(command) = commands.try_recv() {
+                match command {
+                    Command::Stop(answer) => stop = Some(answer),
+                    command => self.obey(command),
+                }
+            }
+            if let Some(answer) = stop {
+                return self.stop(server, answer).await;
+            }
+            self.bell_or_freed().await;
+        }
+    }
+
+    fn env(&self) -> Env {
+        self.keeper.inner().env.clone()
+    }
+
+    async fn bell_or_freed(&self) {
+        let env = self.env();
+        let (mut bell, mut freed) = (pin!(env.bell()), pin!(self.desk.freed.wait()));
+        poll_fn(|context| {
+            let rung = bell.as_mut().poll(context).is_ready();
+            let is_freed = freed.as_mut().poll(context).is_ready();
+            if rung || is_freed { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    fn obey(&self, command: Command) {
+        let (keeper, env) = (self.keeper.clone(), self.env());
+        match command {
+            Command::Status(answer) => {
+                let status = keeper.status();
+                if status.failed.is_some() {
+                    keeper.alarm();
+                }
+                answer(status);
+            }
+            Command::Ages(answer) => {
+                // Without a set there are none, which whoever asks finds out by the missing answer.
+                if let Ok(set) = keeper.main() {
+                    env.spawn(async move { answer(set.ages().await) });
+                }
+            }
+            Command::Do(work) => {
+                // The same.
+                if let Ok(set) = keeper.main() {
+                    work(set, &env);
+                }
+            }
+            Command::SetOptions(volume, new, answer) => answer(keeper.change_options(volume, new)),
+            Command::SetCacheMode(volume, mode, keep, answer) => match (keeper.settled(volume), keep) {
+                (Ok(set), Keep::ForNow) => answer(set.set_cache_mode_for_now(volume, mode)),
+                (Ok(set), Keep::InSuperblock) => {
+                    env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) });
+                }
+                (Err(error), _) => answer(Err(error)),
+            },
+            Command::AddBacking(adding, answer) => env.spawn(async move {
+                let disks = keeper.inner().disks.clone();
+                answer(keeper.add(|set| add_backing(set, disks, adding)).await);
+            }),
+            Command::GiveUp(volume, answer) => match keeper.settled(volume) {
+                Ok(set) => env.spawn(async move { answer(give_up(set, &keeper, volume).await) }),
+                Err(error) => answer(Err(error)),
+            },
+            Command::Long(number, long, volume, answer) => match keeper.settled(volume) {
+                Ok(set) => self.begin_long(set, (number, long), volume, answer),
+                Err(error) => answer(Err(error)),
+            },
+            Command::Cancel(number) => {
+                if let (Some(cancel), Ok(set)) = (self.jobs.borrow().get(&number), keeper.main()) {
+                    set.cancel(cancel);
+                }
+            }
+            Command::Stop(_) => unreachable!("the loop handles it"),
+        }
+    }
+
+    fn begin_long(
+        &self,
+        set: CacheSet,
+        (number, long): (u64, Long),
+        volume: VolumeId,
+        answer: Answer<Result<(), Error>>,
+    ) {
+        let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
+        jobs.borrow_mut().insert(number, cancel.clone());
+        self.env().spawn(async move {
+            let done = match long {
+                Long::Flush => set.write_back(volume, &cancel).await,
+                Long::Detach => set.detach(volume, &cancel).await,
+                Long::Attach => set.attach(volume).await,
+            };
+            jobs.borrow_mut().remove(&number);
+            answer(done);
+        });
+    }
+
+    /// What the engine has begun is answered. What still lies in the port, or comes later, is not begun: whoever asked
+    /// learns that the engine is gone. So does who waits for a cache that fails.
+    async fn stop(self, mut server: Server, answer: Answer<Result<(), Error>>) {
+        server.close();
+        while let Some(request) = server.take() {
+            drop(request.reply_to);
+        }
+        let stopped = self.keeper.stop().await;
+        let _all_answered = self.desk.room.acquire(IN_FLIGHT_MAX).await;
+        if stopped.is_ok() {
+            // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
+            let _left_behind = self.keeper.inner().recipe.note.as_ref().map(std::fs::remove_file);
+        }
+        answer(stopped);
+    }
+}
+
+/// How long a device that was given up may take to be let go by the driver.
+const LET_GO_LIMIT: Duration = Duration::from_secs(5);
+
+async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Given, Error> {
+    let Removed { disk, lost } = set.remove_volume(volume).await?;
+    drop(set);
+    let (disks, env) = (&keeper.inner().disks, &keeper.inner().env);
+    let mut device = disk.and_then(|disk| disks.remove(disk));
+    let limit = env.now() + LET_GO_LIMIT;
+    // The driver lets it go when it next looks at its list.
+    while device.as_ref().is_some_and(|device| Arc::strong_count(device) > 1) && env.now() < limit {
+        env.sleep(Duration::from_millis(1)).await;
+    }
+    Ok(Given { device: device.take().and_then(Arc::into_inner), lost })
+}
+
+async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Added, Error> {
+    let Adding { device, mode, options, way } = adding;
+    let disk = disks.add(device);
+    let added = match way {
+        Way::Cached => set.add_backing(disk, mode).await,
+        Way::Adopted => set.adopt_backing(disk, mode).await,
+        Way::Uncached => set.add_uncached(disk).await,
+    };
+    if added.is_err() {
+        // Nobody will use it: the claim is given up.
+        drop(disks.remove(disk));
+    }
+    let id = added?;
+    set.change_volume_options(id, |begun| *begun = options)?;
+    let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
+    // An index that cannot be read is told of by whoever needs it.
+    let cut_short = set.is_cut_short(id).await.unwrap_or(false);
+    Ok(Added { volume, cut_short })
+}

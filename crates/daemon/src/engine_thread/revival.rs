@@ -1,0 +1,287 @@
+//! Opens a set again that has failed, when its device answers again, and brings its volumes home.
+//!
+//! Nothing is given up before the device has shown that it works: the block at which it failed last is read and written back. Then
+//! the set is stopped and let go of, and opened as after a crash: from its journal and its note, so that all that was acknowledged
+//! is there. A volume is added to it under its number, and what waited for it goes on. What fails on the way is tried again, ever
+//! less often.
+
+use super::keeper::{Away, Keeper};
+use super::{NoNote, open_note};
+use crate::devices::memory;
+use crate::engine_failure;
+use bcached_engine::{CacheSet, Error, Options, VolumeId};
+use bcached_env::{Buffer, Note, Time};
+use bcached_format::BackingState;
+use bcached_uring::note::NoteError;
+use std::time::Duration;
+
+/// How long nothing is tried after a failure; each attempt in vain, and each failure soon after a success, doubles it.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// A set that has worked for so long has failed anew.
+const WORKS_AFTER: Duration = Duration::from_secs(60);
+
+/// How often who waits for the last handle on a set looks.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The task: as long as the engine runs.
+pub async fn run(keeper: Keeper) {
+    let env = keeper.inner().env.clone();
+    let (mut pause, mut well_since) = (PAUSE_MIN, None::<Time>);
+    loop {
+        while !is_wanted(&keeper) {
+            if keeper.with(|sets| sets.is_stopping) {
+                return;
+            }
+            keeper.alarmed(None).await;
+        }
+        if well_since.take().is_some_and(|since| env.now() - since >= WORKS_AFTER) {
+            pause = PAUSE_MIN;
+        }
+        let until = env.now() + pause;
+        while env.now() < until && !keeper.with(|sets| sets.is_stopping) {
+            keeper.alarmed(Some(until)).await;
+        }
+        if keeper.with(|sets| sets.is_stopping) {
+            return;
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+        keeper.with(|sets| sets.is_trying = true);
+        let is_well = attempt(&keeper).await;
+        keeper.change(|sets| sets.is_trying = false);
+        if is_well {
+            well_since = Some(env.now());
+            tracing::info!(
+                event = "cache-works-again",
+                "the cache set is open again: all of its volumes have it"
+            );
+        }
+    }
+}
+
+/// There is something that may pass.
+fn is_wanted(keeper: &Keeper) -> bool {
+    let (main, is_lost, is_away) =
+        keeper.with(|sets| (sets.main.clone(), sets.is_lost, !sets.away.is_empty()));
+    match main {
+        None => !is_lost,
+        Some(set) => set.failure().map_or(is_away, |error| error.may_pass()),
+    }
+}
+
+/// True if all volumes are home.
+async fn attempt(keeper: &Keeper) -> bool {
+    let main = keeper.with(|sets| sets.main.clone());
+    let works = main.is_some_and(|set| set.failure().is_none());
+    if !works {
+        if !answers(keeper).await {
+            return false;
+        }
+        let_go(keeper).await;
+        board(keeper).await;
+        if let Err(error) = open_again(keeper).await {
+            tracing::warn!(event = "cache-not-opened-again", "the cache set cannot be opened again: {error}");
+            let is_lost = !error.may_pass();
+            keeper.change(|sets| {
+                sets.is_lost = is_lost;
+                sets.why = Some(error.clone());
+                if let Some(before) = &mut sets.before {
+                    before.failed = Some(error);
+                }
+            });
+            return false;
+        }
+    }
+    let all = bring_home(keeper).await;
+    if all {
+        land(keeper).await;
+    }
+    all
+}
+
+/// The cache device reads and writes the block again at which it failed last. Nobody else writes there: a set that has failed
+/// writes no more.
+async fn answers(keeper: &Keeper) -> bool {
+    let inner = keeper.inner();
+    let disk = inner.env.disk(inner.recipe.cache);
+    let health = disk.health();
+    if health.waiting > 0 {
+        return false;
+    }
+    let block = disk.info().logical_block_sectors.max(1);
+    let sector = health.last_error.map_or(0, |error| error.sector - error.sector % u64::from(block));
+    let bytes = usize::try_from(block).expect("a block is small") * 512;
+    let (read, buffer) = disk.read(sector, Buffer::zeroed(bytes)).await;
+    read.is_ok() && disk.write(sector, buffer.freeze()).await.is_ok()
+}
+
+/// Stops the set, if that has not been done, until nobody has a handle on it.
+async fn let_go(keeper: &Keeper) {
+    let env = &keeper.inner().env;
+    // From here on no request begins.
+    let Some(set) = keeper.change(|sets| {
+        let set = sets.main.take()?;
+        let before = set.status();
+        sets.why.clone_from(&before.failed);
+        sets.before = Some(Box::new(before));
+        Some(set)
+    }) else {
+        return;
+    };
+    keeper.added().await;
+    let volumes: Vec<_> = set.volumes().iter().map(|info| info.id).collect();
+    for id in volumes {
+        // One whose backing device cannot be told that waits like one with dirty data.
+        let _stays = set.leave_failed(id).await;
+        if set.flush_backing_of(id).await.is_err() {
+            keeper.with(|sets| sets.owes.insert(id));
+        }
+    }
+    // That it has failed is known.
+    let _failed = set.stop().await;
+    let status = set.status();
+    keeper.change(|sets| {
+        for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
+            let Some(disk) = set.disk_of(info.id) else { continue };
+            let (info, latencies) = (info.clone(), latencies.clone());
+            sets.away.insert(info.id, Away { disk, info, latencies, is_aboard: false });
+        }
+        sets.before = Some(Box::new(status));
+    });
+    while !set.is_last_handle() {
+        env.sleep(LOOK).await;
+    }
+}
+
+/// Volumes whose data is all on their backing devices are served from those.
+async fn board(keeper: &Keeper) {
+    let mut waiting: Vec<_> = keeper.with(|sets| {
+        let may_go = sets.away.iter().filter(|(_, away)| !away.is_aboard && away.info.dirty_sectors == 0);
+        may_go.map(|(id, away)| (*id, away.disk, away.info.options)).collect()
+    });
+    if waiting.is_empty() {
+        return;
+    }
+    let boat = match boat(keeper).await {
+        Ok(boat) => boat,
+        Err(error) => {
+            tracing::warn!(event = "no-way-past-the-cache", "volumes wait for their cache: {error}");
+            return;
+        }
+    };
+    for (id, disk, options) in waiting.drain(..) {
+        if let Err(error) = boat.add_uncached_as(id, disk).await {
+            tracing::warn!(event = "no-way-past-the-cache", "a volume waits for its cache: {error}");
+            continue;
+        }
+        let _it_is_there = boat.change_volume_options(id, |begun| *begun = options);
+        keeper.change(|sets| {
+            if let Some(away) = sets.away.get_mut(&id) {
+                away.is_aboard = true;
+            }
+        });
+    }
+}
+
+/// A set on a device in memory.
+async fn boat(keeper: &Keeper) -> Result<CacheSet, Error> {
+    if let Some((boat, _)) = keeper.with(|sets| sets.boat.clone()) {
+        return Ok(boat);
+    }
+    let inner = keeper.inner();
+    let block = keeper.with(|sets| sets.before.as_ref().map_or(1, |before| before.block_sectors));
+    // Smaller blocks than a device has cannot be written to it; larger ones than it has cost more.
+    let cache = memory::make(if block < 8 { 1 } else { 8 }).map_err(|failure| Keeper::refused(&failure))?;
+    let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
+    let options = Options { node_budget_bytes: nodes, ..Options::default() };
+    let disk = inner.disks.add(cache.device);
+    let opened = CacheSet::open(inner.env.clone(), disk, Box::new(NoNote), options).await;
+    match &opened {
+        Ok(boat) => keeper.change(|sets| sets.boat = Some((boat.clone(), disk))),
+        Err(_) => drop(inner.disks.remove(disk)),
+    }
+    opened
+}
+
+/// Opens the set as after a crash.
+async fn open_again(keeper: &Keeper) -> Result<(), Error> {
+    let inner = keeper.inner();
+    let note: Box<dyn Note> = match &inner.recipe.note {
+        Some(place) => {
+            let refused = |error: NoteError| Keeper::refused(&engine_failure::of_note(&error));
+            open_note(place, inner.recipe.set_uuid).map_err(refused)?.0
+        }
+        None => Box::new(NoNote),
+    };
+    let fresh = Options::default();
+    // What counts for one opening is not for another.
+    let options = Options { opening: fresh.opening, phases: fresh.phases, ..inner.recipe.options.clone() };
+    let set = CacheSet::open(inner.env.clone(), inner.recipe.cache, note, options).await?;
+    keeper.change(|sets| {
+        let next = sets.away.keys().next_back().map_or(0, |last| last.0 + 1);
+        set.number_from(VolumeId(next));
+        sets.main = Some(set);
+        sets.before = None;
+    });
+    Ok(())
+}
+
+/// Gives the volumes to the set that has been opened again; true if it has all of them.
+async fn bring_home(keeper: &Keeper) -> bool {
+    let away: Vec<_> = keeper.with(|sets| sets.away.keys().copied().collect());
+    let mut all = true;
+    for id in away {
+        if keeper.with(|sets| sets.is_stopping) {
+            return false;
+        }
+        if let Err(error) = bring(keeper, id).await {
+            tracing::warn!(event = "volume-not-back", "a volume has not come back to its cache: {error}");
+            all = false;
+        }
+    }
+    all
+}
+
+async fn bring(keeper: &Keeper, id: VolumeId) -> Result<(), Error> {
+    let (Ok(set), Some(boat)) = (keeper.main(), leaves_boat(keeper, id)) else { return Ok(()) };
+    if let Some(boat) = boat {
+        let removed = boat.remove_volume(id).await?;
+        if removed.lost.is_some() {
+            keeper.with(|sets| sets.owes.insert(id));
+        }
+    }
+    let found = keeper.with(|sets| {
+        let away = sets.away.get(&id)?;
+        Some((away.disk, away.info.mode, away.info.state, away.info.attached))
+    });
+    let Some((disk, mode, state, attached)) = found else { return Ok(()) };
+    // Who had been taken from the cache by somebody stays without.
+    if state == Some(BackingState::None) && !attached {
+        set.add_uncached_as(id, disk).await?;
+    } else {
+        set.add_backing_as(id, disk).await?;
+    }
+    let options = keeper.options_of(id);
+    set.change_volume_options(id, |begun| *begun = options)?;
+    // It may have been said until the daemon stops, and not be in the superblock.
+    set.set_cache_mode_for_now(id, mode)?;
+    keeper.is_home(id);
+    Ok(())
+}
+
+/// The boat, if the volume is on it: from here on it is nowhere. `None`: it is not away.
+fn leaves_boat(keeper: &Keeper, id: VolumeId) -> Option<Option<CacheSet>> {
+    keeper.change(|sets| {
+        let boat = sets.boat.as_ref().map(|(boat, _)| boat.clone());
+        let away = sets.away.get_mut(&id)?;
+        Some(boat.filter(|_| std::mem::replace(&mut away.is_aboard, false)))
+    })
+}
+
+/// Nobody is on the boat any more.
+async fn land(keeper: &Keeper) {
+    let Some((boat, disk)) = keeper.change(|sets| sets.boat.take()) else { return };
+    let _nothing_is_on_it = boat.stop().await;
+    drop(keeper.inner().disks.remove(disk));
+}
