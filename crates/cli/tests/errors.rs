@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, bcached, bytes, requires, run, tool};
+use common::{Daemon, Images, Ran, bcached, bytes, patch, requires, run, tool};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,32 @@ impl Site {
         let data = data.to_str().expect("text");
         assert_eq!(run(tool("nbdcopy").args(["--flush", data, &site.daemon.uri("tank")])).exit, 0);
         site
+    }
+
+    /// With these options of the volume, and a second one, `pond`, that is clean.
+    fn with_pond(options: &[&str]) -> Self {
+        let Self { images, cache, backing, daemon } = Self::with_dirty_data(&[]);
+        let pond = images.blank("pond", 20 << 20);
+        assert_eq!(bcached(&["make", "--label", "pond", "--for", &cache, "-B", &pond]).exit, 0);
+        let (exit, log) = daemon.stop();
+        assert_eq!(exit, 0, "{log}");
+        let devices = ["--cache", &cache, "--backing", &backing, "--backing", &pond];
+        let daemon = Daemon::start(&images, &devices);
+        let site = Self { images, cache, backing, daemon };
+        site.set(&[&["writeback_running=0"], options].concat());
+        site
+    }
+
+    /// The clean one neither waits nor fails.
+    fn pond_goes_on(&self) {
+        for byte in 1..6 {
+            let (write, read) = (format!("write -P {byte} 0 16k"), format!("read -P {byte} 0 16k"));
+            let mut client = tool("qemu-io");
+            client.args(["-f", "raw", "-t", "none", "-c", &write, "-c", "flush", "-c", &read]);
+            let ran = run(client.arg(self.daemon.uri("pond")));
+            assert_eq!(ran.exit, 0, "{ran:?}\n{}", self.daemon.log());
+            std::thread::sleep(MOMENT / 4);
+        }
     }
 
     /// With a volume in this mode.
@@ -238,34 +264,11 @@ fn who_waits_keeps_nobody_else_waiting() {
     if !tools() {
         return;
     }
-    let mut site = Site::with_dirty_data(&[]);
-    let pond = site.images.blank("pond", 20 << 20);
-    assert_eq!(bcached(&["make", "--label", "pond", "--for", &site.cache, "-B", &pond]).exit, 0);
-    let devices = ["--cache", &site.cache, "--backing", &site.backing, "--backing", &pond];
-    let (exit, log) = site.daemon.stop();
-    assert_eq!(exit, 0, "{log}");
-    site.daemon = Daemon::start(&site.images, &devices);
-    site.set(&["writeback_running=0", "freeze_timeout=50s"]);
+    let site = Site::with_pond(&["freeze_timeout=50s"]);
     site.fail();
     let mut waiting = site.begin(&["write -P 9 0 16k", "flush"]);
     site.daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");
-    for byte in 1..6 {
-        let mut client = tool("qemu-io");
-        client.args([
-            "-f",
-            "raw",
-            "-t",
-            "none",
-            "-c",
-            &format!("write -P {byte} 0 16k"),
-            "-c",
-            "flush",
-            "-c",
-        ]);
-        let ran = run(client.args([format!("read -P {byte} 0 16k"), site.daemon.uri("pond")]));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", site.daemon.log());
-        std::thread::sleep(MOMENT / 4);
-    }
+    site.pond_goes_on();
     assert!(is_running(&mut waiting), "it waits");
     site.recover();
     let ended = end(waiting);
@@ -283,5 +286,40 @@ fn who_waits_keeps_nobody_else_waiting() {
     site.daemon.writes_succeed();
     let ended = end(again);
     assert_eq!(ended.exit, 0, "{ended:?}\n{}", site.daemon.log());
+    site.stop();
+}
+
+/// The device takes writes again, and what it says of itself is damaged: that does not pass. Nobody waits for it, who can do without
+/// goes on, and nothing is lost for whoever mends it.
+#[test]
+fn a_cache_that_comes_back_damaged_is_waited_for_by_nobody() {
+    if !tools() {
+        return;
+    }
+    let site = Site::with_pond(&[]);
+    site.fail();
+    let waiting = site.begin(&["write -P 9 0 16k", "flush"]);
+    site.daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");
+    let whole = bytes(&site.cache)[4096..][..512].to_vec();
+    patch(&site.cache, 4096 + 16, b"nonsense");
+    site.daemon.writes_succeed();
+    let tried = |_: &serde_json::Value| site.daemon.log().contains("event=cache-not-opened-again");
+    site.daemon.wait_for("it has been tried", tried);
+    assert_ne!(end(waiting).exit, 0, "it has nothing to wait for");
+    let started = Instant::now();
+    let refused = run(site.client(&["read -P 7 64k 960k"]).arg("-r"));
+    assert!(
+        refused.exit != 0 && started.elapsed() < MOMENT,
+        "never with what the backing device has: {refused:?}"
+    );
+    site.pond_goes_on();
+    let status = site.daemon.status();
+    assert_eq!(status["volumes"][1]["attached"], false, "{status}");
+    let Site { images, cache, backing, daemon } = site;
+    assert_eq!(daemon.stop().0, 4);
+    patch(&cache, 4096, &whole);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    let site = Site { images, cache, backing, daemon };
+    assert_eq!(site.ask(&["read -P 7 64k 960k"]).exit, 0, "nothing was lost");
     site.stop();
 }

@@ -75,7 +75,7 @@ async fn attempt(keeper: &Keeper) -> bool {
     let main = keeper.with(|sets| sets.main.clone());
     let works = main.is_some_and(|set| set.failure().is_none());
     if !works {
-        if !answers(keeper).await {
+        if !answers(keeper).await || !has_boat(keeper).await {
             return false;
         }
         let_go(keeper).await;
@@ -163,13 +163,7 @@ async fn board(keeper: &Keeper) {
     if waiting.is_empty() {
         return;
     }
-    let boat = match boat(keeper).await {
-        Ok(boat) => boat,
-        Err(error) => {
-            tracing::warn!(event = "no-way-past-the-cache", "volumes wait for their cache: {error}");
-            return;
-        }
-    };
+    let Ok(boat) = boat(keeper).await else { return };
     for (id, disk, options) in waiting.drain(..) {
         if let Err(error) = boat.add_uncached_as(id, disk).await {
             tracing::warn!(event = "no-way-past-the-cache", "a volume waits for its cache: {error}");
@@ -184,13 +178,29 @@ async fn board(keeper: &Keeper) {
     }
 }
 
+/// Whoever can do without the cache has a way to, before that is let go of: until then the set itself serves them so.
+async fn has_boat(keeper: &Keeper) -> bool {
+    let needs_one = keeper.status().volumes.iter().any(|info| !info.flash_only && info.dirty_sectors == 0);
+    if !needs_one {
+        return true;
+    }
+    let made = boat(keeper).await;
+    if let Err(error) = &made {
+        tracing::warn!(
+            event = "cache-not-opened-again",
+            "volumes could not go without it meanwhile: {error}"
+        );
+    }
+    made.is_ok()
+}
+
 /// A set on a device in memory.
 async fn boat(keeper: &Keeper) -> Result<CacheSet, Error> {
     if let Some((boat, _)) = keeper.with(|sets| sets.boat.clone()) {
         return Ok(boat);
     }
     let inner = keeper.inner();
-    let block = keeper.with(|sets| sets.before.as_ref().map_or(1, |before| before.block_sectors));
+    let block = keeper.status().block_sectors;
     // Smaller blocks than a device has cannot be written to it; larger ones than it has cost more.
     let cache = memory::make(if block < 8 { 1 } else { 8 }).map_err(|failure| Keeper::refused(&failure))?;
     let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
