@@ -200,6 +200,18 @@ impl Keeper {
         self.with(|sets| *sets.waits_since.entry(volume).or_insert(now))
     }
 
+    /// The set is open again, and has the volumes without a backing device; the others come to it under their numbers.
+    pub fn is_open_again(&self, set: CacheSet) {
+        self.change(|sets| {
+            let next = sets.away.keys().next_back().map_or(0, |last| last.0 + 1);
+            set.number_from(VolumeId(next));
+            let Sets { away, waits_since, .. } = sets;
+            waits_since.retain(|id, _| away.contains_key(id));
+            sets.main = Some(set);
+            sets.before = None;
+        });
+    }
+
     /// The volume is the set's again.
     pub fn is_home(&self, volume: VolumeId) {
         self.change(|sets| {

@@ -228,12 +228,7 @@ async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     // What counts for one opening is not for another.
     let options = Options { opening: fresh.opening, phases: fresh.phases, ..inner.recipe.options.clone() };
     let set = CacheSet::open(inner.env.clone(), inner.recipe.cache, note, options).await?;
-    keeper.change(|sets| {
-        let next = sets.away.keys().next_back().map_or(0, |last| last.0 + 1);
-        set.number_from(VolumeId(next));
-        sets.main = Some(set);
-        sets.before = None;
-    });
+    keeper.is_open_again(set);
     Ok(())
 }
 
