@@ -140,7 +140,7 @@ pub struct Given {
 }
 
 /// What an engine's thread does between two transitions.
-type Do = Box<dyn FnOnce(CacheSet, &Env) + Send>;
+type Do = Box<dyn FnOnce(CacheSet, &bcached_env::Env) + Send>;
 
 enum Command {
     AddBacking(Adding, Answer<Result<Added, Error>>),
