@@ -178,9 +178,15 @@ impl CacheSet {
         }
     }
 
-    /// Latches the first failure; everybody who waits finds out.
+    /// Latches the first failure, or one that weighs more: that does not pass. Everybody who waits finds out.
     pub(crate) fn fail(&self, error: Error) -> Error {
-        let first = self.with(|s| s.failed.get_or_insert(error).clone());
+        let first = self.with(|s| {
+            let first = s.failed.get_or_insert_with(|| error.clone());
+            if first.may_pass() && !error.may_pass() {
+                *first = error;
+            }
+            first.clone()
+        });
         self.wake_all();
         Error::Failed(Box::new(first))
     }

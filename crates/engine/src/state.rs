@@ -124,7 +124,7 @@ pub struct State {
     pub starvation: Starvation,
     /// What moving comes to.
     pub moving: Rounds,
-    /// The first failed write of metadata. Nothing is written after it.
+    /// The first failed write of metadata, or one after it that does not pass. Nothing is written after it.
     pub failed: Option<Error>,
     /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.
     pub note_held: bool,

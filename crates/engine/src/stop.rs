@@ -12,9 +12,7 @@ impl CacheSet {
     pub async fn stop(&self) -> Result<(), Error> {
         self.with(|s| s.stopping = true);
         self.wake_all();
-        while self.with(|s| s.background > 0 || s.volumes.iter().any(|(_, volume)| volume.requests > 0)) {
-            self.signals().ranges.wait().await;
-        }
+        self.drained().await;
         self.ended(Duty::Changing).await;
         let settled = self.settle().await;
         let finished = self.finish_writing().await;
@@ -22,6 +20,13 @@ impl CacheSet {
         self.wake_all();
         self.ended(Duty::Writing).await;
         finished.and(settled)
+    }
+
+    /// Until no request is being carried out, nor what goes on behind answered ones. Whoever waits for it lets nobody ask any more.
+    pub async fn drained(&self) {
+        while self.with(|s| s.background > 0 || s.volumes.iter().any(|(_, volume)| volume.requests > 0)) {
+            self.signals().ranges.wait().await;
+        }
     }
 
     /// Flushes the backing devices, and waits for what goes on behind answered requests, which may need buckets; then for

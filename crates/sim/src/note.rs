@@ -31,7 +31,8 @@ impl NoteState {
     }
 }
 
-/// The engine's handle on a shared [`NoteState`].
+/// The engine's handle on a shared [`NoteState`]; a clone is one for who opens the set again.
+#[derive(Clone)]
 pub struct MemoryNote(Rc<RefCell<NoteState>>);
 
 impl MemoryNote {

@@ -205,7 +205,7 @@ impl Rig {
             env: executor.env(),
             system: Rc::clone(&self.system),
             geometry: self.geometry.clone(),
-            note: Box::new(MemoryNote::new(Rc::clone(&self.note))),
+            note: MemoryNote::new(Rc::clone(&self.note)),
             world: Rc::clone(&self.world),
             oracle: Rc::clone(&self.oracle),
             depth: self.depth,

@@ -3,6 +3,7 @@
 //! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty forms of it that prove
 //! that the simulator would notice.
 
+mod berth;
 pub mod engine;
 pub mod mutant;
 pub mod passthrough;
@@ -10,8 +11,9 @@ mod seat;
 pub mod tuning;
 
 use crate::disk::{Background, Device, Model};
+use crate::note::MemoryNote;
 use bcached_engine::{BucketCount, Phases};
-use bcached_env::{Buffer, Env, Note, Payload};
+use bcached_env::{Buffer, Env, Payload};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -174,7 +176,7 @@ pub trait System {
         &self,
         env: Env,
         geometry: &Geometry,
-        note: Box<dyn Note>,
+        note: MemoryNote,
         phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>>;
 
@@ -216,7 +218,8 @@ pub trait Running {
         Box::pin(async { Ok(()) })
     }
 
-    /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether it did, which is a flush.
+    /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether it did, which is a flush. If its
+    /// cache set has failed, that is let go of and opened again instead, for all volumes, which is no flush.
     fn readd(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }

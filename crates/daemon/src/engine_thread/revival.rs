@@ -80,6 +80,9 @@ async fn attempt(keeper: &Keeper) -> bool {
         }
         let_go(keeper).await;
         board(keeper).await;
+        if keeper.with(|sets| sets.is_lost) {
+            return false;
+        }
         if let Err(error) = open_again(keeper).await {
             tracing::warn!(event = "cache-not-opened-again", "the cache set cannot be opened again: {error}");
             let is_lost = !error.may_pass();
@@ -130,6 +133,8 @@ async fn let_go(keeper: &Keeper) {
         return;
     };
     keeper.added().await;
+    // What is answered after the flushes below would not be covered by them.
+    set.drained().await;
     let volumes: Vec<_> = set.volumes().iter().map(|info| info.id).collect();
     for id in volumes {
         // One whose backing device cannot be told that waits like one with dirty data.
@@ -142,6 +147,9 @@ async fn let_go(keeper: &Keeper) {
     let _failed = set.stop().await;
     let status = set.status();
     keeper.change(|sets| {
+        // It may have failed in a worse way by now.
+        sets.why.clone_from(&status.failed);
+        sets.is_lost = sets.why.as_ref().is_some_and(|error| !error.may_pass());
         for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
             let Some(disk) = set.disk_of(info.id) else { continue };
             let (info, latencies) = (info.clone(), latencies.clone());

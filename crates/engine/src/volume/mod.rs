@@ -213,7 +213,8 @@ impl Volumes {
     pub fn add(&mut self, wanted: Option<VolumeId>, volume: Volume) -> VolumeId {
         let id = wanted.unwrap_or(VolumeId(self.next));
         self.number_from(VolumeId(id.0 + 1));
-        self.table.insert(id, volume);
+        let former = self.table.insert(id, volume);
+        assert!(former.is_none(), "a volume has a number of its own");
         id
     }
 

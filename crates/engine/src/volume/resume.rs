@@ -9,19 +9,22 @@ use crate::request::{flush, uncached};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use alloc::rc::Rc;
-use bcached_env::DiskId;
+use bcached_env::{DiskId, IoErrorKind};
 use bcached_format::BackingState;
 
 impl Error {
     /// Why a set failed may pass, and then opening it again loses nothing that was acknowledged.
     ///
     /// Not after a failed flush of the cache device: what was acknowledged and not flushed may be gone, so that a set that is opened
-    /// again has forgotten it, which nobody may see who has read it before. Nor if the metadata contradict each other.
+    /// again has forgotten it, which nobody may see who has read it before. Nor if the metadata contradict each other, or the device
+    /// has become shorter, which the driver never forgets.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Failed(first) => first.may_pass(),
-            Self::Io { doing, .. } => *doing != Doing::CacheFlush,
+            Self::Io { doing, source } => {
+                *doing != Doing::CacheFlush && !matches!(source.kind, IoErrorKind::Shrunk { .. })
+            }
             _ => false,
         }
     }

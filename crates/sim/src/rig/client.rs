@@ -5,13 +5,14 @@ mod liveness;
 
 use crate::driver::World;
 use crate::failure::Fault;
+use crate::note::MemoryNote;
 use crate::oracle::Oracle;
 use crate::stamp::{self, SECTOR, Value};
 use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
 use crate::workload::Step;
 use bcached_engine::{BucketCount, Phases};
 use bcached_env::sync::Semaphore;
-use bcached_env::{Buffer, Env, Note};
+use bcached_env::{Buffer, Env};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,7 +38,7 @@ pub struct Birth {
     pub(super) env: Env,
     pub(super) system: Rc<dyn System>,
     pub(super) geometry: Geometry,
-    pub(super) note: Box<dyn Note>,
+    pub(super) note: MemoryNote,
     pub(super) world: Rc<RefCell<World>>,
     pub(super) oracle: Rc<RefCell<Oracle>>,
     pub(super) depth: usize,

@@ -2,10 +2,11 @@
 //! flash-only volumes, and a look at the status. Where a story needs none of that it takes the simulator's own system.
 
 use crate::disk::Device;
+use crate::note::MemoryNote;
 use crate::system::engine::{self, Engine};
 use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use bcached_engine::{BucketCount, CacheSet, Options, Phases, Status, VolumeId, VolumeOptions};
-use bcached_env::{DiskId, Env, Note};
+use bcached_env::{DiskId, Env};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl System for Bench {
         &self,
         env: Env,
         geometry: &Geometry,
-        note: Box<dyn Note>,
+        note: MemoryNote,
         phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let options = Options { phases, ..self.options.clone() };
@@ -103,7 +104,8 @@ impl System for Bench {
         let (open, geometry) = (Rc::clone(&self.open), geometry.clone());
         Box::pin(async move {
             *open.borrow_mut() = None;
-            let set = CacheSet::open(env, DiskId(0), note, options).await.map_err(Refusal::from_error)?;
+            let set =
+                CacheSet::open(env, DiskId(0), Box::new(note), options).await.map_err(Refusal::from_error)?;
             let mut volumes = vec![None; places.len()];
             let mut found: Vec<(Place, usize)> = places.into_iter().zip(0..).collect();
             // A boot finds devices in the order of their names.

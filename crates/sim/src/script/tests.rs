@@ -18,7 +18,7 @@ fn cuts() -> Vec<Cut> {
 
 /// A few steps of each kind, some of which a crash follows.
 fn short() -> Script {
-    Script::of(&Shape::named("trouble").unwrap().with_steps(40).draw(5), &cuts())
+    Script::of(&Shape::named("trouble").unwrap().with_steps(60).draw(5), &cuts())
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn bytes_that_are_no_text_are_refused() {
 #[test]
 fn a_flipped_byte_is_refused_or_can_be_run() {
     let system: Rc<dyn System> = Rc::new(Passthrough);
-    let text = Script::of(&Shape::named("trouble").unwrap().with_steps(12).draw(3), &cuts()).to_string();
+    let text = Script::of(&Shape::named("trouble").unwrap().with_steps(60).draw(5), &cuts()).to_string();
     let mut rng = Rng::new(1);
     let (mut refused, mut run) = (0, 0);
     for place in 0..text.len() {

@@ -3,14 +3,16 @@
 //! The options are those of the geometry's tuning. What is a stream follows from the batches of write-back, so that nothing more
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
+use super::berth::Berth;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
+use crate::note::MemoryNote;
 use bcached_check::{ReadAt, Severity};
 use bcached_engine::{BucketCount, CacheSet, Cancel, Error, Options, Phases, VolumeId, VolumeOptions};
 use bcached_env::rng::Rng;
-use bcached_env::{DiskId, Env, Note};
+use bcached_env::{DiskId, Env};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, SECTOR_BYTES,
@@ -54,7 +56,7 @@ impl ReadAt for Image<'_> {
 }
 
 struct Open {
-    set: CacheSet,
+    berth: Rc<Berth>,
     seats: Vec<Rc<Seat>>,
     shapes: Vec<VolumeShape>,
 }
@@ -66,10 +68,13 @@ impl Open {
         volume: u32,
         ask: impl FnOnce(&CacheSet, VolumeId) -> Soon<Result<T, Refusal>> + 'static,
     ) -> Soon<Result<T, Refusal>> {
-        let (set, seat) = (self.set.clone(), Rc::clone(&self.seats[volume as usize]));
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
         Box::pin(async move {
-            let id = seat.id().await.ok_or_else(gone)?;
-            ask(&set, id).await
+            let (id, set) = seat.id().await.zip(berth.set()).ok_or_else(gone)?;
+            // Who lets go of a set waits for those who hold it.
+            let asked = ask(&set, id);
+            drop(set);
+            asked.await
         })
     }
 }
@@ -214,14 +219,20 @@ impl System for Engine {
         &self,
         env: Env,
         geometry: &Geometry,
-        note: Box<dyn Note>,
+        note: MemoryNote,
         phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let options = Options { phases, ..options(geometry) };
         let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
         let unit_sectors = geometry.block_sectors;
         Box::pin(async move {
-            let set = CacheSet::open(env, DiskId(0), note, options).await.map_err(Refusal::from_error)?;
+            let world = env.clone();
+            let open = Box::new(move || -> Soon<_> {
+                let (note, options) = (Box::new(note.clone()), options.clone());
+                Box::pin(CacheSet::open(world.clone(), DiskId(0), note, options))
+            });
+            let berth = Berth::open(env, open).await.map_err(Refusal::from_error)?;
+            let set = berth.set().expect("it has been opened");
             let mut volumes = Vec::new();
             for volume in 0..count {
                 volumes.push(set.add_backing(DiskId(1 + volume), None).await.map_err(Refusal::from_error)?);
@@ -233,7 +244,7 @@ impl System for Engine {
             };
             let shapes = volumes.iter().filter_map(shape).collect();
             let seats = volumes.into_iter().map(Seat::of).collect();
-            Ok(Rc::new(Open { set, seats, shapes }) as Rc<dyn Running>)
+            Ok(Rc::new(Open { berth, seats, shapes }) as Rc<dyn Running>)
         })
     }
 }
@@ -323,10 +334,10 @@ impl Running for Open {
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        let (set, seat) = (self.set.clone(), Rc::clone(&self.seats[volume as usize]));
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
         Box::pin(async move {
-            match seat.id().await {
-                Some(id) => serve(&set, id, request).await,
+            match seat.id().await.zip(berth.set()) {
+                Some((id, set)) => serve(&set, id, request).await,
                 None => Reply { result: Err(gone()), buffer: None },
             }
         })
@@ -349,24 +360,33 @@ impl Running for Open {
     }
 
     fn readd(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
-        let (set, seat) = (self.set.clone(), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move { seat.readd(&set).await })
+        let (berth, seats, volume) = (Rc::clone(&self.berth), self.seats.clone(), volume as usize);
+        Box::pin(async move {
+            if berth.revive(&seats).await? {
+                return Ok(false);
+            }
+            let Some(set) = berth.set() else { return Ok(false) };
+            seats[volume].readd(&set).await
+        })
     }
 
     fn assert_invariants(&self) {
-        self.set.assert_invariants();
+        if let Some(set) = self.berth.set() {
+            set.assert_invariants();
+        }
     }
 
     fn counted(&self) -> Option<Vec<BucketCount>> {
-        Some(self.set.counted())
+        self.berth.set().map(|set| set.counted())
     }
 
     fn written_bytes(&self) -> Option<u64> {
-        Some(self.set.written().total())
+        self.berth.written_bytes()
     }
 
     fn dirty_sectors(&self) -> u64 {
-        self.set.volumes().iter().map(|volume| volume.dirty_sectors).sum()
+        let volumes = self.berth.set().map(|set| set.volumes()).unwrap_or_default();
+        volumes.iter().map(|volume| volume.dirty_sectors).sum()
     }
 
     fn caches(&self) -> bool {
@@ -375,9 +395,9 @@ impl Running for Open {
 
     /// Of a volume that is gone a stop promises nothing.
     fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let (set, seats) = (self.set.clone(), self.seats.clone());
+        let (berth, seats) = (Rc::clone(&self.berth), self.seats.clone());
         Box::pin(async move {
-            stop(&set).await?;
+            stop(&berth.set().ok_or_else(gone)?).await?;
             if seats.iter().any(|seat| seat.is_gone()) { Err(gone()) } else { Ok(()) }
         })
     }

@@ -4,9 +4,10 @@
 use super::passthrough::{disk_of, make, serve, shapes};
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
+use crate::note::MemoryNote;
 use crate::stamp::SECTOR;
 use bcached_engine::Phases;
-use bcached_env::{Buffer, Disk, Env, Note, Payload};
+use bcached_env::{Buffer, Disk, Env, Payload};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -114,7 +115,7 @@ impl System for Mutant {
         &self,
         env: Env,
         geometry: &Geometry,
-        _note: Box<dyn Note>,
+        _note: MemoryNote,
         _phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let fault = self.fault;

@@ -3,8 +3,9 @@
 
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
+use crate::note::MemoryNote;
 use bcached_engine::Phases;
-use bcached_env::{Buffer, Disk, DiskId, Env, IoErrorKind, Note};
+use bcached_env::{Buffer, Disk, DiskId, Env, IoErrorKind};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -112,7 +113,7 @@ impl System for Passthrough {
         &self,
         env: Env,
         geometry: &Geometry,
-        _note: Box<dyn Note>,
+        _note: MemoryNote,
         _phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 /// How often a volume is tried to be added again; its device may be failing.
-const TRIES: u32 = 8;
+pub(super) const TRIES: u32 = 8;
 
 /// The place of one volume.
 pub struct Seat {
@@ -41,13 +41,31 @@ impl Seat {
         !self.is_away.get() && self.id.get().is_none()
     }
 
+    /// It is being given up, or taken up again.
+    pub fn is_away(&self) -> bool {
+        self.is_away.get()
+    }
+
+    /// Requests wait from here on; who it was.
+    pub fn leave(&self) -> Option<VolumeId> {
+        self.is_away.set(true);
+        self.id.get()
+    }
+
+    /// It is served again, as `id`, or is gone.
+    pub fn back(&self, id: Option<VolumeId>) {
+        self.id.set(id);
+        self.is_away.set(false);
+        self.back.notify_all();
+    }
+
     /// Gives the volume up and adds it again. Whether it did so: that is a flush, too.
     ///
     /// # Errors
     /// If it cannot be added again, or if something acknowledged may be lost: then it is gone, so that nobody is told that it is safe.
     pub async fn readd(&self, set: &CacheSet) -> Result<bool, Refusal> {
         let Some(id) = self.id.get().filter(|_| !self.is_away.get()) else { return Ok(false) };
-        self.is_away.set(true);
+        self.leave();
         let outcome = match set.remove_volume(id).await {
             Err(Error::OnItsWay) => Ok((id, false)),
             Err(error) => Err(error),
@@ -63,9 +81,7 @@ impl Seat {
                 added.map(|id| (id, true))
             }
         };
-        self.id.set(outcome.as_ref().ok().map(|(id, _)| *id));
-        self.is_away.set(false);
-        self.back.notify_all();
+        self.back(outcome.as_ref().ok().map(|(id, _)| *id));
         outcome.map(|(_, flushed)| flushed).map_err(Refusal::from_error)
     }
 }

@@ -19,6 +19,7 @@ const DRAWINGS: &[u64] = &[
     0x50ca_5332_4582_061b,
     0x76e6_a20f_c627_4980,
     0xe791_c8c6_3b7d_a5da,
+    0xfd33_fa78_52f9_f67b,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

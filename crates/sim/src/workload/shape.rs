@@ -234,7 +234,7 @@ const SHAPES: [Shape; 15] = [
     // Devices that fail, drop what they should flush, and are late; and ends of processes.
     Shape {
         name: "trouble",
-        weights: Weights { flush: 10, mode: 2, pause: 8, restart: 3, trouble: 4, ..MIXED },
+        weights: Weights { flush: 10, mode: 2, pause: 8, restart: 3, trouble: 4, readd: 4, ..MIXED },
         volumes: 2,
         span: 2048,
         buckets: Buckets::Small,
@@ -271,7 +271,7 @@ const SHAPES: [Shape; 15] = [
     // The same on a cache that drops what it should flush, and is worn in places.
     Shape {
         name: "moves-trouble",
-        weights: Weights { trouble: 3, flush: 10, restart: 2, ..PACKED },
+        weights: Weights { trouble: 3, flush: 10, restart: 2, readd: 3, ..PACKED },
         failing: Failing::CacheData,
         ..MOVES
     },
