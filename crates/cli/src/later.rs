@@ -21,7 +21,7 @@ const TABLE: &[Later] = &[
     Later {
         verb: "replace",
         by_hand: "serve until nothing is dirty and stop; make the new cache; `bcached make --backing DEV --for CACHE \
-                  --wipe-bcache`, with the --data-offset it had, keeps the data (docs/guide.md, A dead cache device)",
+                  --wipe-bcache`, with the --data-offset it had, keeps the data (docs/failures.md, A dead cache device)",
     },
     Later {
         verb: "import",

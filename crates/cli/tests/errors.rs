@@ -234,6 +234,25 @@ fn a_clean_volume_sees_nothing_of_a_cache_that_fails_and_comes_back() {
     site.stop();
 }
 
+/// Dirty data that is gone for good is not waited for, nor answered with what the backing device has in its place.
+#[test]
+fn what_is_gone_for_good_is_waited_for_by_nobody() {
+    if !tools() {
+        return;
+    }
+    let site = Site::with_dirty_data(&["freeze_timeout=10m"]);
+    let cache = std::fs::File::options().write(true).open(&site.cache).expect("the cache");
+    cache.set_len(1 << 20).expect("shorter");
+    for _ in 0..5 {
+        let read = site.ask(&["read -P 7 0 64k"]);
+        assert!(read.exit != 0 && (read.out + &read.err).contains("Input/output error"));
+    }
+    let is_told = |_: &serde_json::Value| site.daemon.log().contains("event=device-trouble");
+    site.daemon.wait_for("it is told", is_told);
+    let times = site.daemon.log().matches("event=device-trouble").count();
+    assert!(times <= 3, "the same again and again: {}", site.daemon.log());
+}
+
 /// What waits is not what a stop waits for: it is told that the volume is gone, and the next start has everything.
 #[test]
 fn a_stop_does_not_wait_for_who_waits_for_the_cache() {

@@ -30,9 +30,12 @@ pub struct Desk {
     pub room: Semaphore,
     /// There is more room.
     pub freed: Notify,
-    /// How many wait, by volume.
-    waiting: RefCell<BTreeMap<VolumeId, usize>>,
+    places: Places,
 }
+
+/// How many requests wait, by volume.
+#[derive(Default)]
+struct Places(RefCell<BTreeMap<VolumeId, usize>>);
 
 /// What came of an attempt to carry a request out.
 enum Came {
@@ -42,11 +45,24 @@ enum Came {
 }
 
 /// A place among those that wait.
-struct Place<'a>(&'a Desk, VolumeId);
+struct Place<'a>(&'a Places, VolumeId);
+
+impl Places {
+    /// One more; `None`: all are taken.
+    fn take(&self, volume: VolumeId) -> Option<Place<'_>> {
+        let mut waiting = self.0.borrow_mut();
+        let of_volume = waiting.get(&volume).copied().unwrap_or(0);
+        if of_volume >= OF_VOLUME_MAX || waiting.values().sum::<usize>() >= OF_ALL_MAX {
+            return None;
+        }
+        waiting.insert(volume, of_volume + 1);
+        Some(Place(self, volume))
+    }
+}
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.0.waiting.borrow_mut();
+        let mut waiting = self.0.0.borrow_mut();
         if let Some(count) = waiting.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
@@ -59,7 +75,7 @@ impl Drop for Place<'_> {
 impl Desk {
     /// For whoever is in the care of `keeper`; as many requests at once as there is `room` for.
     pub fn new(keeper: Keeper, room: Semaphore) -> Self {
-        Self { keeper, room, freed: Notify::new(), waiting: RefCell::default() }
+        Self { keeper, room, freed: Notify::new(), places: Places::default() }
     }
 
     /// Carries `operation` out, if need be when its volume has its cache again. Who waits for that is not in flight, and gives
@@ -72,7 +88,8 @@ impl Desk {
         permit: Permit,
     ) -> Reply {
         let (mut permit, mut operation) = (Some(permit), operation);
-        let mut since = None;
+        // Who has a place keeps it until the answer: nobody who comes later takes it from him.
+        let (mut since, mut place) = (None, None);
         loop {
             let turn = self.keeper.turn();
             let again = Again::of(&operation);
@@ -86,8 +103,9 @@ impl Desk {
                 operation = again.with(buffer);
                 continue;
             }
-            let place = self.place_for(volume, &error, &mut since);
-            let Some((place, until)) = place else {
+            let until = self.waits_until(volume, &error, &mut since);
+            place = place.or_else(|| until.and_then(|_| self.places.take(volume)));
+            let Some(until) = until.filter(|_| place.is_some()) else {
                 return self.refusal(volume, &error, again.changes_content(), buffer);
             };
             drop(permit.take());
@@ -95,7 +113,6 @@ impl Desk {
             let works = self.keeper.home(volume).is_some_and(|set| set.failure().is_none());
             let look = if works { until.min(self.now() + TRY_AGAIN) } else { until };
             self.keeper.turns_until(turn, look).await;
-            drop(place);
             if self.now() >= until {
                 return self.refusal(volume, &error, again.changes_content(), buffer);
             }
@@ -108,14 +125,9 @@ impl Desk {
         self.keeper.inner().env.now()
     }
 
-    /// A place to wait for the volume's cache, and how long; `None`: the request is not to wait, or there is no room. `since` is
-    /// when it first met a place that cannot be read, though the set works.
-    fn place_for(
-        &self,
-        volume: VolumeId,
-        error: &Error,
-        since: &mut Option<Time>,
-    ) -> Option<(Place<'_>, Time)> {
+    /// How long a request waits for the volume's cache; `None`: not at all. `since` is when it first met a place that cannot be read,
+    /// though the set works.
+    fn waits_until(&self, volume: VolumeId, error: &Error, since: &mut Option<Time>) -> Option<Time> {
         let home = self.keeper.home(volume);
         let options = self.keeper.options_of(volume);
         // Who does not wait for a cache that fails is served by it as far as it goes, but not while it is being opened again.
@@ -131,17 +143,7 @@ impl Desk {
             false => self.keeper.waits_since(volume),
         };
         let until = begun + options.freeze_timeout;
-        if self.now() >= until {
-            return None;
-        }
-        let mut waiting = self.waiting.borrow_mut();
-        let all: usize = waiting.values().sum();
-        let count = waiting.entry(volume).or_default();
-        if *count >= OF_VOLUME_MAX || all >= OF_ALL_MAX {
-            return None;
-        }
-        *count += 1;
-        Some((Place(self, volume), until))
+        (self.now() < until).then_some(until)
     }
 
     /// What a request is told that needs the cache and does not wait for it.
@@ -254,5 +256,23 @@ impl Again {
             Self::Read(sector) => Operation::Read { sector, buffer: buffer.unwrap_or_default() },
             Self::Other(operation) => operation,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_limited_for_each_volume_and_for_all() {
+        let places = Places::default();
+        let fill = |volume| -> Vec<_> { std::iter::from_fn(|| places.take(VolumeId(volume))).collect() };
+        let mut taken: Vec<Vec<Place<'_>>> = (0..8).map(fill).collect();
+        assert!(taken.iter().all(|of_volume| of_volume.len() == OF_VOLUME_MAX));
+        assert!(places.take(VolumeId(8)).is_none(), "{OF_ALL_MAX} wait");
+        drop(taken.pop());
+        assert!(places.take(VolumeId(0)).is_none() && places.take(VolumeId(8)).is_some());
+        drop(taken);
+        assert!(places.0.borrow().is_empty(), "nobody waits any more");
     }
 }

@@ -17,6 +17,7 @@ const TRUSTED_SUCCESSES: u64 = 16;
 /// What has been said of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Said {
+    /// So many had failed when that was said.
     errors: u64,
     is_stuck: bool,
     is_bad: bool,
@@ -145,8 +146,12 @@ pub fn degraded(
 pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> {
     let is_stuck = health.longest_wait >= SLOW;
     let is_bad = health.errors > 0 && !is_trusted(health);
-    let before = std::mem::replace(said, Said { errors: health.errors, is_stuck, is_bad });
-    if is_stuck && !before.is_stuck || health.errors > before.errors {
+    let before = std::mem::replace(said, Said { is_stuck, is_bad, ..*said });
+    // What is tried again and again fails again and again: that a device is bad is said once, and then each time that twice as much
+    // has failed.
+    let worth_saying = if before.is_bad { 2 * before.errors } else { before.errors + 1 };
+    if is_stuck && !before.is_stuck || health.errors >= worth_saying.max(1) {
+        said.errors = health.errors;
         return sentence(device, health).map(News::Bad);
     }
     if before.is_bad && !is_bad {
