@@ -14,7 +14,7 @@ use crate::gc::{self, moving::Rounds};
 use crate::journal::{Journal, replay, scan, writer};
 use crate::options::Options;
 use crate::phases::Phase;
-use crate::policy::Congestion;
+use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
 use crate::space::{Buckets, OpenBuckets, Starvation, Usage, allocator, prios};
 use crate::state::{BTREE_RESERVE, PrioChains, State};
@@ -130,6 +130,7 @@ fn assemble(
         settled: false,
         stopped: false,
         congestion: Congestion::default(),
+        wear: Wear::default(),
         work: Work::default(),
         stats: Stats::default(),
     };

@@ -29,6 +29,11 @@ pub struct Options {
     pub congested_read_threshold: Duration,
     /// The same of writes.
     pub congested_write_threshold: Duration,
+    /// Once so many operations on the cache device have failed, nothing is added to the cache any more, and what is dirty is
+    /// written back as fast as it goes; 0 means the first one.
+    pub io_error_limit: u64,
+    /// Operations on the cache device in which half of the counted failures are forgotten; 0: none are.
+    pub io_error_halflife: u64,
     /// How long clean data may wait for the backing device's flush before we flush it ourselves.
     pub parked_delay: Duration,
     /// Parked pieces of one volume beyond which its backing device is flushed at once.
@@ -56,6 +61,8 @@ impl Default for Options {
             cutoff_writeback_sync: 95,
             congested_read_threshold: Duration::from_micros(2000),
             congested_write_threshold: Duration::from_micros(20_000),
+            io_error_limit: 8,
+            io_error_halflife: 0,
             parked_delay: Duration::from_secs(5),
             parked_max: 1024,
             writeback_batch_sectors: 8192,

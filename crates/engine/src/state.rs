@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::gc::moving::Rounds;
 use crate::journal::Journal;
 use crate::options::Options;
-use crate::policy::Congestion;
+use crate::policy::{Congestion, Wear};
 use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation, Usage};
 use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
@@ -146,6 +146,8 @@ pub struct State {
     pub room: Room,
     /// How slow the cache device is.
     pub congestion: Congestion,
+    /// How often the cache device has failed of late.
+    pub wear: Wear,
     /// What this transition has cost so far.
     pub work: Work,
     /// Counters.
@@ -260,6 +262,17 @@ impl State {
     pub fn congested_sectors(&self) -> u64 {
         let limit = self.options.tracks_congestion().then(|| self.congestion.limit_max(self.now));
         limit.flatten().unwrap_or(0)
+    }
+
+    /// An operation on the cache device has ended, and `worked` or not.
+    pub fn cache_has_done(&mut self, worked: bool) {
+        self.wear.take_in(!worked, self.options.io_error_halflife);
+    }
+
+    /// The cache device has failed so often that nothing is added any more, and what is dirty leaves.
+    #[must_use]
+    pub const fn is_worn(&self) -> bool {
+        self.wear.has_reached(self.options.io_error_limit)
     }
 
     /// Data has been read from the cache device, in so long a time.

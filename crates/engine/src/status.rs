@@ -70,6 +70,10 @@ pub struct Status {
     /// Streams of so many sectors and more go past the cache device because it is slow, give or take a random number; 0: it is not
     /// congested (`congested`).
     pub congested_sectors: u64,
+    /// Failed operations on the cache device that count, and have not faded (`io_errors`).
+    pub io_errors: u64,
+    /// They have reached [`crate::Options::io_error_limit`]: nothing is added to the cache, and what is dirty leaves it.
+    pub is_failing: bool,
     /// How the cache device has fared.
     pub cache_health: DiskHealth,
     /// Why nothing is written any more, if so.
@@ -166,6 +170,8 @@ impl CacheSet {
             journal_active: (s.journal.open_sequence() + 1).saturating_sub(s.journal.needed_from()),
             now: s.now,
             congested_sectors: s.congested_sectors(),
+            io_errors: s.wear.errors(),
+            is_failing: s.is_worn(),
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
             unreadable: s.unreadable_nodes(),

@@ -3,7 +3,7 @@
 
 use crate::error::Doing;
 use crate::set::CacheSet;
-use bcached_env::{IoError, Payload};
+use bcached_env::{Buffer, IoError, Payload};
 
 /// Why something is written to the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +125,9 @@ impl CacheSet {
         payload: Payload,
     ) -> Result<(), IoError> {
         self.count_written(cause, payload.len());
-        self.cache().write(sector, payload).await
+        let written = self.cache().write(sector, payload).await;
+        self.with(|s| s.cache_has_done(written.is_ok()));
+        written
     }
 
     /// As [`CacheSet::write_cache`]; durable when it returns.
@@ -136,7 +138,16 @@ impl CacheSet {
         payload: Payload,
     ) -> Result<(), IoError> {
         self.count_written(cause, payload.len());
-        self.cache().write_fua(sector, payload).await
+        let written = self.cache().write_fua(sector, payload).await;
+        self.with(|s| s.cache_has_done(written.is_ok()));
+        written
+    }
+
+    /// Reads data from the cache device.
+    pub(crate) async fn read_cache(&self, sector: u64, buffer: Buffer) -> (Result<(), IoError>, Buffer) {
+        let (read, buffer) = self.cache().read(sector, buffer).await;
+        self.with(|s| s.cache_has_done(read.is_ok()));
+        (read, buffer)
     }
 
     /// So many bytes are about to be written to the cache device.

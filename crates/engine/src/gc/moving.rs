@@ -196,7 +196,7 @@ async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
 async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     let from = pointer_to_read(&part.pointers).expect("a live key has a pointer");
     let length = usize::try_from(part.sectors() * 512).expect("a key is small");
-    let (read, buffer) = set.cache().read(from.sector(), Buffer::zeroed(length)).await;
+    let (read, buffer) = set.read_cache(from.sector(), Buffer::zeroed(length)).await;
     if read.is_err() {
         // It stays where it is; whoever needs it is told.
         return Ok(0);

@@ -3,6 +3,7 @@
 //! | reason | when |
 //! |---|---|
 //! | attaching or detaching | the volume is being detached or attached |
+//! | failing | the cache device has failed too often ([`Options::io_error_limit`]); the kernel would have given the set up |
 //! | full | so much of the cache cannot be had without writing dirty data back ([`Options::cutoff_cache_add`]) |
 //! | discard | there is nothing to add |
 //! | mode | `none`; `writearound`, of what is written |
@@ -18,6 +19,7 @@
 //! else.
 //!
 //! [`Options::cutoff_cache_add`]: crate::Options::cutoff_cache_add
+//! [`Options::io_error_limit`]: crate::Options::io_error_limit
 //! [`VolumeOptions::sequential_cutoff`]: crate::VolumeOptions::sequential_cutoff
 
 use crate::policy::Client;
@@ -30,6 +32,8 @@ use bcached_format::CacheMode;
 pub enum Bypass {
     /// The volume is being detached or attached.
     OnItsWay,
+    /// The cache device has failed too often.
+    Failing,
     /// The cache is full of what must be written back first.
     Full,
     /// It is a discard.
@@ -44,14 +48,22 @@ pub enum Bypass {
 
 impl Bypass {
     /// All of them, in the order in which they are asked for.
-    pub const ALL: [Self; 6] =
-        [Self::OnItsWay, Self::Full, Self::Discard, Self::Mode, Self::Sequential, Self::Congested];
+    pub const ALL: [Self; 7] = [
+        Self::OnItsWay,
+        Self::Failing,
+        Self::Full,
+        Self::Discard,
+        Self::Mode,
+        Self::Sequential,
+        Self::Congested,
+    ];
 
     /// In a word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::OnItsWay => "attaching_or_detaching",
+            Self::Failing => "failing",
             Self::Full => "full",
             Self::Discard => "discard",
             Self::Mode => "mode",
@@ -88,13 +100,16 @@ fn admit(
     request: &Request,
     range: Range,
 ) -> Result<(), Bypass> {
-    let in_use = s.in_use_percent();
+    let (in_use, is_worn) = (s.in_use_percent(), s.is_worn());
     let Some(volume) = s.volumes.get_mut(target.id) else { return Ok(()) };
     if target.inode.is_none() || target.backing.is_none() {
         return Ok(());
     }
     if volume.is_bypassed() {
         return Err(Bypass::OnItsWay);
+    }
+    if is_worn {
+        return Err(Bypass::Failing);
     }
     if in_use >= s.options.cutoff_cache_add {
         return Err(Bypass::Full);

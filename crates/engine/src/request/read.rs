@@ -303,7 +303,7 @@ async fn read_cached(
     let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
     let bytes = buffer.len() as u64;
     let begun = set.env().now();
-    let (result, buffer) = set.cache().read(pointer.sector(), buffer).await;
+    let (result, buffer) = set.read_cache(pointer.sector(), buffer).await;
     set.with(|s| s.cache_has_read(s.now.since(begun)));
     // What a flush that runs is about to fail for may be gone already, and anything may have been read. The bucket tells when it
     // was written to last, so data that is proven waits too while more comes into its bucket.

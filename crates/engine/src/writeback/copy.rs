@@ -186,7 +186,7 @@ impl Carriers<'_> {
         let Some(pointer) = pointer_to_read(&key.pointers) else {
             return (Err(Error::Inconsistent("dirty data without a place")), buffer);
         };
-        let (read, buffer) = self.set.cache().read(pointer.sector(), buffer).await;
+        let (read, buffer) = self.set.read_cache(pointer.sector(), buffer).await;
         (read.map_err(Error::io(Doing::Data)), buffer)
     }
 }

@@ -162,6 +162,7 @@ impl State {
             is_full: in_use_percent >= self.options.cutoff_writeback
                 || self.is_short_of_room()
                 || self.starved().is_some()
+                || self.is_worn()
                 // What lives in the cache alone waits for nothing else.
                 || self.buckets.available() <= (BTREE_RESERVE + MOVING_RESERVE) as u64,
         }

@@ -253,6 +253,54 @@ fn what_is_large_goes_past_a_slow_cache_device() {
     });
 }
 
+/// A kernel gives the whole set up at that point, with the dirty data in it.
+#[test]
+fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
+    let options = Options { volume: VolumeOptions::default(), ..options() };
+    on_new_set(options, |env, world, set, volume| async move {
+        ask(&set, volume, put(0, SMALL)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| match op {
+            Op::Write { payload, fua: false, .. } if disk == CACHE && payload.len() == 4096 => {
+                Some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        for error in 1..=8 {
+            assert!(!set.status().is_failing, "{error}");
+            ask(&set, volume, put(1000 * error, SMALL)).await;
+            assert_eq!(set.status().io_errors, error);
+        }
+        assert!(set.status().is_failing && set.status().failed.is_none());
+        world.borrow_mut().fate = None;
+        ask(&set, volume, put(20_000, SMALL)).await;
+        assert_eq!(bypassed(&set, Bypass::Failing), Traffic { requests: 1, bytes: SMALL * 512 });
+        // It is so little that it would stay for as long as anybody works.
+        for _ in 0..1000 {
+            if set.status().dirty_sectors == 0 {
+                break;
+            }
+            ask(&set, volume, read(0, SMALL)).await;
+            env.sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(set.status().dirty_sectors, 0, "it has left");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        assert_eq!(bytes(&set, volume, 20_000, 8).await, [1; 8]);
+        set.change_options(|options| options.io_error_limit = 9);
+        assert!(!set.status().is_failing);
+        let before = bypassed(&set, Bypass::Failing);
+        ask(&set, volume, put(30_000, SMALL)).await;
+        assert_eq!(bypassed(&set, Bypass::Failing), before);
+        assert_eq!(set.status().dirty_sectors, SMALL);
+        // What fades lets it in again, too.
+        set.change_options(|options| (options.io_error_limit, options.io_error_halflife) = (8, 88));
+        assert!(set.status().is_failing);
+        for sector in 0..4 {
+            ask(&set, volume, put(40_000 + SMALL * sector, SMALL)).await;
+        }
+        assert!(!set.status().is_failing, "{}", set.status().io_errors);
+    });
+}
+
 /// A kernel's cache that had been filled stayed bypassed though all of it was clean: what it went by was only counted anew by
 /// GC, and GC only ran for what was added (incident F17).
 #[test]

@@ -107,6 +107,8 @@ fn options(geometry: &Geometry) -> Options {
         ),
     };
     Options {
+        // A cache that has failed a few times takes nothing more, and little would be seen of it.
+        io_error_limit: if writeback_percent == 0 { defaults.io_error_limit } else { u64::MAX },
         congested_read_threshold: congested.0,
         congested_write_threshold: congested.1,
         node_budget_bytes: (small(node_budget_mib) << 20).max(least),
