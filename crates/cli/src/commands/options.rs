@@ -1,4 +1,4 @@
-//! `bcached get`, `set` and `unset`: options of a volume that a daemon serves. The daemon judges and does; here only the
+//! `bcached get`, `set` and `unset`: options of a volume or a cache that a daemon serves. The daemon judges and does; here only the
 //! form of what was typed is looked at.
 
 use crate::failure::{Failure, Kind};
@@ -7,21 +7,28 @@ use crate::output::{Report, Show};
 use bcached_daemon::config::Typed;
 use bcached_daemon::control::client;
 use bcached_daemon::control::options::{Change, Changed, Options};
-use bcached_daemon::options::{find, unknown};
+use bcached_daemon::options::{Scope, unknown};
 use std::collections::BTreeMap;
 
 /// Shows all options, or the value of one.
 pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
-    if let Some(name) = flags.option.as_ref().filter(|name| find(name).is_none()) {
-        return Err(unknown(name));
+    let both = [Scope::Volume, Scope::Cache];
+    if let Some(name) = &flags.option
+        && both.into_iter().all(|scope| scope.find(name).is_none())
+    {
+        return Err(unknown(Scope::Volume, name));
     }
     let socket = flags.control.socket();
-    let mut options: Options = client::understood(&client::get(&socket, &resource(&flags.volume))?)?;
+    let (scope, answer) = of_either(&flags.volume, |resource| client::get(&socket, resource))?;
+    if let Some(name) = flags.option.as_ref().filter(|name| scope.find(name).is_none()) {
+        return Err(unknown(scope, name));
+    }
+    let mut options: Options = client::understood(&answer)?;
     let Some(name) = &flags.option else { return Report::of(&options) };
     options.options.retain(|shown| shown.name == *name);
     let shown = options.options.first();
     let value = shown.and_then(|shown| shown.value.clone()).ok_or_else(|| {
-        Failure::new(Kind::Io, format!("{name} of {} is not known", options.volume))
+        Failure::new(Kind::Io, format!("{name} of {} is not known", options.owner.name()))
             .why("its device has not been seen")
             .next("`bcached status` says what the volume waits for")
     })?;
@@ -54,12 +61,25 @@ fn ask(volume: &str, control: &flags::Control, change: &Change) -> Result<Report
     let socket = control.socket();
     let body = serde_json::to_string(change)
         .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
-    let changed: Changed = client::understood(&client::patch(&socket, &resource(volume), &body)?)?;
+    let (_, answer) = of_either(volume, |resource| client::patch(&socket, resource, &body))?;
+    let changed: Changed = client::understood(&answer)?;
     Ok(Report::of(&changed)?.warning(changed.notes.clone()))
 }
 
-fn resource(volume: &str) -> String {
-    format!("/v1/volumes/{}/options", client::encoded(volume))
+/// Asks for the options of the volume called `name`, or, if there is none, of the cache.
+fn of_either(name: &str, ask: impl Fn(&str) -> Result<String, Failure>) -> Result<(Scope, String), Failure> {
+    let name = client::encoded(name);
+    match ask(&format!("/v1/volumes/{name}/options")) {
+        Err(none) if none.kind == Kind::UnknownName => {
+            let of_cache = ask(&format!("/v1/caches/{name}/options"));
+            // Most likely a volume was meant, whose names are then listed.
+            of_cache.map(|answer| (Scope::Cache, answer)).map_err(|failure| match failure.kind {
+                Kind::UnknownName => none,
+                _ => failure,
+            })
+        }
+        answer => answer.map(|answer| (Scope::Volume, answer)),
+    }
 }
 
 /// One option, of which people see the value alone.

@@ -1,7 +1,7 @@
 //! One TOML file: parsed against the known keys, every value understood, every error with file and line.
 
 use super::NO_CACHE;
-use super::section::{RawVolume, Typed};
+use super::section::{RawCache, RawVolume, Typed};
 use super::values::{Listen, Loopback, Size, Time};
 use crate::failure::{Failure, Kind};
 use crate::options::Definition;
@@ -88,6 +88,7 @@ pub struct Settings {
 pub struct CacheSettings {
     pub origin: Origin,
     pub device: Option<Located<String>>,
+    pub options: Configured,
 }
 
 /// `[volume.NAME]`.
@@ -109,8 +110,11 @@ pub struct Kept {
     /// Whether it is to be served, if that is said.
     pub served: Option<bool>,
     /// Its options.
-    pub options: BTreeMap<&'static str, Value>,
+    pub options: KeptOptions,
 }
+
+/// Options that are kept, by name.
+pub type KeptOptions = BTreeMap<&'static str, Value>;
 
 /// What a volume's section and `[defaults]` can hold.
 #[derive(Clone, Debug, Default)]
@@ -154,12 +158,6 @@ struct RawDaemon {
 #[serde(deny_unknown_fields)]
 struct RawNbd {
     listen: Option<Vec<Listen>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawCache {
-    device: Option<Spanned<String>>,
 }
 
 /// Reads and understands the file at `path`.
@@ -210,7 +208,11 @@ fn understand(source: &Source<'_>) -> Result<Settings, Failure> {
         metrics: raw.daemon.metrics.map(|address| address.0),
         listen: raw.nbd.listen,
         caches: source.named(raw.cache, |source, origin, raw| {
-            Ok(CacheSettings { origin, device: source.locate(raw.device) })
+            Ok(CacheSettings {
+                origin,
+                device: source.locate(raw.device),
+                options: source.options(raw.options)?,
+            })
         })?,
         defaults: source.volume(raw.defaults)?,
         volumes: source.named(raw.volume, |source, origin, raw| {
@@ -279,7 +281,6 @@ impl Source<'_> {
     }
 
     fn volume(&self, raw: RawVolume) -> Result<VolumeSettings, Failure> {
-        let options = raw.options.into_iter().map(|(option, typed)| self.option(option, typed));
         Ok(VolumeSettings {
             backing: self.locate(raw.backing),
             flash: self.locate(raw.flash),
@@ -288,8 +289,12 @@ impl Source<'_> {
             shared: raw.shared,
             served: raw.served,
             wait: raw.wait.map(|time| time.0),
-            options: options.collect::<Result<_, _>>()?,
+            options: self.options(raw.options)?,
         })
+    }
+
+    fn options(&self, raw: Vec<(&'static Definition, Spanned<Typed>)>) -> Result<Configured, Failure> {
+        raw.into_iter().map(|(option, typed)| self.option(option, typed)).collect()
     }
 
     /// An option out of its range is refused here: nobody would see what became of it.
@@ -318,7 +323,10 @@ impl Settings {
         replace(&mut self.listen, newer.listen);
         for (name, cache) in newer.caches {
             match self.caches.get_mut(&name) {
-                Some(older) => replace(&mut older.device, cache.device),
+                Some(older) => {
+                    replace(&mut older.device, cache.device);
+                    older.options.extend(cache.options);
+                }
                 None => drop(self.caches.insert(name, cache)),
             }
         }
@@ -331,9 +339,10 @@ impl Settings {
         }
     }
 
-    /// What `bcached set` has written, over these. A volume that is not configured any more stays so: what was set of it
+    /// What `bcached set` has written, over these. A volume or a cache that is not configured any more stays so: what was set of it
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
+        newer.caches.retain(|name, _| self.caches.contains_key(name));
         let is_whole = |name: &String, volume: &NamedVolume| {
             let VolumeSettings { backing, flash, .. } = &volume.settings;
             self.volumes.contains_key(name) || backing.is_some() || flash.is_some()
@@ -350,15 +359,18 @@ impl Settings {
         gone
     }
 
-    /// The options and the caches of volumes, if nothing else stands here.
-    pub fn into_kept(self) -> Option<BTreeMap<String, Kept>> {
+    /// What is kept of volumes, and the options of caches, if nothing else stands here.
+    pub fn into_kept(self) -> Option<(BTreeMap<String, Kept>, BTreeMap<String, KeptOptions>)> {
         let is_empty = self.control.is_none()
             && self.memory.is_none()
             && self.stop_timeout.is_none()
             && self.metrics.is_none()
             && self.listen.is_none()
-            && self.caches.is_empty()
+            && self.caches.values().all(|cache| cache.device.is_none())
             && self.defaults.is_empty();
+        let values = |options: Configured| -> KeptOptions {
+            options.into_iter().map(|(name, setting)| (name, setting.value)).collect()
+        };
         let kept = |volume: NamedVolume| {
             let VolumeSettings { options, backing, flash, cache, served, .. } = volume.settings.clone();
             let rest = VolumeSettings {
@@ -369,13 +381,15 @@ impl Settings {
                 served: None,
                 ..volume.settings
             };
-            let options = options.into_iter().map(|(name, setting)| (name, setting.value)).collect();
+            let options = values(options);
             let value = |located: Option<Located<String>>| located.map(|located| located.value);
             let (backing, flash, cache) = (value(backing), value(flash), value(cache));
             rest.is_empty().then_some(Kept { backing, flash, cache, served, options })
         };
         let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
-        is_empty.then(|| volumes.collect()).flatten()
+        let volumes: Option<_> = volumes.collect();
+        let caches = self.caches.into_iter().map(|(name, cache)| (name, values(cache.options)));
+        volumes.filter(|_| is_empty).map(|volumes| (volumes, caches.collect()))
     }
 }
 

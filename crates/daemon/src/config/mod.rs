@@ -75,6 +75,8 @@ pub struct Cache {
     pub name: Option<String>,
     /// A path or `UUID=..`.
     pub device: String,
+    /// Its options, as far as the files say them.
+    pub options: Configured,
 }
 
 /// A volume that lives in a cache alone: the cache knows it, and this says more.
@@ -163,7 +165,8 @@ impl Config {
         let mut config = Self::from_settings(settings, line)?;
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
-        let plain = |device: &String| Cache { name: None, device: device.clone() };
+        let plain =
+            |device: &String| Cache { name: None, device: device.clone(), options: Configured::new() };
         config.caches.extend(line.caches.iter().map(plain));
         config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
         config.check(named)?;
@@ -207,7 +210,7 @@ impl Config {
                     .next("it stands for having no cache"));
             }
             let device = required(cache.device, &cache.origin, &format!("[cache.{name}] has no `device`"))?;
-            config.caches.push(Cache { name: Some(name), device: device.value });
+            config.caches.push(Cache { name: Some(name), device: device.value, options: cache.options });
         }
         for (name, own) in settings.volumes {
             let origin = own.origin.clone();

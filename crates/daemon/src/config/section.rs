@@ -1,10 +1,10 @@
-//! The section of a volume, and `[defaults]`: keys of their own, and one key for each option of the table.
+//! The sections of volumes (also `[defaults]`) and caches: keys of their own, and one key for each option of the table.
 //!
 //! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
 //! like derived ones, and list every key.
 
 use super::values::{Time, Way};
-use crate::options::{self, Definition, OPTIONS};
+use crate::options::{Definition, Scope};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use std::fmt;
@@ -29,6 +29,19 @@ pub struct RawVolume {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Typed(pub String);
 
+/// What stands in the section of a cache.
+#[derive(Default)]
+pub struct RawCache {
+    pub device: Option<Spanned<String>>,
+    /// As of a volume.
+    pub options: Vec<(&'static Definition, Spanned<Typed>)>,
+}
+
+enum CacheKey {
+    Device,
+    Option(&'static Definition),
+}
+
 enum Key {
     Backing,
     Flash,
@@ -44,11 +57,29 @@ enum Key {
 /// Keys that are no options.
 const OWN: &[&str] = &["backing", "cache", "flash", "read_only", "shared", "served", "wait", "export"];
 
-/// All keys.
-static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
-    let options = OPTIONS.iter().filter(|option| option.read_only().is_none()).map(|option| option.name);
-    OWN.iter().copied().chain(options).collect()
-});
+/// All keys of a volume.
+static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Volume, OWN));
+
+/// All keys of a cache.
+static CACHE_KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Cache, &["device"]));
+
+fn keys_of(scope: Scope, own: &'static [&'static str]) -> Vec<&'static str> {
+    let options = scope.options().iter().filter(|option| option.read_only().is_none());
+    own.iter().copied().chain(options.map(|option| option.name)).collect()
+}
+
+/// The option of such things that the key `name` is; `keys` are all that there could be.
+fn option_of<E: Error>(
+    scope: Scope,
+    name: &str,
+    keys: &'static [&'static str],
+) -> Result<&'static Definition, E> {
+    let option = scope.find(name).ok_or_else(|| E::unknown_field(name, keys))?;
+    match option.read_only() {
+        Some(instead) => Err(E::custom(format!("`{name}` cannot be set: {instead}"))),
+        None => Ok(option),
+    }
+}
 
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -62,13 +93,7 @@ impl<'de> Deserialize<'de> for Key {
             "served" => Self::Served,
             "wait" => Self::Wait,
             "export" => Self::Export,
-            name => {
-                let option = options::find(name).ok_or_else(|| D::Error::unknown_field(name, &KEYS))?;
-                if let Some(instead) = option.read_only() {
-                    return Err(D::Error::custom(format!("`{name}` cannot be set: {instead}")));
-                }
-                Self::Option(option)
-            }
+            name => Self::Option(option_of(Scope::Volume, name, &KEYS)?),
         })
     }
 }
@@ -97,6 +122,41 @@ impl<'de> Deserialize<'de> for RawVolume {
                         // Checked by its type: this version knows one way.
                         Key::Export => drop(map.next_value::<Way>()?),
                         Key::Option(option) => raw.options.push((option, map.next_value()?)),
+                    }
+                }
+                Ok(raw)
+            }
+        }
+        deserializer.deserialize_map(Section)
+    }
+}
+
+impl<'de> Deserialize<'de> for CacheKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(match name.as_str() {
+            "device" => Self::Device,
+            name => Self::Option(option_of(Scope::Cache, name, &CACHE_KEYS)?),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for RawCache {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Section;
+        impl<'de> Visitor<'de> for Section {
+            type Value = RawCache;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the section of a cache")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawCache, A::Error> {
+                let mut raw = RawCache::default();
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        CacheKey::Device => raw.device = Some(map.next_value()?),
+                        CacheKey::Option(option) => raw.options.push((option, map.next_value()?)),
                     }
                 }
                 Ok(raw)

@@ -1,9 +1,9 @@
 //! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add` and `remove` keep. It is made and rewritten by the daemon
-//! and holds options of volumes, which cache they have, and which were added or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
+//! and holds options of volumes and caches, which cache a volume has, and which were added or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
-use super::file::{self, Kept};
+use super::file::{self, Kept, KeptOptions};
 use crate::failure::{Failure, Kind};
-use crate::options::value::Value;
+use crate::options::Scope;
 use crate::whole_file;
 use std::collections::BTreeMap;
 use std::io;
@@ -26,6 +26,8 @@ pub struct SetFile {
     path: PathBuf,
     /// By volume, in the order in which they are written.
     volumes: BTreeMap<String, Kept>,
+    /// Options of caches, likewise.
+    caches: BTreeMap<String, KeptOptions>,
     /// As it lies on the disk; empty if it does not.
     before: String,
 }
@@ -41,7 +43,7 @@ impl SetFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(cannot(path, "read", &error)),
         };
-        let mut volumes = BTreeMap::new();
+        let (mut volumes, mut caches) = (BTreeMap::new(), BTreeMap::new());
         if !before.is_empty() {
             let not_ours = || {
                 Failure::new(Kind::Config, format!("{} is not rewritten", path.display()))
@@ -51,14 +53,17 @@ impl SetFile {
             if !before.starts_with(FIRST_LINE) {
                 return Err(not_ours());
             }
-            volumes = file::parse_set_file(path, &before)?.into_kept().ok_or_else(not_ours)?;
+            (volumes, caches) = file::parse_set_file(path, &before)?.into_kept().ok_or_else(not_ours)?;
         }
-        Ok(Self { path: path.to_owned(), volumes, before })
+        Ok(Self { path: path.to_owned(), volumes, caches, before })
     }
 
-    /// The options that it holds of the volume called `name`, to be changed.
-    pub fn of(&mut self, name: &str) -> &mut BTreeMap<&'static str, Value> {
-        &mut self.volumes.entry(name.to_owned()).or_default().options
+    /// The options that it holds of the volume or cache called `name`, to be changed.
+    pub fn of(&mut self, scope: Scope, name: &str) -> &mut KeptOptions {
+        match scope {
+            Scope::Volume => &mut self.volumes.entry(name.to_owned()).or_default().options,
+            Scope::Cache => self.caches.entry(name.to_owned()).or_default(),
+        }
     }
 
     /// All that it says of the volume called `name`, to be changed.
@@ -73,23 +78,33 @@ impl SetFile {
 
     /// What the file is to say.
     pub fn text(&self) -> String {
+        let options = |kept: &KeptOptions| -> Vec<(String, toml::Value)> {
+            kept.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml())).collect()
+        };
         let section = |kept: &Kept| {
-            let options = kept.options.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()));
             let cache =
                 kept.cache.iter().map(|cache| ("cache".to_owned(), toml::Value::String(cache.clone())));
             let text = |value: &String| toml::Value::String(value.clone());
             let backing = kept.backing.iter().map(|backing| ("backing".to_owned(), text(backing)));
             let flash = kept.flash.iter().map(|flash| ("flash".to_owned(), text(flash)));
             let served = kept.served.iter().map(|is| ("served".to_owned(), toml::Value::Boolean(*is)));
-            toml::Value::Table(backing.chain(flash).chain(cache).chain(served).chain(options).collect())
+            toml::Value::Table(
+                backing.chain(flash).chain(cache).chain(served).chain(options(&kept.options)).collect(),
+            )
         };
         let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
         let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();
-        if volumes.is_empty() && self.before.is_empty() {
+        let said = self.caches.iter().filter(|(_, kept)| !kept.is_empty());
+        let of_cache = |kept: &KeptOptions| toml::Value::Table(options(kept).into_iter().collect());
+        let caches: toml::Table = said.map(|(name, kept)| (name.clone(), of_cache(kept))).collect();
+        if volumes.is_empty() && caches.is_empty() && self.before.is_empty() {
             return String::new();
         }
         let mut whole = toml::Table::new();
         whole.insert("version".to_owned(), toml::Value::Integer(1));
+        if !caches.is_empty() {
+            whole.insert("cache".to_owned(), toml::Value::Table(caches));
+        }
         if !volumes.is_empty() {
             whole.insert("volume".to_owned(), toml::Value::Table(volumes));
         }

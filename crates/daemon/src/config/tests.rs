@@ -1,4 +1,5 @@
 use super::*;
+use crate::options::Scope;
 use crate::options::value::Value;
 
 fn load(text: &str, more: &[(&str, &str)]) -> Result<Config, Failure> {
@@ -190,6 +191,8 @@ fn every_option_is_a_key() {
     let missing = |option: &&crate::options::Definition| !keys.contains(&option.name.to_owned());
     let missing: Vec<_> = crate::options::OPTIONS.iter().filter(missing).map(|option| option.name).collect();
     assert_eq!(missing, ["label"], "which is read-only");
+    let all = crate::options::of_cache::OPTIONS.iter().map(|option| option.name.to_owned());
+    assert_eq!(known_keys("[cache.a]"), [vec!["device".to_owned()], all.collect()].concat());
 }
 
 /// Nobody would see that a value of a file was taken otherwise than it was written.
@@ -267,8 +270,8 @@ fn the_file_of_set_is_made_and_rewritten_and_a_persons_is_not() {
     for (option, typed) in
         [("sequential_cutoff", "1M"), ("writeback_running", "0"), ("writeback_percent", "7")]
     {
-        let option = crate::options::find(option).expect("an option");
-        file.of("a \"b\"").insert(option.name, option.read(typed).expect("a value"));
+        let option = Scope::Volume.find(option).expect("an option");
+        file.of(Scope::Volume, "a \"b\"").insert(option.name, option.read(typed).expect("a value"));
     }
     assert!(file.is_changed() && !path.exists());
     file.check_writable().and_then(|()| file.write()).expect("a folder of ours");
@@ -283,7 +286,16 @@ fn the_file_of_set_is_made_and_rewritten_and_a_persons_is_not() {
 
     let mut file = SetFile::read(&path).expect("ours");
     assert!(!file.is_changed(), "{}", file.text());
-    file.of("a \"b\"").clear();
+    file.of(Scope::Volume, "a \"b\"").clear();
+    let option = Scope::Cache.find("io_error_limit").expect("an option");
+    file.of(Scope::Cache, "fast").insert(option.name, option.read("7").expect("a value"));
+    file.write().expect("again");
+    let whole = format!("{comment}\nversion = 1\n\n[cache.fast]\nio_error_limit = 7\n");
+    assert_eq!(std::fs::read_to_string(&path).expect("written"), whole);
+
+    let mut file = SetFile::read(&path).expect("ours");
+    assert!(!file.is_changed(), "{}", file.text());
+    file.of(Scope::Cache, "fast").clear();
     file.write().expect("again");
     assert_eq!(std::fs::read_to_string(&path).expect("written"), format!("{comment}\nversion = 1\n"));
 
@@ -316,9 +328,10 @@ fn the_guide_shows_every_key() {
     assert_eq!((scratch.read_only, scratch.shared), (false, false), "the defaults");
     assert_eq!(config.flash.iter().map(|flash| &*flash.name).collect::<Vec<_>>(), ["swap"]);
 
+    let is_none_of = |key: &str| [Scope::Volume, Scope::Cache].iter().all(|scope| scope.find(key).is_none());
     for section in ["[daemon]", "[nbd]", "[cache.a]", "[volume.v]"] {
         // Options have a table of their own in the guide, which the table in the code is compared with.
-        let own = known_keys(section).into_iter().filter(|key| crate::options::find(key).is_none());
+        let own = known_keys(section).into_iter().filter(|key| is_none_of(key));
         for key in own {
             let is_shown = example.lines().any(|line| line.starts_with(&format!("{key} =")));
             assert!(is_shown, "{section} knows `{key}`, and the guide does not show it");

@@ -2,19 +2,48 @@
 //! `bcached.change` version 1. Within a version, fields are only added; what is not known is absent.
 
 use crate::config::Typed;
-use crate::options::Definition;
+use crate::options::layers::Source;
 use crate::options::value::Value;
+use crate::options::{Definition, Scope};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// The options of a volume.
+/// The options of a volume or a cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Options {
-    /// Its name.
-    pub volume: String,
+    /// Whose they are.
+    #[serde(flatten)]
+    pub owner: Named,
     /// All of them, or the one that was asked for.
     pub options: Vec<Shown>,
+}
+
+/// The name of a volume, or else of a cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Named {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    volume: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cache: Option<String>,
+}
+
+impl Named {
+    /// Of such a thing.
+    #[must_use]
+    pub fn of(scope: Scope, name: &str) -> Self {
+        let name = Some(name.to_owned());
+        match scope {
+            Scope::Volume => Self { volume: name, cache: None },
+            Scope::Cache => Self { volume: None, cache: name },
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.volume.as_ref().or(self.cache.as_ref()).map_or("", String::as_str)
+    }
 }
 
 /// One option.
@@ -84,6 +113,19 @@ impl Shown {
         }
     }
 
+    /// Whose word it is, if anybody has said it.
+    pub(crate) fn say_where_from(&mut self, said: Option<(&Value, Source<'_>)>) {
+        match said {
+            Some((_, Source::Runtime)) => "runtime".clone_into(&mut self.origin),
+            Some((_, Source::Configured(origin))) => {
+                if origin.is_by_set() { "set" } else { "config" }.clone_into(&mut self.origin);
+                self.file = Some(origin.file().display().to_string());
+                self.line = Some(origin.line());
+            }
+            None => {}
+        }
+    }
+
     /// Who says so, for people.
     #[must_use]
     pub fn origin_text(&self) -> String {
@@ -124,7 +166,7 @@ impl Options {
     }
 }
 
-/// What is to be changed of a volume's options: all of it or nothing.
+/// What is to be changed of the options of a volume or a cache: all of it or nothing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Change {
@@ -141,17 +183,17 @@ pub struct Change {
 impl Change {
     /// The command of `bcached` that says so, for the log.
     #[must_use]
-    pub fn text(&self, volume: &str) -> String {
+    pub fn text(&self, owner: &str) -> String {
         let mut text = String::new();
         if !self.set.is_empty() {
-            let _ = write!(text, "set {volume}");
+            let _ = write!(text, "set {owner}");
             for (option, value) in &self.set {
                 let _ = write!(text, " {option}={}", value.0);
             }
         }
         if !self.unset.is_empty() {
             let gap = if text.is_empty() { "" } else { "; " };
-            let _ = write!(text, "{gap}unset {volume} {}", self.unset.join(" "));
+            let _ = write!(text, "{gap}unset {owner} {}", self.unset.join(" "));
         }
         for (is_said, option) in [(self.runtime, " --runtime"), (self.dry_run, " --dry-run")] {
             text.push_str(if is_said { option } else { "" });
@@ -163,8 +205,9 @@ impl Change {
 /// What became of a change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Changed {
-    /// The volume's name.
-    pub volume: String,
+    /// Whose options they are.
+    #[serde(flatten)]
+    pub owner: Named,
     /// Nothing was done: it is what would be.
     pub dry_run: bool,
     /// Where it is kept over a restart, if it is.
@@ -197,12 +240,12 @@ impl Changed {
         let mut text = String::new();
         for change in &self.changes {
             let (name, value) = (&change.after.name, change.after.value_text());
-            let (volume, origin) = (&self.volume, change.after.origin_text());
+            let (owner, origin) = (self.owner.name(), change.after.origin_text());
             // Writing to a string cannot fail.
             let _ = match (change.already, self.dry_run) {
-                (true, _) => writeln!(text, "{volume}: {name} is {value} already ({origin})"),
-                (false, true) => writeln!(text, "{volume}: {name} would be {value} ({origin})"),
-                (false, false) => writeln!(text, "{volume}: {name} is {value} ({origin})"),
+                (true, _) => writeln!(text, "{owner}: {name} is {value} already ({origin})"),
+                (false, true) => writeln!(text, "{owner}: {name} would be {value} ({origin})"),
+                (false, false) => writeln!(text, "{owner}: {name} is {value} ({origin})"),
             };
         }
         text

@@ -7,6 +7,7 @@ use super::options::{Change, Changed, Options};
 use super::server::Handlers;
 use super::status::Status;
 use crate::failure::{Failure, Kind};
+use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -73,7 +74,8 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics::control))
-        .route("/v1/volumes/{volume}/options", get(options).patch(change))
+        .route("/v1/volumes/{name}/options", get(options_of_volume).patch(change_volume))
+        .route("/v1/caches/{name}/options", get(options_of_cache).patch(change_cache))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
@@ -85,18 +87,40 @@ async fn status(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
     beside(move || Ok((handlers.status)(full))).await
 }
 
-async fn options(State(handlers): State<Arc<Handlers>>, Path(volume): Path<String>) -> Response {
-    beside(move || (handlers.options)(&volume)).await
+async fn options_of_volume(State(handlers): State<Arc<Handlers>>, Path(name): Path<String>) -> Response {
+    beside(move || (handlers.options)(Scope::Volume, &name)).await
 }
 
-async fn change(
+async fn options_of_cache(State(handlers): State<Arc<Handlers>>, Path(name): Path<String>) -> Response {
+    beside(move || (handlers.options)(Scope::Cache, &name)).await
+}
+
+async fn change_volume(
     State(handlers): State<Arc<Handlers>>,
-    Path(volume): Path<String>,
+    Path(name): Path<String>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     body: Bytes,
 ) -> Response {
-    match serde_json::from_slice::<Change>(&body) {
-        Ok(change) => beside(move || (handlers.change)(&volume, change, peer.uid)).await,
+    change(handlers, (Scope::Volume, name), peer, &body).await
+}
+
+async fn change_cache(
+    State(handlers): State<Arc<Handlers>>,
+    Path(name): Path<String>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    body: Bytes,
+) -> Response {
+    change(handlers, (Scope::Cache, name), peer, &body).await
+}
+
+async fn change(
+    handlers: Arc<Handlers>,
+    (scope, name): (Scope, String),
+    peer: Peer,
+    body: &[u8],
+) -> Response {
+    match serde_json::from_slice::<Change>(body) {
+        Ok(change) => beside(move || (handlers.change)(scope, &name, change, peer.uid)).await,
         Err(error) => refused(
             &Failure::new(Kind::Usage, "the request is not understood")
                 .why(error.to_string())

@@ -7,6 +7,7 @@ use super::routes::{self, Peer};
 use super::socket::connect_now;
 use super::status::Status;
 use crate::failure::{Failure, Kind};
+use crate::options::Scope;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -34,11 +35,11 @@ pub enum Signal {
 /// The status; if told so, with what costs more.
 pub type AskStatus = Box<dyn Fn(bool) -> Status + Send + Sync>;
 
-/// The options of the volume that is called so.
-pub type AskOptions = Box<dyn Fn(&str) -> Result<Options, Failure> + Send + Sync>;
+/// The options of the volume or cache that is called so.
+pub type AskOptions = Box<dyn Fn(Scope, &str) -> Result<Options, Failure> + Send + Sync>;
 
-/// Changes options of the volume that is called so, for that user.
-pub type AskChange = Box<dyn Fn(&str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
+/// Changes options of the volume or cache that is called so, for that user.
+pub type AskChange = Box<dyn Fn(Scope, &str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
 
 /// Begins long work, for that user.
 pub type AskBegin = Box<dyn Fn(Begin, Option<u32>) -> Result<Job, Failure> + Send + Sync>;

@@ -135,6 +135,9 @@ pub struct CacheCounts {
     /// Streams of so many bytes and more go past the cache device because it is slow; 0: it is not congested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congested_bytes: Option<u64>,
+    /// Its device has failed as often as `io_error_limit` says: nothing is added, and what is dirty leaves it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failing: Option<bool>,
     #[serde(flatten)]
     pub numbers: Option<CacheNumbers>,
 }

@@ -31,7 +31,7 @@ pub struct Recipe {
     /// Where the note lies; `None`: nothing is ever written that would have to be noted.
     pub note: Option<PathBuf>,
     /// The engine's options.
-    pub options: Options,
+    pub options: RefCell<Options>,
 }
 
 /// Knows where each volume is. Clones know the same.
@@ -191,6 +191,14 @@ impl Keeper {
             (Some(()), None) => Ok(()),
             (_, Some(set)) => set.change_volume_options(volume, |options| *options = new),
             (None, None) => Err(self.reason()),
+        }
+    }
+
+    /// Changes options of the set, also for when it is opened again.
+    pub fn change_cache(&self, change: &dyn Fn(&mut Options)) {
+        change(&mut self.0.recipe.options.borrow_mut());
+        if let Some(set) = self.with(|sets| sets.main.clone()) {
+            set.change_options(change);
         }
     }
 

@@ -151,6 +151,7 @@ enum Command {
     Do(Do),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
     SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
+    ChangeCache(Box<dyn Fn(&mut Options) + Send>),
     Status(Answer<Status>),
     Ages(Answer<Ages>),
     Stop(Answer<Result<(), Error>>),
@@ -228,8 +229,9 @@ impl EngineThread {
             None => (Box::new(NoNote) as Box<dyn Note>, NoteFound::Nothing),
         };
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
-        let recipe = Recipe { cache, set_uuid: start.set_uuid, note: place, options: start.options };
-        let opening = CacheSet::open(executor.env(), cache, note, recipe.options.clone());
+        let recipe =
+            Recipe { cache, set_uuid: start.set_uuid, note: place, options: start.options.clone().into() };
+        let opening = CacheSet::open(executor.env(), cache, note, start.options);
         let set = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))?
@@ -321,6 +323,11 @@ impl Engine {
     /// Changes all of a volume's options.
     pub fn set_options(&self, volume: VolumeId, options: VolumeOptions, answer: Answer<Result<(), Error>>) {
         self.send(Command::SetOptions(volume, options, answer));
+    }
+
+    /// Changes options of the set.
+    pub fn change_cache(&self, change: impl Fn(&mut Options) + Send + 'static) {
+        self.send(Command::ChangeCache(Box::new(change)));
     }
 
     /// A snapshot; `None` if the engine is gone or too busy to answer.

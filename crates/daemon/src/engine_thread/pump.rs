@@ -98,6 +98,7 @@ impl Pump {
                     work(set, &env);
                 }
             }
+            Command::ChangeCache(change) => keeper.change_cache(&change),
             Command::SetOptions(volume, new, answer) => answer(keeper.change_options(volume, new)),
             Command::SetCacheMode(volume, mode, keep, answer) => match (keeper.settled(volume), keep) {
                 (Ok(set), Keep::ForNow) => answer(set.set_cache_mode_for_now(volume, mode)),

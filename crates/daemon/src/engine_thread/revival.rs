@@ -234,7 +234,8 @@ async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     };
     let fresh = Options::default();
     // What counts for one opening is not for another.
-    let options = Options { opening: fresh.opening, phases: fresh.phases, ..inner.recipe.options.clone() };
+    let options =
+        Options { opening: fresh.opening, phases: fresh.phases, ..inner.recipe.options.borrow().clone() };
     let set = CacheSet::open(inner.env.clone(), inner.recipe.cache, note, options).await?;
     keeper.is_open_again(set);
     Ok(())

@@ -9,9 +9,9 @@
 
 use super::quiet::QuietHours;
 use super::value::Value;
-use super::{Definition, OPTIONS, Place};
+use super::{Definition, OPTIONS, Place, Scope, of_cache};
 use crate::config::Origin;
-use bcached_engine::VolumeOptions;
+use bcached_engine::{Options, VolumeOptions};
 use bcached_format::CacheMode;
 use std::collections::BTreeMap;
 
@@ -79,6 +79,11 @@ impl Layers {
         options
     }
 
+    /// Makes `options`, of the engine of a cache, what was said of that.
+    pub fn apply_to_cache(&self, options: &mut Options) {
+        of_cache::apply(options, |name| self.said(name).map(|(value, _)| value));
+    }
+
     /// The quiet hours, if there are any.
     #[must_use]
     pub fn quiet_hours(&self) -> Option<QuietHours> {
@@ -111,7 +116,7 @@ impl Layers {
                 return Ok(());
             }
             let [one, other] = [lower, upper].map(|name| {
-                let option = super::find(name).map(|option| read(option, &options));
+                let option = Scope::Volume.find(name).map(|option| read(option, &options));
                 option.flatten().map_or_else(String::new, |value| value.to_string())
             });
             let relation = if lower == "writeback_rate_minimum" { "not be above" } else { "be below" };

@@ -1,15 +1,16 @@
-//! The options of a volume: one table. Configuration keys, `get`, `set`, `unset`, their help and the guide are fed by
+//! The options of volumes and caches: a table of each ([`of_cache`]). Configuration keys, `get`, `set`, `unset`, their help and the guide are fed by
 //! it; a new option is a line here.
 //!
 //! Names, ranges, defaults and units of bare numbers are the kernel's (`/sys/block/bcacheN/bcache/`), where it has the
 //! option. Where a value comes from is the business of [`layers`].
 
 pub mod layers;
+pub mod of_cache;
 pub mod quiet;
 pub mod value;
 
 use crate::failure::{Failure, Kind as FailureKind};
-use bcached_engine::{OnCacheError, VolumeOptions};
+use bcached_engine::{OnCacheError, Options, VolumeOptions};
 use value::{Kind, Refused, Value};
 
 /// One option.
@@ -38,6 +39,8 @@ pub struct Definition {
 pub enum Scope {
     /// Each volume has its own value.
     Volume,
+    /// Each cache has.
+    Cache,
 }
 
 /// Where the value of an option is.
@@ -55,6 +58,13 @@ pub enum Place {
         read: fn(&VolumeOptions) -> Value,
         /// Changes it there.
         write: fn(&mut VolumeOptions, &Value),
+    },
+    /// With the engine of a cache.
+    Set {
+        /// The value in those options.
+        read: fn(&Options) -> Value,
+        /// Changes it there.
+        write: fn(&mut Options, &Value),
     },
 }
 
@@ -121,7 +131,7 @@ const TIME_MAX: u64 = NUMBER_MAX * 1000;
 /// The greatest rate that the kernel's controller goes to, in sectors a second: half a terabyte.
 const RATE_MAX: u64 = 1_000_000_000;
 
-/// Every option, in the order in which `get` prints them.
+/// Every option of a volume, in the order in which `get` prints them.
 pub static OPTIONS: &[Definition] = &[
     Definition::of_kernel(
         "cache_mode",
@@ -250,21 +260,57 @@ pub static OPTIONS: &[Definition] = &[
     ),
 ];
 
-/// The option called `name`.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static Definition> {
-    OPTIONS.iter().find(|option| option.name == name)
+impl Scope {
+    /// Every option of such, in the order in which `get` prints them.
+    #[must_use]
+    pub fn options(self) -> &'static [Definition] {
+        match self {
+            Self::Volume => OPTIONS,
+            Self::Cache => of_cache::OPTIONS,
+        }
+    }
+
+    /// The option called `name`.
+    #[must_use]
+    pub fn find(self, name: &str) -> Option<&'static Definition> {
+        self.options().iter().find(|option| option.name == name)
+    }
+
+    /// Of what the others are.
+    const fn other(self) -> Self {
+        match self {
+            Self::Volume => Self::Cache,
+            Self::Cache => Self::Volume,
+        }
+    }
+
+    /// In a word, as it is typed.
+    #[must_use]
+    pub const fn placeholder(self) -> &'static str {
+        match self {
+            Self::Volume => "VOLUME",
+            Self::Cache => "CACHE",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Volume => "volume",
+            Self::Cache => "cache",
+        }
+    }
 }
 
 /// The options whose names are nearest to `typed`, which is none: most likely meant first.
 #[must_use]
-pub fn near(typed: &str) -> Vec<&'static str> {
+pub fn near(scope: Scope, typed: &str) -> Vec<&'static str> {
     /// Chosen by eye: with a letter wrong or a word left out a name is near, another option's is not.
     const ENOUGH: f64 = 0.8;
     /// How much less near than the nearest still counts: all names that begin with `writeback_` are alike.
     const BEHIND_MAX: f64 = 0.02;
     let typed = typed.to_lowercase().replace('-', "_");
-    let mut near: Vec<_> = OPTIONS
+    let mut near: Vec<_> = scope
+        .options()
         .iter()
         .map(|option| (strsim::jaro_winkler(&typed, option.name), option.name))
         .filter(|(likeness, name)| *likeness >= ENOUGH || (typed.len() > 3 && name.contains(&typed)))
@@ -275,13 +321,20 @@ pub fn near(typed: &str) -> Vec<&'static str> {
     close.map(|(_, name)| name).take(3).collect()
 }
 
-/// The refusal of an option that does not exist.
+/// The refusal of an option that such things do not have.
 #[must_use]
-pub fn unknown(name: &str) -> Failure {
-    let near = near(name);
+pub fn unknown(scope: Scope, name: &str) -> Failure {
+    let (it, other) = (scope.name(), scope.other());
+    if other.find(name).is_some() {
+        return Failure::new(FailureKind::Usage, format!("`{name}` is no option of a {it}"))
+            .why(format!("it is one of a {}", other.name()))
+            .next(format!("`bcached get {} {name}` shows it", other.placeholder()))
+            .option(name);
+    }
+    let near = near(scope, name);
     let failure = Failure::new(FailureKind::Usage, format!("there is no option `{name}`")).option(name);
     match near.as_slice() {
-        [] => failure.next("`bcached get VOLUME` lists the options"),
+        [] => failure.next(format!("`bcached get {}` lists the options", scope.placeholder())),
         near => failure.next(format!("perhaps {} is meant", near.join(" or "))),
     }
 }
@@ -289,10 +342,14 @@ pub fn unknown(name: &str) -> Failure {
 /// Lines for `--help`: each option and what it is.
 #[must_use]
 pub fn help() -> String {
-    let width = OPTIONS.iter().map(|option| option.name.len()).max().unwrap_or(0);
-    let lines: Vec<_> =
-        OPTIONS.iter().map(|option| format!("  {:width$}  {}", option.name, option.help)).collect();
-    format!("Options of a volume:\n{}", lines.join("\n"))
+    let both = [Scope::Volume, Scope::Cache];
+    let all = || both.into_iter().flat_map(Scope::options);
+    let width = all().map(|option| option.name.len()).max().unwrap_or(0);
+    let lines = |scope: Scope| {
+        let line = |option: &Definition| format!("  {:width$}  {}", option.name, option.help);
+        scope.options().iter().map(line).collect::<Vec<_>>().join("\n")
+    };
+    both.map(|scope| format!("Options of a {}:\n{}", scope.name(), lines(scope))).join("\n\n")
 }
 
 impl Definition {
@@ -312,6 +369,7 @@ impl Definition {
             Place::CacheMode => Some(Value::Word("writethrough")),
             Place::QuietHours => Some(Value::None),
             Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
+            Place::Set { read, .. } => Some(read(&Options::default())),
         }
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use std::time::Duration;
 
 fn read(name: &str, typed: &str) -> Result<Value, Refused> {
-    find(name).unwrap_or_else(|| panic!("{name} is an option")).read(typed)
+    Scope::Volume.find(name).unwrap_or_else(|| panic!("{name} is an option")).read(typed)
 }
 
 /// What `typed` is printed as.
@@ -22,7 +22,7 @@ fn why(name: &str, typed: &str) -> String {
 /// `get` and `set` are each other's inverse: of the default, and of every value here.
 #[test]
 fn what_is_printed_is_understood_again() {
-    for option in OPTIONS {
+    for option in OPTIONS.iter().chain(of_cache::OPTIONS) {
         let Some(default) = option.default() else { continue };
         assert_eq!(option.read(&default.to_string()), Ok(default), "{}", option.name);
     }
@@ -62,7 +62,7 @@ fn a_suffix_means_bytes_and_a_bare_number_what_the_kernel_means() {
     assert_eq!(read("writeback_rate_minimum", "4096k"), Ok(Value::Rate(8192)), "bytes");
     assert_eq!(read("writeback_rate_update_seconds", "7"), Ok(Value::Time(Duration::from_secs(7))));
     let unit = |name: &str, typed: &str| {
-        find(name).and_then(|option| option.unit(&option.read(typed).expect("a value")))
+        Scope::Volume.find(name).and_then(|option| option.unit(&option.read(typed).expect("a value")))
     };
     assert_eq!(unit("sequential_cutoff", "5"), Some("bytes"));
     assert_eq!(unit("writeback_rate_minimum", "9"), Some("sectors/s"));
@@ -168,7 +168,7 @@ fn the_terms_are_in_order() {
     let check = |said: &[(&str, &str)]| {
         let mut layers = Layers::default();
         for (name, typed) in said {
-            let option = find(name).expect("an option");
+            let option = Scope::Volume.find(name).expect("an option");
             layers.runtime.insert(option.name, option.read(typed).expect("a value"));
         }
         layers.check().map_err(|Contradiction { what, .. }| what)
@@ -188,28 +188,59 @@ fn the_terms_are_in_order() {
 
 #[test]
 fn what_was_most_likely_meant_is_named() {
-    assert_eq!(near("writeback_percnt").first(), Some(&"writeback_percent"));
-    assert_eq!(near("sequential-cutoff").first(), Some(&"sequential_cutoff"));
-    assert_eq!(near("quiet").first(), Some(&"quiet_hours"));
-    assert_eq!(near("colour"), Vec::<&str>::new());
-    assert!(unknown("colour").to_string().contains("lists the options"));
+    let near_one = |typed| near(Scope::Volume, typed);
+    assert_eq!(near_one("writeback_percnt").first(), Some(&"writeback_percent"));
+    assert_eq!(near_one("sequential-cutoff").first(), Some(&"sequential_cutoff"));
+    assert_eq!(near_one("quiet").first(), Some(&"quiet_hours"));
+    assert_eq!(near_one("colour"), Vec::<&str>::new());
+    assert_eq!(near(Scope::Cache, "io_eror_limit").first(), Some(&"io_error_limit"));
+    let refused = |scope, name| unknown(scope, name).to_string();
+    assert!(refused(Scope::Volume, "colour").contains("`bcached get VOLUME` lists the options"));
+    assert!(refused(Scope::Cache, "colour").contains("`bcached get CACHE` lists the options"));
+    let elsewhere = "`io_error_limit` is no option of a volume: it is one of a cache";
+    assert!(refused(Scope::Volume, "io_error_limit").contains(elsewhere));
+    assert!(refused(Scope::Cache, "cache_mode").contains("is no option of a cache: it is one of a volume"));
 }
 
-/// One line of the guide's table for each option, and none for anything else.
+/// Each says what it says, of its own field and no other.
 #[test]
-fn the_guide_has_the_table() {
+fn an_option_of_a_cache_is_its_own() {
+    let fresh = Options::default();
+    for option in of_cache::OPTIONS {
+        let typed = if matches!(option.kind, Kind::Flag) { "0" } else { "17" };
+        let value = option.read(typed).expect("a value");
+        let mut layers = Layers::default();
+        layers.runtime.insert(option.name, value.clone());
+        let mut options = Options { io_error_limit: 99, node_budget_bytes: 7, ..Options::default() };
+        layers.apply_to_cache(&mut options);
+        assert_eq!(options.node_budget_bytes, 7, "no option");
+        for other in of_cache::OPTIONS {
+            let Place::Set { read, .. } = other.place else { panic!("{} is elsewhere", other.name) };
+            let expected = if other.name == option.name { value.clone() } else { read(&fresh) };
+            assert_eq!(read(&options), expected, "{} after {}", other.name, option.name);
+        }
+    }
+}
+
+/// One line of the guide's tables for each option, and none for anything else.
+#[test]
+fn the_guide_has_the_tables() {
+    table(OPTIONS, "| option | values | default | what it is |\n|---|---|---|---|\n");
+    table(of_cache::OPTIONS, "| option of a cache | values | default | what it is |\n|---|---|---|---|\n");
+}
+
+fn table(options: &[Definition], heading: &str) {
     const GUIDE: &str = include_str!("../../../../docs/guide.md");
-    let heading = "| option | values | default | what it is |\n|---|---|---|---|\n";
-    let (_, table) = GUIDE.split_once(heading).expect("the guide has the table");
+    let (_, table) = GUIDE.split_once(heading).unwrap_or_else(|| panic!("the guide has no table {heading}"));
     let found: Vec<_> = table.lines().take_while(|line| line.starts_with('|')).collect();
     let line = |option: &Definition| {
         let default = option.default().map_or_else(String::new, |value| match option.unit(&value) {
-            Some(unit @ ("%" | "sectors")) => format!("{value} {unit}"),
+            Some(unit @ ("%" | "sectors" | "microseconds" | "milliseconds")) => format!("{value} {unit}"),
             _ => value.to_string(),
         });
         let default = if default.is_empty() { default } else { format!(" {default}") };
         format!("| `{}` | {} |{default} | {} |", option.name, option.values(), option.help)
     };
-    let wanted: Vec<_> = OPTIONS.iter().map(line).collect();
+    let wanted: Vec<_> = options.iter().map(line).collect();
     assert_eq!(found, wanted, "the table should be:\n{heading}{}\n", wanted.join("\n"));
 }

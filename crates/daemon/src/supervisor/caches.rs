@@ -44,7 +44,7 @@ impl Supervisor {
         self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
         tell_what_is_ignored(&name, &cache.superblock);
         let note = notes::of_set(&self.notes, set)?;
-        let options = self.options();
+        let options = self.engine_options(index);
         let progress = Arc::clone(&options.opening);
         let start = Start { device: cache.device, set_uuid: set, note: Some(note), options };
         self.start_thread(index, &name, start, progress)
@@ -91,10 +91,17 @@ impl Supervisor {
         Err(Unserved::Waits(reasons::its_cache_opens()))
     }
 
-    /// Half of the memory is for nodes, shared among the sets; the rest is for requests and what surrounds them.
-    fn options(&self) -> Options {
+    /// What is said of the cache. Half of the memory is for nodes, shared among the sets; the rest is for requests and what
+    /// surrounds them.
+    fn engine_options(&self, index: usize) -> Options {
         let share = self.config.memory_bytes / 2 / (self.config.caches.len().max(1) as u64);
-        Options { node_budget_bytes: usize::try_from(share).unwrap_or(usize::MAX), ..Options::default() }
+        let node_budget_bytes = usize::try_from(share).unwrap_or(usize::MAX);
+        let mut options = Options { node_budget_bytes, ..Options::default() };
+        let mut shared = self.shared();
+        let entry = &mut shared.table.caches[index];
+        entry.options.apply_to_cache(&mut options);
+        entry.told = entry.options.clone();
+        options
     }
 
     /// An engine has opened its set, or says why not.
@@ -181,6 +188,17 @@ impl Supervisor {
                 && let Some(name) = self.shared().table.note_recovery(index)
             {
                 tracing::info!(event = "cache-writes-again", "cache {name}: it works again");
+            }
+            match self.shared().table.note_failing(index, status.is_failing) {
+                Some(name) if status.is_failing => {
+                    tracing::error!(
+                        event = "cache-failing",
+                        "cache {name}: {}",
+                        health::failing(status.io_errors)
+                    );
+                }
+                Some(name) => tracing::info!(event = "cache-used-again", "cache {name}: it takes data again"),
+                None => {}
             }
             self.tell_unserved(index, &status);
             let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);

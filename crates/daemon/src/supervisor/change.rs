@@ -3,17 +3,19 @@
 //! The control thread asks and waits; the loop acts, as it does on everything else. A value that is to be kept is first
 //! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
 
-use super::options::{Done, Facts, resolve};
-use super::table::{VolumeEntry, VolumeState};
+use super::options::Done;
+use super::owner::{Owner, View};
+use super::table::VolumeEntry;
 use super::{Event, Shared, Supervisor};
 use crate::config::{Config, SetFile};
 use crate::control::AskChange;
-use crate::control::options::{Change, Changed, Changing};
+use crate::control::options::{Change, Changed, Changing, Named};
 use crate::failure::{Failure, Kind};
 use crate::options::layers::Layers;
 use crate::options::value::{Refused, Value};
-use crate::options::{self, Definition, Place};
+use crate::options::{self, Definition, Place, Scope};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,8 +26,7 @@ const LIMIT: Duration = Duration::from_secs(8);
 
 /// A change that somebody asks for.
 pub struct Asked {
-    /// Index of the volume.
-    volume: usize,
+    owner: Owner,
     change: Change,
     /// Whose process asks.
     uid: Option<u32>,
@@ -34,10 +35,10 @@ pub struct Asked {
 
 /// What the control thread calls.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
-    Box::new(move |typed, change, uid| {
-        let volume = resolve(&shared, typed)?;
+    Box::new(move |scope, typed, change, uid| {
+        let owner = Owner::find(&shared, scope, typed)?;
         let (answer, answered) = mpsc::channel();
-        let _refused_below = events.send(Event::Change(Box::new(Asked { volume, change, uid, answer })));
+        let _refused_below = events.send(Event::Change(Box::new(Asked { owner, change, uid, answer })));
         match answered.recv_timeout(LIMIT) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
@@ -73,14 +74,14 @@ struct Wanted {
 impl Supervisor {
     /// Does what is asked, and answers when it is done.
     pub(super) fn change(&self, asked: Asked) {
-        let Asked { volume, change, uid, answer } = asked;
-        let Some(entry) = self.shared().table.volumes.get(volume).cloned() else { return };
-        let text = change.text(entry.display_name());
+        let Asked { owner, change, uid, answer } = asked;
+        let Some(view) = owner.view(&self.shared().table) else { return };
+        let text = change.text(view.display_name());
         let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
-        let done = self.plan(&entry, &change).and_then(|plan| {
+        let done = self.plan(&view, &change).and_then(|plan| {
             if !change.dry_run {
                 plan.file.as_ref().map_or(Ok(()), SetFile::write)?;
-                self.shared().table.volumes[volume].options = plan.layers;
+                owner.take(&mut self.shared().table, plan.layers);
             }
             Ok(plan.changed)
         });
@@ -93,18 +94,21 @@ impl Supervisor {
                 tracing::info!(event = "options-changed", uid, "{text}");
                 let then = Done::new(move |done| drop(answer.send(done.map(|()| changed))));
                 self.apply_options();
-                self.apply_cache_mode(volume, then);
+                match owner {
+                    Owner::Volume(index) => self.apply_cache_mode(index, then),
+                    Owner::Cache(_) => then.call(Ok(())),
+                }
             }
         }
     }
 
-    fn plan(&self, entry: &VolumeEntry, change: &Change) -> Result<Plan, Failure> {
-        let wanted = understand(change, entry)?;
-        let is_kept = self.keeps(entry);
+    fn plan(&self, view: &View, change: &Change) -> Result<Plan, Failure> {
+        let wanted = understand(change, view)?;
+        let is_kept = self.keeps_of(view);
         if !wanted.set.is_empty() && !change.runtime {
             is_kept.as_ref().map_err(Failure::clone)?;
         }
-        let mut layers = entry.options.clone();
+        let mut layers = view.layers().clone();
         for name in wanted.set.keys().chain(&wanted.unset) {
             layers.runtime.remove(name);
         }
@@ -114,12 +118,12 @@ impl Supervisor {
         }
         if let (Ok((path, name)), false) = (is_kept, change.runtime && wanted.unset.is_empty()) {
             let mut newest = SetFile::read(path)?;
-            let kept = newest.of(name);
+            let kept = newest.of(view.scope(), name);
             if !change.runtime {
                 kept.extend(wanted.set.clone());
             }
             kept.retain(|option, _| !wanted.unset.contains(option));
-            self.reread(&mut layers, name, &newest, &wanted)?;
+            self.reread(&mut layers, (view.scope(), name), &newest, &wanted)?;
             file = newest.is_changed().then_some(newest);
         }
         layers.check().map_err(|wrong| {
@@ -128,19 +132,29 @@ impl Supervisor {
         if let Some(file) = &file {
             file.check_writable()?;
         }
-        let changed = describe(entry, &layers, &wanted, change);
+        let changed = describe(view, &layers, &wanted, change);
         let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
         let kept_in = kept_in.map(|path| path.display().to_string());
         Ok(Plan { layers, file, changed: Changed { kept_in, ..changed } })
     }
 
     /// Where values of this volume can be kept, and under which name.
-    pub(super) fn keeps<'a>(
+    pub(super) fn keeps<'a>(&'a self, entry: &'a VolumeEntry) -> Result<(&'a Path, &'a str), Failure> {
+        self.keeps_for(Scope::Volume, entry.name.as_ref(), entry.display_name())
+    }
+
+    fn keeps_of<'a>(&'a self, view: &'a View) -> Result<(&'a Path, &'a str), Failure> {
+        self.keeps_for(view.scope(), view.name(), view.display_name())
+    }
+
+    fn keeps_for<'a>(
         &'a self,
-        entry: &'a VolumeEntry,
-    ) -> Result<(&'a std::path::Path, &'a str), Failure> {
+        scope: Scope,
+        name: Option<&'a String>,
+        display_name: &str,
+    ) -> Result<(&'a Path, &'a str), Failure> {
         let refused = |why: &str| {
-            Failure::new(Kind::Usage, format!("nothing can be kept for {}", entry.display_name()))
+            Failure::new(Kind::Usage, format!("nothing can be kept for {display_name}"))
                 .why(why)
                 .next("add --runtime: then it holds until the daemon stops")
                 .option("--runtime")
@@ -148,9 +162,11 @@ impl Supervisor {
         let Some(path) = &self.config.set_file else {
             return Err(refused("the daemon serves devices of its command line, without a configuration"));
         };
-        let is_configured =
-            |name: &&String| self.config.volumes.iter().any(|volume| volume.name.as_ref() == Some(name));
-        match entry.name.as_ref().filter(is_configured) {
+        let is_configured = |name: &&String| match scope {
+            Scope::Volume => self.config.volumes.iter().any(|volume| volume.name.as_ref() == Some(name)),
+            Scope::Cache => self.config.caches.iter().any(|cache| cache.name.as_ref() == Some(name)),
+        };
+        match name.filter(is_configured) {
             Some(name) => Ok((path, name)),
             None => Err(refused("it has no section in the configuration")),
         }
@@ -160,13 +176,15 @@ impl Supervisor {
     fn reread(
         &self,
         layers: &mut Layers,
-        name: &str,
+        (scope, name): (Scope, &str),
         newest: &SetFile,
         wanted: &Wanted,
     ) -> Result<(), Failure> {
         let config = Config::load_with(&self.line, Some(&newest.text()))?;
-        let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
-        let mut said = volume.map(|volume| volume.options).unwrap_or_default();
+        let volumes = config.volumes.into_iter().map(|volume| (Scope::Volume, volume.name, volume.options));
+        let caches = config.caches.into_iter().map(|cache| (Scope::Cache, cache.name, cache.options));
+        let it = volumes.chain(caches).find(|(of, is, _)| *of == scope && is.as_deref() == Some(name));
+        let mut said = it.map(|(_, _, options)| options).unwrap_or_default();
         for option in wanted.set.keys().chain(&wanted.unset) {
             match said.remove(option) {
                 Some(setting) => drop(layers.configured.insert(option, setting)),
@@ -178,13 +196,14 @@ impl Supervisor {
 }
 
 /// Every option and every value that `change` names.
-fn understand(change: &Change, entry: &VolumeEntry) -> Result<Wanted, Failure> {
+fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
     let mut wanted = Wanted { set: BTreeMap::new(), unset: Vec::new(), notes: Vec::new() };
     if change.set.is_empty() && change.unset.is_empty() {
-        return Err(Failure::new(Kind::Usage, "no option is named").next("`bcached get VOLUME` lists them"));
+        return Err(Failure::new(Kind::Usage, "no option is named")
+            .next(format!("`bcached get {}` lists them", view.display_name())));
     }
     for (name, typed) in &change.set {
-        let option = changeable(name, entry)?;
+        let option = changeable(name, view)?;
         let refused =
             |why| Failure::new(Kind::Usage, format!("cannot set {name}")).why(why).option(name.as_str());
         let value = match option.read(&typed.0) {
@@ -198,7 +217,7 @@ fn understand(change: &Change, entry: &VolumeEntry) -> Result<Wanted, Failure> {
         wanted.set.insert(option.name, value);
     }
     for name in &change.unset {
-        let option = changeable(name, entry)?;
+        let option = changeable(name, view)?;
         if wanted.set.contains_key(option.name) {
             return Err(Failure::new(Kind::Usage, format!("{name} is to be set and unset at once"))
                 .next("name it once")
@@ -212,17 +231,18 @@ fn understand(change: &Change, entry: &VolumeEntry) -> Result<Wanted, Failure> {
 }
 
 /// The option called `name`, if it can be changed here.
-fn changeable(name: &str, entry: &VolumeEntry) -> Result<&'static Definition, Failure> {
-    let Some(option) = options::find(name) else { return Err(options::unknown(name)) };
+fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
+    let scope = view.scope();
+    let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
     if let Some(instead) = option.read_only() {
         let what = format!("changing {name} is not in this version");
         return Err(Failure::new(Kind::NotInThisVersion, what)
             .next(format!("until then: {instead}"))
             .option(name));
     }
-    let is_flash_only = matches!(&entry.state, VolumeState::Served(info) if info.flash_only);
+    let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
     if is_flash_only && matches!(option.place, Place::CacheMode) {
-        return Err(Failure::new(Kind::Usage, format!("{} has no cache mode", entry.display_name()))
+        return Err(Failure::new(Kind::Usage, format!("{} has no cache mode", view.display_name()))
             .why("it lives on its cache alone")
             .option(name));
     }
@@ -230,18 +250,17 @@ fn changeable(name: &str, entry: &VolumeEntry) -> Result<&'static Definition, Fa
 }
 
 /// Each named option, as it is and as it will be.
-fn describe(entry: &VolumeEntry, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
-    let before = Facts::of(entry, None);
-    let after = before.with(layers, entry.kept_mode);
-    let named = wanted.set.keys().chain(&wanted.unset).filter_map(|name| options::find(name));
+fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
+    let scope = view.scope();
+    let named = wanted.set.keys().chain(&wanted.unset).filter_map(|name| scope.find(name));
     let changes = named.map(|option| {
-        let (was, is) = (before.show(option), after.show(option));
+        let (was, is) = view.before_and_after(layers, option);
         // The line may be another, because one above it came or went.
         let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
         Changing { already, before: was.value, after: is }
     });
     Changed {
-        volume: entry.display_name().to_owned(),
+        owner: Named::of(scope, view.display_name()),
         dry_run: change.dry_run,
         kept_in: None,
         changes: changes.collect(),

@@ -119,15 +119,30 @@ fn without_cache(info: &VolumeInfo, error: &Error) -> String {
     format!("its cache has stopped writing: {what}")
 }
 
-/// Why a served volume is not as it should be, and what works. Its set has `failed` because of that; `nodes` of it cannot be read;
-/// `backing` is its backing device as configured.
-pub fn degraded(
-    info: &VolumeInfo,
-    failed: Option<&Error>,
-    nodes: &[UnreadableNode],
-    backing: Option<&str>,
-) -> Option<String> {
-    let cache = failed.map(|error| without_cache(info, error));
+/// A cache whose device has failed so often that it takes nothing more.
+pub fn failing(errors: u64) -> String {
+    format!(
+        "{errors} operations on its device have failed (io_error_limit): nothing is added to it, and what is dirty leaves it; replace \
+         the device, or raise the limit"
+    )
+}
+
+/// What is wrong with the set of a volume.
+#[derive(Clone, Copy, Default)]
+pub struct SetTrouble<'a> {
+    /// Why it has stopped writing.
+    pub failed: Option<&'a Error>,
+    /// Its device has failed so often that it takes nothing more.
+    pub failing: Option<u64>,
+    /// Nodes that cannot be read.
+    pub nodes: &'a [UnreadableNode],
+}
+
+/// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
+pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
+    let SetTrouble { failed, failing, nodes } = set;
+    let worn = || Some(format!("of its cache {}", self::failing(failing?)));
+    let cache = failed.map(|error| without_cache(info, error)).or_else(worn);
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
     let writeback = info.writeback_trouble.as_ref().map(|trouble| {
         let (sector, end) = (trouble.sector, trouble.sector + trouble.sectors);
@@ -197,9 +212,13 @@ mod tests {
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
         let error = Error::Io { doing: bcached_engine::Doing::Journal, source };
         let told = |info: &VolumeInfo, stopped: bool| {
-            degraded(info, stopped.then_some(&error), &[], Some("sdb")).unwrap_or_default()
+            let set = SetTrouble { failed: stopped.then_some(&error), ..SetTrouble::default() };
+            degraded(info, set, Some("sdb")).unwrap_or_default()
         };
-        assert_eq!(degraded(&info, None, &[], Some("sdb")), None);
+        assert_eq!(degraded(&info, SetTrouble::default(), Some("sdb")), None);
+        let worn = SetTrouble { failing: Some(8), ..SetTrouble::default() };
+        let told_of_worn = degraded(&info, worn, None).unwrap_or_default();
+        assert!(told_of_worn.starts_with("of its cache 8 operations"), "{told_of_worn}");
         assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
         info.dirty_sectors = 8;
         assert!(
@@ -229,7 +248,7 @@ mod tests {
         let shown = unreadable(&node, |volume| format!("v{}", volume.0));
         let wanted = "the btree node in bucket 7 (level 0), index of sectors 64 to 72 of v0, sectors 0 to 8 of v1, cannot";
         assert!(shown.starts_with(wanted), "{shown}");
-        let told = degraded(&info, None, &[node], None);
+        let told = degraded(&info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
         assert_eq!(told.as_deref(), Some("the index of its sectors 64 to 72 cannot be read"));
     }
 
@@ -237,7 +256,8 @@ mod tests {
     fn told_by_policy(info: &VolumeInfo, error: &Error) {
         let told = |policy, error| {
             let options = VolumeOptions { on_cache_error: policy, ..info.options };
-            degraded(&VolumeInfo { options, ..info.clone() }, Some(error), &[], None).unwrap_or_default()
+            let set = SetTrouble { failed: Some(error), ..SetTrouble::default() };
+            degraded(&VolumeInfo { options, ..info.clone() }, set, None).unwrap_or_default()
         };
         let not_permitted = told(OnCacheError::ReadOnly, error);
         assert!(not_permitted.ends_with("reads go on, writes are not permitted"), "{not_permitted}");

@@ -16,6 +16,7 @@ mod health;
 mod jobs;
 mod numbers;
 mod options;
+mod owner;
 mod patience;
 mod reasons;
 mod report;

@@ -1,17 +1,18 @@
-//! Options of volumes: what has been said becomes what the engines do; and what `get` shows of it.
+//! Options of volumes and caches: what has been said becomes what the engines do; and what `get` shows of it.
 
+use super::owner::{self, Owner, View};
 use super::table::{CacheState, Table, VolumeEntry, VolumeState};
 use super::{Event, Shared, Supervisor};
 use crate::config::Config;
 use crate::control::AskOptions;
-use crate::control::options::{Options, Shown};
+use crate::control::options::{Named, Options, Shown};
 use crate::engine_thread::{Engine, Keep};
 use crate::failure::{Failure, Kind};
 use crate::names::{self, Known};
-use crate::options::layers::{Layers, Source};
+use crate::options::layers::Layers;
 use crate::options::quiet;
 use crate::options::value::Value;
-use crate::options::{Definition, OPTIONS, Place};
+use crate::options::{Definition, Place};
 use bcached_engine::{Error, VolumeInfo, VolumeOptions};
 use bcached_format::CacheMode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +23,11 @@ pub struct Done(Box<dyn FnOnce(Result<(), Failure>) + Send>);
 impl Done {
     pub fn new(then: impl FnOnce(Result<(), Failure>) + Send + 'static) -> Self {
         Self(Box::new(then))
+    }
+
+    /// It is so, or has failed.
+    pub fn call(self, outcome: Result<(), Failure>) {
+        self.0(outcome);
     }
 
     /// Nobody waits for it.
@@ -42,6 +48,14 @@ impl Supervisor {
     pub(super) fn apply_options(&self) {
         let mut shared = self.shared();
         let table = &mut shared.table;
+        for entry in &mut table.caches {
+            let CacheState::Open { engine, .. } = &entry.state else { continue };
+            if entry.options != entry.told {
+                entry.told = entry.options.clone();
+                let layers = entry.options.clone();
+                engine.change_cache(move |options| layers.apply_to_cache(options));
+            }
+        }
         for entry in &mut table.volumes {
             let Some((engine, info)) = served_by(entry, &table.caches) else { continue };
             let wanted = entry.options.volume_options(quiet::local_minute);
@@ -180,21 +194,34 @@ pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
 
 /// What the control thread calls for `get`. It holds no lock while it waits for an engine.
 pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
-    Box::new(move |typed| {
-        let index = resolve(&shared, typed)?;
-        let (entry, engine) = {
+    Box::new(move |scope, typed| {
+        let owner = Owner::find(&shared, scope, typed)?;
+        let (view, engine) = {
             let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
-            let entry = table.volumes[index].clone();
-            let engine = served_by(&entry, &table.caches).map(|(engine, _)| engine);
-            (entry, engine)
+            let Some(view) = owner.view(table) else {
+                return Err(Failure::new(Kind::Io, "the daemon stops"));
+            };
+            let engine = match &view {
+                View::Volume(entry) => served_by(entry, &table.caches).map(|(engine, _)| engine),
+                View::Cache(_) => None,
+            };
+            (view, engine)
+        };
+        let owner = Named::of(scope, view.display_name());
+        let entry = match &view {
+            View::Volume(entry) => entry,
+            View::Cache(_) => {
+                let show = |option| owner::of_cache(view.layers(), option);
+                return Ok(Options { owner, options: scope.options().iter().map(show).collect() });
+            }
         };
         let now = engine.and_then(|engine| engine.status()).and_then(|status| {
             let VolumeState::Served(info) = &entry.state else { return None };
             status.volumes.into_iter().find(|now| now.id == info.id)
         });
-        let facts = Facts::of(&entry, now.as_ref());
-        let options = OPTIONS.iter().map(|option| facts.show(option)).collect();
-        Ok(Options { volume: entry.display_name().to_owned(), options })
+        let facts = Facts::of(entry, now.as_ref());
+        let options = scope.options().iter().map(|option| facts.show(option)).collect();
+        Ok(Options { owner, options })
     })
 }
 
@@ -241,6 +268,8 @@ impl<'a> Facts<'a> {
         let said = self.layers.said(option.name);
         let value = match option.place {
             Place::Engine { read, .. } => Some(read(&self.options)),
+            // No option of a volume is there.
+            Place::Set { .. } => None,
             Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
             Place::Label => self.label.clone().map(Value::Text),
             Place::CacheMode => match self.mode {
@@ -251,16 +280,11 @@ impl<'a> Facts<'a> {
         let mut shown = Shown::of(option, value.as_ref());
         let is_kept = matches!(option.place, Place::Label | Place::CacheMode);
         // What was asked for and is not in force is not whose word counts.
-        match said.filter(|(asked, _)| value.as_ref() == Some(asked)) {
-            Some((_, Source::Runtime)) => shown.origin = "runtime".to_owned(),
-            Some((_, Source::Configured(origin))) => {
-                shown.origin = if origin.is_by_set() { "set" } else { "config" }.to_owned();
-                shown.file = Some(origin.file().display().to_string());
-                shown.line = Some(origin.line());
-            }
-            None if is_kept => shown.origin = "superblock".to_owned(),
-            None => {}
+        let said = said.filter(|(asked, _)| value.as_ref() == Some(asked));
+        if said.is_none() && is_kept {
+            "superblock".clone_into(&mut shown.origin);
         }
+        shown.say_where_from(said);
         shown
     }
 }

@@ -160,9 +160,12 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
                 .and_then(|status| Some((status, status.volumes.iter().position(|now| now.id == info.id)?)));
             let now = place.map_or(&**info, |(status, place)| &status.volumes[place]);
             let latencies = place.and_then(|(status, place)| status.latencies.get(place));
-            let failed = status.and_then(|status| status.failed.as_ref());
-            let nodes = status.map_or(&[][..], |status| &status.unreadable);
-            let trouble = health::degraded(now, failed, nodes, entry.backing.as_deref());
+            let set = status.map(|status| health::SetTrouble {
+                failed: status.failed.as_ref(),
+                failing: status.is_failing.then_some(status.io_errors),
+                nodes: &status.unreadable,
+            });
+            let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());
             (
                 if trouble.is_some() { "degraded" } else { "served" },
                 trouble,
@@ -272,6 +275,7 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         node_read_failures: stats.node_read_failures,
         bypass: Some(bypass(&stats.reads, &stats.bypassed)),
         congested_bytes: Some(status.congested_sectors * 512),
+        failing: Some(status.is_failing),
         numbers: Some(numbers::of_cache(status, ages)),
     }
 }

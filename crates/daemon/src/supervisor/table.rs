@@ -5,7 +5,7 @@ use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
-use crate::options::layers::Layers;
+use crate::options::layers::{Configured, Layers};
 use crate::sizes::human;
 use crate::supervisor::{health, reasons, report};
 use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo, VolumeOptions};
@@ -39,9 +39,15 @@ pub struct CacheEntry {
     pub uuid: Option<Uuid>,
     /// It is none: it stands for having no cache, of volumes with devices of such blocks, in sectors.
     pub is_none_of: Option<u16>,
+    /// What has been said of its options.
+    pub options: Layers,
+    /// What its engine has been told of them.
+    pub told: Layers,
     pub state: CacheState,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
+    /// That its device fails too often has been logged.
+    pub failing_logged: bool,
     /// First sectors of the btree nodes that the log was told of.
     pub unreadable_logged: BTreeSet<u64>,
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
@@ -238,6 +244,13 @@ impl Table {
         let entry = self.caches.get_mut(index)?;
         let first = !std::mem::replace(&mut entry.failure_logged, true);
         first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
+    }
+
+    /// The cache's name, if whether it `is_failing` has changed since this was last asked.
+    pub fn note_failing(&mut self, index: usize, is_failing: bool) -> Option<String> {
+        let entry = self.caches.get_mut(index)?;
+        let before = std::mem::replace(&mut entry.failing_logged, is_failing);
+        (before != is_failing).then(|| entry.display_name().to_owned())
     }
 
     /// The cache's name, the first time that it is asked for after a failure was logged.
@@ -458,8 +471,9 @@ impl Table {
     pub fn adopt(&mut self, config: &Config) -> BTreeSet<String> {
         let mut gone = BTreeSet::new();
         for cache in &config.caches {
-            if !self.caches.iter().any(|entry| entry.name == cache.name) {
-                self.caches.push(CacheEntry::of(cache));
+            match self.caches.iter_mut().find(|entry| entry.name == cache.name) {
+                None => self.caches.push(CacheEntry::of(cache)),
+                Some(entry) => entry.options.configured.clone_from(&cache.options),
             }
         }
         for (_, cache) in self.real_caches() {
@@ -486,7 +500,11 @@ impl Table {
 impl CacheEntry {
     /// What stands for having no cache.
     pub fn none(block_sectors: u16, state: CacheState) -> Self {
-        let cache = config::Cache { name: Some(config::NO_CACHE.to_owned()), device: "memory".to_owned() };
+        let cache = config::Cache {
+            name: Some(config::NO_CACHE.to_owned()),
+            device: "memory".to_owned(),
+            options: Configured::new(),
+        };
         Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
     }
 
@@ -509,7 +527,10 @@ impl CacheEntry {
             device: cache.device.clone(),
             uuid: None,
             is_none_of: None,
+            options: Layers { configured: cache.options.clone(), ..Layers::default() },
+            told: Layers::default(),
             failure_logged: false,
+            failing_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
             wait_logged: false,
@@ -522,6 +543,11 @@ impl VolumeEntry {
     /// Its name, or what stands for it until its device has told.
     pub fn display_name(&self) -> &str {
         self.name.as_ref().or(self.backing.as_ref()).map_or("", String::as_str)
+    }
+
+    /// It is served, and lives on its cache alone.
+    pub fn is_flash_only(&self) -> bool {
+        matches!(&self.state, VolumeState::Served(info) if info.flash_only)
     }
 
     /// Somebody has removed it.

@@ -33,7 +33,11 @@ fn config(volumes: &[&str]) -> Config {
         stop_timeout: Duration::ZERO,
         listen: Vec::new(),
         metrics: None,
-        caches: vec![Cache { name: Some("fast".to_owned()), device: "/nonexistent/fast".to_owned() }],
+        caches: vec![Cache {
+            name: Some("fast".to_owned()),
+            device: "/nonexistent/fast".to_owned(),
+            options: Default::default(),
+        }],
         volumes: volumes.iter().map(volume).collect(),
         set_file: None,
         flash: Vec::new(),

@@ -1,0 +1,118 @@
+//! The options of a cache: one table, as that of volumes. Names and units are the kernel's (`/sys/fs/bcache/SET/`); what differs from it
+//! is in `docs/compat.md`.
+
+use super::value::{Kind, Value};
+use super::{Definition, NUMBER_MAX, Place, Scope};
+use bcached_engine::Options;
+use std::time::Duration;
+
+/// A whole number among the options of a set.
+macro_rules! set {
+    ($field:ident) => {
+        Place::Set {
+            read: |options| Value::Number(options.$field),
+            write: |options, value| {
+                if let Value::Number(new) = value {
+                    options.$field = *new;
+                }
+            },
+        }
+    };
+}
+
+/// A time among them, counted in whole units.
+macro_rules! time {
+    ($field:ident, $count:ident, $make:ident) => {
+        Place::Set {
+            read: |options| Value::Number(u64::try_from(options.$field.$count()).unwrap_or(u64::MAX)),
+            write: |options, value| {
+                if let Value::Number(new) = value {
+                    options.$field = Duration::$make(*new);
+                }
+            },
+        }
+    };
+}
+
+/// Every option, in the order in which `get` prints them.
+pub static OPTIONS: &[Definition] = &[
+    of_cache(
+        "congested_read_threshold_us",
+        Kind::Number(0, NUMBER_MAX),
+        time!(congested_read_threshold, as_micros, from_micros),
+        "reads of the cache device that take longer make large requests pass it by; 0: however long",
+    )
+    .counting("microseconds"),
+    of_cache(
+        "congested_write_threshold_us",
+        Kind::Number(0, NUMBER_MAX),
+        time!(congested_write_threshold, as_micros, from_micros),
+        "the same of writes",
+    )
+    .counting("microseconds"),
+    of_cache(
+        "journal_delay_ms",
+        Kind::Number(0, 65535),
+        time!(journal_delay, as_millis, from_millis),
+        "how long changes of the index wait for a journal entry that nobody asks for",
+    )
+    .counting("milliseconds"),
+    of_cache(
+        "io_error_limit",
+        Kind::Number(0, NUMBER_MAX),
+        set!(io_error_limit),
+        "when so many operations of the cache device have failed nothing is added to it, and dirty data leaves it",
+    )
+    .counting("errors"),
+    of_cache(
+        "io_error_halflife",
+        Kind::Number(0, NUMBER_MAX),
+        set!(io_error_halflife),
+        "operations in which half of the counted errors are forgotten; 0: none are",
+    )
+    .counting("operations"),
+    of_cache(
+        "cutoff_writeback",
+        Kind::Number(1, 95),
+        set!(cutoff_writeback),
+        "when so much of the cache waits to be written back, writes go to the backing device too",
+    )
+    .counting("%"),
+    of_cache(
+        "cutoff_writeback_sync",
+        Kind::Number(1, 95),
+        set!(cutoff_writeback_sync),
+        "the same of durable writes; below cutoff_writeback it means as much as that",
+    )
+    .counting("%"),
+    of_cache(
+        "idle_max_writeback_rate",
+        Kind::Flag,
+        Place::Set {
+            read: |options| Value::Flag(options.idle_max_writeback_rate),
+            write: |options, value| {
+                if let Value::Flag(new) = value {
+                    options.idle_max_writeback_rate = *new;
+                }
+            },
+        },
+        "dirty data leaves as fast as it goes when nobody has asked for anything for 30 s",
+    ),
+];
+
+const fn of_cache(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Definition {
+    Definition { scope: Scope::Cache, ..Definition::of_kernel(name, kind, place, help) }
+}
+
+/// Makes `options` what `said` says of each option of the table, and what is default where it says nothing.
+pub fn apply<'a>(options: &mut Options, said: impl Fn(&str) -> Option<&'a Value>) {
+    let fresh = Options::default();
+    for option in OPTIONS {
+        if let Place::Set { read, write } = option.place {
+            match said(option.name) {
+                Some(value) => write(options, value),
+                None => write(options, &read(&fresh)),
+            }
+        }
+    }
+}

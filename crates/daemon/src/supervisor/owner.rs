@@ -1,0 +1,162 @@
+//! Whose options somebody looks at or changes: a volume's or a cache's.
+
+use super::Shared;
+use super::options::{Facts, resolve};
+use super::table::{CacheEntry, Table, VolumeEntry};
+use crate::control::options::Shown;
+use crate::failure::{Failure, Kind};
+use crate::names;
+use crate::options::layers::Layers;
+use crate::options::{Definition, Place, Scope};
+use bcached_engine::Options;
+use bcached_format::CacheMode;
+use std::sync::{Mutex, PoisonError};
+
+/// One of them, by its place in the table.
+#[derive(Clone, Copy, Debug)]
+pub enum Owner {
+    Volume(usize),
+    Cache(usize),
+}
+
+/// It as it is at one moment.
+pub enum View {
+    Volume(Box<VolumeEntry>),
+    Cache(CacheView),
+}
+
+/// A cache as it is at one moment.
+#[derive(Clone)]
+pub struct CacheView {
+    /// `None` until its device tells.
+    name: Option<String>,
+    display_name: String,
+    layers: Layers,
+}
+
+impl Owner {
+    /// Who is called `typed`. Looks at files, so it is not for the loop.
+    ///
+    /// # Errors
+    /// Nobody, or several.
+    pub fn find(shared: &Mutex<Shared>, scope: Scope, typed: &str) -> Result<Self, Failure> {
+        match scope {
+            Scope::Volume => resolve(shared, typed).map(Self::Volume),
+            Scope::Cache => resolve_cache(shared, typed).map(Self::Cache),
+        }
+    }
+
+    /// It as it is now; `None`: there is no such.
+    pub fn view(self, table: &Table) -> Option<View> {
+        Some(match self {
+            Self::Volume(index) => View::Volume(Box::new(table.volumes.get(index)?.clone())),
+            Self::Cache(index) => View::Cache(CacheView::of(table.caches.get(index)?)),
+        })
+    }
+
+    /// Takes over what was said.
+    pub fn take(self, table: &mut Table, layers: Layers) {
+        match self {
+            Self::Volume(index) => table.volumes[index].options = layers,
+            Self::Cache(index) => table.caches[index].options = layers,
+        }
+    }
+}
+
+impl CacheView {
+    fn of(entry: &CacheEntry) -> Self {
+        let (name, layers) = (entry.name.clone(), entry.options.clone());
+        Self { name, display_name: entry.display_name().to_owned(), layers }
+    }
+}
+
+impl View {
+    pub const fn scope(&self) -> Scope {
+        match self {
+            Self::Volume(_) => Scope::Volume,
+            Self::Cache(_) => Scope::Cache,
+        }
+    }
+
+    pub fn display_name(&self) -> &str {
+        match self {
+            Self::Volume(entry) => entry.display_name(),
+            Self::Cache(cache) => &cache.display_name,
+        }
+    }
+
+    /// As in the configuration.
+    pub const fn name(&self) -> Option<&String> {
+        match self {
+            Self::Volume(entry) => entry.name.as_ref(),
+            Self::Cache(cache) => cache.name.as_ref(),
+        }
+    }
+
+    pub fn layers(&self) -> &Layers {
+        match self {
+            Self::Volume(entry) => &entry.options,
+            Self::Cache(cache) => &cache.layers,
+        }
+    }
+
+    /// Its cache mode according to its superblock.
+    const fn kept_mode(&self) -> Option<CacheMode> {
+        match self {
+            Self::Volume(entry) => entry.kept_mode,
+            Self::Cache(_) => None,
+        }
+    }
+
+    /// An option as it is, and as it would be if `layers` were in force.
+    pub fn before_and_after(&self, layers: &Layers, option: &'static Definition) -> (Shown, Shown) {
+        match self {
+            Self::Volume(entry) => {
+                let before = Facts::of(entry, None);
+                (before.show(option), before.with(layers, self.kept_mode()).show(option))
+            }
+            Self::Cache(cache) => (of_cache(&cache.layers, option), of_cache(layers, option)),
+        }
+    }
+}
+
+/// An option of a cache of which `layers` have been said. Its engine has been told of them, or will be when it opens.
+pub fn of_cache(layers: &Layers, option: &'static Definition) -> Shown {
+    let mut options = Options::default();
+    layers.apply_to_cache(&mut options);
+    let value = match option.place {
+        Place::Set { read, .. } => Some(read(&options)),
+        _ => None,
+    };
+    let mut shown = Shown::of(option, value.as_ref());
+    shown.say_where_from(layers.said(option.name).filter(|(asked, _)| value.as_ref() == Some(asked)));
+    shown
+}
+
+/// The cache that is called `typed`: by its name, its set's UUID (or the beginning of it), or its device.
+fn resolve_cache(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
+    let (indices, known): (Vec<usize>, Vec<names::Known>) = {
+        let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
+        let known = |(index, cache): (usize, &CacheEntry)| {
+            let known = names::Known {
+                name: cache.display_name().to_owned(),
+                label: None,
+                uuid: cache.set().map(|uuid| uuid.to_string()),
+                path: Some(cache.device.clone()),
+            };
+            (index, known)
+        };
+        table.real_caches().map(known).unzip()
+    };
+    names::resolve(typed, &known).map(|at| indices[at]).map_err(|meant| {
+        let name = |known: &names::Known| known.name.clone();
+        let (kind, what, which, names): (_, _, _, Vec<_>) = if meant.is_empty() {
+            let what = format!("no cache is called `{typed}`");
+            (Kind::UnknownName, what, "there are", known.iter().map(name).collect())
+        } else {
+            let what = format!("several caches may be meant by `{typed}`");
+            (Kind::AmbiguousName, what, "name one of", meant.iter().map(|at| name(&known[*at])).collect())
+        };
+        Failure::new(kind, what).next(format!("{which}: {}", names.join(", ")))
+    })
+}
