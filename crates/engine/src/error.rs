@@ -105,8 +105,18 @@ pub enum Error {
         /// A block of the set, in sectors.
         block_sectors: u64,
     },
-    /// The volume is on its way to or from the cache already.
-    #[error("the volume is being attached or detached already")]
+    /// A volume cannot become so large or so small.
+    #[error("the volume can have {sectors_min} to {sectors_max} sectors, and {sectors} are asked for")]
+    Size {
+        /// What is asked for, in sectors.
+        sectors: u64,
+        /// The least that it can have, in sectors.
+        sectors_min: u64,
+        /// The most that it can have, in sectors.
+        sectors_max: u64,
+    },
+    /// The volume is on its way to or from the cache already, or to another size.
+    #[error("the volume is being attached, detached or resized already")]
     OnItsWay,
     /// The set is being stopped.
     #[error("the cache set is being stopped")]

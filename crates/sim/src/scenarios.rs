@@ -13,6 +13,7 @@
 //! | `tree` | damaged nodes, and what a crash leaves of nodes |
 //! | `metadata` | damaged priorities, torn superblocks |
 //! | `space` | buckets, generations, and who reuses them when |
+//! | `resized` | volumes that become smaller |
 //! | `limits` | sizes at the edge, and what does not fit |
 //! | `smallest` | a system without a cache: how a story is told, and that its end depends on its crash |
 //!
@@ -44,6 +45,7 @@ mod journal;
 mod limits;
 mod metadata;
 mod outdated;
+mod resized;
 mod silent;
 mod smallest;
 mod space;
@@ -97,6 +99,7 @@ pub fn all() -> impl Iterator<Item = Scenario> {
         forgotten::SCENARIOS,
         silent::SCENARIOS,
         outdated::SCENARIOS,
+        resized::SCENARIOS,
         unreadable::SCENARIOS,
         journal::SCENARIOS,
         tree::SCENARIOS,

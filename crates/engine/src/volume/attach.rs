@@ -9,6 +9,7 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
 use crate::volume::epoch::Epoch;
+use crate::volume::resize::cacheable_end;
 use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
 use crate::writeback::task;
 use alloc::vec::Vec;
@@ -209,16 +210,14 @@ impl CacheSet {
         let id = self.with(|s| {
             let block = s.geometry.block_sectors;
             let data_offset = superblock.data_offset();
-            // Off the block grid nothing can be cached: the grid is that of the backing device's sectors.
-            let on_grid = data_offset.is_multiple_of(block);
-            let cacheable_end = if on_grid { info.sectors - info.sectors % block } else { 0 };
+            let sectors = info.sectors.saturating_sub(data_offset);
             // A former process may have died between the write of what was read and its flush.
             let in_doubt = info.volatile_cache;
             let is_dirty = superblock.state() == BackingState::Dirty && !in_doubt;
             let volume = Volume {
-                sectors: info.sectors.saturating_sub(data_offset),
+                sectors,
                 data_offset,
-                cacheable_end,
+                cacheable_end: cacheable_end(data_offset, sectors, block),
                 mode: superblock.cache_mode(),
                 writeback_from: data_offset,
                 dirty_marked: is_dirty,

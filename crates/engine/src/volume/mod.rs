@@ -8,6 +8,7 @@ pub mod forget;
 pub mod reattach;
 pub mod record;
 pub mod remove;
+pub mod resize;
 pub mod resume;
 
 use crate::error::Error;
@@ -109,7 +110,8 @@ pub struct Volume {
     pub dirty_marked: bool,
 }
 
-/// Whether a volume is on its way to or from the cache. While it is, nothing new enters the cache.
+/// Whether a volume is on its way to or from the cache, or to another size. While it is, nothing new enters the cache, unless it
+/// becomes smaller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Course {
     /// It stays where it is.
@@ -118,6 +120,10 @@ pub enum Course {
     Detaching,
     /// It gets a number, or has one and requests are in flight that do not know it.
     Attaching,
+    /// It becomes larger, and requests are in flight that do not know it.
+    Growing,
+    /// It becomes smaller: what the cache holds behind its new end is given up.
+    Shrinking,
     /// The set is about to know nothing of it any more: no request begins.
     Leaving,
 }
@@ -185,7 +191,7 @@ impl Volume {
     /// Nothing new enters the cache, whoever asks: what misses is not filled, and writes go past it.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
-        self.course != Course::Steady
+        !matches!(self.course, Course::Steady | Course::Shrinking)
     }
 
     /// Its dirty data is on its way to its backing device, sooner or later.

@@ -22,6 +22,7 @@ mod policy;
 mod reads;
 mod remove;
 mod replacement;
+mod resize;
 mod resume;
 mod rig;
 mod room;

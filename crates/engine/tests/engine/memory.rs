@@ -81,6 +81,11 @@ impl World {
         }))
     }
 
+    /// Somebody makes a device larger or smaller.
+    pub fn resize(&mut self, disk: usize, sectors: u64) {
+        self.disks[disk].resize_with(index(sectors), || Sector::Filled(0));
+    }
+
     /// Puts whole sectors on a device from outside.
     pub fn place(&mut self, disk: usize, sector: u64, bytes: &[u8]) {
         for (place, part) in self.disks[disk][index(sector)..].iter_mut().zip(bytes.chunks_exact(SECTOR)) {

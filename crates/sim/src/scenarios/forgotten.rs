@@ -2,15 +2,11 @@
 
 use super::bench::{Bench, Place, quiet};
 use super::image::change_backing;
-use super::stage::{BACK, FLUSH, bench, packed, write};
-use crate::disk::Survivors;
-use crate::driver::Crash;
-use crate::failure::Fault;
+use super::stage::{BACK, FATES, FLUSH, bench, cut_at, packed, write};
 use crate::scenario::Stage;
 use crate::system::Geometry;
 use bcached_engine::{CacheSet, Error};
 use bcached_format::{BackingState, Label, Uuid};
-use std::future::Future;
 use std::rc::Rc;
 
 super::scenarios! {
@@ -18,37 +14,6 @@ super::scenarios! {
     a_forget_that_the_power_ends_is_completed_by_the_next,
     a_volume_in_the_cache_alone_is_there_whole_or_not_at_all,
     a_deleted_volume_s_number_is_not_another_s,
-}
-
-/// What becomes of writes that no flush has covered.
-const FATES: [Survivors; 3] = [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)];
-
-/// Runs `act` with the power going as the cache completes its `nth` operation; false if it comes to its end before that.
-fn cut_at<F>(stage: &mut Stage, nth: u64, survivors: Survivors, act: F) -> bool
-where
-    F: Future<Output = Result<(), Error>> + 'static,
-{
-    let mut seen = 0;
-    let trap = move |op: &crate::driver::OpView| {
-        seen += u64::from(op.disk.0 == 0 && op.completed);
-        seen > nth
-    };
-    let cut = stage.crash_within(
-        |stage| {
-            stage.play(|_| async move {
-                act.await.unwrap();
-                Ok(())
-            })
-        },
-        trap,
-        Crash::PowerCut,
-        survivors,
-    );
-    match cut {
-        Ok(()) => true,
-        Err(Fault::Story(_)) => false,
-        Err(fault) => panic!("at operation {nth}, {survivors}: {fault}"),
-    }
 }
 
 /// A set with dirty data in several leaves of a volume whose disk has gone, running.

@@ -8,7 +8,8 @@ use crate::scenario::Stage;
 use crate::system::tuning::WITHOUT_STREAMS;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
-use bcached_engine::Options;
+use bcached_engine::{Error, Options};
+use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -202,4 +203,35 @@ pub fn assert_refused(stage: &mut Stage, words: &str) {
 
 fn digests(stage: &Stage) -> Vec<u64> {
     stage.rig().world.borrow().devices.iter().map(|device| device.view().digest()).collect()
+}
+
+/// What becomes of writes that no flush has covered.
+pub const FATES: [Survivors; 3] = [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)];
+
+/// Runs `act` with the power going as the cache completes its `nth` operation; false if it comes to its end before that.
+pub fn cut_at<F>(stage: &mut Stage, nth: u64, survivors: Survivors, act: F) -> bool
+where
+    F: Future<Output = Result<(), Error>> + 'static,
+{
+    let mut seen = 0;
+    let trap = move |op: &crate::driver::OpView| {
+        seen += u64::from(op.disk.0 == 0 && op.completed);
+        seen > nth
+    };
+    let cut = stage.crash_within(
+        |stage| {
+            stage.play(|_| async move {
+                act.await.unwrap();
+                Ok(())
+            })
+        },
+        trap,
+        Crash::PowerCut,
+        survivors,
+    );
+    match cut {
+        Ok(()) => true,
+        Err(Fault::Story(_)) => false,
+        Err(fault) => panic!("at operation {nth}, {survivors}: {fault}"),
+    }
 }

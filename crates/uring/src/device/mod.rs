@@ -245,11 +245,25 @@ impl Device {
     /// # Errors
     /// If the device does not tell; the old size stays.
     pub fn refresh(&self) -> Result<u64, DeviceError> {
-        let bytes = limits::size(&self.file, self.kind).map_err(|kind| self.error(kind))?;
-        let block = u64::from(self.logical_block_sectors.load(Ordering::Relaxed));
-        let sectors = bytes / crate::work::SECTOR / block * block;
+        let sectors = self.capacity()?;
         self.sectors.store(sectors, Ordering::Relaxed);
         Ok(sectors)
+    }
+
+    /// How large the device is at this moment, in sectors, whatever it is said to be. May wait for the device.
+    ///
+    /// # Errors
+    /// If the device does not tell.
+    pub fn capacity(&self) -> Result<u64, DeviceError> {
+        let bytes = limits::size(&self.file, self.kind).map_err(|kind| self.error(kind))?;
+        let block = u64::from(self.logical_block_sectors.load(Ordering::Relaxed));
+        Ok(bytes / crate::work::SECTOR / block * block)
+    }
+
+    /// From now on the device is said to have so many sectors, because it was seen to, or because nobody needs more: then somebody may
+    /// make it as short as that.
+    pub fn count_on(&self, sectors: u64) {
+        self.sectors.store(sectors, Ordering::Relaxed);
     }
 
     /// Makes sure that blocks of `sectors` can be read and written on their own. A file on a disk with larger blocks
