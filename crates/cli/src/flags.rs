@@ -8,6 +8,10 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcomm
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+mod cycle;
+
+pub use cycle::{Add, Attach, Cancel, Detach, Flush, Forget, Grow, Remove, Shrink, Watch};
+
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
 /// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
 const NO_DEVICE: &str = "\0";
@@ -57,6 +61,10 @@ pub enum Command {
     Remove(Remove),
     /// Give up what a cache holds of a volume that is gone, or that lives in the cache alone
     Forget(Forget),
+    /// Make a volume as large as its backing device has become
+    Grow(Grow),
+    /// Make a volume smaller, so that its backing device can be
+    Shrink(Shrink),
     /// Give up long work
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached
@@ -248,97 +256,6 @@ pub struct Unset {
     pub control: Control,
 }
 
-/// `bcached flush`.
-#[derive(clap::Args, Debug)]
-pub struct Flush {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all that have a cache]
-    pub volume: Option<String>,
-    #[command(flatten)]
-    pub watch: Watch,
-}
-
-/// `bcached detach`.
-#[derive(clap::Args, Debug)]
-pub struct Detach {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
-    pub volume: String,
-    #[command(flatten)]
-    pub watch: Watch,
-}
-
-/// `bcached attach`.
-#[derive(clap::Args, Debug)]
-pub struct Attach {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
-    pub volume: String,
-    /// A cache's name, the UUID of its set, or its device [default: the only one]
-    #[arg(long, value_name = "SET")]
-    pub cache: Option<String>,
-    #[command(flatten)]
-    pub watch: Watch,
-}
-
-/// `bcached add`.
-#[derive(clap::Args, Debug)]
-pub struct Add {
-    /// What it is to be called; one that was removed is served again
-    pub name: String,
-    /// Its backing device: a path or UUID=
-    #[arg(long, value_name = "DEV")]
-    pub backing: Option<String>,
-    /// Its cache's name, or none
-    #[arg(long, value_name = "SET")]
-    pub cache: Option<String>,
-    /// How large it is to be: a volume without a backing device, that lives in the cache alone; a bare number is bytes
-    #[arg(long, value_name = "SIZE")]
-    pub size: Option<String>,
-    #[command(flatten)]
-    pub watch: Watch,
-}
-
-/// `bcached remove`.
-#[derive(clap::Args, Debug)]
-pub struct Remove {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
-    pub volume: String,
-    #[command(flatten)]
-    pub watch: Watch,
-}
-
-/// `bcached forget`.
-#[derive(clap::Args, Debug)]
-#[command(
-    after_help = "All that the cache holds of it is given up, its buckets are used again, and the cache knows it no more. Where dirty \
-                        data was lost is written to a file before anything is given up. Repeated after a crash, it does the rest."
-)]
-pub struct Forget {
-    /// UUID of a volume that is not served (or its first 8 digits), its label, or the name it had
-    #[arg(value_name = "UUID")]
-    pub volume: String,
-    /// How much dirty data may be lost; a bare number is bytes [default: none]
-    #[arg(long, value_name = "SIZE")]
-    pub accept_loss: Option<String>,
-    /// The new file, on the daemon's machine, that is to say what was lost [default: lost-UUID-TIME.json in /var/lib/bcached; of a
-    /// daemon that is not root's, in ~/.local/state/bcached]
-    #[arg(long, value_name = "FILE")]
-    pub lost_ranges: Option<PathBuf>,
-    /// The cache that is to forget it: a name, the UUID of its set, or its device [default: the one that knows it]
-    #[arg(long, value_name = "SET")]
-    pub cache: Option<String>,
-    #[command(flatten)]
-    pub watch: Watch,
-}
-
-/// `bcached cancel`.
-#[derive(clap::Args, Debug)]
-pub struct Cancel {
-    /// Its number, as `status` shows it
-    #[arg(value_name = "ID")]
-    pub job: String,
-    #[command(flatten)]
-    pub control: Control,
-}
-
 /// `bcached wait`.
 #[derive(clap::Args, Debug)]
 pub struct Wait {
@@ -368,22 +285,6 @@ pub enum WaitFor {
 /// `bcached list`.
 #[derive(clap::Args, Debug)]
 pub struct List {
-    #[command(flatten)]
-    pub control: Control,
-}
-
-/// How long work is waited for.
-#[derive(clap::Args, Debug)]
-pub struct Watch {
-    /// Do not wait: print its number, and leave it
-    #[arg(long)]
-    pub no_wait: bool,
-    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6
-    #[arg(long, value_name = "TIME")]
-    pub timeout: Option<String>,
-    /// Check everything and say what would be, but do nothing
-    #[arg(long)]
-    pub dry_run: bool,
     #[command(flatten)]
     pub control: Control,
 }

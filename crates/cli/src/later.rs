@@ -13,12 +13,6 @@ struct Later {
 const TABLE: &[Later] = &[
     Later { verb: "stop", by_hand: "send SIGTERM to `bcached serve` (`systemctl stop bcached`)" },
     Later {
-        verb: "grow",
-        by_hand: "`bcached remove` its volume, grow the backing device and `bcached add` the volume, or do that while the \
-                  daemon is stopped",
-    },
-    Later { verb: "shrink", by_hand: "copy the volume to a smaller device" },
-    Later {
         verb: "replace",
         by_hand: "serve until nothing is dirty and stop; make the new cache; `bcached make --backing DEV --for CACHE \
                   --wipe-bcache`, with the --data-offset it had, keeps the data (docs/failures.md, A dead cache device)",

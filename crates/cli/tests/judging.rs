@@ -217,7 +217,6 @@ fn help_is_a_command() {
 fn the_manual_ways_are_ways() {
     for (verb, sentence) in [
         ("replace", "--wipe-bcache`, with the --data-offset it had, keeps the data"),
-        ("grow", "`bcached remove` its volume"),
         ("import", "unmount the volumes"),
         ("release", "after a SIGKILL serve once more first"),
     ] {

@@ -76,6 +76,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Remove => format!("{name} could not be removed"),
         Verb::Add => format!("{name} could not be added"),
         Verb::Forget => format!("{name} could not be forgotten"),
+        Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
     };
     // Only what the backing device does leaves the cache as it is.
     let is_of_cache = !matches!(
@@ -87,6 +88,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Flush => "what is dirty stays in the cache, and is safe there",
         Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
         Verb::Attach => "it is served without a cache as before",
+        Verb::Grow | Verb::Shrink => "it is as large as before, and what is dirty is safe in the cache",
         Verb::Remove | Verb::Add | Verb::Forget => "`bcached status` says how it stands",
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };

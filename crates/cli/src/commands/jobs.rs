@@ -1,4 +1,5 @@
-//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `forget` and `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
+//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `forget`, `grow`, `shrink` and
+//! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
 //! and waited for.
 
 use crate::failure::{Failure, Kind};
@@ -105,6 +106,23 @@ pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
     let (cache, dry_run) = (flags.cache.clone(), flags.watch.dry_run);
     let begin = Begin::new(Verb::Forget, flags.volume.clone());
     let job = watch.begin(&Begin { cache, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
+    watch.finish(vec![job])
+}
+
+/// Makes a volume as large as its backing device.
+pub fn grow(flags: &flags::Grow) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let begin = Begin::new(Verb::Grow, flags.volume.clone());
+    let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;
+    watch.finish(vec![job])
+}
+
+/// Makes a volume smaller.
+pub fn shrink(flags: &flags::Shrink) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    let size_bytes = Some(size(&flags.size, "--size")?);
+    let begin = Begin::new(Verb::Shrink, flags.volume.clone());
+    let job = watch.begin(&Begin { size_bytes, dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 

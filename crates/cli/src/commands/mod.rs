@@ -39,6 +39,8 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Add(flags) => jobs::add(&flags),
         Command::Remove(flags) => jobs::remove(&flags),
         Command::Forget(flags) => jobs::forget(&flags),
+        Command::Grow(flags) => jobs::grow(&flags),
+        Command::Shrink(flags) => jobs::shrink(&flags),
         Command::Cancel(flags) => jobs::cancel(&flags),
         Command::Wait(flags) => wait::run(&flags),
         Command::List(flags) => list::run(&flags),

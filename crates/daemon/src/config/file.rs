@@ -109,6 +109,8 @@ pub struct Kept {
     pub cache: Option<String>,
     /// Whether it is to be served, if that is said.
     pub served: Option<bool>,
+    /// How much of it is to be served at most, in bytes, if that is said.
+    pub size: Option<u64>,
     /// Its options.
     pub options: KeptOptions,
 }
@@ -126,6 +128,7 @@ pub struct VolumeSettings {
     pub shared: Option<bool>,
     pub served: Option<bool>,
     pub wait: Option<Duration>,
+    pub size: Option<u64>,
     pub options: Configured,
 }
 
@@ -290,6 +293,7 @@ impl Source<'_> {
             served: raw.served,
             wait: raw.wait.map(|time| time.0),
             options: self.options(raw.options)?,
+            size: raw.size.map(|size| size.0),
         })
     }
 
@@ -372,19 +376,20 @@ impl Settings {
             options.into_iter().map(|(name, setting)| (name, setting.value)).collect()
         };
         let kept = |volume: NamedVolume| {
-            let VolumeSettings { options, backing, flash, cache, served, .. } = volume.settings.clone();
+            let VolumeSettings { options, backing, flash, cache, served, size, .. } = volume.settings.clone();
             let rest = VolumeSettings {
                 options: Configured::new(),
                 backing: None,
                 flash: None,
                 cache: None,
                 served: None,
+                size: None,
                 ..volume.settings
             };
             let options = values(options);
             let value = |located: Option<Located<String>>| located.map(|located| located.value);
             let (backing, flash, cache) = (value(backing), value(flash), value(cache));
-            rest.is_empty().then_some(Kept { backing, flash, cache, served, options })
+            rest.is_empty().then_some(Kept { backing, flash, cache, served, size, options })
         };
         let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
         let volumes: Option<_> = volumes.collect();
@@ -402,14 +407,15 @@ impl VolumeSettings {
         replace(&mut self.shared, newer.shared);
         replace(&mut self.served, newer.served);
         replace(&mut self.wait, newer.wait);
+        replace(&mut self.size, newer.size);
         self.options.extend(newer.options);
     }
 
     fn is_empty(&self) -> bool {
-        let Self { backing, flash, cache, read_only, shared, served, wait, options } = self;
+        let Self { backing, flash, cache, read_only, shared, served, wait, size, options } = self;
         let is_unsaid =
             backing.is_none() && flash.is_none() && cache.is_none() && wait.is_none() && served.is_none();
-        is_unsaid && read_only.is_none() && shared.is_none() && options.is_empty()
+        is_unsaid && read_only.is_none() && shared.is_none() && size.is_none() && options.is_empty()
     }
 }
 

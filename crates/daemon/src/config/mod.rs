@@ -111,6 +111,8 @@ pub struct Volume {
     pub shared: bool,
     /// How long its devices are waited for at start.
     pub wait: Duration,
+    /// So much of it is served at most, in bytes.
+    pub size: Option<u64>,
 }
 
 /// What the command line of `serve` says.
@@ -231,6 +233,7 @@ impl Config {
                 read_only: merged.read_only.unwrap_or(false),
                 shared: merged.shared.unwrap_or(false),
                 wait: merged.wait.unwrap_or(WAIT_DEFAULT),
+                size: merged.size,
                 name: Some(name),
             });
         }
@@ -296,6 +299,7 @@ impl Volume {
             read_only: false,
             shared: false,
             wait: WAIT_DEFAULT,
+            size: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
 //! like derived ones, and list every key.
 
-use super::values::{Time, Way};
+use super::values::{Size, Time, Way};
 use crate::options::{Definition, Scope};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -21,6 +21,7 @@ pub struct RawVolume {
     pub shared: Option<bool>,
     pub served: Option<bool>,
     pub wait: Option<Time>,
+    pub size: Option<Size>,
     /// Not understood yet: whoever does that knows the line.
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
 }
@@ -50,12 +51,14 @@ enum Key {
     Shared,
     Served,
     Wait,
+    Size,
     Export,
     Option(&'static Definition),
 }
 
 /// Keys that are no options.
-const OWN: &[&str] = &["backing", "cache", "flash", "read_only", "shared", "served", "wait", "export"];
+const OWN: &[&str] =
+    &["backing", "cache", "flash", "read_only", "shared", "served", "wait", "size", "export"];
 
 /// All keys of a volume.
 static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Volume, OWN));
@@ -92,6 +95,7 @@ impl<'de> Deserialize<'de> for Key {
             "shared" => Self::Shared,
             "served" => Self::Served,
             "wait" => Self::Wait,
+            "size" => Self::Size,
             "export" => Self::Export,
             name => Self::Option(option_of(Scope::Volume, name, &KEYS)?),
         })
@@ -119,6 +123,7 @@ impl<'de> Deserialize<'de> for RawVolume {
                         Key::Shared => raw.shared = Some(map.next_value()?),
                         Key::Served => raw.served = Some(map.next_value()?),
                         Key::Wait => raw.wait = Some(map.next_value()?),
+                        Key::Size => raw.size = Some(map.next_value()?),
                         // Checked by its type: this version knows one way.
                         Key::Export => drop(map.next_value::<Way>()?),
                         Key::Option(option) => raw.options.push((option, map.next_value()?)),

@@ -1,9 +1,10 @@
-//! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add` and `remove` keep. It is made and rewritten by the daemon
+//! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add`, `remove` and `shrink` keep. It is made and rewritten by the daemon
 //! and holds options of volumes and caches, which cache a volume has, and which were added or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
 use super::file::{self, Kept, KeptOptions};
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
+use crate::sizes::typed;
 use crate::whole_file;
 use std::collections::BTreeMap;
 use std::io;
@@ -88,9 +89,9 @@ impl SetFile {
             let backing = kept.backing.iter().map(|backing| ("backing".to_owned(), text(backing)));
             let flash = kept.flash.iter().map(|flash| ("flash".to_owned(), text(flash)));
             let served = kept.served.iter().map(|is| ("served".to_owned(), toml::Value::Boolean(*is)));
-            toml::Value::Table(
-                backing.chain(flash).chain(cache).chain(served).chain(options(&kept.options)).collect(),
-            )
+            let size = kept.size.iter().map(|size| ("size".to_owned(), text(&typed(*size))));
+            let own = backing.chain(flash).chain(cache).chain(served).chain(size);
+            toml::Value::Table(own.chain(options(&kept.options)).collect())
         };
         let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
         let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();

@@ -22,6 +22,10 @@ pub enum Verb {
     Add,
     /// The cache gives up all that it holds of it.
     Forget,
+    /// It becomes as large as its backing device is now.
+    Grow,
+    /// It becomes smaller.
+    Shrink,
 }
 
 impl fmt::Display for Verb {
@@ -33,6 +37,8 @@ impl fmt::Display for Verb {
             Self::Remove => "remove",
             Self::Add => "add",
             Self::Forget => "forget",
+            Self::Grow => "grow",
+            Self::Shrink => "shrink",
         })
     }
 }
@@ -51,7 +57,7 @@ pub struct Begin {
     /// To which cache, for [`Verb::Attach`] and [`Verb::Add`]; in which, for [`Verb::Forget`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
-    /// How large, for [`Verb::Add`] of a volume that lives in the cache alone.
+    /// How large, for [`Verb::Shrink`], and for [`Verb::Add`] of a volume that lives in the cache alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// How much dirty data may be lost, for [`Verb::Forget`].
@@ -134,6 +140,9 @@ pub struct Job {
     /// The file on the daemon's machine that says where that was, if there is any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
+    /// How large the volume is after it, or would be, for [`Verb::Grow`] and [`Verb::Shrink`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
     /// What keeps it from going on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<String>,
@@ -169,6 +178,7 @@ impl Job {
             eta_seconds: None,
             lost_bytes: None,
             lost_ranges: None,
+            size_bytes: None,
             blocked_by: None,
             notes: Vec::new(),
             failure: None,
@@ -236,7 +246,9 @@ impl Job {
             Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
             Verb::Add => "added",
             Verb::Forget => "forgotten",
+            Verb::Grow | Verb::Shrink => "resized",
         };
+        let size = human(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
             (State::Done, true) => match verb {
                 Verb::Flush => format!("{volume}: nothing is dirty"),
@@ -245,7 +257,9 @@ impl Job {
                 Verb::Remove => format!("{volume}: it is removed"),
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),
+                Verb::Grow | Verb::Shrink => format!("{volume}: it is {size} large already"),
             },
+            (State::Done, false) if self.size_bytes.is_some() => format!("{volume}: it is {size} large"),
             (State::Done, false) => format!("{volume}: {done}{}", self.loss("are lost")),
             (State::Planned, _) => {
                 let dirty = human(self.dirty_bytes_at_start);
@@ -264,6 +278,12 @@ impl Job {
                     }
                     Verb::Add => format!("{volume}: would be served"),
                     Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
+                    Verb::Grow => format!("{volume}: would be {size} large"),
+                    Verb::Shrink => {
+                        format!(
+                            "{volume}: what is dirty behind {size} would be written back, then it would be {size} large"
+                        )
+                    }
                 }
             }
             (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),

@@ -6,7 +6,7 @@
 //!   GET    /v1/volumes/VOLUME/options   of `bcached get VOLUME --json`
 //!   PATCH  /v1/volumes/VOLUME/options   of `bcached set` and `unset`; the request: `options::Change`
 //!   GET, PATCH  /v1/caches/CACHE/options   the same of caches
-//!   POST   /v1/jobs                     of `bcached add`, `remove`, `forget`, `flush`, `detach`, `attach`; the request: `jobs::Begin`
+//!   POST   /v1/jobs                     of `bcached add`, `remove`, `forget`, `flush`, `detach`, `attach`, `grow`, `shrink`; the request: `jobs::Begin`
 //!   GET    /v1/jobs, /v1/jobs/NUMBER    how far they are
 //!   DELETE /v1/jobs/NUMBER              of `bcached cancel`
 //! ```

@@ -14,6 +14,7 @@
 mod frozen;
 mod keeper;
 mod pump;
+mod resize;
 mod revival;
 mod unserved;
 
@@ -27,6 +28,7 @@ use bcached_uring::note::NoteError;
 use bcached_uring::{Backend, Bell, Device, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver};
 use keeper::{Keeper, Recipe};
 use pump::Pump;
+use resize::Under;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -129,6 +131,10 @@ pub enum Long {
     Detach,
     /// It comes to the cache that its engine serves.
     Attach,
+    /// It becomes so large, in sectors: its backing device has been seen to be.
+    Grow(u64),
+    /// It becomes so small, in sectors.
+    Shrink(u64),
 }
 
 /// A volume that an engine has given up.
@@ -147,6 +153,7 @@ enum Command {
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     Cancel(u64),
+    Under(VolumeId, Answer<Option<Under>>),
     /// Something short, or that begins a task.
     Do(Do),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),

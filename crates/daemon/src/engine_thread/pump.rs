@@ -2,7 +2,7 @@
 
 use super::frozen::Desk;
 use super::keeper::Keeper;
-use super::{Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, Way, revival};
+use super::{Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, Way, resize, revival};
 use bcached_engine::{CacheSet, Cancel, Client, Error, Removed, VolumeId};
 use bcached_env::Env;
 use bcached_env::sync::Semaphore;
@@ -79,6 +79,10 @@ impl Pump {
     fn obey(&self, command: Command) {
         let (keeper, env) = (self.keeper.clone(), self.env());
         match command {
+            Command::Under(volume, answer) => {
+                let disks = &keeper.inner().disks;
+                answer(keeper.settled(volume).ok().and_then(|set| resize::under(&set, disks, volume)));
+            }
             Command::Status(answer) => {
                 let status = keeper.status();
                 if status.failed.is_some() {
@@ -136,12 +140,15 @@ impl Pump {
         answer: Answer<Result<(), Error>>,
     ) {
         let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
+        let disks = self.keeper.inner().disks.clone();
         jobs.borrow_mut().insert(number, cancel.clone());
         self.env().spawn(async move {
             let done = match long {
                 Long::Flush => set.write_back(volume, &cancel).await,
                 Long::Detach => set.detach(volume, &cancel).await,
                 Long::Attach => set.attach(volume).await,
+                Long::Grow(sectors) => resize::grow(&set, &disks, volume, sectors).await,
+                Long::Shrink(sectors) => resize::shrink(&set, &disks, volume, sectors, &cancel).await,
             };
             jobs.borrow_mut().remove(&number);
             answer(done);
@@ -197,6 +204,6 @@ async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Adde
     set.change_volume_options(id, |begun| *begun = options)?;
     let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
     // An index that cannot be read is told of by whoever needs it.
-    let cut_short = set.is_cut_short(id).await.unwrap_or(false);
+    let cut_short = set.give_up_behind_end(id).await.unwrap_or(false);
     Ok(Added { volume, cut_short })
 }

@@ -30,6 +30,10 @@ pub struct Planned {
     /// The file that keeps that, if it is to say something else.
     pub file: Option<SetFile>,
     pub before: Before,
+    /// How large the volume is to be, in bytes.
+    pub size: Option<u64>,
+    /// How much of it is to be served at most from now on, in bytes.
+    pub limit: Option<Option<u64>>,
     notes: Vec<String>,
 }
 
@@ -57,6 +61,8 @@ impl Planned {
             wanted: None,
             file: None,
             before: Before::default(),
+            size: None,
+            limit: None,
             notes: Vec::new(),
         }
     }
@@ -78,6 +84,7 @@ impl Planned {
         shown.id = self.joins;
         shown.already = is_nothing;
         shown.dirty_bytes_at_start = self.dirty;
+        shown.size_bytes = self.size;
         shown.notes.clone_from(&self.notes);
         shown
     }
@@ -119,6 +126,8 @@ impl Supervisor {
                 self.plan_cache(&entry, NO_CACHE, &mut planned)?;
             }
             Verb::Remove => self.plan_removal(&entry, &mut planned)?,
+            Verb::Grow => self.plan_growth(&entry, &now, &mut planned)?,
+            Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
             Verb::Add | Verb::Forget => unreachable!("what is not served has no number"),
             Verb::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
@@ -213,7 +222,7 @@ impl Supervisor {
     }
 
     /// Who has connected to the volume.
-    fn users_of(&self, name: &str) -> Vec<String> {
+    pub(super) fn users_of(&self, name: &str) -> Vec<String> {
         let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
         let clients = nbd.as_ref().map_or_else(Vec::new, |server| server.clients());
         clients
@@ -311,6 +320,7 @@ impl Supervisor {
     pub(super) fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
             Verb::Flush | Verb::Add | Verb::Forget => return,
+            Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
             Verb::Attach => Some(Some(NO_CACHE.to_owned())),
@@ -449,6 +459,10 @@ impl Supervisor {
     pub(super) fn leave_unwanted_cache(&self, volume: usize) {
         let (wants_none, name) = {
             let shared = self.shared();
+            if shared.jobs.running(volume).is_some() {
+                // It is asked again when that has ended.
+                return;
+            }
             let entry = &shared.table.volumes[volume];
             let is_attached = matches!(&entry.state, VolumeState::Served(info) if info.attached);
             (entry.wanted_cache.as_deref() == Some(NO_CACHE) && is_attached, entry.display_name().to_owned())
@@ -468,6 +482,7 @@ impl Supervisor {
     /// Nobody waits for the cache mode of a volume that has just come.
     pub(super) fn settle_volume(&self, volume: usize) {
         self.apply_cache_mode(volume, Done::nobody());
+        self.give_up_the_rest(volume);
         self.leave_unwanted_cache(volume);
     }
 }

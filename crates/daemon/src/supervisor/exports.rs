@@ -38,12 +38,19 @@ impl Supervisor {
 
     /// Makes a served volume known to the front ends, under its name.
     pub(super) fn export(&self, entry: &VolumeEntry) {
+        if self.publish(entry) {
+            tracing::info!(event = "volume-served", "{}: served", entry.display_name());
+        }
+    }
+
+    /// Tells the front ends what a served volume is. False if it is not served.
+    pub(super) fn publish(&self, entry: &VolumeEntry) -> bool {
         let (VolumeState::Served(info), Some(name), Some(cache)) = (&entry.state, &entry.name, entry.cache)
         else {
-            return;
+            return false;
         };
         let shared = self.shared();
-        let CacheState::Open { engine, .. } = &shared.table.caches[cache].state else { return };
+        let CacheState::Open { engine, .. } = &shared.table.caches[cache].state else { return false };
         if let Some(device) = entry.backing.as_ref().filter(|device| *device != name) {
             // What it was known by before its superblock had given it a name.
             self.exports.remove(device);
@@ -58,7 +65,7 @@ impl Supervisor {
             shared: entry.shared,
             served: Some((VolumeId(info.id.0), engine.connector.clone())),
         });
-        tracing::info!(event = "volume-served", "{name}: served");
+        true
     }
 
     /// Listens. Volumes are added as they come.

@@ -69,6 +69,7 @@ impl Table {
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),
             wait: Duration::ZERO,
+            limit: None,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,
                 _ => VolumeState::Served(Box::new(info)),

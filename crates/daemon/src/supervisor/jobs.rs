@@ -58,6 +58,8 @@ pub struct Job {
     notes: Vec<String>,
     /// What is lost, in bytes, and the file that says which.
     lost: (Option<u64>, Option<String>),
+    /// How large the volume is to be, in bytes.
+    size: Option<u64>,
     /// What is to be kept again if it fails.
     pub before: Before,
     ended: Option<Ended>,
@@ -90,6 +92,8 @@ pub struct Before {
     pub is_kept_anew: bool,
     /// All that the file said of it, if that is to be said again.
     pub section: Option<Kept>,
+    /// How much of it was to be served at most, and what the file said of that.
+    pub limit: (Option<u64>, Option<u64>),
 }
 
 /// Somebody asks for long work.
@@ -154,7 +158,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
         let job = find(&shared, number)?;
         match (&job.ended, &job.engine) {
             (Some(_), _) => {}
-            (None, engine) if matches!(job.verb, Verb::Flush | Verb::Detach) => {
+            (None, engine) if matches!(job.verb, Verb::Flush | Verb::Detach | Verb::Shrink) => {
                 tracing::info!(
                     event = "job-cancel",
                     "{}: {} (job {number}) is to be cancelled",
@@ -197,6 +201,7 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     shown.notes.clone_from(&job.notes);
     shown.dirty_bytes_at_start = job.dirty_at_start;
     (shown.lost_bytes, shown.lost_ranges) = job.lost.clone();
+    shown.size_bytes = job.size;
     let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
     shown.elapsed_seconds = taken.as_secs();
     if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
@@ -238,6 +243,7 @@ impl Job {
             dirty_at_start: shown.dirty_bytes_at_start,
             notes: shown.notes.clone(),
             lost: (shown.lost_bytes, shown.lost_ranges.clone()),
+            size: shown.size_bytes,
             before: Before::default(),
             ended: None,
         }
@@ -346,6 +352,9 @@ impl Supervisor {
         if let Some(wanted) = &planned.wanted {
             entry.wanted_cache = Some(wanted.clone());
         }
+        if let Some(limit) = planned.limit {
+            entry.limit = limit;
+        }
         let Some(work) = planned.work else { return Ok(shown) };
         let (VolumeState::Served(served), Some(engine)) = (&entry.state, planned.engine) else {
             return Ok(shown);
@@ -355,6 +364,9 @@ impl Supervisor {
         job.before = planned.before;
         let number = shared.jobs.add(job);
         drop(shared);
+        if let Some(size) = planned.size {
+            self.is_to_have(volume, verb, size);
+        }
         match work {
             Work::Here(long) => self.begin_here(number, long, &engine, id),
             Work::MovesTo(cache) => self.begin_move(number, volume, cache, &engine, id),
@@ -413,6 +425,9 @@ impl Supervisor {
                 self.take_back(&job);
             }
         }
+        if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
+            self.resized(volume);
+        }
     }
 
     /// An engine is gone, and with it whatever it was doing.
@@ -435,7 +450,7 @@ impl Supervisor {
             Verb::Attach => Long::Attach,
             Verb::Detach => Long::Detach,
             // The others are no work of an engine's.
-            Verb::Flush | Verb::Remove | Verb::Add | Verb::Forget => Long::Flush,
+            Verb::Flush | Verb::Remove | Verb::Add | Verb::Forget | Verb::Grow | Verb::Shrink => Long::Flush,
         }
     }
 }

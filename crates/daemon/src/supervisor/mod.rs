@@ -20,6 +20,7 @@ mod owner;
 mod patience;
 mod reasons;
 mod report;
+mod resize;
 mod stop;
 mod table;
 #[cfg(test)]

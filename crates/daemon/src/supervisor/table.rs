@@ -95,6 +95,8 @@ pub struct VolumeEntry {
     pub read_only: bool,
     pub shared: bool,
     pub wait: Duration,
+    /// So much of it is served at most, in bytes.
+    pub limit: Option<u64>,
     pub state: VolumeState,
     /// The reason to wait that the log was told last.
     pub wait_logged: Option<Box<str>>,
@@ -451,8 +453,10 @@ impl Table {
     /// An engine has answered. The entry, if the volume is served now.
     pub fn volume_added(&mut self, index: usize, result: Result<VolumeInfo, Error>) -> Option<VolumeEntry> {
         match result {
-            Ok(info) => {
-                self.volumes[index].kept_mode = Some(info.mode);
+            Ok(mut info) => {
+                let entry = &mut self.volumes[index];
+                entry.kept_mode = Some(info.mode);
+                info.sectors = entry.served_sectors(info.sectors);
                 self.set_volume(index, VolumeState::Served(Box::new(info)));
                 self.volumes.get(index).cloned()
             }
@@ -550,6 +554,11 @@ impl VolumeEntry {
         matches!(&self.state, VolumeState::Served(info) if info.flash_only)
     }
 
+    /// So much is served of a volume that has so many sectors.
+    pub fn served_sectors(&self, sectors: u64) -> u64 {
+        self.limit.map_or(sectors, |limit| sectors.min(limit / 512))
+    }
+
     /// Somebody has removed it.
     pub const fn is_removed(&self) -> bool {
         matches!(self.state, VolumeState::Removed)
@@ -569,6 +578,7 @@ impl VolumeEntry {
             read_only: volume.read_only,
             shared: volume.shared,
             wait: volume.wait,
+            limit: volume.size,
             state: VolumeState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
             wait_logged: None,
         }

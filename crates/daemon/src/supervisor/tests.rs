@@ -25,6 +25,7 @@ fn config(volumes: &[&str]) -> Config {
         options: Configured::new(),
         read_only: false,
         shared: false,
+        size: None,
         wait: Duration::ZERO,
     };
     Config {

@@ -1,0 +1,136 @@
+//! What can be typed for volumes that come, go and change: work that a daemon does and that may take long.
+
+use super::Control;
+use std::path::PathBuf;
+
+/// `bcached flush`.
+#[derive(clap::Args, Debug)]
+pub struct Flush {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all that have a cache]
+    pub volume: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached detach`.
+#[derive(clap::Args, Debug)]
+pub struct Detach {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached attach`.
+#[derive(clap::Args, Debug)]
+pub struct Attach {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// A cache's name, the UUID of its set, or its device [default: the only one]
+    #[arg(long, value_name = "SET")]
+    pub cache: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached add`.
+#[derive(clap::Args, Debug)]
+pub struct Add {
+    /// What it is to be called; one that was removed is served again
+    pub name: String,
+    /// Its backing device: a path or UUID=
+    #[arg(long, value_name = "DEV")]
+    pub backing: Option<String>,
+    /// Its cache's name, or none
+    #[arg(long, value_name = "SET")]
+    pub cache: Option<String>,
+    /// How large it is to be: a volume without a backing device, that lives in the cache alone; a bare number is bytes
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached remove`.
+#[derive(clap::Args, Debug)]
+pub struct Remove {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached forget`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "All that the cache holds of it is given up, its buckets are used again, and the cache knows it no more. Where dirty \
+                        data was lost is written to a file before anything is given up. Repeated after a crash, it does the rest."
+)]
+pub struct Forget {
+    /// UUID of a volume that is not served (or its first 8 digits), its label, or the name it had
+    #[arg(value_name = "UUID")]
+    pub volume: String,
+    /// How much dirty data may be lost; a bare number is bytes [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub accept_loss: Option<String>,
+    /// The new file, on the daemon's machine, that is to say what was lost [default: lost-UUID-TIME.json in /var/lib/bcached; of a
+    /// daemon that is not root's, in ~/.local/state/bcached]
+    #[arg(long, value_name = "FILE")]
+    pub lost_ranges: Option<PathBuf>,
+    /// The cache that is to forget it: a name, the UUID of its set, or its device [default: the one that knows it]
+    #[arg(long, value_name = "SET")]
+    pub cache: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached grow`.
+#[derive(clap::Args, Debug)]
+pub struct Grow {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached shrink`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "First make what is on the volume smaller (its file system). What is dirty behind the new end is written back; when this \
+                        command has ended, the backing device may be cut behind its data offset and that size, also while it is served."
+)]
+pub struct Shrink {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// How large it is to be, in whole blocks; a bare number is bytes
+    #[arg(long, value_name = "SIZE")]
+    pub size: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// `bcached cancel`.
+#[derive(clap::Args, Debug)]
+pub struct Cancel {
+    /// Its number, as `status` shows it
+    #[arg(value_name = "ID")]
+    pub job: String,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// How long work is waited for.
+#[derive(clap::Args, Debug)]
+pub struct Watch {
+    /// Do not wait: print its number, and leave it
+    #[arg(long)]
+    pub no_wait: bool,
+    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<String>,
+    /// Check everything and say what would be, but do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub control: Control,
+}

@@ -1,0 +1,272 @@
+//! Volumes that become larger and smaller, as processes: nothing of them is lost, a size that was asked for stays over restarts, and what
+//! is refused has changed nothing.
+
+mod common;
+
+use common::{Daemon, Images, bcached, done, json, refused, requires, tool};
+use std::fs::File;
+use std::io::Write as _;
+use std::process::Stdio;
+
+const MIB: u64 = 1 << 20;
+/// Where a volume's data begins.
+const OFFSET: u64 = 8192;
+
+/// A cache and a volume of 20 MiB in mode writeback, of which nothing is written back by itself.
+struct Site {
+    images: Images,
+    fast: String,
+    tank: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let fast = images.blank("fast", 100 * MIB);
+        let tank = images.blank("tank", OFFSET + 20 * MIB);
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let site = Self { images, fast, tank };
+        site.configure("");
+        site
+    }
+
+    /// The section of the volume `media` says this, too.
+    fn configure(&self, more: &str) {
+        let text = format!(
+            "version = 1\n[cache.fast]\ndevice = {:?}\n[volume.media]\nbacking = {:?}\nwriteback_running = false\nsequential_cutoff = 0\n{more}",
+            self.fast, self.tank
+        );
+        std::fs::write(self.images.path("config.toml"), text).expect("a file");
+    }
+
+    fn start(&self) -> Daemon {
+        let config = self.images.path("config.toml");
+        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+    }
+
+    fn kept(&self) -> String {
+        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+    }
+
+    fn resize_device(&self, volume_bytes: u64) {
+        let device = File::options().write(true).open(&self.tank).expect("ours");
+        device.set_len(OFFSET + volume_bytes).expect("resized");
+    }
+
+    /// Fills the volume from its start on with bytes that tell their place.
+    fn write(&self, daemon: &Daemon, bytes: u64, seed: u8) -> Vec<u8> {
+        let data: Vec<u8> =
+            (0..bytes).map(|n| seed ^ (n / 512).to_le_bytes()[0] ^ (n % 251).to_le_bytes()[0]).collect();
+        let path = self.images.path("data");
+        std::fs::write(&path, &data).expect("a file");
+        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        data
+    }
+
+    /// All of the volume, as a client sees it.
+    fn read(&self, daemon: &Daemon) -> Vec<u8> {
+        let path = self.images.path("found");
+        drop(std::fs::remove_file(&path));
+        let ran = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(&path));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        std::fs::read(&path).expect("readable")
+    }
+}
+
+fn volume(daemon: &Daemon) -> serde_json::Value {
+    daemon.status()["volumes"][0].clone()
+}
+
+fn size(daemon: &Daemon) -> u64 {
+    volume(daemon)["size_bytes"].as_u64().unwrap_or_default()
+}
+
+#[test]
+fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let before = site.write(&daemon, 20 * MIB, 1);
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large already\n");
+    // Its end is not a whole block.
+    site.resize_device(24 * MIB + 1024);
+    assert_eq!(done(&daemon, &["grow", "media", "--dry-run"]), "media: would be 24 MiB large\n");
+    assert_eq!(size(&daemon), 20 * MIB);
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 24 MiB large\n");
+    assert_eq!(size(&daemon), 24 * MIB + 1024);
+    let found = site.read(&daemon);
+    assert!(found[..before.len()] == before[..] && found[before.len()..].iter().all(|byte| *byte == 0));
+    let after = site.write(&daemon, 24 * MIB + 1024, 2);
+    site.resize_device(28 * MIB);
+    let job = json(&done(&daemon, &["grow", "media", "--json"]));
+    assert_eq!(
+        (job["schema"].as_str(), job["size_bytes"].as_u64()),
+        (Some("bcached.job"), Some(28 * MIB)),
+        "{job}"
+    );
+    assert!(site.read(&daemon)[..after.len()] == after[..], "the odd end is a part of a block now");
+    assert_eq!(daemon.stop().0, 0);
+    let check = bcached(&["check", &site.fast, "--backing", &site.tank]);
+    assert_eq!(check.exit, 0, "{check:?}");
+    let daemon = site.start();
+    assert_eq!(size(&daemon), 28 * MIB);
+    assert!(site.read(&daemon)[..after.len()] == after[..]);
+}
+
+/// The size that was asked for stays: over the cut of the device, which may come while the volume is served, and over restarts before it.
+#[test]
+fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 20 * MIB, 1);
+    let planned = done(&daemon, &["shrink", "media", "--size", "12M", "--dry-run"]);
+    assert_eq!(
+        planned,
+        "media: what is dirty behind 12 MiB would be written back, then it would be 12 MiB large\n"
+    );
+    assert_eq!((site.kept().as_str(), size(&daemon)), ("", 20 * MIB));
+    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: it is 12 MiB large\n");
+    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: it is 12 MiB large already\n");
+    assert!(site.kept().contains("size = \"12M\""), "{}", site.kept());
+    assert_eq!(
+        volume(&daemon)["dirty_bytes"].as_u64(),
+        Some(12 * MIB),
+        "what lies before the end stays dirty"
+    );
+    let below = common::bytes(&site.tank);
+    let behind = usize::try_from(12 * MIB).expect("small");
+    assert!(below[8192 + behind..] == data[behind..], "what lay behind it is on the device");
+    assert_eq!(site.read(&daemon), data[..behind]);
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    assert_eq!((size(&daemon), site.read(&daemon).len()), (12 * MIB, behind), "the device is still longer");
+    site.resize_device(12 * MIB);
+    assert_eq!(done(&daemon, &["flush", "media"]), "media: what was dirty is written back\n");
+    assert_eq!(volume(&daemon)["state"].as_str(), Some("served"), "{}", volume(&daemon));
+    site.resize_device(20 * MIB);
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large\n");
+    assert!(!site.kept().contains("size"), "{}", site.kept());
+    let found = site.read(&daemon);
+    assert!(
+        found[..behind] == data[..behind] && found[behind..].iter().all(|byte| *byte == 0),
+        "what was cut is gone"
+    );
+    assert_eq!(daemon.stop().0, 0);
+    let check = bcached(&["check", &site.fast, "--backing", &site.tank]);
+    assert_eq!(check.exit, 0, "{check:?}");
+}
+
+/// While its device takes no data a shrink does not come to an end. A kill in the middle, and a start, and it goes on; cancelled it
+/// leaves all as it was.
+#[test]
+fn a_shrink_goes_on_after_a_kill_and_can_be_cancelled() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 20 * MIB, 1);
+    daemon.fail_writes_beyond(OFFSET);
+    let job = json(&done(&daemon, &["shrink", "media", "--size", "12M", "--no-wait", "--json"]));
+    let id = job["id"].as_u64().expect("a number").to_string();
+    refused(&daemon, &["detach", "media"], 3, "shrink goes on there");
+    assert_eq!(done(&daemon, &["cancel", &id]), "media: shrink was cancelled\n");
+    assert_eq!((site.kept().contains("size"), size(&daemon)), (false, 20 * MIB));
+    assert!(site.read(&daemon) == data, "nothing is lost");
+    done(&daemon, &["shrink", "media", "--size", "12M", "--no-wait"]);
+    assert!(site.kept().contains("size = \"12M\""), "{}\n{}", site.kept(), daemon.log());
+    daemon.kill();
+
+    let daemon = site.start();
+    assert!(site.read(&daemon) == data[..usize::try_from(12 * MIB).expect("small")]);
+    daemon.wait_for("it goes on with it", |status| {
+        let volume = &status["volumes"][0];
+        volume["size_bytes"].as_u64() == Some(12 * MIB) && status["jobs"].as_array().is_none_or(Vec::is_empty)
+    });
+    assert_eq!(daemon.stop().0, 0);
+    let below = common::bytes(&site.tank);
+    let behind = usize::try_from(12 * MIB).expect("small");
+    assert!(below[8192 + behind..] == data[behind..], "what lay behind it is on the device");
+}
+
+#[test]
+fn what_cannot_be_resized_is_refused_in_a_sentence() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 20 * MIB, 1);
+    let shrink = |size: &'static str| ["shrink", "media", "--size", size];
+    refused(
+        &daemon,
+        &shrink("30M"),
+        2,
+        "it is 20 MiB large; `bcached grow media` takes up a device that has grown",
+    );
+    refused(&daemon, &shrink("10000001"), 2, "one block of 4 KiB or several; `--size 9764k` would do");
+    refused(&daemon, &shrink("0"), 2, "one block of 4 KiB or several; `--size 4k` would do");
+    refused(&daemon, &shrink("1MB"), 2, "`1MB` is not a size");
+    refused(&daemon, &["shrink", "nothing", "--size", "1M"], 2, "nothing is called `nothing`");
+    refused(&daemon, &["grow", "nothing"], 2, "nothing is called `nothing`");
+    done(&daemon, &["add", "scratch", "--size", "1M"]);
+    refused(&daemon, &["grow", "scratch"], 2, "scratch lives on its cache alone");
+    site.resize_device(10 * MIB);
+    refused(
+        &daemon,
+        &["grow", "media"],
+        4,
+        "has room for 10 MiB and the volume is 20 MiB large; give the device its size back",
+    );
+    site.resize_device(20 * MIB);
+    assert!(size(&daemon) == 20 * MIB && !site.kept().contains("size"));
+    drop(data);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Who is connected keeps the size that he was told, so nothing is taken from him; a device that grew is his when he connects again.
+#[test]
+fn a_volume_in_use_grows_and_does_not_shrink() {
+    if !requires("qemu-io") || !requires("nbdinfo") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let mut client = tool("qemu-io")
+        .args(["-f", "raw", &daemon.uri("media")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    daemon.wait_for("a client", |status| status["clients"].as_array().is_some_and(|all| !all.is_empty()));
+    refused(&daemon, &["shrink", "media", "--size", "12M"], 3, "cannot shrink media now: it is in use by");
+    site.resize_device(24 * MIB);
+    let told = "media: it is 24 MiB large\nmedia: who is connected sees the new size when connecting again\n";
+    assert_eq!(done(&daemon, &["grow", "media"]), told);
+    client.stdin.take().expect("piped").write_all(b"write 0 4096\nq\n").expect("it listens");
+    let ended = client.wait_with_output().expect("ends");
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("wrote 4096/4096"), "{ended:?}");
+    let sized = common::run(tool("nbdinfo").args(["--size", &daemon.uri("media")]));
+    assert_eq!(sized.out.trim(), (24 * MIB).to_string(), "{sized:?}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// `size` in a file of somebody's own limits a volume, and `grow` does not go beyond it.
+#[test]
+fn a_size_in_the_configuration_is_a_limit() {
+    let site = Site::new();
+    site.configure("size = \"8M\"\n");
+    let daemon = site.start();
+    assert_eq!(size(&daemon), 8 * MIB);
+    let told = "media: it is 8 MiB large already\nmedia: the configuration says `size = \"8M\"`, and the device has room for 20 MiB\n";
+    assert_eq!(done(&daemon, &["grow", "media"]), told);
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -1,0 +1,67 @@
+//! Other sizes of volumes: how large a backing device lets its volume be, and what the driver is told of that.
+
+use super::{Command, Engine, STATUS_LIMIT};
+use bcached_engine::{CacheSet, Cancel, Error, VolumeId};
+use bcached_uring::{Device, Disks};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+/// What is under a volume.
+pub struct Under {
+    device: Arc<Device>,
+    /// Where the volume's data begins on it, in sectors.
+    data_offset: u64,
+}
+
+/// What is under `volume`, if anything is.
+pub fn under(set: &CacheSet, disks: &Disks, volume: VolumeId) -> Option<Under> {
+    Some(Under { device: disks.device(set.disk_of(volume)?)?, data_offset: set.data_offset(volume)? })
+}
+
+/// The volume has so many sectors from now on; its device was seen to have that many.
+pub async fn grow(set: &CacheSet, disks: &Disks, volume: VolumeId, sectors: u64) -> Result<(), Error> {
+    let Under { device, data_offset } = under(set, disks, volume).ok_or(Error::NoVolume)?;
+    let before = device.info().sectors;
+    device.count_on(before.max(data_offset + sectors));
+    let grown = set.grow(volume, sectors).await;
+    if grown.is_err() {
+        device.count_on(before);
+    }
+    grown
+}
+
+/// The volume has so many sectors from now on, and once it has, its device may be made as short as that.
+pub async fn shrink(
+    set: &CacheSet,
+    disks: &Disks,
+    volume: VolumeId,
+    sectors: u64,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    set.shrink(volume, sectors, cancel).await?;
+    let Under { device, data_offset } = under(set, disks, volume).ok_or(Error::NoVolume)?;
+    device.count_on(data_offset + sectors);
+    Ok(())
+}
+
+impl Engine {
+    /// How many sectors the volume can have on its backing device as that is now. A thread of its own asks the device; `None` if that or
+    /// the engine does not answer in time, or if there is no device.
+    pub fn capacity(&self, volume: VolumeId) -> Option<Result<u64, String>> {
+        let (send, receive) = mpsc::channel();
+        self.send(Command::Under(
+            volume,
+            Box::new(move |under| {
+                let Some(Under { device, data_offset }) = under else { return };
+                let ask = move || {
+                    let found = device.capacity().map(|sectors| sectors.saturating_sub(data_offset));
+                    let _gone = send.send(found.map_err(|error| error.to_string()));
+                };
+                // Without a thread to be had nobody answers.
+                let _none = thread::Builder::new().name("size".to_owned()).spawn(ask);
+            }),
+        ));
+        receive.recv_timeout(STATUS_LIMIT).ok()
+    }
+}
