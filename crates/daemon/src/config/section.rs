@@ -67,7 +67,7 @@ static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Volum
 static CACHE_KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Cache, &["device"]));
 
 fn keys_of(scope: Scope, own: &'static [&'static str]) -> Vec<&'static str> {
-    let options = scope.options().iter().filter(|option| option.read_only().is_none());
+    let options = scope.options().iter().filter(|option| option.not_configured().is_none());
     own.iter().copied().chain(options.map(|option| option.name)).collect()
 }
 
@@ -78,7 +78,7 @@ fn option_of<E: Error>(
     keys: &'static [&'static str],
 ) -> Result<&'static Definition, E> {
     let option = scope.find(name).ok_or_else(|| E::unknown_field(name, keys))?;
-    match option.read_only() {
+    match option.not_configured() {
         Some(instead) => Err(E::custom(format!("`{name}` cannot be set: {instead}"))),
         None => Ok(option),
     }

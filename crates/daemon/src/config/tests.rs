@@ -190,7 +190,7 @@ fn every_option_is_a_key() {
     let keys = known_keys("[volume.v]");
     let missing = |option: &&crate::options::Definition| !keys.contains(&option.name.to_owned());
     let missing: Vec<_> = crate::options::OPTIONS.iter().filter(missing).map(|option| option.name).collect();
-    assert_eq!(missing, ["label"], "which is read-only");
+    assert_eq!(missing, ["label"], "which the device keeps");
     let all = crate::options::of_cache::OPTIONS.iter().map(|option| option.name.to_owned());
     assert_eq!(known_keys("[cache.a]"), [vec!["device".to_owned()], all.collect()].concat());
 }
@@ -208,7 +208,7 @@ fn an_option_that_is_wrong_in_a_file_is_refused() {
             "sequential_cutoff = \"1MB\"",
             "cannot set `sequential_cutoff`: `1MB` is not a size: write M or MiB",
         ),
-        ("label = \"x\"", "`label` cannot be set: a label is written by `bcached make --label`"),
+        ("label = \"x\"", "`label` cannot be set: the device keeps it"),
         (
             "writeback_rate_fp_term_low = 10",
             "writeback_rate_fp_term_low must be below writeback_rate_fp_term_mid",

@@ -22,7 +22,7 @@ use crate::engine_failure;
 use crate::failure::Failure;
 use bcached_engine::{Ages, CacheSet, Error, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::{Executor, Note, NoteRecord, Order};
-use bcached_format::{CacheMode, Uuid};
+use bcached_format::{CacheMode, Label, Uuid};
 use bcached_port::{Connector, Server};
 use bcached_uring::note::NoteError;
 use bcached_uring::{Backend, Bell, Device, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver};
@@ -325,6 +325,13 @@ impl Engine {
         answer: Answer<Result<(), Error>>,
     ) {
         self.send(Command::SetCacheMode(volume, mode, keep, answer));
+    }
+
+    /// Gives a volume another label.
+    pub fn set_label(&self, volume: VolumeId, label: Label, answer: Answer<Result<(), Error>>) {
+        self.send(Command::Do(Box::new(move |set, env| {
+            env.spawn(async move { answer(set.set_label(volume, label).await) });
+        })));
     }
 
     /// Changes all of a volume's options.

@@ -139,7 +139,12 @@ pub static OPTIONS: &[Definition] = &[
         Place::CacheMode,
         "where a write goes, and when it is done; kept in the backing superblock",
     ),
-    Definition::of_kernel("label", Kind::Text, Place::Label, "the backing device's label; read-only"),
+    Definition::of_kernel(
+        "label",
+        Kind::Text,
+        Place::Label,
+        "the device's label, up to 32 bytes; kept there, and what the volume is called unless its section says",
+    ),
     Definition::of_kernel(
         "sequential_cutoff",
         Kind::Size,
@@ -373,13 +378,11 @@ impl Definition {
         }
     }
 
-    /// Whether it can be set; if not, what to do instead.
+    /// Whether it can be a key of the configuration; if not, what to do instead.
     #[must_use]
-    pub const fn read_only(&self) -> Option<&'static str> {
+    pub const fn not_configured(&self) -> Option<&'static str> {
         match self.place {
-            Place::Label => Some(
-                "a label is written by `bcached make --label`; a volume is called by the name of its section",
-            ),
+            Place::Label => Some("the device keeps it: `bcached set VOLUME label=..` while it is served"),
             _ => None,
         }
     }

@@ -3,6 +3,7 @@
 //! The control thread asks and waits; the loop acts, as it does on everything else. A value that is to be kept is first
 //! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
 
+use super::label;
 use super::options::Done;
 use super::owner::{Owner, View};
 use super::table::VolumeEntry;
@@ -14,6 +15,7 @@ use crate::failure::{Failure, Kind};
 use crate::options::layers::Layers;
 use crate::options::value::{Refused, Value};
 use crate::options::{self, Definition, Place, Scope};
+use bcached_format::Label;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -61,12 +63,16 @@ struct Plan {
     layers: Layers,
     /// The file to be written, if it is to say something else.
     file: Option<SetFile>,
+    /// The label that the device is to have.
+    label: Option<Label>,
     changed: Changed,
 }
 
 /// The options that a change names, understood.
 struct Wanted {
     set: BTreeMap<&'static str, Value>,
+    /// Its device keeps it.
+    label: Option<Label>,
     unset: Vec<&'static str>,
     notes: Vec<String>,
 }
@@ -83,27 +89,32 @@ impl Supervisor {
                 plan.file.as_ref().map_or(Ok(()), SetFile::write)?;
                 owner.take(&mut self.shared().table, plan.layers);
             }
-            Ok(plan.changed)
+            Ok((plan.changed, plan.label.filter(|_| !change.dry_run)))
         });
         match done {
             Err(failure) => {
                 tracing::info!(event = "options-refused", uid, "{text}: {failure}");
                 let _gone = answer.send(Err(failure));
             }
-            Ok(changed) => {
+            Ok((changed, label)) => {
                 tracing::info!(event = "options-changed", uid, "{text}");
                 let then = Done::new(move |done| drop(answer.send(done.map(|()| changed))));
                 self.apply_options();
-                match owner {
-                    Owner::Volume(index) => self.apply_cache_mode(index, then),
-                    Owner::Cache(_) => then.call(Ok(())),
+                match (owner, label) {
+                    (Owner::Volume(index), Some(label)) => self.apply_label(index, label, then),
+                    (Owner::Volume(index), None) => self.apply_cache_mode(index, then),
+                    (Owner::Cache(_), _) => then.call(Ok(())),
                 }
             }
         }
     }
 
     fn plan(&self, view: &View, change: &Change) -> Result<Plan, Failure> {
-        let wanted = understand(change, view)?;
+        let mut wanted = understand(change, view)?;
+        let label = match (view, wanted.label) {
+            (View::Volume(entry), Some(label)) => Some(self.judge_label(entry, label, &mut wanted.notes)?),
+            _ => None,
+        };
         let is_kept = self.keeps_of(view);
         if !wanted.set.is_empty() && !change.runtime {
             is_kept.as_ref().map_err(Failure::clone)?;
@@ -135,7 +146,7 @@ impl Supervisor {
         let changed = describe(view, &layers, &wanted, change);
         let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
         let kept_in = kept_in.map(|path| path.display().to_string());
-        Ok(Plan { layers, file, changed: Changed { kept_in, ..changed } })
+        Ok(Plan { layers, file, label: label.flatten(), changed: Changed { kept_in, ..changed } })
     }
 
     /// Where values of this volume can be kept, and under which name.
@@ -197,7 +208,7 @@ impl Supervisor {
 
 /// Every option and every value that `change` names.
 fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
-    let mut wanted = Wanted { set: BTreeMap::new(), unset: Vec::new(), notes: Vec::new() };
+    let mut wanted = Wanted { set: BTreeMap::new(), label: None, unset: Vec::new(), notes: Vec::new() };
     if change.set.is_empty() && change.unset.is_empty() {
         return Err(Failure::new(Kind::Usage, "no option is named")
             .next(format!("`bcached get {}` lists them", view.display_name())));
@@ -214,10 +225,20 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
             }
             Err(Refused::OutOfRange(why, _) | Refused::NotUnderstood(why)) => return Err(refused(why)),
         };
+        if matches!(option.place, Place::Label) {
+            wanted.label = Some(label::read(&typed.0, change.runtime)?);
+            continue;
+        }
         wanted.set.insert(option.name, value);
     }
     for name in &change.unset {
         let option = changeable(name, view)?;
+        if matches!(option.place, Place::Label) {
+            return Err(Failure::new(Kind::Usage, "cannot unset label")
+                .why("nobody says it but the device")
+                .next(format!("`bcached set {} label=` takes it away", view.display_name()))
+                .option(name.as_str()));
+        }
         if wanted.set.contains_key(option.name) {
             return Err(Failure::new(Kind::Usage, format!("{name} is to be set and unset at once"))
                 .next("name it once")
@@ -234,12 +255,6 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
 fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
     let scope = view.scope();
     let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
-    if let Some(instead) = option.read_only() {
-        let what = format!("changing {name} is not in this version");
-        return Err(Failure::new(Kind::NotInThisVersion, what)
-            .next(format!("until then: {instead}"))
-            .option(name));
-    }
     let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
     if is_flash_only && matches!(option.place, Place::CacheMode) {
         return Err(Failure::new(Kind::Usage, format!("{} has no cache mode", view.display_name()))
@@ -252,9 +267,10 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
 /// Each named option, as it is and as it will be.
 fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
     let scope = view.scope();
-    let named = wanted.set.keys().chain(&wanted.unset).filter_map(|name| scope.find(name));
+    let label = wanted.label.map(|_| &"label");
+    let named = wanted.set.keys().chain(&wanted.unset).chain(label).filter_map(|name| scope.find(name));
     let changes = named.map(|option| {
-        let (was, is) = view.before_and_after(layers, option);
+        let (was, is) = view.before_and_after(layers, wanted.label, option);
         // The line may be another, because one above it came or went.
         let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
         Changing { already, before: was.value, after: is }

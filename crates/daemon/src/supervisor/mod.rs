@@ -14,6 +14,7 @@ mod flash;
 mod forget;
 mod health;
 mod jobs;
+mod label;
 mod numbers;
 mod options;
 mod owner;
@@ -67,6 +68,8 @@ enum Event {
     Change(Box<change::Asked>),
     /// An engine could not change the cache mode of a volume.
     ModeRefused(usize, options::Modes),
+    /// An engine has given a volume another label, or could not.
+    Labelled(Box<label::Labelled>),
     /// Somebody wants long work done.
     Begin(Box<jobs::Asked>),
     /// An engine is through with the work of this number.
@@ -226,6 +229,7 @@ impl Supervisor {
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
                 Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
+                Ok(Event::Labelled(labelled)) => self.labelled(*labelled),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),

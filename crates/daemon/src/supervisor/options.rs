@@ -14,7 +14,7 @@ use crate::options::quiet;
 use crate::options::value::Value;
 use crate::options::{Definition, Place};
 use bcached_engine::{Error, VolumeInfo, VolumeOptions};
-use bcached_format::CacheMode;
+use bcached_format::{CacheMode, Label};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Called once a change is in force, or has failed; perhaps on an engine's thread.
@@ -130,7 +130,10 @@ impl Supervisor {
 }
 
 /// The engine of a volume that is served.
-fn served_by(entry: &VolumeEntry, caches: &[super::table::CacheEntry]) -> Option<(Engine, Box<VolumeInfo>)> {
+pub fn served_by(
+    entry: &VolumeEntry,
+    caches: &[super::table::CacheEntry],
+) -> Option<(Engine, Box<VolumeInfo>)> {
     let VolumeState::Served(info) = &entry.state else { return None };
     match &caches.get(entry.cache?)?.state {
         CacheState::Open { engine, .. } => Some((engine.clone(), info.clone())),
@@ -254,12 +257,12 @@ impl<'a> Facts<'a> {
     }
 
     /// The same if `layers` were in force.
-    pub fn with<'b>(&self, layers: &'b Layers, kept: Option<CacheMode>) -> Facts<'b> {
+    pub fn with<'b>(&self, layers: &'b Layers, kept: Option<CacheMode>, label: Option<Label>) -> Facts<'b> {
         Facts {
             layers,
             options: layers.volume_options(|| 0),
             mode: layers.cache_mode().or(kept),
-            label: self.label.clone(),
+            label: label.map(|label| label.to_string()).or_else(|| self.label.clone()),
         }
     }
 

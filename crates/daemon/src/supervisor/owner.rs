@@ -9,7 +9,7 @@ use crate::names;
 use crate::options::layers::Layers;
 use crate::options::{Definition, Place, Scope};
 use bcached_engine::Options;
-use bcached_format::CacheMode;
+use bcached_format::{CacheMode, Label};
 use std::sync::{Mutex, PoisonError};
 
 /// One of them, by its place in the table.
@@ -108,12 +108,17 @@ impl View {
         }
     }
 
-    /// An option as it is, and as it would be if `layers` were in force.
-    pub fn before_and_after(&self, layers: &Layers, option: &'static Definition) -> (Shown, Shown) {
+    /// An option as it is, and as it would be if `layers` and `label` were in force.
+    pub fn before_and_after(
+        &self,
+        layers: &Layers,
+        label: Option<Label>,
+        option: &'static Definition,
+    ) -> (Shown, Shown) {
         match self {
             Self::Volume(entry) => {
                 let before = Facts::of(entry, None);
-                (before.show(option), before.with(layers, self.kept_mode()).show(option))
+                (before.show(option), before.with(layers, self.kept_mode(), label).show(option))
             }
             Self::Cache(cache) => (of_cache(&cache.layers, option), of_cache(layers, option)),
         }

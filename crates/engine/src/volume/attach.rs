@@ -192,6 +192,7 @@ impl CacheSet {
                 };
             }
             slot.last_registered = seconds;
+            slot.label = superblock.label();
             Ok(inode)
         })?;
         uuids::store(self).await?;

@@ -5,6 +5,7 @@ pub mod detach;
 pub mod epoch;
 pub mod flash;
 pub mod forget;
+pub mod label;
 pub mod reattach;
 pub mod record;
 pub mod remove;

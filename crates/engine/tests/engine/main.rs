@@ -13,6 +13,7 @@ mod durable;
 mod failed_flush;
 mod forget;
 mod generations;
+mod label;
 mod latency;
 mod memory;
 mod numbers;

@@ -1,0 +1,117 @@
+//! Labels that somebody changes: a volume's device keeps its own, or the cache's table if it has none.
+//!
+//! A name never changes while the daemon runs, whatever it was made of: exports, sections and scripts go by it. The next start names a
+//! volume that no section names after its new label.
+
+use super::options::{Done, served_by};
+use super::table::{VolumeEntry, VolumeState};
+use super::{Event, Supervisor};
+use crate::failure::{Failure, Kind};
+use bcached_engine::Error;
+use bcached_format::Label;
+
+/// A label that an engine has written, or not.
+pub struct Labelled {
+    volume: usize,
+    label: Label,
+    outcome: Result<(), Error>,
+    then: Done,
+}
+
+/// The label that is typed so.
+pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
+    let refused = |why: &str| Failure::new(Kind::Usage, "cannot set label").why(why).option("label");
+    if runtime {
+        return Err(refused("the device keeps it, so it is not for a time").next("leave --runtime out"));
+    }
+    if typed.chars().any(char::is_control) {
+        return Err(refused("it has a control character"));
+    }
+    Label::from_text(typed).ok_or_else(|| refused("it is longer than 32 bytes"))
+}
+
+impl Supervisor {
+    /// The label that a volume is to be given, if it has another one.
+    pub(super) fn judge_label(
+        &self,
+        entry: &VolumeEntry,
+        label: Label,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Label>, Failure> {
+        let name = entry.display_name();
+        let VolumeState::Served(info) = &entry.state else {
+            return Err(Failure::new(Kind::NotFound, format!("cannot set the label of {name}"))
+                .why("it is written to its device, and the volume is not served")
+                .next("`bcached status` says what it waits for"));
+        };
+        let shared = self.shared();
+        let others =
+            shared.table.volumes.iter().filter(|other| other.uuid != entry.uuid && !other.is_removed());
+        let text = label.to_string();
+        let is_called = |other: &VolumeEntry| {
+            let has = match &other.state {
+                VolumeState::Served(info) => Some(info.label),
+                _ => other.label,
+            };
+            other.display_name() == text || has == Some(label)
+        };
+        let same: Vec<_> = others.filter(|other| !text.is_empty() && is_called(other)).collect();
+        if let Some(other) = same.first() {
+            notes.push(format!(
+                "{} goes by that, too: call them by their names or UUIDs",
+                other.display_name()
+            ));
+        }
+        drop(shared);
+        let is_named = self.config.volumes.iter().any(|volume| volume.name.as_deref() == Some(name))
+            || self.config.flash.iter().any(|flash| flash.name == name);
+        if !is_named && text != name && info.label != label {
+            notes.push(format!("{name} is called so until the next start"));
+        }
+        Ok(Some(label).filter(|label| info.label != *label))
+    }
+
+    /// The engine writes it, and says so.
+    pub(super) fn apply_label(&self, volume: usize, label: Label, then: Done) {
+        let shared = self.shared();
+        let table = &shared.table;
+        let served = table.volumes.get(volume).and_then(|entry| served_by(entry, &table.caches));
+        let Some((engine, info)) = served else { return };
+        let sender = self.sender.clone();
+        let answer = move |outcome| {
+            drop(sender.send(Event::Labelled(Box::new(Labelled { volume, label, outcome, then }))));
+        };
+        engine.set_label(info.id, label, Box::new(answer));
+    }
+
+    /// It has.
+    pub(super) fn labelled(&self, labelled: Labelled) {
+        let Labelled { volume, label, outcome, then } = labelled;
+        let entry = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
+            if outcome.is_ok() {
+                entry.label = Some(label);
+                if let VolumeState::Served(info) = &mut entry.state {
+                    info.label = label;
+                }
+            }
+            entry.clone()
+        };
+        let name = entry.display_name();
+        match outcome {
+            Ok(()) => {
+                self.publish(&entry);
+                tracing::info!(event = "label-set", "{name}: its label is {label:?} now");
+                self.apply_cache_mode(volume, then);
+            }
+            Err(error) => {
+                let failure = Failure::new(Kind::Io, format!("the label of {name} could not be written"))
+                    .why(error.to_string())
+                    .next("`bcached show` of its device says which it has");
+                tracing::error!(event = "label-failed", "{failure}");
+                then.call(Err(failure));
+            }
+        }
+    }
+}
