@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 mod cycle;
 
-pub use cycle::{Add, Attach, Cancel, Detach, Flush, Forget, Grow, Remove, Shrink, Watch};
+pub use cycle::{Add, Attach, Cancel, Detach, Flush, Forget, Grow, Remove, Shrink, Stop, Watch};
 
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
 /// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
@@ -59,6 +59,8 @@ pub enum Command {
     Add(Add),
     /// Serve a volume no more; its dirty data stays in its cache
     Remove(Remove),
+    /// Stop the daemon in order, or serve one volume no more until the next start
+    Stop(Stop),
     /// Give up what a cache holds of a volume that is gone, or that lives in the cache alone
     Forget(Forget),
     /// Make a volume as large as its backing device has become

@@ -11,7 +11,6 @@ struct Later {
 
 /// In the order of the interface's table.
 const TABLE: &[Later] = &[
-    Later { verb: "stop", by_hand: "send SIGTERM to `bcached serve` (`systemctl stop bcached`)" },
     Later {
         verb: "replace",
         by_hand: "serve until nothing is dirty and stop; make the new cache; `bcached make --backing DEV --for CACHE \

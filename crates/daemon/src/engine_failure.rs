@@ -74,6 +74,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Detach => format!("{name} could not be detached"),
         Verb::Attach => format!("{name} could not be attached"),
         Verb::Remove => format!("{name} could not be removed"),
+        Verb::Stop => format!("{name} could not be stopped"),
         Verb::Add => format!("{name} could not be added"),
         Verb::Forget => format!("{name} could not be forgotten"),
         Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
@@ -89,7 +90,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
         Verb::Attach => "it is served without a cache as before",
         Verb::Grow | Verb::Shrink => "it is as large as before, and what is dirty is safe in the cache",
-        Verb::Remove | Verb::Add | Verb::Forget => "`bcached status` says how it stands",
+        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget => "`bcached status` says how it stands",
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
     Failure::new(kind, what).why(error.to_string()).next(next)

@@ -71,6 +71,14 @@ pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
+/// Serves a volume no more until the next start.
+pub fn stop(volume: &str, flags: &flags::Watch) -> Result<Report, Failure> {
+    let watch = Watch::of(flags)?;
+    let begin = Begin::new(Verb::Stop, volume.to_owned());
+    let job = watch.begin(&Begin { dry_run: flags.dry_run, ..begin })?;
+    watch.finish(vec![job])
+}
+
 /// Serves one more volume, and waits until it is served.
 pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;

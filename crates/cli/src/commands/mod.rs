@@ -12,6 +12,7 @@ mod options;
 mod serve;
 mod show;
 mod status;
+mod stop;
 mod version;
 mod wait;
 
@@ -38,6 +39,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Attach(flags) => jobs::attach(&flags),
         Command::Add(flags) => jobs::add(&flags),
         Command::Remove(flags) => jobs::remove(&flags),
+        Command::Stop(flags) => stop::run(&flags),
         Command::Forget(flags) => jobs::forget(&flags),
         Command::Grow(flags) => jobs::grow(&flags),
         Command::Shrink(flags) => jobs::shrink(&flags),

@@ -28,7 +28,7 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
             return Err(Failure::new(Kind::No, format!("{} is not going to be", volume.name))
                 .why("it lives on its cache alone"));
         }
-        if volume.state == "failed" {
+        if volume.state == "failed" || volume.state == "stopped" {
             return Err(Failure::new(Kind::No, format!("{} is not served", volume.name)).why(reason));
         }
         if until.is_some_and(|until| Instant::now() >= until) {

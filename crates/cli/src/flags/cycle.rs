@@ -60,6 +60,20 @@ pub struct Remove {
     pub watch: Watch,
 }
 
+/// `bcached stop`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Dirty data is never written back by a stop: it is named, and stays on its cache device. The daemon ends as after SIGTERM: it \
+                        waits for clients up to its stop_timeout. With --timeout only this command ends early."
+)]
+pub struct Stop {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device: only that is served no more, until the next start or
+    /// `bcached add` [default: the whole daemon]
+    pub volume: Option<String>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
 /// `bcached forget`.
 #[derive(clap::Args, Debug)]
 #[command(

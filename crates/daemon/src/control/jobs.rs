@@ -18,6 +18,8 @@ pub enum Verb {
     Attach,
     /// It is served no more.
     Remove,
+    /// It is not served before the next start.
+    Stop,
     /// It is served.
     Add,
     /// The cache gives up all that it holds of it.
@@ -35,6 +37,7 @@ impl fmt::Display for Verb {
             Self::Detach => "detach",
             Self::Attach => "attach",
             Self::Remove => "remove",
+            Self::Stop => "stop",
             Self::Add => "add",
             Self::Forget => "forget",
             Self::Grow => "grow",
@@ -244,6 +247,9 @@ impl Job {
             Verb::Detach => "detached: it is served without a cache",
             Verb::Attach => "attached",
             Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
+            Verb::Stop => {
+                "stopped: it is not served until the next start, or `bcached add`; what is dirty of it stays in its cache"
+            }
             Verb::Add => "added",
             Verb::Forget => "forgotten",
             Verb::Grow | Verb::Shrink => "resized",
@@ -255,6 +261,7 @@ impl Job {
                 Verb::Detach => format!("{volume}: it is detached already"),
                 Verb::Attach => format!("{volume}: it is attached already"),
                 Verb::Remove => format!("{volume}: it is removed"),
+                Verb::Stop => format!("{volume}: it is stopped already"),
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),
                 Verb::Grow | Verb::Shrink => format!("{volume}: it is {size} large already"),
@@ -276,6 +283,9 @@ impl Job {
                             "{volume}: would be served no more, and {dirty} dirty would stay in its cache"
                         )
                     }
+                    Verb::Stop => format!(
+                        "{volume}: would not be served until the next start, and {dirty} dirty would stay in its cache"
+                    ),
                     Verb::Add => format!("{volume}: would be served"),
                     Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
                     Verb::Grow => format!("{volume}: would be {size} large"),

@@ -9,6 +9,8 @@
 //!   POST   /v1/jobs                     of `bcached add`, `remove`, `forget`, `flush`, `detach`, `attach`, `grow`, `shrink`; the request: `jobs::Begin`
 //!   GET    /v1/jobs, /v1/jobs/NUMBER    how far they are
 //!   DELETE /v1/jobs/NUMBER              of `bcached cancel`
+//!   POST   /v1/stop                     of `bcached stop`; the request: `stop::Stop`
+//!   GET    /v1/stop                     how far that is: answered when it has ended, or after some seconds
 //! ```
 //!
 //! The numbers for Prometheus can be had over TCP, too: `metrics` listens on loopback, for nothing else.
@@ -25,7 +27,9 @@ mod routes;
 mod server;
 mod socket;
 pub mod status;
+pub mod stop;
 
 pub(crate) use server::{
-    AskBegin, AskChange, AskJob, AskJobs, AskOptions, AskStatus, Control, Handlers, Signal,
+    AskBegin, AskChange, AskJob, AskJobs, AskOptions, AskStatus, AskStop, AskStopped, Control, Handlers,
+    Signal,
 };

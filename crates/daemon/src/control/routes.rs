@@ -6,6 +6,7 @@ use super::metrics;
 use super::options::{Change, Changed, Options};
 use super::server::Handlers;
 use super::status::Status;
+use super::stop::{Stop, Stopping};
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use axum::body::Bytes;
@@ -69,6 +70,10 @@ impl Answer for Changed {
     const SCHEMA: &'static str = "bcached.change";
 }
 
+impl Answer for Stopping {
+    const SCHEMA: &'static str = "bcached.stop";
+}
+
 /// All of them.
 pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
@@ -78,6 +83,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/caches/{name}/options", get(options_of_cache).patch(change_cache))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
+        .route("/v1/stop", get(stopped).post(stop))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
 }
@@ -157,10 +163,29 @@ async fn begin(
         Ok(asked) => beside(move || (handlers.begin)(asked, peer.uid)).await,
         Err(error) => refused(
             &Failure::new(Kind::Usage, "the request is not understood").why(error.to_string()).next(
-                "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"forget\", \"grow\" or \"shrink\", \"volume\": NAME, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
+                "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\" or \"shrink\", \"volume\": NAME, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
             ),
         ),
     }
+}
+
+async fn stop(
+    State(handlers): State<Arc<Handlers>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    body: Bytes,
+) -> Response {
+    match serde_json::from_slice::<Stop>(&body) {
+        Ok(asked) => beside(move || (handlers.stop)(asked, peer.uid)).await,
+        Err(error) => refused(
+            &Failure::new(Kind::Usage, "the request is not understood")
+                .why(error.to_string())
+                .next("send {\"dry_run\": false}"),
+        ),
+    }
+}
+
+async fn stopped(State(handlers): State<Arc<Handlers>>) -> Response {
+    beside(move || (handlers.stopped)()).await
 }
 
 /// Asking the engines may block for a moment; signals must not wait for that.

@@ -6,6 +6,7 @@ use super::options::{Change, Changed, Options};
 use super::routes::{self, Peer};
 use super::socket::connect_now;
 use super::status::Status;
+use super::stop::{Stop, Stopping};
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use rustix::fs::Mode;
@@ -50,6 +51,12 @@ pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
 /// All long work.
 pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 
+/// Stops the daemon, for that user.
+pub type AskStop = Box<dyn Fn(Stop, Option<u32>) -> Result<Stopping, Failure> + Send + Sync>;
+
+/// Says how far a stop is.
+pub type AskStopped = Box<dyn Fn() -> Result<Stopping, Failure> + Send + Sync>;
+
 /// What the control thread asks and tells.
 pub struct Handlers {
     /// The status now, on request with what costs more. May take a moment.
@@ -66,6 +73,10 @@ pub struct Handlers {
     pub job: AskJob,
     /// May take a moment.
     pub cancel: AskJob,
+    /// May take a moment.
+    pub stop: AskStop,
+    /// Waits for the end, for a while.
+    pub stopped: AskStopped,
     /// A signal has come.
     pub signal: Box<dyn Fn(Signal) + Send + Sync>,
 }

@@ -52,29 +52,47 @@ impl Supervisor {
     }
 
     /// The engine gives the volume up, and nobody gets it.
-    pub(super) fn begin_removal(&self, number: u64, volume: usize, engine: &Engine, id: VolumeId) {
-        if self.unpublish(number, volume, Verb::Remove) {
+    pub(super) fn begin_removal(
+        &self,
+        number: u64,
+        volume: usize,
+        verb: Verb,
+        engine: &Engine,
+        id: VolumeId,
+    ) {
+        if self.unpublish(number, volume, verb) {
             let sender = self.sender.clone();
             let given = move |given| drop(sender.send(Event::Given(number, volume, None, Box::new(given))));
             engine.give_up(id, Box::new(given));
         }
     }
 
-    /// It is as if it was not configured.
-    pub(super) fn removed(&self, volume: usize) {
-        let mut shared = self.shared();
-        let entry = &mut shared.table.volumes[volume];
-        entry.state = VolumeState::Removed;
-        let name = entry.display_name().to_owned();
-        drop(shared);
-        self.exports.remove(&name);
-        tracing::info!(event = "volume-removed", "{name}: it is served no more");
+    /// It was removed, which is as if it was not configured; or it was stopped, and who asks for it is told so.
+    pub(super) fn gone(&self, volume: usize, verb: Option<Verb>) {
+        let is_stopped = verb == Some(Verb::Stop);
+        let entry = {
+            let mut shared = self.shared();
+            let entry = &mut shared.table.volumes[volume];
+            entry.state = if is_stopped { VolumeState::Stopped } else { VolumeState::Removed };
+            entry.clone()
+        };
+        let name = entry.display_name();
+        if is_stopped {
+            self.name_export(&entry);
+            tracing::info!(event = "volume-stopped", "{name}: it is not served until the next start");
+        } else {
+            self.exports.remove(name);
+            tracing::info!(event = "volume-removed", "{name}: it is served no more");
+        }
     }
 
     /// Serves a volume that is named now, or was removed: a device of that name in the configuration from now on.
     pub(super) fn add(&mut self, begin: &Begin) -> Result<Shown, Failure> {
         let name = &begin.volume;
         let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
+        if let Some(resumed) = self.resume(begin) {
+            return Ok(resumed);
+        }
         let Some(path) = self.config.set_file.clone() else {
             return Err(Failure::new(Kind::Usage, format!("cannot add {name}"))
                 .why("the daemon serves devices of its command line, without a configuration")
@@ -124,5 +142,26 @@ impl Supervisor {
         self.name_exports();
         tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
         Ok(shown)
+    }
+
+    /// Serves a volume again that was stopped, if it is to be served as it was.
+    fn resume(&self, begin: &Begin) -> Option<Shown> {
+        let mut shared = self.shared();
+        let mut entries = shared.table.volumes.iter_mut();
+        let entry = entries.find(|entry| entry.display_name() == begin.volume)?;
+        let is_same = |said: &Option<String>, had: &Option<String>| said.is_none() || said == had;
+        let is_resumed = matches!(entry.state, VolumeState::Stopped)
+            && is_same(&begin.backing, &entry.backing)
+            && is_same(&begin.cache, &entry.wanted_cache);
+        if !is_resumed {
+            return None;
+        }
+        if begin.dry_run {
+            return Some(Shown::new(Verb::Add, begin.volume.clone(), State::Planned));
+        }
+        let failure = Failure::new(Kind::NotFound, "its device was not looked for yet");
+        entry.state = VolumeState::Waiting(failure);
+        tracing::info!(event = "volume-added", "{}: it is served as soon as it can be", begin.volume);
+        Some(Shown::new(Verb::Add, begin.volume.clone(), State::Done))
     }
 }

@@ -110,10 +110,15 @@ impl Supervisor {
             return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
         }
         let is_idle = matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Failed(_));
-        if begin.verb == Verb::Remove && is_idle {
+        let is_stopped = matches!(entry.state, VolumeState::Stopped);
+        if begin.verb == Verb::Remove && (is_idle || is_stopped) {
             let mut planned = Planned::nothing(begin.verb, name, None);
             self.plan_removal(&entry, &mut planned)?;
             return Ok(planned);
+        }
+        if begin.verb == Verb::Stop && (is_idle || is_stopped) {
+            let work = is_idle.then_some(Work::GivesUp);
+            return Ok(Planned { work, ..Planned::nothing(begin.verb, name, None) });
         }
         let (engine, now) = self.engine_and_info(&entry, begin.verb)?;
         let dirty = now.dirty_sectors * 512;
@@ -126,6 +131,10 @@ impl Supervisor {
                 self.plan_cache(&entry, NO_CACHE, &mut planned)?;
             }
             Verb::Remove => self.plan_removal(&entry, &mut planned)?,
+            Verb::Stop => {
+                self.check_unused(name, Verb::Stop)?;
+                planned.work = Some(Work::GivesUp);
+            }
             Verb::Grow => self.plan_growth(&entry, &now, &mut planned)?,
             Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
             Verb::Add | Verb::Forget => unreachable!("what is not served has no number"),
@@ -145,11 +154,16 @@ impl Supervisor {
         let VolumeState::Served(served) = &entry.state else {
             let why = match &entry.state {
                 VolumeState::Waiting(failure) | VolumeState::Failed(failure) => failure.to_string(),
+                VolumeState::Stopped => {
+                    return Err(Failure::new(Kind::NotFound, format!("{name} is not served"))
+                        .why("somebody has stopped it")
+                        .next(format!("`bcached add {name}` serves it again")));
+                }
                 _ => "its cache takes it up at this moment".to_owned(),
             };
             return Err(Failure::new(Kind::NotFound, format!("{name} is not served")).why(why));
         };
-        if served.flash_only && verb != Verb::Remove {
+        if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop) {
             return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
                 .why("there is no device behind it that its data could go to"));
         }
@@ -321,7 +335,7 @@ impl Supervisor {
         let wanted = match job.verb {
             Verb::Flush | Verb::Add | Verb::Forget => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
-            Verb::Remove => None,
+            Verb::Remove | Verb::Stop => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
             Verb::Attach => Some(Some(NO_CACHE.to_owned())),
             Verb::Detach => Some(job.before.wanted.clone()),
@@ -399,7 +413,8 @@ impl Supervisor {
         }
         let Some(to) = to else {
             drop(device);
-            self.removed(volume);
+            let verb = self.shared().jobs.verb(number);
+            self.gone(volume, verb);
             return self.end_job(number, Ok(()));
         };
         let engine = match &self.shared().table.caches[to].state {

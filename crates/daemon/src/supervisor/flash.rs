@@ -48,7 +48,7 @@ impl Table {
     pub fn add_flash(&mut self, cache: usize, info: VolumeInfo, said: &[Flash]) -> VolumeEntry {
         let said = said.iter().find(|flash| flash.uuid == info.uuid);
         let is_former = |former: &VolumeEntry| {
-            former.backing.is_none() && former.is_removed() && former.uuid == Some(info.uuid)
+            former.backing.is_none() && former.is_gone() && former.uuid == Some(info.uuid)
         };
         let former = self.volumes.iter().position(is_former);
         let name = said.map(|flash| flash.name.clone());
@@ -118,7 +118,7 @@ impl Supervisor {
     /// Whether what is to be added lives in a cache alone.
     pub(super) fn is_flash(&self, begin: &Begin) -> bool {
         let is_it = |entry: &VolumeEntry| {
-            entry.name.as_ref() == Some(&begin.volume) && entry.backing.is_none() && entry.is_removed()
+            entry.name.as_ref() == Some(&begin.volume) && entry.backing.is_none() && entry.is_gone()
         };
         begin.size_bytes.is_some()
             || (begin.backing.is_none() && self.shared().table.volumes.iter().any(is_it))
@@ -189,7 +189,7 @@ impl Supervisor {
                 .next("choose another name, or leave --size out to serve it again")
                 .option("--size"));
         }
-        match (entry.is_removed(), entry.uuid) {
+        match (entry.is_gone(), entry.uuid) {
             (true, Some(uuid)) => {
                 Ok(Plan { engine, cache, what: What::Serve(uuid), file: self.plan_kept(name)? })
             }

@@ -83,7 +83,7 @@ impl Supervisor {
             match &entry.state {
                 VolumeState::Served(_) | VolumeState::Attaching => return Err(served(called, &found.cache)),
                 VolumeState::Removed => {}
-                VolumeState::Waiting(_) | VolumeState::Failed(_) => notes.push(format!(
+                VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped => notes.push(format!(
                     "the configuration still names it, as {called}: take that out, or `bcached remove {called}`"
                 )),
             }

@@ -280,6 +280,11 @@ impl Jobs {
         self.last
     }
 
+    /// What is done by the work of this number.
+    pub fn verb(&self, number: u64) -> Option<Verb> {
+        self.all.get(&number).map(|job| job.verb)
+    }
+
     /// What the volume was when work on it began.
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
         match &self.all.get(&number)?.subject {
@@ -342,9 +347,9 @@ impl Supervisor {
             file.write()?;
         }
         let shown = planned.shown();
-        if verb == Verb::Remove && planned.engine.is_none() {
+        if matches!(verb, Verb::Remove | Verb::Stop) && planned.engine.is_none() {
             // No engine has it.
-            self.removed(volume);
+            self.gone(volume, Some(verb));
             return Ok(Shown { state: State::Done, ..shown });
         }
         let mut shared = self.shared();
@@ -370,7 +375,7 @@ impl Supervisor {
         match work {
             Work::Here(long) => self.begin_here(number, long, &engine, id),
             Work::MovesTo(cache) => self.begin_move(number, volume, cache, &engine, id),
-            Work::GivesUp => self.begin_removal(number, volume, &engine, id),
+            Work::GivesUp => self.begin_removal(number, volume, verb, &engine, id),
         }
         Ok(Shown { id: Some(number), state: State::Running, ..shown })
     }
@@ -450,7 +455,7 @@ impl Supervisor {
             Verb::Attach => Long::Attach,
             Verb::Detach => Long::Detach,
             // The others are no work of an engine's.
-            Verb::Flush | Verb::Remove | Verb::Add | Verb::Forget | Verb::Grow | Verb::Shrink => Long::Flush,
+            _ => Long::Flush,
         }
     }
 }

@@ -9,6 +9,7 @@ mod change;
 mod claims;
 mod coming;
 mod cycle;
+mod ending;
 mod exports;
 mod flash;
 mod forget;
@@ -121,6 +122,8 @@ struct Supervisor {
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
+    /// How a stop has ended that somebody asked for.
+    ending: ending::Ending,
     nbd: Arc<Mutex<Option<NbdServer>>>,
     events: Receiver<Event>,
     sender: Sender<Event>,
@@ -145,6 +148,8 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
+    let (stops, ending, timeout) =
+        (Arc::clone(&nbd), supervisor.ending.clone(), supervisor.config.stop_timeout);
     control
         .start(Handlers {
             status: report::status_of(Arc::clone(&shared), nbd, supervisor.started),
@@ -153,7 +158,9 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
-            cancel: jobs::cancel(shared),
+            cancel: jobs::cancel(Arc::clone(&shared)),
+            stop: ending::stop(shared, stops, ending.clone(), timeout, supervisor.sender.clone()),
+            stopped: ending::stopped(ending),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
         .map_err(|error| {
@@ -191,6 +198,7 @@ impl Supervisor {
                 jobs: jobs::Jobs::default(),
             })),
             exports: ExportTable::new(),
+            ending: ending::Ending::default(),
             nbd: Arc::new(Mutex::new(None)),
             events,
             sender,
@@ -204,8 +212,10 @@ impl Supervisor {
         self.name_exports();
         self.start_nbd()?;
         let outcome = self.claim_devices().and_then(|()| self.advance()).and_then(|()| self.serve_events());
-        let stopped = self.stop();
-        outcome.and(stopped)
+        let ending = self.ending.clone();
+        let ended = outcome.and(self.stop());
+        ending.tell(&ended);
+        ended
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {

@@ -152,6 +152,10 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
         VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         VolumeState::Attaching => ("attaching", None, None),
         VolumeState::Removed => ("removed", None, None),
+        VolumeState::Stopped => {
+            let name = entry.display_name();
+            ("stopped", Some(format!("until the next start, or `bcached add {name}`")), None)
+        }
         VolumeState::Failed(failure) => ("failed", Some(failure.to_string()), None),
         VolumeState::Served(info) => {
             // The engine's present word counts; what it said when the volume came is only a fallback.

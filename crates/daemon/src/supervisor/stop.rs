@@ -1,11 +1,10 @@
 //! The orderly end: users, then exports, then engines. Dirty data is never written back here; it is named instead.
 
-use super::table::{self, CacheState, Table};
-use super::{Event, Phase, Supervisor, health};
+use super::table::{CacheState, Table};
+use super::{Event, Phase, Supervisor, ending, health};
 use crate::control::Signal;
 use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
-use crate::sizes::human;
 use bcached_front_nbd::NbdServer;
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -48,17 +47,12 @@ impl Supervisor {
         let deadline = Instant::now() + self.config.stop_timeout;
         let mut named = false;
         loop {
-            let users: BTreeSet<_> = server
-                .clients()
-                .into_iter()
-                .filter_map(|client| client.export.map(|export| format!("{} uses {export}", client.peer)))
-                .collect();
+            let users = ending::users_of(server);
             let now = Instant::now();
             if users.is_empty() || now >= deadline {
                 return;
             }
             if !named {
-                let users: Vec<_> = users.into_iter().collect();
                 let limit = self.config.stop_timeout.as_secs();
                 tracing::info!(event = "stop-waits", "up to {limit} s for: {}", users.join(", "));
                 named = true;
@@ -175,11 +169,7 @@ fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Stat
 }
 
 fn name_dirty_data(table: &Table, cache: usize, status: &bcached_engine::Status) {
-    let device = &table.caches[cache].device;
-    let device = device.rsplit('/').next().unwrap_or(device);
-    for info in status.volumes.iter().filter(|info| info.dirty_sectors > 0 && !info.flash_only) {
-        let name = table::name_of(&table.volumes, cache, info.id, &status.volumes);
-        let dirty = human(info.dirty_sectors * 512);
-        tracing::info!(event = "dirty-stays", "{name}: {dirty} dirty stays on {device}; keep them together");
+    for stays in ending::dirty_of(table, cache, status) {
+        tracing::info!(event = "dirty-stays", "{}", stays.sentence());
     }
 }

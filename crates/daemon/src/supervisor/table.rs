@@ -69,6 +69,8 @@ pub enum VolumeState {
     Failed(Failure),
     /// Somebody has removed it: as if it was not configured.
     Removed,
+    /// Somebody has stopped it: it is not served before the next start, or until it is added.
+    Stopped,
 }
 
 /// A volume.
@@ -150,7 +152,10 @@ impl Table {
         });
         caches
             && self.volumes.iter().all(|volume| match volume.state {
-                VolumeState::Served(_) | VolumeState::Failed(_) | VolumeState::Removed => true,
+                VolumeState::Served(_)
+                | VolumeState::Failed(_)
+                | VolumeState::Removed
+                | VolumeState::Stopped => true,
                 VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })
     }
@@ -562,6 +567,11 @@ impl VolumeEntry {
     /// Somebody has removed it.
     pub const fn is_removed(&self) -> bool {
         matches!(self.state, VolumeState::Removed)
+    }
+
+    /// Somebody has removed it, or stopped it.
+    pub const fn is_gone(&self) -> bool {
+        matches!(self.state, VolumeState::Removed | VolumeState::Stopped)
     }
 
     fn of(volume: &config::Volume) -> Self {

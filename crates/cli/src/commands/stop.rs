@@ -1,0 +1,114 @@
+//! `bcached stop`: ends the daemon in order, and says what stays dirty where and how it has ended. With a volume: serves that no more.
+
+use super::jobs;
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_daemon::config;
+use bcached_daemon::control::client;
+use bcached_daemon::control::status::Status;
+use bcached_daemon::control::stop::{Stop, Stopping};
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks at a process that is about to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Stops.
+pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
+    let watch = &flags.watch;
+    if let Some(volume) = &flags.volume {
+        return jobs::stop(volume, watch);
+    }
+    let limit = watch.timeout.as_deref().map(config::time).transpose();
+    let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let socket = watch.control.socket();
+    let mut stopping = match ask(&socket, Stop { dry_run: watch.dry_run }) {
+        Ok(stopping) => stopping,
+        Err(failure) if failure.kind == Kind::NoDaemon => return already(&failure),
+        Err(failure) => return Err(failure),
+    };
+    if watch.dry_run || watch.no_wait {
+        return Report::of(&stopping);
+    }
+    if let Some(waits) = stopping.waits_text() {
+        // Nobody may be reading, which is no reason to stop.
+        let _unread = writeln!(io::stderr(), "bcached: waiting {waits}");
+    }
+    while !stopping.ended {
+        check_time(until, &stopping)?;
+        match client::get(&socket, "/v1/stop") {
+            Ok(body) => stopping = client::understood(&body)?,
+            Err(failure) if failure.kind == Kind::NoDaemon => {
+                return Err(Failure::new(Kind::Io, "the daemon has ended without saying how")
+                    .why("its process was killed, or did not wait for this one")
+                    .next("its log says how; the next start recovers what is left"));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    while is_there(&socket, stopping.pid) {
+        check_time(until, &stopping)?;
+        thread::sleep(LOOK);
+    }
+    let failure = stopping.to_failure();
+    let report = Report::of(&stopping)?;
+    Ok(match failure {
+        Some(failure) => report.failing(failure),
+        None => report,
+    })
+}
+
+fn ask(socket: &Path, stop: Stop) -> Result<Stopping, Failure> {
+    let body = serde_json::to_string(&stop)
+        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+    client::understood(&client::post(socket, "/v1/stop", &body)?)
+}
+
+/// There is nothing to stop, which is what was wanted; the socket is named, since it may be the wrong one.
+fn already(failure: &Failure) -> Result<Report, Failure> {
+    let nobody = Stopping {
+        pid: None,
+        dry_run: false,
+        already: true,
+        ended: true,
+        stop_timeout_seconds: 0,
+        users: Vec::new(),
+        dirty: Vec::new(),
+        failure: None,
+    };
+    Ok(Report::of(&nobody)?.warning(vec![failure.what.to_string()]))
+}
+
+fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure> {
+    if until.is_none_or(|until| Instant::now() < until) {
+        return Ok(());
+    }
+    let failure = Failure::new(
+        Kind::TimeLimit,
+        format!("daemon {} has not stopped yet, and goes on", stopping.pid.unwrap_or_default()),
+    );
+    Err(failure
+        .why(stopping.waits_text().unwrap_or_else(|| "its caches are being ended in order".to_owned()))
+        .next("`bcached stop` again waits for it"))
+}
+
+/// The same process still answers there.
+fn is_there(socket: &Path, pid: Option<u32>) -> bool {
+    let status = client::get(socket, "/v1/status").and_then(|body| client::understood::<Status>(&body));
+    match status {
+        Ok(status) => Some(status.pid) == pid,
+        Err(failure) => failure.kind == Kind::TimeLimit,
+    }
+}
+
+impl Show for Stopping {
+    const SCHEMA: &'static str = "bcached.stop";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}

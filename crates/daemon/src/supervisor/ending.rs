@@ -1,0 +1,152 @@
+//! A stop that somebody asks for by command: he is told what stays dirty where, and how it ends.
+//!
+//! The process ends with its last answer: it waits a moment for who asks how the stop has ended.
+
+use super::table::{self, CacheState};
+use super::{Event, Phase, Shared};
+use crate::control::stop::{DirtyStays, Stopping};
+use crate::control::{AskStop, AskStopped, Signal};
+use crate::engine_thread::Engine;
+use crate::failure::{Failure, Kind};
+use bcached_engine::Status;
+use bcached_front_nbd::NbdServer;
+use std::collections::BTreeSet;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long an answer waits for the end: less than the client waits for it.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How long the process waits for who is to hear how it has ended, and how long an answer may take to go out.
+const HEARS: Duration = Duration::from_secs(2);
+const ANSWERS: Duration = Duration::from_millis(50);
+
+/// How a stop by command has ended. Clones are the same one.
+#[derive(Clone, Default)]
+pub struct Ending(Arc<(Mutex<Told>, Condvar)>);
+
+#[derive(Default)]
+struct Told {
+    /// What was there when somebody asked.
+    asked: Option<Stopping>,
+    ended: Option<Result<(), Failure>>,
+    is_heard: bool,
+}
+
+impl Ending {
+    /// Everything has been stopped, or not. Waits for who asked, so that he hears it.
+    pub fn tell(&self, outcome: &Result<(), Failure>) {
+        let (told, rung) = &*self.0;
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.ended = Some(outcome.clone());
+        rung.notify_all();
+        if told.asked.is_none() {
+            return;
+        }
+        let waited = rung.wait_timeout_while(told, HEARS, |told| !told.is_heard);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        std::thread::sleep(ANSWERS);
+    }
+}
+
+/// What the control thread calls for a stop.
+pub fn stop(
+    shared: Arc<Mutex<Shared>>,
+    nbd: Arc<Mutex<Option<NbdServer>>>,
+    ending: Ending,
+    timeout: Duration,
+    events: Sender<Event>,
+) -> AskStop {
+    Box::new(move |asked, uid| {
+        let now = Stopping {
+            pid: Some(std::process::id()),
+            dry_run: asked.dry_run,
+            already: false,
+            ended: false,
+            stop_timeout_seconds: timeout.as_secs(),
+            users: nbd
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .as_ref()
+                .map_or_else(Vec::new, users_of),
+            dirty: dirty(&shared),
+            failure: None,
+        };
+        if asked.dry_run {
+            return Ok(now);
+        }
+        {
+            let mut told = ending.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who asks again while it goes on hears of the same, and of its first moment.
+            if let Some(first) = &told.asked {
+                return Ok(first.clone());
+            }
+            told.asked = Some(now.clone());
+        }
+        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+        tracing::info!(event = "stop-asked", uid, "stop");
+        // A second signal would cut the waiting short.
+        let is_stopping = shared.lock().unwrap_or_else(PoisonError::into_inner).phase == Phase::Stopping;
+        if !is_stopping {
+            let _ending = events.send(Event::Signal(Signal::Stop));
+        }
+        Ok(now)
+    })
+}
+
+/// What it calls to hear how far that is.
+pub fn stopped(ending: Ending) -> AskStopped {
+    Box::new(move || {
+        let (told, rung) = &*ending.0;
+        let told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = rung.wait_timeout_while(told, LOOK, |told| told.asked.is_some() && told.ended.is_none());
+        let (mut told, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut stopping = told.asked.clone().ok_or_else(|| {
+            Failure::new(Kind::NotFound, "nobody has asked for a stop").next("`bcached stop` does")
+        })?;
+        if let Some(ended) = &told.ended {
+            stopping.ended = true;
+            stopping.failure =
+                ended.as_ref().err().and_then(|failure| failure.to_json().get("error").cloned());
+            told.is_heard = true;
+            rung.notify_all();
+        }
+        Ok(stopping)
+    })
+}
+
+/// Who is connected, and to what.
+pub fn users_of(server: &NbdServer) -> Vec<String> {
+    let clients = server.clients().into_iter();
+    let uses =
+        clients.filter_map(|client| client.export.map(|export| format!("{} uses {export}", client.peer)));
+    uses.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What is dirty in every open cache. Holds no lock while it waits for the engines.
+fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
+    let engines: Vec<Option<Engine>> = {
+        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let engine = |cache: &table::CacheEntry| match &cache.state {
+            CacheState::Open { engine, .. } => Some(engine.clone()),
+            _ => None,
+        };
+        shared.table.caches.iter().map(engine).collect()
+    };
+    let statuses = Engine::status_of_all(&engines);
+    let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let each = statuses.iter().enumerate().filter_map(|(index, status)| Some((index, status.as_ref()?)));
+    each.flat_map(|(index, status)| dirty_of(&shared.table, index, status)).collect()
+}
+
+/// What is dirty in one cache of volumes with backing devices that are served.
+pub fn dirty_of(table: &table::Table, cache: usize, status: &Status) -> Vec<DirtyStays> {
+    let volumes = status.volumes.iter().filter(|info| info.dirty_sectors > 0 && !info.flash_only);
+    let stays = volumes.map(|info| DirtyStays {
+        volume: table::name_of(&table.volumes, cache, info.id, &status.volumes),
+        dirty_bytes: info.dirty_sectors * 512,
+        device: table.caches[cache].device.clone(),
+    });
+    stays.collect()
+}
