@@ -41,6 +41,8 @@ pub enum Command {
     Serve(Serve),
     /// Say what a running daemon serves
     Status(Status),
+    /// Say what has happened, as the log does
+    Events(Events),
     /// Print the numbers of a running daemon, as Prometheus reads them
     Metrics(Metrics),
     /// Show the options of a volume, or the value of one
@@ -204,6 +206,25 @@ pub struct Metrics {
     /// replaced in one step, into that
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub textfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached events`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "The daemon knows its newest 1024 events; the journal has all of them. With --json a line is an object (NDJSON)."
+)]
+pub struct Events {
+    /// Go on with what happens, until the daemon ends
+    #[arg(short = 'f', long)]
+    pub follow: bool,
+    /// Only what has happened since: how long ago (30s, 5m, 2h), or a moment (2026-07-01T12:00:00Z)
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Only the newest so many of what has happened already
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub lines: Option<usize>,
     #[command(flatten)]
     pub control: Control,
 }

@@ -30,7 +30,6 @@ const TABLE: &[Later] = &[
         verb: "scan",
         by_hand: "`blkid -t TYPE=bcache` finds devices and `bcached show DEV` describes one",
     },
-    Later { verb: "events", by_hand: "`journalctl -u bcached` shows the log" },
     Later { verb: "top", by_hand: "`watch bcached status`" },
     Later { verb: "explain", by_hand: "stop the daemon and look with `bcached dump DEV tree`" },
     Later {

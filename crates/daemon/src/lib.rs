@@ -19,6 +19,7 @@ pub mod control;
 mod devices;
 mod engine_failure;
 mod engine_thread;
+mod events;
 pub mod failure;
 mod log;
 pub mod lost;

@@ -1,12 +1,15 @@
 //! The log: lines on standard error, with the journal's priorities when the journal reads them.
 
+use crate::events::Keeper;
 use std::fmt;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Which events are logged, in tracing's filter syntax; `info` unless set.
 const VARIABLE: &str = "BCACHED_LOG";
@@ -17,7 +20,7 @@ pub fn init() {
     // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
     let lines = Lines { priorities: std::env::var_os("JOURNAL_STREAM").is_some() };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let _already = builder.event_format(lines).try_init();
+    let _already = builder.event_format(lines).finish().with(Keeper).try_init();
 }
 
 struct Lines {
@@ -51,28 +54,28 @@ where
         // What a device or client said must not forge lines.
         writer.write_str(&line.message.replace(['\n', '\r'], " "))?;
         if !line.fields.is_empty() {
-            write!(writer, " [{}]", line.fields.replace(['\n', '\r'], " "))?;
+            let fields: Vec<_> = line.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            write!(writer, " [{}]", fields.join(" ").replace(['\n', '\r'], " "))?;
         }
         writer.write_char('\n')
     }
 }
 
-/// The message, and the other fields as `name=value`; among them `event`, the stable id.
+/// The message, and the other fields with their names; among them `event`, the stable id.
 #[derive(Default)]
-struct Line {
-    message: String,
-    fields: String,
+pub struct Line {
+    /// The sentence.
+    pub message: String,
+    /// In the order in which they were said.
+    pub fields: Vec<(&'static str, String)>,
 }
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        use fmt::Write as _;
         if field.name() == "message" {
-            // Writing to a string cannot fail.
-            let _ = write!(self.message, "{value:?}");
+            self.message = format!("{value:?}");
         } else {
-            let gap = if self.fields.is_empty() { "" } else { " " };
-            let _ = write!(self.fields, "{gap}{}={value:?}", field.name());
+            self.fields.push((field.name(), format!("{value:?}")));
         }
     }
 

@@ -3,6 +3,7 @@
 mod check;
 mod doctor;
 mod dump;
+mod events;
 mod ignored;
 mod jobs;
 mod list;
@@ -30,6 +31,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),
         Command::Serve(flags) => serve::run(flags),
         Command::Status(flags) => status::run(&flags),
+        Command::Events(flags) => events::run(&flags, json),
         Command::Metrics(flags) => metrics::run(&flags),
         Command::Get(flags) => options::get(&flags),
         Command::Set(flags) => options::set(&flags),

@@ -127,9 +127,12 @@ fn exchange(socket: &Path, request: &Request<'_>) -> Result<String, Silence> {
     let (mut answer, mut part) = (Vec::new(), [0; 4096]);
     while answer.len() < ANSWER_BYTES_MAX {
         stream.set_read_timeout(left()).map_err(failed)?;
-        match stream.read(&mut part).map_err(failed)? {
-            0 => break,
-            count => answer.extend_from_slice(&part[..count]),
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&part[..count]),
+            // Somebody has stopped this process and let it go on: with a limit of time the system does not go on by itself.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed(error)),
         }
     }
     String::from_utf8(answer).map_err(|_| Silence::Failed(io::ErrorKind::InvalidData.into()))

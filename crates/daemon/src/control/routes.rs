@@ -1,6 +1,7 @@
 //! What can be asked of the control socket, and how answers and refusals become HTTP. Everything that may take a moment
 //! runs beside the thread, which hears signals.
 
+use super::events::Events;
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics;
 use super::options::{Change, Changed, Options};
@@ -70,6 +71,10 @@ impl Answer for Changed {
     const SCHEMA: &'static str = "bcached.change";
 }
 
+impl Answer for Events {
+    const SCHEMA: &'static str = "bcached.events";
+}
+
 impl Answer for Stopping {
     const SCHEMA: &'static str = "bcached.stop";
 }
@@ -83,6 +88,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/caches/{name}/options", get(options_of_cache).patch(change_cache))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
+        .route("/v1/events", get(events))
         .route("/v1/stop", get(stopped).post(stop))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
@@ -165,6 +171,19 @@ async fn begin(
             &Failure::new(Kind::Usage, "the request is not understood").why(error.to_string()).next(
                 "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\" or \"shrink\", \"volume\": NAME, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
             ),
+        ),
+    }
+}
+
+async fn events(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
+    let query = uri.query().unwrap_or_default();
+    let parts = || query.split('&').filter_map(|part| part.split_once('='));
+    let after = parts().find(|(name, _)| *name == "after").map_or(Ok(0), |(_, typed)| typed.parse());
+    let waits = parts().any(|part| part == ("wait", "true"));
+    match after {
+        Ok(after) => beside(move || (handlers.events)(after, waits)).await,
+        Err(_) => refused(
+            &Failure::new(Kind::Usage, "`after` is not a number").next("send the `sequence` of an event"),
         ),
     }
 }

@@ -1,5 +1,6 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::events::Events;
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics::Listener;
 use super::options::{Change, Changed, Options};
@@ -51,6 +52,9 @@ pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
 /// All long work.
 pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 
+/// What came after the event of that sequence; if told so, once there is any, or after a while.
+pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;
+
 /// Stops the daemon, for that user.
 pub type AskStop = Box<dyn Fn(Stop, Option<u32>) -> Result<Stopping, Failure> + Send + Sync>;
 
@@ -73,6 +77,8 @@ pub struct Handlers {
     pub job: AskJob,
     /// May take a moment.
     pub cancel: AskJob,
+    /// Waits for the next, if told so.
+    pub events: AskEvents,
     /// May take a moment.
     pub stop: AskStop,
     /// Waits for the end, for a while.

@@ -33,6 +33,7 @@ use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
 use crate::devices::{self, BackingDevice, CacheDevice};
 use crate::engine_thread::{Added, Given, News};
+use crate::events;
 use crate::failure::{Failure, Kind};
 use crate::log;
 use crate::notes;
@@ -159,6 +160,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
             cancel: jobs::cancel(Arc::clone(&shared)),
+            events: events::ask(),
             stop: ending::stop(shared, stops, ending.clone(), timeout, supervisor.sender.clone()),
             stopped: ending::stopped(ending),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),

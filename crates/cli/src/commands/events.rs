@@ -1,0 +1,115 @@
+//! `bcached events`: what has happened, as the daemon's log says it; with `--follow` also what happens from now on.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::Report;
+use bcached_daemon::config;
+use bcached_daemon::control::client;
+use bcached_daemon::control::events::{Event, Events};
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+/// Prints as it comes.
+pub fn run(flags: &flags::Events, json: bool) -> Result<Report, Failure> {
+    let since = flags.since.as_deref().map(moment).transpose()?;
+    let socket = flags.control.socket();
+    let printer = Printer { json, since };
+    let mut known = ask(&socket, 0, false)?;
+    let mut first = std::mem::take(&mut known.events);
+    let mut seen = first.last().map_or(0, |event| event.sequence);
+    if let Some(lines) = flags.lines {
+        first.retain(|event| printer.is_wanted(event));
+        first.drain(..first.len().saturating_sub(lines));
+    }
+    let mut goes_on = printer.print(&first)?;
+    while flags.follow && goes_on {
+        let more = ask(&socket, seen, true)?;
+        if more.daemon != known.daemon {
+            // Another process counts from 1.
+            (seen, known) = (0, Events { events: Vec::new(), ..more });
+            continue;
+        }
+        goes_on = more.lost == 0 || printer.lost(more.lost)?;
+        goes_on = goes_on && printer.print(&more.events)?;
+        seen = more.events.last().map_or(seen, |event| event.sequence);
+    }
+    Ok(Report::silent())
+}
+
+fn ask(socket: &Path, after: u64, waits: bool) -> Result<Events, Failure> {
+    client::understood(&client::get(socket, &format!("/v1/events?after={after}&wait={waits}"))?)
+}
+
+/// A moment as it is typed: so long ago, or a date with its time.
+fn moment(typed: &str) -> Result<Timestamp, Failure> {
+    if let Ok(timestamp) = typed.parse::<Timestamp>() {
+        return Ok(timestamp);
+    }
+    let ago = config::time(typed).ok().and_then(|ago| SignedDuration::try_from(ago).ok());
+    ago.and_then(|ago| Timestamp::now().checked_sub(ago).ok()).ok_or_else(|| {
+        Failure::new(Kind::Usage, format!("`{typed}` is not a moment"))
+            .next("write how long ago, as 30s, 5m, 2h, or 2026-07-01T12:00:00Z")
+            .option("--since")
+    })
+}
+
+struct Printer {
+    json: bool,
+    since: Option<Timestamp>,
+}
+
+impl Printer {
+    fn is_wanted(&self, event: &Event) -> bool {
+        let Some(since) = self.since else { return true };
+        event.time.parse::<Timestamp>().is_ok_and(|time| time >= since)
+    }
+
+    /// False when nobody reads any more.
+    fn print(&self, events: &[Event]) -> Result<bool, Failure> {
+        let mut text = String::new();
+        for event in events.iter().filter(|event| self.is_wanted(event)) {
+            text.push_str(&if self.json { line(event)? } else { event.text() });
+        }
+        write(&text)
+    }
+
+    /// So many are not known any more.
+    fn lost(&self, count: u64) -> Result<bool, Failure> {
+        #[derive(Serialize)]
+        struct Lost {
+            event: &'static str,
+            lost: u64,
+        }
+        write(&if self.json {
+            line(&Lost { event: "events-lost", lost: count })?
+        } else {
+            format!("{count} events are not known any more: this reader was too slow\n")
+        })
+    }
+}
+
+/// One line of the stream.
+fn line<T: Serialize>(value: &T) -> Result<String, Failure> {
+    #[derive(Serialize)]
+    struct Envelope<'a, T> {
+        schema: &'static str,
+        schema_version: u32,
+        #[serde(flatten)]
+        value: &'a T,
+    }
+    let envelope = Envelope { schema: "bcached.event", schema_version: 1, value };
+    serde_json::to_string(&envelope)
+        .map(|line| line + "\n")
+        .map_err(|error| Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string()))
+}
+
+fn write(text: &str) -> Result<bool, Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::new(Kind::Io, "cannot write standard output").why(error.to_string())),
+    }
+}

@@ -1,0 +1,181 @@
+//! The newest of what the log has said, for who asks the daemon instead of reading the log.
+//!
+//! One ring for all readers: each remembers what it has seen, so a slow one costs nothing and loses the oldest, and is told how many. A
+//! daemon's events are those that its log has, with its filter; the level of detail is chosen there.
+
+use crate::control::AskEvents;
+use crate::control::events::{Event, Events};
+use crate::log::Line;
+use jiff::Timestamp;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
+
+/// Events that are known.
+const EVENTS_MAX: usize = 1024;
+
+/// Bytes of a message or another text that are kept: what a client said may be long.
+const TEXT_MAX: usize = 2048;
+
+/// How long somebody waits for the next one: less than a client waits for an answer.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// Who waits at once; others are answered at once, and ask again.
+const WAITING_MAX: usize = 16;
+
+/// The ring.
+#[derive(Default)]
+struct Ring {
+    /// The sequence of the last one; 0: there was none.
+    last: u64,
+    events: VecDeque<Event>,
+}
+
+/// The ring of this process.
+struct Known {
+    daemon: String,
+    ring: Mutex<Ring>,
+    /// There is a new one.
+    rung: Condvar,
+    waiting: AtomicUsize,
+}
+
+fn known() -> &'static Known {
+    static KNOWN: OnceLock<Known> = OnceLock::new();
+    KNOWN.get_or_init(|| Known {
+        daemon: format!("{}-{}", std::process::id(), Timestamp::now().as_millisecond()),
+        ring: Mutex::default(),
+        rung: Condvar::new(),
+        waiting: AtomicUsize::new(0),
+    })
+}
+
+impl Known {
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ring {
+    fn add(&mut self, event: Event) {
+        self.last += 1;
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { sequence: self.last, ..event });
+    }
+
+    /// What came after the one of this sequence, and how many of that are gone.
+    fn after(&self, seen: u64) -> (Vec<Event>, u64) {
+        let first = self.events.front().map_or(self.last + 1, |event| event.sequence);
+        let lost = first.saturating_sub(seen.saturating_add(1));
+        (self.events.iter().filter(|event| event.sequence > seen).cloned().collect(), lost)
+    }
+}
+
+/// What the control thread calls: what came after that sequence, once there is any, or after a while.
+pub fn ask() -> AskEvents {
+    Box::new(|seen, waits| {
+        let known = known();
+        let deadline = Instant::now() + WAIT;
+        let is_one_of_few = known.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
+        let mut ring = known.ring();
+        while waits && is_one_of_few && ring.last <= seen {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            ring = known.rung.wait_timeout(ring, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        known.waiting.fetch_sub(1, Ordering::Relaxed);
+        let (events, lost) = ring.after(seen);
+        Ok(Events { daemon: known.daemon.clone(), events, lost })
+    })
+}
+
+/// Puts what is logged into the ring.
+pub struct Keeper;
+
+impl<S: Subscriber> Layer<S> for Keeper {
+    fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "info",
+            _ => "debug",
+        };
+        let mut fields = line.fields;
+        let id = fields.iter().position(|(name, _)| *name == "event").map(|place| fields.remove(place).1);
+        let known = known();
+        known.ring().add(Event {
+            sequence: 0,
+            time: format!("{:.3}", Timestamp::now()),
+            level: level.to_owned(),
+            event: id,
+            message: short(line.message),
+            fields: fields.into_iter().map(|(name, value)| (name.to_owned(), short(value))).collect(),
+        });
+        known.rung.notify_all();
+    }
+}
+
+fn short(mut text: String) -> String {
+    if text.len() > TEXT_MAX {
+        let end = (0..=TEXT_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str("..");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(message: &str) -> Event {
+        Event {
+            sequence: 0,
+            time: String::new(),
+            level: "info".to_owned(),
+            event: None,
+            message: message.to_owned(),
+            fields: std::collections::BTreeMap::new(),
+        }
+    }
+
+    /// A reader that is too slow is told how many it has missed, to the one.
+    #[test]
+    fn what_is_lost_is_counted() {
+        let mut ring = Ring::default();
+        assert_eq!(ring.after(0), (Vec::new(), 0));
+        for number in 0..EVENTS_MAX as u64 + 10 {
+            ring.add(event(&number.to_string()));
+        }
+        let (all, lost) = ring.after(0);
+        assert_eq!((all.len(), lost, all[0].sequence), (EVENTS_MAX, 10, 11));
+        let (all, lost) = ring.after(5);
+        assert_eq!((all.len(), lost), (EVENTS_MAX, 5));
+        assert_eq!(ring.after(10).1, 0);
+        let last = EVENTS_MAX as u64 + 10;
+        let (rest, lost) = ring.after(last - 2);
+        assert_eq!(
+            (rest.iter().map(|event| event.sequence).collect::<Vec<_>>(), lost),
+            (vec![last - 1, last], 0)
+        );
+        assert_eq!(ring.after(last), (Vec::new(), 0));
+        assert_eq!(ring.after(u64::MAX), (Vec::new(), 0), "of another daemon");
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let text = format!("x{}", "\u{e4}".repeat(TEXT_MAX));
+        let cut = short(text);
+        assert!(cut.len() <= TEXT_MAX + 2 && cut.ends_with("\u{e4}.."), "{}", cut.len());
+        assert_eq!(short("short".to_owned()), "short");
+    }
+}
