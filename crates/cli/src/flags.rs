@@ -43,6 +43,8 @@ pub enum Command {
     Status(Status),
     /// Say what has happened, as the log does
     Events(Events),
+    /// Show the status again and again
+    Top(Top),
     /// Print the numbers of a running daemon, as Prometheus reads them
     Metrics(Metrics),
     /// Show the options of a volume, or the value of one
@@ -75,6 +77,11 @@ pub enum Command {
     Wait(Wait),
     /// List caches and volumes
     List(List),
+    /// Find bcache devices, by set
+    Scan(Scan),
+    /// Check, show and compare the configuration, or make one for what the disks hold
+    #[command(subcommand)]
+    Config(ConfigVerb),
     /// Print a device's superblock, as bcache-super-show does
     Show(Show),
     /// Check a cache set, read-only
@@ -206,6 +213,55 @@ pub struct Metrics {
     /// replaced in one step, into that
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub textfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached top`.
+#[derive(clap::Args, Debug)]
+pub struct Top {
+    /// Between two looks [default: 2s]
+    #[arg(long, value_name = "TIME")]
+    pub interval: Option<String>,
+    /// How often [default: until Ctrl-C on a terminal, else once]
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub count: Option<u64>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached scan`.
+#[derive(clap::Args, Debug)]
+pub struct Scan {
+    /// Devices and image files [default: all block devices]
+    #[arg(value_name = "DEV")]
+    pub devices: Vec<PathBuf>,
+}
+
+/// `bcached config`.
+#[derive(Subcommand, Debug)]
+pub enum ConfigVerb {
+    /// Say whether a start would take the files; exit status 1 if not
+    Check(ConfigFile),
+    /// Print what all files say together, and where each value stands
+    Show(ConfigFile),
+    /// Say how what runs differs from the files; exit status 1 if it does
+    Diff(ConfigDiff),
+    /// Print a configuration for what the disks hold
+    Scan(Scan),
+}
+
+/// Which files.
+#[derive(clap::Args, Debug)]
+pub struct ConfigFile {
+    /// Configuration [default: /etc/bcached/config.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// `bcached config diff`.
+#[derive(clap::Args, Debug)]
+pub struct ConfigDiff {
     #[command(flatten)]
     pub control: Control,
 }

@@ -26,19 +26,10 @@ const TABLE: &[Later] = &[
         by_hand: "stop `bcached serve` in order (after a SIGKILL serve once more first; dirty data may stay), then \
                   write each device's path to /sys/fs/bcache/register (docs/guide.md, Back to the kernel)",
     },
-    Later {
-        verb: "scan",
-        by_hand: "`blkid -t TYPE=bcache` finds devices and `bcached show DEV` describes one",
-    },
-    Later { verb: "top", by_hand: "`watch bcached status`" },
     Later { verb: "explain", by_hand: "stop the daemon and look with `bcached dump DEV tree`" },
     Later {
         verb: "schema",
         by_hand: "each JSON output names its schema and version in its first two fields",
-    },
-    Later {
-        verb: "config",
-        by_hand: "`bcached serve` checks its configuration whole before it opens any device",
     },
     Later {
         verb: "salvage",

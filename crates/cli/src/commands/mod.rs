@@ -1,6 +1,7 @@
 //! The verbs: what was typed, done. Each gives a report or a failure; none prints.
 
 mod check;
+mod config;
 mod doctor;
 mod dump;
 mod events;
@@ -10,10 +11,12 @@ mod list;
 pub mod make;
 mod metrics;
 mod options;
+mod scan;
 mod serve;
 mod show;
 mod status;
 mod stop;
+mod top;
 mod version;
 mod wait;
 
@@ -31,6 +34,9 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),
         Command::Serve(flags) => serve::run(flags),
         Command::Status(flags) => status::run(&flags),
+        Command::Top(flags) => top::run(&flags, json),
+        Command::Scan(flags) => scan::run(&flags),
+        Command::Config(verb) => config::run(&verb),
         Command::Events(flags) => events::run(&flags, json),
         Command::Metrics(flags) => metrics::run(&flags),
         Command::Get(flags) => options::get(&flags),

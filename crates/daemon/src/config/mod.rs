@@ -4,10 +4,12 @@
 //! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
 
 mod file;
+mod said;
 mod section;
 mod set_file;
 mod values;
 
+use crate::devices;
 use crate::failure::{Failure, Kind};
 use crate::options::layers::{Configured, Layers};
 use bcached_format::Uuid;
@@ -18,6 +20,7 @@ use std::time::Duration;
 
 pub(crate) use file::Kept;
 pub use file::Origin;
+pub use said::{Merged, Said, merged};
 pub use section::Typed;
 pub(crate) use set_file::SetFile;
 pub use values::Listen;
@@ -175,6 +178,21 @@ impl Config {
         Ok(config)
     }
 
+    /// What a person should know of it although it is right: the id of the event, and a sentence.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<(&'static str, String)> {
+        let gone = self.set_and_gone.iter().map(|name| {
+            let what = format!("99-set.toml has options of the volume {name}, which is not configured");
+            ("set-and-gone", format!("{what}: they are left alone"))
+        });
+        let names = self.caches.iter().map(|cache| &cache.device);
+        let names = names.chain(self.volumes.iter().map(|volume| &volume.backing));
+        let unstable = names.filter(|name| devices::is_unstable_name(name));
+        let unstable =
+            unstable.map(|name| ("unstable-name", format!("{name} may be another disk after the next boot")));
+        gone.chain(unstable).collect()
+    }
+
     fn from_settings(settings: Settings, line: &CommandLine) -> Result<Self, Failure> {
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
@@ -309,15 +327,7 @@ impl Volume {
 fn read_files(main: &Path, set_text: Option<&str>) -> Result<(Settings, Vec<String>), Failure> {
     let mut settings = file::read(main)?;
     let set_file = set_file::path_beside(main);
-    let mut more: Vec<PathBuf> = std::fs::read_dir(main.with_file_name("config.d"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "toml") && *path != set_file)
-        .collect();
-    more.sort();
-    for path in more {
+    for path in more_files(main) {
         settings.overlay(file::read(&path)?);
     }
     let newest = match set_text {
@@ -328,6 +338,26 @@ fn read_files(main: &Path, set_text: Option<&str>) -> Result<(Settings, Vec<Stri
     };
     let gone = newest.map_or_else(Vec::new, |newest| settings.overlay_set_file(newest));
     Ok((settings, gone))
+}
+
+/// Those beside it, by name, without the one that `bcached set` writes.
+fn more_files(main: &Path) -> Vec<PathBuf> {
+    let set_file = set_file::path_beside(main);
+    let mut more: Vec<PathBuf> = std::fs::read_dir(main.with_file_name("config.d"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml") && *path != set_file)
+        .collect();
+    more.sort();
+    more
+}
+
+/// All that are read, in order.
+fn files(main: &Path) -> Vec<PathBuf> {
+    let set_file = Some(set_file::path_beside(main)).filter(|path| path.exists());
+    std::iter::once(main.to_owned()).chain(more_files(main)).chain(set_file).collect()
 }
 
 /// The options of one volume, which may each be right and not fit together.

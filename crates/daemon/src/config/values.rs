@@ -54,6 +54,15 @@ pub enum Listen {
     Tcp(SocketAddr),
 }
 
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
 impl TryFrom<String> for Listen {
     type Error = String;
 

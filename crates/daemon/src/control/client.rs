@@ -83,6 +83,10 @@ struct Request<'a> {
 
 fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
     let answer = exchange(socket, request).map_err(|error| unreachable(socket, &error))?;
+    if answer.is_empty() {
+        return Err(Failure::new(Kind::NoDaemon, format!("no daemon answers on {}", socket.display()))
+            .why("it has ended in the middle of it"));
+    }
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| not_understood(socket))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),

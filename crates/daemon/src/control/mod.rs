@@ -9,6 +9,7 @@
 //!   POST   /v1/jobs                     of `bcached add`, `remove`, `forget`, `flush`, `detach`, `attach`, `grow`, `shrink`; the request: `jobs::Begin`
 //!   GET    /v1/jobs, /v1/jobs/NUMBER    how far they are
 //!   DELETE /v1/jobs/NUMBER              of `bcached cancel`
+//!   GET    /v1/config/differences       of `bcached config diff`
 //!   GET    /v1/events?after=SEQUENCE    of `bcached events`; with `&wait=true` it is answered when there are some, or after some seconds
 //!   POST   /v1/stop                     of `bcached stop`; the request: `stop::Stop`
 //!   GET    /v1/stop                     how far that is: answered when it has ended, or after some seconds
@@ -20,6 +21,7 @@
 //! [`Failure::to_json`](crate::failure::Failure::to_json).
 
 pub mod client;
+pub mod differences;
 pub mod events;
 pub mod jobs;
 mod metrics;
@@ -32,6 +34,6 @@ pub mod status;
 pub mod stop;
 
 pub(crate) use server::{
-    AskBegin, AskChange, AskEvents, AskJob, AskJobs, AskOptions, AskStatus, AskStop, AskStopped, Control,
-    Handlers, Signal,
+    AskBegin, AskChange, AskDifferences, AskEvents, AskJob, AskJobs, AskOptions, AskStatus, AskStop,
+    AskStopped, Control, Handlers, Signal,
 };

@@ -1,6 +1,7 @@
 //! What can be asked of the control socket, and how answers and refusals become HTTP. Everything that may take a moment
 //! runs beside the thread, which hears signals.
 
+use super::differences::Differences;
 use super::events::Events;
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics;
@@ -71,6 +72,10 @@ impl Answer for Changed {
     const SCHEMA: &'static str = "bcached.change";
 }
 
+impl Answer for Differences {
+    const SCHEMA: &'static str = "bcached.config-diff";
+}
+
 impl Answer for Events {
     const SCHEMA: &'static str = "bcached.events";
 }
@@ -88,6 +93,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/caches/{name}/options", get(options_of_cache).patch(change_cache))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
+        .route("/v1/config/differences", get(differences))
         .route("/v1/events", get(events))
         .route("/v1/stop", get(stopped).post(stop))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
@@ -173,6 +179,10 @@ async fn begin(
             ),
         ),
     }
+}
+
+async fn differences(State(handlers): State<Arc<Handlers>>) -> Response {
+    beside(move || (handlers.differences)()).await
 }
 
 async fn events(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {

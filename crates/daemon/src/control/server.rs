@@ -1,5 +1,6 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::differences::Differences;
 use super::events::Events;
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics::Listener;
@@ -52,6 +53,9 @@ pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
 /// All long work.
 pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 
+/// How what runs differs from what the files say.
+pub type AskDifferences = Box<dyn Fn() -> Result<Differences, Failure> + Send + Sync>;
+
 /// What came after the event of that sequence; if told so, once there is any, or after a while.
 pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;
 
@@ -77,6 +81,8 @@ pub struct Handlers {
     pub job: AskJob,
     /// May take a moment.
     pub cancel: AskJob,
+    /// May take a moment.
+    pub differences: AskDifferences,
     /// Waits for the next, if told so.
     pub events: AskEvents,
     /// May take a moment.

@@ -9,6 +9,7 @@ mod change;
 mod claims;
 mod coming;
 mod cycle;
+mod differs;
 mod ending;
 mod exports;
 mod flash;
@@ -31,7 +32,7 @@ mod volumes;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
-use crate::devices::{self, BackingDevice, CacheDevice};
+use crate::devices::{BackingDevice, CacheDevice};
 use crate::engine_thread::{Added, Given, News};
 use crate::events;
 use crate::failure::{Failure, Kind};
@@ -72,6 +73,8 @@ enum Event {
     ModeRefused(usize, options::Modes),
     /// An engine has given a volume another label, or could not.
     Labelled(Box<label::Labelled>),
+    /// Somebody asks how the files differ from what runs.
+    Differs(differs::Answer),
     /// Somebody wants long work done.
     Begin(Box<jobs::Asked>),
     /// An engine is through with the work of this number.
@@ -160,6 +163,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
             cancel: jobs::cancel(Arc::clone(&shared)),
+            differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
             stop: ending::stop(shared, stops, ending.clone(), timeout, supervisor.sender.clone()),
             stopped: ending::stopped(ending),
@@ -241,6 +245,7 @@ impl Supervisor {
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
                 Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
+                Ok(Event::Differs(answer)) => self.differs(&answer),
                 Ok(Event::Labelled(labelled)) => self.labelled(*labelled),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
@@ -354,16 +359,7 @@ impl Supervisor {
 }
 
 fn warn_of(config: &Config) {
-    for name in &config.set_and_gone {
-        tracing::warn!(
-            event = "set-and-gone",
-            "99-set.toml has options of the volume {name}, which is not configured: they are left alone"
-        );
-    }
-    let caches = config.caches.iter().map(|cache| &cache.device);
-    for name in caches.chain(config.volumes.iter().map(|volume| &volume.backing)) {
-        if devices::is_unstable_name(name) {
-            tracing::warn!(event = "unstable-name", "{name} may be another disk after the next boot");
-        }
+    for (event, sentence) in config.warnings() {
+        tracing::warn!(event, "{sentence}");
     }
 }

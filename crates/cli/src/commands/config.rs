@@ -1,0 +1,185 @@
+//! `bcached config`: whether the files are right, what they say together, how that differs from what runs, and files for what the disks
+//! hold. Nothing is written.
+
+use super::scan::{self, Member, Scanned};
+use crate::failure::{Failure, Kind};
+use crate::flags::{self, ConfigVerb};
+use crate::output::{Report, Show};
+use bcached_daemon::config::{CommandLine, Config, Merged, merged};
+use bcached_daemon::control::client;
+use bcached_daemon::control::differences::Differences;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// Does what was asked for.
+pub fn run(verb: &ConfigVerb) -> Result<Report, Failure> {
+    match verb {
+        ConfigVerb::Check(flags) => check(flags),
+        ConfigVerb::Show(flags) => Report::of(&merged(&line(flags))?),
+        ConfigVerb::Diff(flags) => {
+            let path = "/v1/config/differences";
+            let found: Differences = client::understood(&client::get(&flags.control.socket(), path)?)?;
+            let report = Report::of(&found)?;
+            Ok(if found.differences.is_empty() { report } else { report.answering_no() })
+        }
+        ConfigVerb::Scan(flags) => from_disks(flags),
+    }
+}
+
+fn line(flags: &flags::ConfigFile) -> CommandLine {
+    CommandLine { config: flags.config.clone(), ..CommandLine::default() }
+}
+
+/// Whether a start would take it.
+#[derive(Serialize)]
+struct Checked {
+    sound: bool,
+    caches: usize,
+    volumes: usize,
+    warnings: Vec<String>,
+    /// What is wrong: as `error` of a refusal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<serde_json::Value>,
+}
+
+/// The answer is no if a start would refuse it; a file that cannot be read is no answer.
+fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
+    match Config::load(&line(flags)) {
+        Ok(config) => Report::of(&Checked {
+            sound: true,
+            caches: config.caches.len(),
+            volumes: config.volumes.len() + config.flash.len(),
+            warnings: config.warnings().into_iter().map(|(_, sentence)| sentence).collect(),
+            failure: None,
+        }),
+        Err(failure) if failure.what.starts_with("cannot read the configuration") => Err(failure),
+        Err(failure) => {
+            let error = failure.to_json().get("error").cloned();
+            let checked =
+                Checked { sound: false, caches: 0, volumes: 0, warnings: Vec::new(), failure: error };
+            Ok(Report::of(&checked)?.answering_no().warning(vec![failure.to_string()]))
+        }
+    }
+}
+
+impl Show for Checked {
+    const SCHEMA: &'static str = "bcached.config-check";
+
+    fn text(&self) -> String {
+        if !self.sound {
+            return "a start would refuse it\n".to_owned();
+        }
+        let mut text = format!("sound: caches: {}, volumes: {}\n", self.caches, self.volumes);
+        text.extend(self.warnings.iter().map(|warning| format!("{warning}\n")));
+        text
+    }
+}
+
+impl Show for Merged {
+    const SCHEMA: &'static str = "bcached.config";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}
+
+impl Show for Differences {
+    const SCHEMA: &'static str = "bcached.config-diff";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}
+
+/// A configuration for what was found.
+#[derive(Serialize)]
+struct Proposed {
+    /// TOML.
+    config: String,
+}
+
+fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
+    let (scanned, failure) = scan::scan(&flags.devices);
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    if scanned.sets.iter().all(|set| set.caches.is_empty()) {
+        return Err(Failure::new(Kind::NotFound, "no cache device was found")
+            .why(if scanned.not_readable.is_empty() {
+                "none of the devices here has the superblock of one".to_owned()
+            } else {
+                format!("not looked at, for want of permission: {}", scanned.not_readable.join(", "))
+            })
+            .next("name devices, or ask as root"));
+    }
+    Report::of(&Proposed { config: propose(&scanned) })
+}
+
+/// Block devices by UUID, which stays; files by their path.
+fn named(member: &Member) -> String {
+    let is_node = member.device.starts_with("/dev/");
+    let name = if is_node { format!("UUID={}", member.uuid) } else { member.device.clone() };
+    toml_text(&name)
+}
+
+fn toml_text(text: &str) -> String {
+    // A basic string of TOML takes what JSON takes.
+    serde_json::Value::String(text.to_owned()).to_string()
+}
+
+fn propose(scanned: &Scanned) -> String {
+    let mut text = String::from("version = 1\n");
+    let mut taken = BTreeSet::new();
+    // Writing to a string cannot fail.
+    for set in &scanned.sets {
+        let Some(cache) = set.caches.first() else {
+            let _ = writeln!(text, "\n# set {}: its cache was not found", set.set_uuid);
+            for member in &set.backings {
+                let _ =
+                    writeln!(text, "#   {} ({})", member.device, member.state.as_deref().unwrap_or_default());
+            }
+            continue;
+        };
+        let name = unused(&cache.label, &format!("set-{}", &set.set_uuid[..8]), &mut taken);
+        let _ = writeln!(text, "\n[cache.{}]  # set {}", toml_text(&name), set.set_uuid);
+        for copy in set.caches.iter().skip(1) {
+            let _ = writeln!(text, "# a copy of it? {}", copy.device);
+        }
+        let _ = writeln!(text, "device = {}", named(cache));
+        for member in &set.backings {
+            volume(&mut text, member, &toml_text(&name), &mut taken);
+        }
+    }
+    for member in &scanned.without_set {
+        volume(&mut text, member, "\"none\"", &mut taken);
+    }
+    text
+}
+
+fn volume(text: &mut String, member: &Member, cache: &str, taken: &mut BTreeSet<String>) {
+    let name = unused(&member.label, &format!("bcache-{}", &member.uuid[..8]), taken);
+    let state = member.state.as_deref().unwrap_or_default();
+    let _ = writeln!(text, "\n[volume.{}]  # {}, {state}", toml_text(&name), member.device);
+    let _ = writeln!(text, "backing = {}\ncache = {cache}", named(member));
+}
+
+/// The label, if it can be a name and is none yet.
+fn unused(label: &str, other: &str, taken: &mut BTreeSet<String>) -> String {
+    let can_be = !label.is_empty()
+        && label != "none"
+        && !label.chars().any(|letter| letter.is_control() || letter == '/' || letter == '\u{FFFD}');
+    let mut name = if can_be && !taken.contains(label) { label.to_owned() } else { other.to_owned() };
+    while !taken.insert(name.clone()) {
+        name.push('x');
+    }
+    name
+}
+
+impl Show for Proposed {
+    const SCHEMA: &'static str = "bcached.config-scan";
+
+    fn text(&self) -> String {
+        self.config.clone()
+    }
+}

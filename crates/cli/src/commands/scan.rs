@@ -1,0 +1,226 @@
+//! `bcached scan`: bcache superblocks on the devices that are named, or on all block devices here, by set. Read-only: nothing is claimed.
+
+use crate::device::{self, Access, Device};
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use crate::superblock::{self, Found, state_name};
+use bcached_daemon::sizes::human;
+use bcached_format::{BackingState, Superblock, Uuid};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What was found.
+#[derive(Serialize, Default)]
+pub struct Scanned {
+    /// By the UUID of the set.
+    pub sets: Vec<Set>,
+    /// Backing devices that belong to none.
+    pub without_set: Vec<Member>,
+    /// What has bcache's magic and cannot be used.
+    pub unfit: Vec<Unfit>,
+    /// Block devices that this user may not read.
+    pub not_readable: Vec<String>,
+}
+
+/// The devices of a set.
+#[derive(Serialize)]
+pub struct Set {
+    pub set_uuid: String,
+    /// Several are one and its copies.
+    pub caches: Vec<Member>,
+    pub backings: Vec<Member>,
+}
+
+/// A device with a superblock that can be used.
+#[derive(Clone, Serialize)]
+pub struct Member {
+    pub device: String,
+    pub uuid: String,
+    pub label: String,
+    pub size_bytes: u64,
+    pub block_bytes: u64,
+    /// Of a cache device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_bytes: Option<u64>,
+    /// Of a backing device: the kernel's word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_mode: Option<String>,
+    /// The kernel's bcache has it.
+    pub in_kernel: bool,
+}
+
+#[derive(Serialize)]
+pub struct Unfit {
+    pub device: String,
+    pub reason: String,
+}
+
+/// Looks, and reports.
+pub fn run(flags: &flags::Scan) -> Result<Report, Failure> {
+    let (scanned, failure) = scan(&flags.devices);
+    let report = Report::of(&scanned)?;
+    Ok(match failure {
+        Some(failure) => report.failing(failure),
+        None => report,
+    })
+}
+
+/// What is on `named`, or on every block device; and what is wrong with the first that is named and is no bcache device.
+pub fn scan(named: &[PathBuf]) -> (Scanned, Option<Failure>) {
+    let (mut scanned, mut first_failure) = (Scanned::default(), None);
+    let mut sets: BTreeMap<[u8; 16], Set> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    let all = if named.is_empty() { block_devices() } else { named.to_vec() };
+    for path in all {
+        let found = device::open(&path, Access::Look).and_then(|device| {
+            let found = superblock::read(&device)?;
+            Ok((device, found))
+        });
+        match found {
+            // One device has many names.
+            Ok((device, _)) if !seen.insert(device.identity()) => {}
+            Ok((device, Found::Sound(found))) => sort_in(&mut scanned, &mut sets, &device, &found),
+            Ok((device, Found::Unfit(error))) => scanned
+                .unfit
+                .push(Unfit { device: device.path().display().to_string(), reason: error.to_string() }),
+            Ok((device, Found::Nothing)) if !named.is_empty() => {
+                let what = format!("{} has no bcache superblock", device.path().display());
+                first_failure = first_failure.or(Some(Failure::new(Kind::NotBcache, what)));
+            }
+            Ok((_, Found::Nothing)) => {}
+            Err(failure) if !named.is_empty() => first_failure = first_failure.or(Some(failure)),
+            Err(failure) if failure.kind == Kind::Permission => {
+                scanned.not_readable.push(path.display().to_string());
+            }
+            // A drive without a medium, or one that fails, is not what was asked for.
+            Err(_) => {}
+        }
+    }
+    scanned.sets = sets.into_values().collect();
+    (scanned, first_failure)
+}
+
+fn sort_in(
+    scanned: &mut Scanned,
+    sets: &mut BTreeMap<[u8; 16], Set>,
+    device: &Device,
+    superblock: &Superblock,
+) {
+    let path = device.path();
+    let size_bytes = device::length(device);
+    let plain = |uuid: Uuid, label: String, block_sectors: u64| Member {
+        device: path.display().to_string(),
+        uuid: uuid.to_string(),
+        label,
+        size_bytes,
+        block_bytes: block_sectors * 512,
+        bucket_bytes: None,
+        state: None,
+        cache_mode: None,
+        in_kernel: is_in_kernel(path),
+    };
+    match superblock {
+        Superblock::Cache(cache) => {
+            let bucket_bytes = Some(cache.bucket_sectors() * 512);
+            let member = plain(cache.uuid(), cache.label().to_string(), cache.block_sectors());
+            of_set(sets, cache.set_uuid()).caches.push(Member { bucket_bytes, ..member });
+        }
+        Superblock::Backing(backing) => {
+            let member = plain(backing.uuid(), backing.label().to_string(), backing.block_sectors());
+            let member = Member {
+                state: Some(state_name(backing.state()).to_owned()),
+                cache_mode: Some(backing.cache_mode().name().to_owned()),
+                ..member
+            };
+            if backing.state() == BackingState::None {
+                scanned.without_set.push(member);
+            } else {
+                of_set(sets, backing.set_uuid()).backings.push(member);
+            }
+        }
+    }
+}
+
+fn of_set(sets: &mut BTreeMap<[u8; 16], Set>, uuid: Uuid) -> &mut Set {
+    let new = || Set { set_uuid: uuid.to_string(), caches: Vec::new(), backings: Vec::new() };
+    sets.entry(uuid.0).or_insert_with(new)
+}
+
+/// Every block device, as the kernel lists them, in the order of their names.
+fn block_devices() -> Vec<PathBuf> {
+    let all = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    // The kernel writes the slashes of a device's name so: cciss!c0d0.
+    let all = all.map(|entry| Path::new("/dev").join(entry.file_name().to_string_lossy().replace('!', "/")));
+    let mut all: Vec<_> = all.collect();
+    all.sort();
+    all
+}
+
+fn is_in_kernel(path: &Path) -> bool {
+    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = real.file_name().map(|name| Path::new("/sys/class/block").join(name).join("bcache"));
+    real.starts_with("/dev") && name.is_some_and(|folder| folder.exists())
+}
+
+impl Member {
+    fn line(&self, role: &str) -> String {
+        let label = if self.label.is_empty() { String::new() } else { format!(" \"{}\"", self.label) };
+        let mut line = format!("  {role}  {}  {}{label}  {}", self.device, self.uuid, human(self.size_bytes));
+        // Writing to a string cannot fail.
+        let _ = match (&self.state, &self.cache_mode, self.bucket_bytes) {
+            (Some(state), Some(mode), _) => write!(line, ", {state}, {mode}"),
+            (_, _, Some(bucket)) => write!(line, ", buckets of {}", human(bucket)),
+            _ => Ok(()),
+        };
+        if self.in_kernel {
+            line.push_str(", in use by the kernel's bcache");
+        }
+        line + "\n"
+    }
+}
+
+impl Show for Scanned {
+    const SCHEMA: &'static str = "bcached.scan";
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for set in &self.sets {
+            let missing = match (set.caches.as_slice(), set.backings.iter().any(Member::is_dirty)) {
+                ([], true) => ": its cache is not here, and holds the newest data of it",
+                ([], false) => ": its cache is not here",
+                ([_], _) => "",
+                _ => ": several devices are its cache, so all but one are copies",
+            };
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "set {}{missing}", set.set_uuid);
+            text.extend(set.caches.iter().map(|member| member.line("cache  ")));
+            text.extend(set.backings.iter().map(|member| member.line("backing")));
+        }
+        if !self.without_set.is_empty() {
+            text.push_str("no set\n");
+            text.extend(self.without_set.iter().map(|member| member.line("backing")));
+        }
+        for unfit in &self.unfit {
+            let _ = writeln!(text, "{}: not to be used: {}", unfit.device, unfit.reason);
+        }
+        if text.is_empty() {
+            text.push_str("no bcache superblock was found\n");
+        }
+        if !self.not_readable.is_empty() {
+            let _ = writeln!(text, "not looked at, for want of permission: {}", self.not_readable.join(", "));
+        }
+        text
+    }
+}
+
+impl Member {
+    fn is_dirty(&self) -> bool {
+        self.state.as_deref() == Some("dirty")
+    }
+}

@@ -1,0 +1,209 @@
+//! `scan`, `config` and `top`: what is on disks, what files say, and what runs.
+
+mod common;
+
+use common::{Daemon, Images, Ran, ask, bcached, done, json, refused, requires, tool};
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+
+fn make(images: &Images, words: &[&str], name: &str, bytes: u64) -> String {
+    let path = images.blank(name, bytes);
+    let made = bcached(&[&["make", "-b", "64k"], words, &[&path]].concat());
+    assert_eq!(made.exit, 0, "{made:?}");
+    path
+}
+
+/// A cache with one volume that is attached, and one device that is not.
+struct Site {
+    images: Images,
+    fast: String,
+    tank: String,
+    pond: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let fast = make(&images, &["-C"], "fast", CACHE_BYTES);
+        let tank = make(&images, &["--writeback", "--label", "tank", "-B"], "tank", BACKING_BYTES);
+        let pond = make(&images, &["--label", "pond", "-B"], "pond", BACKING_BYTES);
+        assert_eq!(Daemon::start(&images, &["--cache", &fast, "--backing", &tank]).stop().0, 0);
+        Self { images, fast, tank, pond }
+    }
+
+    fn config(&self, text: &str) -> String {
+        let path = self.images.path("config.toml");
+        std::fs::write(&path, text).expect("a file");
+        path.to_str().expect("text").to_owned()
+    }
+
+    fn usual(&self, more: &str) -> String {
+        let (fast, tank) = (&self.fast, &self.tank);
+        self.config(&format!(
+            "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.media]\nbacking = {tank:?}\n{more}"
+        ))
+    }
+}
+
+fn all(words: &[&str]) -> Ran {
+    bcached(words)
+}
+
+#[test]
+fn devices_are_found_by_set_and_left_alone() {
+    let site = Site::new();
+    let Site { images, fast, tank, pond } = &site;
+    let before: Vec<_> = [fast, tank, pond].map(common::bytes).into();
+    let found = all(&["scan", fast, tank, pond, tank]);
+    assert_eq!(found.exit, 0, "{found:?}");
+    let lines: Vec<_> = found.out.lines().collect();
+    assert!(lines[0].starts_with("set ") && lines[0].len() == "set ".len() + 36, "{found:?}");
+    assert!(
+        lines[1].starts_with("  cache    ") && lines[1].ends_with("36 MiB, buckets of 64 KiB"),
+        "{found:?}"
+    );
+    assert!(lines[2].contains("\"tank\"  20 MiB, clean, writeback"), "{found:?}");
+    assert_eq!(lines[3], "no set");
+    assert!(lines[4].contains("\"pond\"  20 MiB, no cache, writethrough") && lines.len() == 5, "{found:?}");
+    let object = json(&all(&["scan", "--json", tank]).out);
+    let set = &object["sets"][0];
+    assert_eq!(
+        (object["schema"].as_str(), set["caches"].as_array().map(Vec::len)),
+        (Some("bcached.scan"), Some(0))
+    );
+    assert_eq!(set["backings"][0]["state"].as_str(), Some("clean"));
+    assert!(all(&["scan", tank]).out.contains(": its cache is not here"));
+    common::reseal(tank, 111, 0x40);
+    assert!(all(&["scan", tank]).out.contains("dirty"), "state dirty");
+    common::patch(tank, 4096 + 104, &[2]);
+    let torn = all(&["scan", tank, fast]);
+    assert!(torn.exit == 0 && torn.out.contains(": not to be used: "), "{torn:?}");
+    let blank = images.blank("blank", 1 << 20);
+    let none = all(&["scan", &blank]);
+    assert_eq!((none.exit, none.err.contains("has no bcache superblock")), (2, true), "{none:?}");
+    let missing = all(&["scan", "/nonexistent"]);
+    assert_eq!(missing.exit, 4, "{missing:?}");
+    assert!(before[0] == common::bytes(fast) && before[2] == common::bytes(pond), "nothing was written");
+    // Whatever this machine has: it is looked at, and that is all.
+    assert_eq!(all(&["scan"]).exit, 0);
+}
+
+#[test]
+fn files_are_checked_and_shown_with_their_origins() {
+    let site = Site::new();
+    let config = site.usual("writeback_percent = 20\n");
+    let sound = all(&["config", "check", "--config", &config]);
+    assert_eq!((sound.exit, sound.out.as_str()), (0, "sound: caches: 1, volumes: 1\n"), "{sound:?}");
+    let daemon = Daemon::start(&site.images, &["--config", &config]);
+    done(&daemon, &["set", "media", "writeback_percent=30", "quiet_hours=23:00-07:00"]);
+    let shown = all(&["config", "show", "--config", &config]);
+    let set_file = site.images.path("config.d/99-set.toml");
+    assert!(
+        shown.out.contains(&format!("[volume.media]\nbacking = {:?}  # {config}:5\n", site.tank)),
+        "{shown:?}"
+    );
+    assert!(shown.out.contains(&format!("writeback_percent = 30  # {}:", set_file.display())), "{shown:?}");
+    assert!(!shown.out.contains("= 20"), "{shown:?}");
+    // It is a configuration that says the same.
+    let again = site.images.path("again.toml");
+    std::fs::write(&again, &shown.out).expect("a file");
+    drop(std::fs::rename(site.images.path("config.d"), site.images.path("away.d")));
+    let checked = all(&["config", "check", "--config", again.to_str().expect("text")]);
+    assert_eq!(checked.exit, 0, "{checked:?}\n{}", shown.out);
+    drop(std::fs::rename(site.images.path("away.d"), site.images.path("config.d")));
+
+    let bad = site.usual("writeback_percent = 90\n");
+    let refused = all(&["config", "check", "--config", &bad]);
+    assert_eq!((refused.exit, refused.out.as_str()), (1, "a start would refuse it\n"), "{refused:?}");
+    assert!(refused.err.contains("config.toml:6: cannot set `writeback_percent`"), "{refused:?}");
+    let object = json(&all(&["config", "check", "--json", "--config", &bad]).out);
+    assert_eq!(
+        (object["sound"].as_bool(), object["failure"]["kind"].as_str()),
+        (Some(false), Some("config")),
+        "{object}"
+    );
+    let shown = all(&["config", "show", "--config", &bad]);
+    assert_eq!((shown.exit, shown.out.as_str()), (2, ""), "{shown:?}");
+    let missing = all(&["config", "check", "--config", "/nonexistent.toml"]);
+    assert_eq!(
+        (missing.exit, missing.err.contains("cannot read the configuration")),
+        (2, true),
+        "{missing:?}"
+    );
+}
+
+#[test]
+fn what_runs_is_compared_with_what_the_files_say() {
+    let site = Site::new();
+    let config = site.usual("");
+    let daemon = Daemon::start(&site.images, &["--config", &config]);
+    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n");
+    done(&daemon, &["set", "media", "writeback_percent=30"]);
+    done(&daemon, &["shrink", "media", "--size", "12M"]);
+    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n", "what is kept");
+    done(&daemon, &["set", "media", "writeback_delay=1m", "--runtime"]);
+    site.usual(&format!(
+        "shared = true\nsequential_cutoff = \"1M\"\n[daemon]\nmemory = \"300M\"\n[volume.more]\nbacking = {:?}\ncache = \"none\"\n",
+        site.pond
+    ));
+    let differs = ask(&daemon, &["config", "diff"]);
+    assert_eq!(differs.exit, 1, "{differs:?}");
+    let lines: Vec<_> = differs.out.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "daemon.memory: 256M runs, the files say 300M (the next start)",
+            "volume.media.shared: false runs, the files say true (the next start)",
+            "volume.media.sequential_cutoff: 4M runs, the files say 1M (a reload, or the next start)",
+            "volume.media.writeback_delay: 1m runs, the files say 30s (it was set with --runtime: `bcached unset`, or the next start)",
+            "volume.more: nothing runs, the files say a section (a reload, or the next start)",
+        ]
+    );
+    let object = json(&ask(&daemon, &["config", "diff", "--json"]).out);
+    assert_eq!(object["differences"][1]["running"].as_str(), Some("false"), "{object}");
+    site.config("version = 2\n");
+    refused(&daemon, &["config", "diff"], 2, "version 2 is unknown");
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
+    refused(&daemon, &["config", "diff"], 2, "the daemon serves devices of its command line");
+}
+
+/// What `config scan` prints is a configuration that serves what it found.
+#[test]
+fn a_configuration_is_made_from_disks() {
+    let site = Site::new();
+    let made = all(&["config", "scan", &site.fast, &site.tank, &site.pond]);
+    assert_eq!(made.exit, 0, "{made:?}");
+    let config = site.config(&made.out);
+    let daemon = Daemon::start(&site.images, &["--config", &config]);
+    let listed = done(&daemon, &["list"]);
+    assert!(listed.lines().any(|line| line.starts_with("volume  tank")), "{listed}\n{}", made.out);
+    assert!(
+        listed.lines().any(|line| line.starts_with("volume  pond") && line.contains(" served ")),
+        "{listed}"
+    );
+    assert_eq!(daemon.stop().0, 0);
+    let none = all(&["config", "scan", &site.pond]);
+    assert_eq!((none.exit, none.err.contains("no cache device was found")), (4, true), "{none:?}");
+}
+
+#[test]
+fn top_shows_what_goes_through_and_ends() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let config = site.usual("");
+    let daemon = Daemon::start(&site.images, &["--config", &config]);
+    let data = site.images.path("data");
+    std::fs::write(&data, vec![7; 1 << 20]).expect("a file");
+    let copied = common::run(tool("nbdcopy").arg(&data).arg(daemon.uri("media")));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+    let shown = done(&daemon, &["top", "--interval", "1s", "-n", "2"]);
+    assert_eq!(shown.matches("volume media: served").count(), 2, "{shown}");
+    assert_eq!(shown.matches("cache fast: 0 B/s hit, 0 B/s missed, 0 B/s written").count(), 2, "{shown}");
+    assert!(!shown.contains('\x1b'), "no terminal");
+    refused(&daemon, &["top", "--interval", "0s"], 2, "`0s` is not an interval");
+    assert_eq!(json(&done(&daemon, &["top", "--json"]))["schema"].as_str(), Some("bcached.status"));
+}

@@ -1,0 +1,150 @@
+//! How what runs differs from what the files say now: somebody has changed them and not reloaded, or has said something to the daemon
+//! that is not kept.
+
+use super::options::Facts;
+use super::table::VolumeEntry;
+use super::{Event, Supervisor};
+use crate::config::{Config, Volume};
+use crate::control::AskDifferences;
+use crate::control::differences::{Difference, Differences};
+use crate::failure::{Failure, Kind};
+use crate::options::layers::Layers;
+use crate::options::{OPTIONS, Place};
+use crate::sizes::typed;
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+/// How long somebody waits: less than the client waits for an answer.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// Whoever waits for the answer.
+pub type Answer = Sender<Result<Differences, Failure>>;
+
+const RESTART: &str = "the next start";
+const RELOAD: &str = "a reload, or the next start";
+
+/// What the control thread calls.
+pub fn ask(events: Sender<Event>) -> AskDifferences {
+    Box::new(move || {
+        let (answer, answered) = mpsc::channel();
+        let _refused_below = events.send(Event::Differs(answer));
+        answered.recv_timeout(LIMIT).unwrap_or_else(|_| {
+            Err(Failure::new(Kind::TimeLimit, "the daemon does not come to it")
+                .why("a device is slow to answer"))
+        })
+    })
+}
+
+impl Supervisor {
+    /// Answers.
+    pub(super) fn differs(&self, answer: &Answer) {
+        let _gone = answer.send(self.differences());
+    }
+
+    fn differences(&self) -> Result<Differences, Failure> {
+        if self.strict {
+            return Err(Failure::new(Kind::Usage, "there is nothing to compare")
+                .why("the daemon serves devices of its command line, without a configuration"));
+        }
+        let files = Config::load(&self.line)?;
+        let mut found = Found(Vec::new());
+        found.of_daemon(&self.config, &files);
+        let shared = self.shared();
+        let running: Vec<_> = shared.table.real_caches().map(|(_, cache)| cache).collect();
+        for cache in &running {
+            let said = files.caches.iter().find(|said| said.name == cache.name);
+            let section = format!("cache.{}", cache.display_name());
+            let device = said.map(|said| said.device.clone());
+            found.value(&section, "device", Some(cache.device.clone()), device, RESTART);
+        }
+        for said in files.caches.iter().filter(|said| !running.iter().any(|cache| cache.name == said.name)) {
+            let section = format!("cache.{}", said.name.as_deref().unwrap_or_default());
+            found.value(&section, "device", None, Some(said.device.clone()), RELOAD);
+        }
+        for entry in
+            shared.table.volumes.iter().filter(|entry| entry.backing.is_some() && !entry.is_removed())
+        {
+            match files.volumes.iter().find(|said| said.name == entry.name) {
+                Some(said) => found.of_volume(entry, said),
+                None => found.section(&format!("volume.{}", entry.display_name()), true, RESTART),
+            }
+        }
+        for said in &files.volumes {
+            let is_it = |entry: &&VolumeEntry| entry.name == said.name && !entry.is_removed();
+            if !shared.table.volumes.iter().any(|entry| is_it(&entry)) {
+                found.section(&format!("volume.{}", said.name.as_deref().unwrap_or_default()), false, RELOAD);
+            }
+        }
+        Ok(Differences { differences: found.0 })
+    }
+}
+
+struct Found(Vec<Difference>);
+
+impl Found {
+    fn value(
+        &mut self,
+        section: &str,
+        key: &str,
+        running: Option<String>,
+        files: Option<String>,
+        mends: &str,
+    ) {
+        if running != files {
+            let (section, key, mends) = (section.to_owned(), Some(key.to_owned()), mends.to_owned());
+            self.0.push(Difference { section, key, running, files, mends });
+        }
+    }
+
+    /// A section that runs and is not in the files, or the reverse.
+    fn section(&mut self, section: &str, runs: bool, mends: &str) {
+        let there = |is: bool| is.then(|| "a section".to_owned());
+        let (running, files) = (there(runs), there(!runs));
+        self.0.push(Difference {
+            section: section.to_owned(),
+            key: None,
+            running,
+            files,
+            mends: mends.to_owned(),
+        });
+    }
+
+    fn of_daemon(&mut self, running: &Config, files: &Config) {
+        let each = |config: &Config| {
+            let listen: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
+            [
+                ("daemon", "control", Some(config.control.display().to_string())),
+                ("daemon", "memory", Some(typed(config.memory_bytes))),
+                ("daemon", "stop_timeout", Some(format!("{}s", config.stop_timeout.as_secs()))),
+                ("daemon", "metrics", config.metrics.map(|address| address.to_string())),
+                ("nbd", "listen", Some(listen.join(", "))),
+            ]
+        };
+        for ((section, key, runs), (.., said)) in each(running).into_iter().zip(each(files)) {
+            self.value(section, key, runs, said, RESTART);
+        }
+    }
+
+    fn of_volume(&mut self, entry: &VolumeEntry, said: &Volume) {
+        let section = format!("volume.{}", entry.display_name());
+        let of = |is: bool| Some(is.to_string());
+        self.value(&section, "backing", entry.backing.clone(), Some(said.backing.clone()), RESTART);
+        self.value(&section, "cache", entry.wanted_cache.clone(), said.cache.clone(), RESTART);
+        self.value(&section, "read_only", of(entry.read_only), of(said.read_only), RESTART);
+        self.value(&section, "shared", of(entry.shared), of(said.shared), RESTART);
+        self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), RESTART);
+        let configured = Layers { configured: said.options.clone(), ..Layers::default() };
+        let runs = Facts::of(entry, None);
+        let files = runs.with(&configured, entry.kept_mode, None);
+        for option in OPTIONS.iter().filter(|option| !matches!(option.place, Place::Label)) {
+            let is_runtime = entry.options.runtime.contains_key(option.name);
+            let mends = if is_runtime {
+                "it was set with --runtime: `bcached unset`, or the next start"
+            } else {
+                RELOAD
+            };
+            let (running, said) = (runs.show(option).value, files.show(option).value);
+            self.value(&section, option.name, running, said, mends);
+        }
+    }
+}
