@@ -43,6 +43,8 @@ pub enum Command {
     Status(Status),
     /// Say what has happened, as the log does
     Events(Events),
+    /// Say where the data of an offset of a volume is; exit status 1 if the cache does not have it
+    Explain(Explain),
     /// Show the status again and again
     Top(Top),
     /// Print the numbers of a running daemon, as Prometheus reads them
@@ -213,6 +215,17 @@ pub struct Metrics {
     /// replaced in one step, into that
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub textfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub control: Control,
+}
+
+/// `bcached explain`.
+#[derive(clap::Args, Debug)]
+pub struct Explain {
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    pub volume: String,
+    /// Where, from the start of the volume; a bare number is bytes
+    pub offset: String,
     #[command(flatten)]
     pub control: Control,
 }

@@ -26,7 +26,6 @@ const TABLE: &[Later] = &[
         by_hand: "stop `bcached serve` in order (after a SIGKILL serve once more first; dirty data may stay), then \
                   write each device's path to /sys/fs/bcache/register (docs/guide.md, Back to the kernel)",
     },
-    Later { verb: "explain", by_hand: "stop the daemon and look with `bcached dump DEV tree`" },
     Later {
         verb: "schema",
         by_hand: "each JSON output names its schema and version in its first two fields",

@@ -207,3 +207,58 @@ fn top_shows_what_goes_through_and_ends() {
     refused(&daemon, &["top", "--interval", "0s"], 2, "`0s` is not an interval");
     assert_eq!(json(&done(&daemon, &["top", "--json"]))["schema"].as_str(), Some("bcached.status"));
 }
+
+/// The bytes are where it says they are, on either device.
+#[test]
+fn an_offset_is_explained() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let config = site.usual("writeback_running = false\n");
+    let daemon = Daemon::start(&site.images, &["--config", &config]);
+    let data: Vec<u8> = (0..1_u32 << 20).map(|n| (n % 251).to_le_bytes()[0]).collect();
+    let path = site.images.path("data");
+    std::fs::write(&path, &data).expect("a file");
+    let copied = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+    let object = |offset: &str| json(&ask(&daemon, &["explain", "media", offset, "--json"]).out);
+    let number = |object: &serde_json::Value, key: &str| {
+        usize::try_from(object[key].as_u64().unwrap_or_else(|| panic!("{key}: {object}"))).expect("small")
+    };
+    let dirty = object("100001");
+    assert_eq!(
+        (dirty["schema"].as_str(), dirty["state"].as_str()),
+        (Some("bcached.explain"), Some("dirty")),
+        "{dirty}"
+    );
+    assert!(number(&dirty, "start_bytes") <= 100_001 && number(&dirty, "end_bytes") > 100_001, "{dirty}");
+    assert_eq!(number(&dirty, "bucket"), number(&dirty, "cache_offset_bytes") / (64 << 10));
+    let at = number(&dirty, "cache_offset_bytes");
+    assert_eq!(common::bytes(&site.fast)[at..at + 500], data[100_001..100_501], "it is there");
+    let told = ask(&daemon, &["explain", "media", "100001"]);
+    assert!(
+        told.exit == 0
+            && told.out.starts_with("media at 100001: dirty: its newest data is in the cache alone\n"),
+        "{told:?}"
+    );
+    done(&daemon, &["flush", "media"]);
+    let clean = object("100001");
+    assert_eq!(clean["state"].as_str(), Some("clean"));
+    let below = number(&clean, "backing_offset_bytes");
+    assert_eq!(common::bytes(&site.tank)[below..below + 500], data[100_001..100_501], "and there");
+    let hole = ask(&daemon, &["explain", "media", "10M"]);
+    assert!(hole.exit == 1 && hole.out.contains("not cached: on the backing device"), "{hole:?}");
+    assert!(hole.out.contains("it was not asked for yet, or has been evicted"), "{hole:?}");
+    done(&daemon, &["set", "media", "cache_mode=none"]);
+    assert!(
+        ask(&daemon, &["explain", "media", "10M"]).out.contains("cache_mode is none: nothing new is cached")
+    );
+    refused(&daemon, &["explain", "media", "30M"], 2, "media has no byte 31457280: it is 19.9 MiB large");
+    refused(&daemon, &["explain", "media", "x"], 2, "`x` is not a size");
+    done(&daemon, &["detach", "media"]);
+    assert_eq!(object("0")["state"].as_str(), Some("uncached"));
+    done(&daemon, &["stop", "media"]);
+    refused(&daemon, &["explain", "media", "0"], 4, "media is not served");
+    assert_eq!(daemon.stop().0, 0);
+}

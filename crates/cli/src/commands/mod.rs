@@ -5,6 +5,7 @@ mod config;
 mod doctor;
 mod dump;
 mod events;
+mod explain;
 mod ignored;
 mod jobs;
 mod list;
@@ -34,6 +35,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),
         Command::Serve(flags) => serve::run(flags),
         Command::Status(flags) => status::run(&flags),
+        Command::Explain(flags) => explain::run(&flags),
         Command::Top(flags) => top::run(&flags, json),
         Command::Scan(flags) => scan::run(&flags),
         Command::Config(verb) => config::run(&verb),

@@ -6,6 +6,7 @@
 //!   GET    /v1/volumes/VOLUME/options   of `bcached get VOLUME --json`
 //!   PATCH  /v1/volumes/VOLUME/options   of `bcached set` and `unset`; the request: `options::Change`
 //!   GET, PATCH  /v1/caches/CACHE/options   the same of caches
+//!   GET    /v1/volumes/VOLUME/explain?offset=BYTES   of `bcached explain`
 //!   POST   /v1/jobs                     of `bcached add`, `remove`, `forget`, `flush`, `detach`, `attach`, `grow`, `shrink`; the request: `jobs::Begin`
 //!   GET    /v1/jobs, /v1/jobs/NUMBER    how far they are
 //!   DELETE /v1/jobs/NUMBER              of `bcached cancel`
@@ -23,6 +24,7 @@
 pub mod client;
 pub mod differences;
 pub mod events;
+pub mod explain;
 pub mod jobs;
 mod metrics;
 pub mod numbers;
@@ -34,6 +36,6 @@ pub mod status;
 pub mod stop;
 
 pub(crate) use server::{
-    AskBegin, AskChange, AskDifferences, AskEvents, AskJob, AskJobs, AskOptions, AskStatus, AskStop,
-    AskStopped, Control, Handlers, Signal,
+    AskBegin, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions, AskStatus,
+    AskStop, AskStopped, Control, Handlers, Signal,
 };

@@ -3,6 +3,7 @@
 
 use super::differences::Differences;
 use super::events::Events;
+use super::explain::Explained;
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics;
 use super::options::{Change, Changed, Options};
@@ -76,6 +77,10 @@ impl Answer for Differences {
     const SCHEMA: &'static str = "bcached.config-diff";
 }
 
+impl Answer for Explained {
+    const SCHEMA: &'static str = "bcached.explain";
+}
+
 impl Answer for Events {
     const SCHEMA: &'static str = "bcached.events";
 }
@@ -91,6 +96,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/metrics", get(metrics::control))
         .route("/v1/volumes/{name}/options", get(options_of_volume).patch(change_volume))
         .route("/v1/caches/{name}/options", get(options_of_cache).patch(change_cache))
+        .route("/v1/volumes/{name}/explain", get(explain))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
         .route("/v1/config/differences", get(differences))
@@ -178,6 +184,14 @@ async fn begin(
                 "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\" or \"shrink\", \"volume\": NAME, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
             ),
         ),
+    }
+}
+
+async fn explain(State(handlers): State<Arc<Handlers>>, Path(volume): Path<String>, uri: Uri) -> Response {
+    let offset = uri.query().and_then(|query| query.strip_prefix("offset=")?.parse().ok());
+    match offset {
+        Some(offset) => beside(move || (handlers.explain)(&volume, offset)).await,
+        None => refused(&Failure::new(Kind::Usage, "no offset is named").next("send `?offset=BYTES`")),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::differences::Differences;
 use super::events::Events;
+use super::explain::Explained;
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics::Listener;
 use super::options::{Change, Changed, Options};
@@ -56,6 +57,9 @@ pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 /// How what runs differs from what the files say.
 pub type AskDifferences = Box<dyn Fn() -> Result<Differences, Failure> + Send + Sync>;
 
+/// Where that byte of the volume that is called so is.
+pub type AskExplain = Box<dyn Fn(&str, u64) -> Result<Explained, Failure> + Send + Sync>;
+
 /// What came after the event of that sequence; if told so, once there is any, or after a while.
 pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;
 
@@ -81,6 +85,8 @@ pub struct Handlers {
     pub job: AskJob,
     /// May take a moment.
     pub cancel: AskJob,
+    /// May take a moment.
+    pub explain: AskExplain,
     /// May take a moment.
     pub differences: AskDifferences,
     /// Waits for the next, if told so.

@@ -20,7 +20,9 @@ mod unserved;
 
 use crate::engine_failure;
 use crate::failure::Failure;
-use bcached_engine::{Ages, CacheSet, Error, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{
+    Ages, CacheSet, Error, Explained, Options, Status, VolumeId, VolumeInfo, VolumeOptions,
+};
 use bcached_env::{Executor, Note, NoteRecord, Order};
 use bcached_format::{CacheMode, Label, Uuid};
 use bcached_port::{Connector, Server};
@@ -331,6 +333,21 @@ impl Engine {
     pub fn set_label(&self, volume: VolumeId, label: Label, answer: Answer<Result<(), Error>>) {
         self.send(Command::Do(Box::new(move |set, env| {
             env.spawn(async move { answer(set.set_label(volume, label).await) });
+        })));
+    }
+
+    /// Where the data of a sector of a volume is, and what the volume is at that moment.
+    pub fn explain(
+        &self,
+        volume: VolumeId,
+        sector: u64,
+        answer: Answer<(Result<Explained, Error>, Option<VolumeInfo>)>,
+    ) {
+        self.send(Command::Do(Box::new(move |set, env| {
+            env.spawn(async move {
+                let explained = set.explain(volume, sector).await;
+                answer((explained, set.volumes().into_iter().find(|info| info.id == volume)));
+            });
         })));
     }
 

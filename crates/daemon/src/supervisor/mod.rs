@@ -11,6 +11,7 @@ mod coming;
 mod cycle;
 mod differs;
 mod ending;
+mod explain;
 mod exports;
 mod flash;
 mod forget;
@@ -163,6 +164,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
             cancel: jobs::cancel(Arc::clone(&shared)),
+            explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
             stop: ending::stop(shared, stops, ending.clone(), timeout, supervisor.sender.clone()),

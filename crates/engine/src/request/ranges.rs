@@ -55,6 +55,19 @@ impl Parked {
     }
 }
 
+/// What goes on at a sector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Claims {
+    /// It is being written, or a write waits for its turn.
+    pub writing: bool,
+    /// It is being written back.
+    pub writing_back: bool,
+    /// It is being read from the backing device.
+    pub missing: bool,
+    /// What was read there is on its way into the cache.
+    pub filling: bool,
+}
+
 /// The table of one volume. Sectors of the key space.
 #[derive(Default)]
 pub struct Ranges {
@@ -174,6 +187,21 @@ impl Ranges {
     #[must_use]
     pub fn has_writes(&self) -> bool {
         self.entries.values().any(Entry::is_write)
+    }
+
+    /// What goes on at a sector.
+    #[must_use]
+    pub fn claims_at(&self, sector: u64) -> Claims {
+        let mut claims = Claims::default();
+        for (_, entry) in self.overlapping(sector, sector + 1) {
+            match entry.kind {
+                Kind::Write { .. } => claims.writing = true,
+                Kind::Clean => claims.writing_back = true,
+                Kind::Miss => claims.missing = true,
+                Kind::Fill { dropped } => claims.filling |= !dropped,
+            }
+        }
+        claims
     }
 
     /// The end of a write, fill, cleaning or miss.

@@ -10,6 +10,7 @@ mod copies;
 mod detach;
 mod distrust;
 mod durable;
+mod explain;
 mod failed_flush;
 mod forget;
 mod generations;

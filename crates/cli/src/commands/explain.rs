@@ -1,0 +1,26 @@
+//! `bcached explain`: where the data of an offset is. The answer is no (exit status 1) if the cache does not have it.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_daemon::control::client;
+use bcached_daemon::control::explain::Explained;
+use bcached_daemon::sizes::{self, Bare};
+
+/// Asks and reports.
+pub fn run(flags: &flags::Explain) -> Result<Report, Failure> {
+    let offset = sizes::parse(&flags.offset, Bare::Bytes)
+        .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option("OFFSET"))?;
+    let path = format!("/v1/volumes/{}/explain?offset={offset}", client::encoded(&flags.volume));
+    let explained: Explained = client::understood(&client::get(&flags.control.socket(), &path)?)?;
+    let report = Report::of(&explained)?;
+    Ok(if explained.cached { report } else { report.answering_no() })
+}
+
+impl Show for Explained {
+    const SCHEMA: &'static str = "bcached.explain";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}

@@ -1,0 +1,125 @@
+//! Where the data of an offset is, and why it is not in the cache, as far as that can be told.
+
+use super::Shared;
+use super::options::{resolve, served_by};
+use super::table::VolumeState;
+use crate::control::AskExplain;
+use crate::control::explain::Explained as Shown;
+use crate::failure::{Failure, Kind};
+use crate::sizes::human;
+use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
+use bcached_format::CacheMode;
+use std::cmp::Reverse;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long an engine may take: a node of its index may have to be read.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// What the control thread calls. It holds no lock while it waits for an engine.
+pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
+    Box::new(move |typed, offset| {
+        let index = resolve(&shared, typed)?;
+        let (entry, engine, device) = {
+            let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
+            let entry = table.volumes[index].clone();
+            let engine = served_by(&entry, &table.caches).map(|(engine, _)| engine);
+            let cache = entry.cache.and_then(|cache| table.caches.get(cache));
+            (entry, engine, cache.map(|cache| cache.device.clone()))
+        };
+        let name = entry.display_name().to_owned();
+        let (VolumeState::Served(served), Some(engine)) = (&entry.state, engine) else {
+            return Err(Failure::new(Kind::NotFound, format!("{name} is not served"))
+                .next("`bcached status` says what it waits for"));
+        };
+        let (send, receive) = mpsc::channel();
+        engine.explain(served.id, offset / 512, Box::new(move |told| drop(send.send(told))));
+        let silent =
+            || Failure::new(Kind::TimeLimit, format!("the engine of {name} does not answer at present"));
+        let (explained, now) = receive.recv_timeout(LIMIT).map_err(|_| silent())?;
+        let explained = explained.map_err(|error| match error {
+            Error::Range { volume_sectors, .. } => {
+                Failure::new(Kind::Usage, format!("{name} has no byte {offset}")).why(format!(
+                    "it is {} large ({} bytes)",
+                    human(volume_sectors * 512),
+                    volume_sectors * 512
+                ))
+            }
+            error => Failure::new(Kind::Io, format!("where that is cannot be told of {name}"))
+                .why(error.to_string()),
+        })?;
+        let within = offset % 512;
+        let (state, place) = match explained.whereabouts {
+            Whereabouts::Uncached => ("uncached", None),
+            Whereabouts::OffGrid => ("off-grid", None),
+            Whereabouts::NotCached => ("not-cached", None),
+            Whereabouts::Parked(place) => ("parked", Some(place)),
+            Whereabouts::Clean(place) => ("clean", Some(place)),
+            Whereabouts::Dirty(place) => ("dirty", Some(place)),
+        };
+        let of = |get: fn(InCache) -> u64| place.map(get);
+        let is_hole = explained.whereabouts == Whereabouts::NotCached;
+        Ok(Shown {
+            volume: name,
+            offset_bytes: offset,
+            cached: place.is_some(),
+            state: state.to_owned(),
+            start_bytes: explained.start * 512,
+            end_bytes: explained.end * 512,
+            cache_device: device.filter(|_| place.is_some()),
+            cache_offset_bytes: of(|place| place.sector * 512).map(|start| start + within),
+            bucket: of(|place| place.bucket),
+            generation: place.map(|place| place.generation),
+            backing_offset_bytes: explained.backing_sector.map(|sector| sector * 512 + within),
+            being_written: explained.claims.writing,
+            being_written_back: explained.claims.writing_back,
+            being_filled: explained.claims.missing || explained.claims.filling,
+            why: now.filter(|_| is_hole).map_or_else(Vec::new, |now| why_not(&now, &explained)),
+            backing: entry.backing,
+        })
+    })
+}
+
+/// Why something may not be in the cache: what keeps everything out now, then what has kept most out since the volume is served.
+fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
+    if explained.backing_sector.is_none() {
+        return Vec::new();
+    }
+    let mut why = Vec::new();
+    if now.mode == CacheMode::None {
+        why.push("cache_mode is none: nothing new is cached".to_owned());
+    }
+    if now.course != bcached_engine::Course::Steady {
+        why.push(
+            "it is on its way to or from its cache, or to another size: nothing new is cached meanwhile"
+                .to_owned(),
+        );
+    }
+    let mut kept_out: Vec<(Traffic, Bypass)> =
+        Bypass::ALL.iter().map(|reason| (now.stats.bypassed.of(*reason), *reason)).collect();
+    kept_out.retain(|(traffic, _)| traffic.requests > 0);
+    kept_out.sort_by_key(|(traffic, _)| Reverse(traffic.bytes));
+    for (Traffic { requests, bytes }, reason) in kept_out {
+        let rule = match reason {
+            Bypass::OnItsWay => "came while it was on its way to or from its cache".to_owned(),
+            Bypass::Failing => "came after the cache device had failed too often (io_error_limit)".to_owned(),
+            Bypass::Full => "came while too much of the cache was dirty".to_owned(),
+            Bypass::Discard => "were discards, which leave nothing in the cache".to_owned(),
+            Bypass::Mode => format!("past it in its cache mode, {}", now.mode.name()),
+            Bypass::Sequential => {
+                let cutoff = human(now.options.sequential_cutoff);
+                format!("were of streams of {cutoff} or more (sequential_cutoff)")
+            }
+            Bypass::Congested => "came while the cache device was slow".to_owned(),
+        };
+        why.push(format!(
+            "since it is served {requests} requests ({}) went past the cache: {rule}",
+            human(bytes)
+        ));
+    }
+    if why.is_empty() {
+        why.push("nothing keeps it out: it was not asked for yet, or has been evicted".to_owned());
+    }
+    why
+}
