@@ -92,6 +92,8 @@ pub enum Command {
     Dump(Dump),
     /// Say what this machine offers, and whether devices are fit to serve
     Doctor(Doctor),
+    /// List what stands in each JSON output, or print the schema of one
+    Schema(Schema),
     /// Print the version
     Version,
     /// Help or the version, as the parser wrote it.
@@ -241,6 +243,13 @@ pub struct Top {
     pub count: Option<u64>,
     #[command(flatten)]
     pub control: Control,
+}
+
+/// `bcached schema`.
+#[derive(clap::Args, Debug)]
+pub struct Schema {
+    /// Which: the `schema` of an output, with or without `bcached.` [default: list them]
+    pub name: Option<String>,
 }
 
 /// `bcached scan`.

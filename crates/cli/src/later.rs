@@ -27,10 +27,6 @@ const TABLE: &[Later] = &[
                   write each device's path to /sys/fs/bcache/register (docs/guide.md, Back to the kernel)",
     },
     Later {
-        verb: "schema",
-        by_hand: "each JSON output names its schema and version in its first two fields",
-    },
-    Later {
         verb: "salvage",
         by_hand: "serve a copy of the devices with `bcached serve` and copy the volume",
     },

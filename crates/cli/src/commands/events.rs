@@ -70,7 +70,7 @@ impl Printer {
     fn print(&self, events: &[Event]) -> Result<bool, Failure> {
         let mut text = String::new();
         for event in events.iter().filter(|event| self.is_wanted(event)) {
-            text.push_str(&if self.json { line(event)? } else { event.text() });
+            text.push_str(&if self.json { line("bcached.event", event)? } else { event.text() });
         }
         write(&text)
     }
@@ -83,7 +83,7 @@ impl Printer {
             lost: u64,
         }
         write(&if self.json {
-            line(&Lost { event: "events-lost", lost: count })?
+            line("bcached.events-lost", &Lost { event: "events-lost", lost: count })?
         } else {
             format!("{count} events are not known any more: this reader was too slow\n")
         })
@@ -91,7 +91,7 @@ impl Printer {
 }
 
 /// One line of the stream.
-fn line<T: Serialize>(value: &T) -> Result<String, Failure> {
+fn line<T: Serialize>(schema: &'static str, value: &T) -> Result<String, Failure> {
     #[derive(Serialize)]
     struct Envelope<'a, T> {
         schema: &'static str,
@@ -99,7 +99,7 @@ fn line<T: Serialize>(value: &T) -> Result<String, Failure> {
         #[serde(flatten)]
         value: &'a T,
     }
-    let envelope = Envelope { schema: "bcached.event", schema_version: 1, value };
+    let envelope = Envelope { schema, schema_version: 1, value };
     serde_json::to_string(&envelope)
         .map(|line| line + "\n")
         .map_err(|error| Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string()))

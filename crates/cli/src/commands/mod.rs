@@ -13,6 +13,7 @@ pub mod make;
 mod metrics;
 mod options;
 mod scan;
+mod schema;
 mod serve;
 mod show;
 mod status;
@@ -60,6 +61,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Check(flags) => check::run(&flags),
         Command::Dump(flags) => dump::run(&flags, json),
         Command::Doctor(flags) => doctor::run(&flags),
+        Command::Schema(flags) => schema::run(&flags),
         Command::Version => version::run(),
         Command::Print(text) => Ok(Report::text_only(text)),
         Command::Other(words) => {
