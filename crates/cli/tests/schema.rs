@@ -341,6 +341,8 @@ fn while_it_runs(all: &mut All, images: &Images, daemon: &Daemon) {
     said(&["list"]);
     said(&["get", "media"]);
     said(&["get", "gone"]);
+    said(&["get", "fast"]);
+    said(&["set", "fast", "io_error_limit=9"]);
     said(&["set", "media", "writeback_percent=20", "writeback_rate_minimum=1"]);
     said(&["set", "media", "writeback_percent=90", "--runtime"]);
     said(&["get", "media"]);
