@@ -15,6 +15,7 @@
 //! - [`figures`]: what was done and reached;
 //! - [`scenario`], [`scenarios`]: a stage for named disasters, and these;
 //! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there;
+//! - [`machines`]: ten virtual machines on one cache;
 //! - [`script`]: a workload as a text file;
 //! - [`models`]: devices that do nothing wrong and take their time, and the engine measured on them.
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod failure;
 pub mod figures;
 pub mod growth;
 pub mod hunt;
+pub mod machines;
 pub mod minimise;
 pub mod models;
 pub mod note;

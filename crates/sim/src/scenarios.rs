@@ -32,7 +32,7 @@
 //! each. One that is not listed is dead code, and does not build.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a scenario fails as a test does")]
 
-mod bench;
+pub(crate) mod bench;
 mod image;
 mod stage;
 

@@ -71,7 +71,7 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
     }
     assert_refused(
         &["swim"],
-        "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, bench-model, list",
+        "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, bench-model, machines, list",
     );
     let help = concat!("found: `", env!("CARGO_BIN_EXE_sim"), " COMMAND --help` names the options");
     assert_refused(&["--swim"], &format!("unexpected argument '--swim' {help}"));

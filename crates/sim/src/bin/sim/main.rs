@@ -6,6 +6,7 @@
 mod bench_model;
 mod figures;
 mod hunt;
+mod machines;
 mod names;
 mod out;
 mod program;
@@ -44,6 +45,8 @@ enum Command {
     Scenario(scenario::Args),
     /// Measure the engine on devices as fast as real ones, in virtual time, and print the figures beside their bounds.
     BenchModel(bench_model::Args),
+    /// Ten virtual machines on one cache: killed, reset, without power, on half a mirror. What each keeps dirty and hits, over time.
+    Machines(machines::Args),
     /// Name the systems and workloads, and the drawing.
     List,
 }
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Hunt(args) => hunt::hunt(&args),
         Command::Scenario(args) => scenario::scenario(&args),
         Command::BenchModel(args) => bench_model::bench_model(&args),
+        Command::Machines(args) => machines::machines(&args),
         Command::List => {
             say!("systems: {}", system_names().join(" "));
             say!("workloads: {}", Shape::all().iter().map(|shape| shape.name).collect::<Vec<_>>().join(" "));

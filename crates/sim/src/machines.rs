@@ -1,0 +1,363 @@
+//! Ten virtual machines on one cache, as in the paper that bcache began with: ten backing devices of one set, write-back, nothing
+//! bypassed, each machine with a load of its own. Again and again something happens to all of them in the middle of their
+//! work: the daemon is killed, the machine is reset, the power is cut, a half of the mirror that the cache lies on fails.
+//!
+//! A mirror that has lost a half answers late and not wrongly, which is all that is seen of it above.
+//!
+//! Every answer is judged by the oracle, everything is read after each event, and in the end the offline checker looks at what
+//! is left. On the way it is noted how much of each volume is dirty and how many of its reads hit.
+
+pub mod plot;
+
+use crate::digest::mix;
+use crate::disk::{Fault as DiskFault, OpKind, Rule, Survivors};
+use crate::driver::Crash;
+use crate::failure::Fault;
+use crate::models::zipf::Zipf;
+use crate::scenario::Stage;
+use crate::scenarios::bench::Bench;
+use crate::system::{Geometry, Mode, Tuning};
+use crate::workload::Step;
+use bcached_engine::Options;
+use bcached_env::rng::Rng;
+use std::array;
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+/// How many machines.
+pub const COUNT: usize = 10;
+/// Sectors of a volume: 32 MiB, of which the cache holds two fifths.
+const VOLUME_SECTORS: u64 = 65_536;
+/// Buckets of 64 KiB.
+const BUCKETS: u64 = 2048;
+/// Sectors of a bucket.
+const BUCKET_SECTORS: u32 = 128;
+/// Sectors of a block.
+const BLOCK: u64 = 8;
+/// Requests of a machine in a round.
+const REQUESTS: usize = 6;
+/// An event comes so many operations of the devices after a round has begun, at most.
+const OPERATIONS_MAX: u64 = 200;
+/// What answers late does so by this, in nanoseconds, and so many operations do.
+const LATE_NS: u64 = 200_000_000;
+const LATE_COUNT: u32 = 40;
+
+/// What a machine does all day.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Load {
+    /// Small writes to a few places and some reads, a quarter of the writes durable.
+    Database,
+    /// Files of all sizes, as many read as written.
+    Files,
+    /// Reads of what is read every day, and few writes.
+    Desktop,
+    /// Small writes one after the other, each made durable.
+    Log,
+    /// Long reads from the beginning to the end, and long writes.
+    Backup,
+}
+
+/// The load of each machine.
+pub const LOADS: [Load; COUNT] = [
+    Load::Database,
+    Load::Database,
+    Load::Database,
+    Load::Files,
+    Load::Files,
+    Load::Files,
+    Load::Desktop,
+    Load::Desktop,
+    Load::Log,
+    Load::Backup,
+];
+
+impl Load {
+    /// In a word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Database => "database",
+            Self::Files => "files",
+            Self::Desktop => "desktop",
+            Self::Log => "log",
+            Self::Backup => "backup",
+        }
+    }
+}
+
+/// What happens to all machines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// SIGKILL.
+    Killed,
+    /// The machine starts anew; its devices have had power all the time.
+    Reset,
+    /// And they have not.
+    PowerCut,
+    /// A half of the cache's mirror has failed.
+    HalfMirror,
+}
+
+impl Event {
+    /// All of them, in the order in which they come.
+    pub const ALL: [Self; 4] = [Self::Killed, Self::Reset, Self::PowerCut, Self::HalfMirror];
+
+    /// In words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Killed => "daemon killed",
+            Self::Reset => "machine reset",
+            Self::PowerCut => "power cut",
+            Self::HalfMirror => "half of the mirror failed",
+        }
+    }
+}
+
+/// How things stood at one moment.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Virtual nanoseconds since the beginning.
+    pub now: u64,
+    /// What has just happened.
+    pub event: Option<Event>,
+    /// Each machine's.
+    pub volumes: [OfVolume; COUNT],
+}
+
+/// Of one machine.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct OfVolume {
+    /// Dirty data in the cache, in bytes.
+    pub dirty_bytes: u64,
+    /// Reads since the sample before that the cache had, and all of them.
+    pub hits: u64,
+    /// All of those.
+    pub reads: u64,
+}
+
+impl OfVolume {
+    /// How many of the reads hit; `None`: there were none.
+    #[must_use]
+    pub const fn hit_percent(&self) -> Option<u64> {
+        (self.hits * 100).checked_div(self.reads)
+    }
+}
+
+/// How long it takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Length {
+    /// How often all events come.
+    pub cycles: u32,
+    /// Rounds of requests before each.
+    pub rounds: u32,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// The first fault: something was lost, came back, or is unsound.
+pub fn run(seed: u64, length: Length) -> Result<Vec<Sample>, Fault> {
+    let mut options = Options::default();
+    // Some of what is dirty is always on its way.
+    options.volume.writeback_percent = 2;
+    let bench = Bench::new(options, COUNT);
+    let stage = Stage::new(Rc::clone(&bench) as Rc<_>, geometry(), seed);
+    let mut machines = Machines::new(bench, stage, seed);
+    machines.stage.start()?;
+    let volumes = 0..u32::try_from(COUNT).expect("few machines");
+    let modes = volumes.map(|volume| Step::Mode { volume, mode: Mode::Writeback });
+    machines.stage.together(modes.collect())?;
+    for _ in 0..length.cycles {
+        for event in Event::ALL {
+            for _ in 0..length.rounds {
+                let steps = machines.round();
+                machines.stage.together(steps)?;
+                machines.look(None);
+            }
+            machines.suffer(event)?;
+        }
+    }
+    machines.stage.verify()?;
+    machines.stage.stop()?;
+    Ok(machines.samples)
+}
+
+fn geometry() -> Geometry {
+    Geometry {
+        block_sectors: 8,
+        set_block_sectors: 8,
+        bucket_sectors: BUCKET_SECTORS,
+        buckets: BUCKETS,
+        volumes: vec![VOLUME_SECTORS; COUNT],
+        torn_sectors: 8,
+        backing_volatile: true,
+        cache_volatile: true,
+        note_records: 1 << 12,
+        tuning: Tuning::draw(0),
+    }
+}
+
+struct Machines {
+    bench: Rc<Bench>,
+    stage: Stage,
+    rng: Rng,
+    zipf: Zipf,
+    /// Where each goes on that goes on from somewhere, in sectors.
+    at: [u64; COUNT],
+    /// Hits and reads of each volume at the sample before, in this life of the daemon.
+    before: [(u64, u64); COUNT],
+    samples: Vec<Sample>,
+}
+
+impl Machines {
+    fn new(bench: Rc<Bench>, stage: Stage, seed: u64) -> Self {
+        let zipf = Zipf::new(1024, 0.9, seed);
+        let rng = Rng::new(mix(&[seed, 300]));
+        Self { bench, stage, rng, zipf, at: [0; COUNT], before: [(0, 0); COUNT], samples: Vec::new() }
+    }
+
+    /// What all machines ask for in a round, in the order of a fair queue.
+    fn round(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for _ in 0..REQUESTS {
+            for (machine, load) in LOADS.into_iter().enumerate() {
+                self.draw(machine, load, &mut steps);
+            }
+        }
+        steps
+    }
+
+    fn draw(&mut self, machine: usize, load: Load, steps: &mut Vec<Step>) {
+        let volume = u32::try_from(machine).expect("few machines");
+        let rng = &mut self.rng;
+        let hot = self.zipf.draw(rng) * BLOCK;
+        let anywhere = rng.below(VOLUME_SECTORS / BLOCK) * BLOCK;
+        let long = BLOCK * (1 + rng.below(16));
+        let within = |start: u64, sectors: u64| start..(start + sectors).min(VOLUME_SECTORS);
+        let write = |sectors, fua| Step::Write { volume, sectors, fua };
+        let read = |sectors| Step::Read { volume, sectors };
+        match load {
+            Load::Database if rng.one_in(3) => steps.push(read(within(hot, BLOCK))),
+            Load::Database => steps.push(write(within(hot, BLOCK), rng.one_in(4))),
+            Load::Files if rng.one_in(2) => steps.push(read(within(anywhere, long))),
+            Load::Files => steps.push(write(within(anywhere, long), false)),
+            Load::Desktop if rng.one_in(10) => steps.push(write(within(hot, BLOCK), false)),
+            Load::Desktop => steps.push(read(within(hot, long))),
+            Load::Log => {
+                steps.push(write(within(self.at[machine], BLOCK), false));
+                steps.push(Step::Flush { volume });
+                self.at[machine] = (self.at[machine] + BLOCK) % VOLUME_SECTORS;
+            }
+            Load::Backup => {
+                let range = within(self.at[machine], 128);
+                self.at[machine] = range.end % VOLUME_SECTORS;
+                steps.push(if rng.one_in(4) { write(range, false) } else { read(range) });
+            }
+        }
+    }
+
+    /// Something happens in the middle of a round; after that everything is read.
+    fn suffer(&mut self, event: Event) -> Result<(), Fault> {
+        let steps = self.round();
+        let (crash, survivors) = match event {
+            Event::Killed => (Crash::ProcessDeath, Survivors::Seeded(self.rng.next())),
+            Event::Reset => (Crash::PowerCut, Survivors::Everything),
+            Event::PowerCut => (Crash::PowerCut, Survivors::Seeded(self.rng.next())),
+            Event::HalfMirror => {
+                for on in [OpKind::Read, OpKind::Write, OpKind::Flush] {
+                    let fault = DiskFault::Late(LATE_NS);
+                    let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count: LATE_COUNT, fault };
+                    self.stage.device(0).faults.add(rule);
+                }
+                self.stage.together(steps)?;
+                self.look(Some(event));
+                return self.verify();
+            }
+        };
+        let mut left = self.rng.below(OPERATIONS_MAX);
+        let trap = move |_: &_| {
+            left = left.saturating_sub(1);
+            left == 0
+        };
+        self.stage.crash_at(steps, trap, crash, survivors)?;
+        self.stage.start()?;
+        self.before = [(0, 0); COUNT];
+        self.look(Some(event));
+        self.verify()
+    }
+
+    /// Everything is read; that is nobody's load.
+    fn verify(&mut self) -> Result<(), Fault> {
+        self.stage.verify()?;
+        self.before = self.reads();
+        Ok(())
+    }
+
+    /// Hits and reads of each volume in this life of the daemon.
+    fn reads(&self) -> [(u64, u64); COUNT] {
+        let volumes = self.bench.status().volumes;
+        array::from_fn(|number| {
+            let reads = &volumes[number].stats.reads;
+            (reads.hits, reads.hits + reads.misses)
+        })
+    }
+
+    /// Notes how things stand.
+    fn look(&mut self, event: Option<Event>) {
+        let (found, now, before) = (self.bench.status().volumes, self.reads(), self.before);
+        let volumes = array::from_fn(|number| OfVolume {
+            dirty_bytes: found[number].dirty_sectors * 512,
+            hits: now[number].0 - before[number].0,
+            reads: now[number].1 - before[number].1,
+        });
+        self.before = now;
+        self.samples.push(Sample { now: self.stage.now(), event, volumes });
+    }
+}
+
+/// The samples as comma-separated values, a line for each volume of each.
+#[must_use]
+pub fn csv(samples: &[Sample]) -> String {
+    let mut text = "seconds,event,volume,load,dirty_bytes,hit_percent\n".to_owned();
+    for sample in samples {
+        let (milliseconds, event) = (sample.now / 1_000_000, sample.event.map_or("", Event::name));
+        for ((number, load), volume) in LOADS.iter().enumerate().zip(&sample.volumes) {
+            let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
+            let hits = volume.hit_percent().map_or(String::new(), |percent| percent.to_string());
+            let (load, dirty) = (load.name(), volume.dirty_bytes);
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{seconds}.{rest:03},{event},{number},{load},{dirty},{hits}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_and_all_is_noted() {
+        let samples = run(1, Length { cycles: 1, rounds: 5 }).expect("no fault");
+        assert_eq!(samples.len(), 4 * 6);
+        let events: Vec<_> = samples.iter().filter_map(|sample| sample.event).collect();
+        assert_eq!(events, Event::ALL);
+        let all = |look: fn(&OfVolume) -> bool| samples.iter().flat_map(|sample| &sample.volumes).any(look);
+        assert!(all(|volume| volume.dirty_bytes > 0) && all(|volume| volume.hits > 0));
+        let text = csv(&samples);
+        assert_eq!(text.lines().count(), 1 + samples.len() * COUNT);
+        assert!(text.lines().all(|line| line.split(',').count() == 6), "{text}");
+        let picture = plot::svg(&samples);
+        assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
+        assert_eq!(picture.matches("<polyline").count(), 2 * COUNT, "dirty data and hits of each");
+        assert!(Event::ALL.iter().all(|event| picture.contains(event.name())));
+    }
+
+    #[test]
+    fn a_seed_is_a_run() {
+        let length = Length { cycles: 1, rounds: 1 };
+        let once = || csv(&run(7, length).expect("no fault"));
+        assert_eq!(once(), once());
+    }
+}
