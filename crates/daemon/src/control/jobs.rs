@@ -291,7 +291,7 @@ impl Job {
                     Verb::Grow => format!("{volume}: would be {size} large"),
                     Verb::Shrink => {
                         format!(
-                            "{volume}: what is dirty behind {size} would be written back, then it would be {size} large"
+                            "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"
                         )
                     }
                 }

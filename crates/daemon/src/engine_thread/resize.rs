@@ -46,6 +46,17 @@ pub async fn shrink(
 }
 
 impl Engine {
+    /// How many sectors of the volume are dirty from that one on; `None` if that cannot be told in time.
+    pub fn dirty_from(&self, volume: VolumeId, sector: u64) -> Option<u64> {
+        let (send, receive) = mpsc::channel();
+        self.send(Command::Do(Box::new(move |set, env| {
+            env.spawn(async move {
+                let _gone = send.send(set.dirty_from(volume, sector).await.ok());
+            });
+        })));
+        receive.recv_timeout(STATUS_LIMIT).ok().flatten()
+    }
+
     /// How many sectors the volume can have on its backing device as that is now. A thread of its own asks the device; `None` if that or
     /// the engine does not answer in time, or if there is no device.
     pub fn capacity(&self, volume: VolumeId) -> Option<Result<u64, String>> {

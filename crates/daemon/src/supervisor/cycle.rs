@@ -21,6 +21,8 @@ pub struct Planned {
     pub engine: Option<Engine>,
     /// Dirty data now, in bytes.
     pub dirty: u64,
+    /// Dirty data that the work does not concern, in bytes.
+    pub dirty_beside: u64,
     /// The number of the work that does it already.
     pub joins: Option<u64>,
     /// `None`: there is nothing to do.
@@ -56,6 +58,7 @@ impl Planned {
             name: name.to_owned(),
             engine,
             dirty: 0,
+            dirty_beside: 0,
             joins: None,
             work: None,
             wanted: None,

@@ -55,6 +55,8 @@ pub struct Job {
     again: bool,
     began: Instant,
     pub dirty_at_start: u64,
+    /// Dirty data that it does not concern.
+    dirty_beside: u64,
     notes: Vec<String>,
     /// What is lost, in bytes, and the file that says which.
     lost: (Option<u64>, Option<String>),
@@ -221,7 +223,8 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
             }
         };
         if let Some(dirty_sectors) = dirty_sectors {
-            shown = shown.with_progress(dirty_sectors * 512, milliseconds);
+            let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
+            shown = shown.with_progress(dirty, milliseconds);
         }
         shown.blocked_by = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
     } else if running.is_some() {
@@ -241,6 +244,7 @@ impl Job {
             again: false,
             began: Instant::now(),
             dirty_at_start: shown.dirty_bytes_at_start,
+            dirty_beside: 0,
             notes: shown.notes.clone(),
             lost: (shown.lost_bytes, shown.lost_ranges.clone()),
             size: shown.size_bytes,
@@ -367,6 +371,7 @@ impl Supervisor {
         let (served, id) = (served.clone(), served.id);
         let mut job = Job::new(&shown, Subject::Volume(volume, served), engine.clone());
         job.before = planned.before;
+        job.dirty_beside = planned.dirty_beside;
         let number = shared.jobs.add(job);
         drop(shared);
         if let Some(size) = planned.size {

@@ -88,6 +88,10 @@ impl Supervisor {
             // A client keeps the size that it was told when it connected, and what it writes behind the new one would be refused.
             self.check_unused(name, Verb::Shrink)?;
             planned.work = Some(Work::Here(Long::Shrink(size / 512)));
+            let behind = planned.engine.as_ref().and_then(|engine| engine.dirty_from(now.id, size / 512));
+            // What lies before the new end stays dirty, and is no part of the work.
+            let behind = behind.map_or(planned.dirty, |sectors| sectors * 512).min(planned.dirty);
+            (planned.dirty_beside, planned.dirty) = (planned.dirty - behind, behind);
             self.plan_limit(entry, Some(size), planned)?;
         }
         Ok(())

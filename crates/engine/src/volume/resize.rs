@@ -129,6 +129,41 @@ impl CacheSet {
         emptied
     }
 
+    /// How much of a volume is dirty from that sector of it on, in sectors: what a shrink to there writes back.
+    ///
+    /// # Errors
+    /// There is no such volume, or the index cannot be read.
+    pub async fn dirty_from(&self, id: VolumeId, sector: u64) -> Result<u64, Error> {
+        let target = self.with(|s| s.hold(id))?;
+        let counted = self.count_dirty_from(&target, target.data_offset + sector).await;
+        self.let_go(id);
+        counted
+    }
+
+    async fn count_dirty_from(&self, target: &Target, mut at: u64) -> Result<u64, Error> {
+        let Some(inode) = target.inode else { return Ok(0) };
+        let (end, mut dirty) = (target.cacheable_end, 0);
+        while at < end {
+            if self.with(|s| s.stopping) {
+                return Err(Error::Stopping);
+            }
+            let mut here = 0;
+            let upto = self
+                .attempt_reading(|s| {
+                    here = 0;
+                    s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
+                        if key.dirty && !buckets.is_dead(key) {
+                            here += key.end.min(end) - key.start().max(at);
+                        }
+                    })
+                })
+                .await?;
+            dirty += here;
+            at = upto;
+        }
+        Ok(dirty)
+    }
+
     /// Nothing of the volume is in the cache from there on, in the key space.
     async fn empty_from(&self, target: &Target, from: u64, cancel: &Cancel) -> Result<(), Error> {
         self.earlier_have_ended(target.id, cancel).await?;

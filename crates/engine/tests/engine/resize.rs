@@ -159,6 +159,12 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
         let larger = Error::Size { sectors: 4008, sectors_min: 8, sectors_max: 4000 };
         assert_eq!(set.shrink(volume, 4008, &none).await, Err(larger));
         assert_eq!(set.shrink(volume, 4000, &none).await, Ok(()), "so it is");
+        // Whole blocks: of the second write one lies behind it, of the last two.
+        assert_eq!(set.dirty_from(volume, 1000).await, Ok(8 + 16));
+        assert_eq!(
+            (set.dirty_from(volume, 0).await, set.dirty_from(volume, 4000).await),
+            (Ok(16 + 16 + 16), Ok(0))
+        );
         assert_eq!(set.shrink(volume, 1000, &none).await, Ok(()));
         let now = &set.volumes()[0];
         assert_eq!((now.sectors, now.dirty_sectors), (1000, 16 + 8), "what lies before the end stays");
