@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, done, json, refused, requires, tool};
+use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, tool};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -49,21 +49,14 @@ impl Site {
 
     /// Fills the start of the volume; what was written.
     fn write(&self, daemon: &Daemon, seed: u8) -> Vec<u8> {
-        let data: Vec<u8> =
-            (0..DATA_BYTES).map(|n| seed ^ (n / 512).to_le_bytes()[0] ^ (n % 251).to_le_bytes()[0]).collect();
-        let path = self.images.path("data");
-        std::fs::write(&path, &data).expect("a file");
-        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        let data = pattern(DATA_BYTES, seed);
+        fill(&self.images, daemon, "media", &data);
         data
     }
 
     #[track_caller]
     fn expect(&self, daemon: &Daemon, data: &[u8]) {
-        let path = self.images.path("found");
-        let ran = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(&path));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
-        let found = std::fs::read(&path).expect("readable");
+        let found = content(&self.images, daemon, "media");
         assert!(found[..data.len()] == *data, "the volume holds something else");
     }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, done, json, refused, requires, tool};
+use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -50,20 +50,15 @@ impl Site {
 
     /// Fills the start of a volume.
     fn write(&self, daemon: &Daemon, volume: &str, seed: u8) -> Vec<u8> {
-        let data: Vec<u8> = (0..DATA_BYTES).map(|n| seed ^ (n % 251).to_le_bytes()[0]).collect();
-        let path = self.images.path("data");
-        std::fs::write(&path, &data).expect("a file");
-        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri(volume)));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        let data = pattern(DATA_BYTES, seed);
+        fill(&self.images, daemon, volume, &data);
         data
     }
 
     #[track_caller]
     fn expect(&self, daemon: &Daemon, volume: &str, data: &[u8]) {
-        let path = self.images.path("found");
-        let ran = common::run(tool("nbdcopy").arg(daemon.uri(volume)).arg(&path));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
-        assert!(common::bytes(&path)[..data.len()] == *data, "{volume} holds something else");
+        let found = content(&self.images, daemon, volume);
+        assert!(found[..data.len()] == *data, "{volume} holds something else");
     }
 
     fn uuid(&self) -> String {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, json, patch, requires, run, tool};
+use common::{Daemon, Images, bcached, fill, json, patch, requires, run, tool};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -13,14 +13,6 @@ fn set(images: &Images, cache: &str, backing: &str, label: &str) -> (String, Str
     let made = bcached(&["make", "-b", "64k", "--writeback", "--label", label, "-C", &cache, "-B", &backing]);
     assert_eq!(made.exit, 0, "{made:?}");
     (cache, backing)
-}
-
-/// Puts 1 MiB at the start of the volume.
-fn fill(images: &Images, daemon: &Daemon, label: &str) {
-    let data = images.path("data");
-    std::fs::write(&data, vec![0x5a; 1 << 20]).expect("data");
-    let copied = run(tool("nbdcopy").arg("--flush").arg(&data).arg(daemon.uri(label)));
-    assert_eq!(copied.exit, 0, "{copied:?}");
 }
 
 /// A backing device of another set was a warning, and the answer was yes although nothing had been compared with it.
@@ -50,7 +42,7 @@ fn dirty_data_and_what_was_not_judged_are_named() {
     let images = Images::new();
     let (cache, backing) = set(&images, "cache", "backing", "tank");
     let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
-    fill(&images, &daemon, "tank");
+    fill(&images, &daemon, "tank", &[0x5a; 1 << 20]);
     // Write-back may have begun: how much is left, the daemon knows.
     let (_, log) = daemon.stop();
     let left = log.lines().find_map(|line| line.strip_prefix("bcached: tank: ")?.split_once(" dirty stays"));
@@ -83,7 +75,7 @@ fn cached_data_behind_the_end_of_its_device_is_named() {
     );
     std::fs::write(&config, text).expect("a file");
     let daemon = Daemon::start(&images, &["--config", config.to_str().expect("text")]);
-    fill(&images, &daemon, "tank");
+    fill(&images, &daemon, "tank", &[0x5a; 1 << 20]);
     daemon.stop();
     let words = ["check", &cache, "--backing", &backing];
     let whole = bcached(&words);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, ask, bcached, done, json, refused, requires, tool};
+use common::{Daemon, Images, Ran, ask, bcached, done, fill, json, pattern, refused, requires, tool};
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
@@ -217,11 +217,8 @@ fn an_offset_is_explained() {
     let site = Site::new();
     let config = site.usual("writeback_running = false\n");
     let daemon = Daemon::start(&site.images, &["--config", &config]);
-    let data: Vec<u8> = (0..1_u32 << 20).map(|n| (n % 251).to_le_bytes()[0]).collect();
-    let path = site.images.path("data");
-    std::fs::write(&path, &data).expect("a file");
-    let copied = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
-    assert_eq!(copied.exit, 0, "{copied:?}");
+    let data = pattern(1 << 20, 0);
+    fill(&site.images, &daemon, "media", &data);
     let object = |offset: &str| json(&ask(&daemon, &["explain", "media", offset, "--json"]).out);
     let number = |object: &serde_json::Value, key: &str| {
         usize::try_from(object[key].as_u64().unwrap_or_else(|| panic!("{key}: {object}"))).expect("small")

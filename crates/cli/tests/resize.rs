@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, done, json, refused, requires, tool};
+use common::{Daemon, Images, bcached, content, done, fill, json, pattern, refused, requires, tool};
 use std::fs::File;
 use std::io::Write as _;
 use std::process::Stdio;
@@ -56,12 +56,8 @@ impl Site {
 
     /// Fills the volume from its start on with bytes that tell their place.
     fn write(&self, daemon: &Daemon, bytes: u64, seed: u8) -> Vec<u8> {
-        let data: Vec<u8> =
-            (0..bytes).map(|n| seed ^ (n / 512).to_le_bytes()[0] ^ (n % 251).to_le_bytes()[0]).collect();
-        let path = self.images.path("data");
-        std::fs::write(&path, &data).expect("a file");
-        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        let data = pattern(usize::try_from(bytes).expect("small"), seed);
+        fill(&self.images, daemon, "media", &data);
         data
     }
 
@@ -83,11 +79,7 @@ impl Site {
 
     /// All of the volume, as a client sees it.
     fn read(&self, daemon: &Daemon) -> Vec<u8> {
-        let path = self.images.path("found");
-        drop(std::fs::remove_file(&path));
-        let ran = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(&path));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
-        std::fs::read(&path).expect("readable")
+        content(&self.images, daemon, "media")
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, done, json, refused, requires, tool};
+use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, tool};
 use rustix::process::Signal;
 use std::process::{Child, Stdio};
 
@@ -38,20 +38,15 @@ impl Site {
     }
 
     fn write(&self, daemon: &Daemon) -> Vec<u8> {
-        let data: Vec<u8> = (0..DATA_BYTES).map(|n| 1 ^ (n % 251).to_le_bytes()[0]).collect();
-        let path = self.images.path("data");
-        std::fs::write(&path, &data).expect("a file");
-        let ran = common::run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri("media")));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        let data = pattern(DATA_BYTES, 1);
+        fill(&self.images, daemon, "media", &data);
         data
     }
 
     #[track_caller]
     fn expect(&self, daemon: &Daemon, data: &[u8]) {
-        let path = self.images.path("found");
-        let ran = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(&path));
-        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
-        assert!(common::bytes(&path)[..data.len()] == *data, "the volume holds something else");
+        let found = content(&self.images, daemon, "media");
+        assert!(found[..data.len()] == *data, "the volume holds something else");
     }
 
     /// Somebody who stays connected until its input ends.

@@ -266,3 +266,27 @@ pub fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
     assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
     assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
 }
+
+/// Bytes that tell their place, and by `seed` who has written them.
+pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|n| seed ^ (n / 512).to_le_bytes()[0] ^ (n % 251).to_le_bytes()[0]).collect()
+}
+
+/// Writes `data` to the start of the volume, and flushes.
+#[track_caller]
+pub fn fill(images: &Images, daemon: &Daemon, volume: &str, data: &[u8]) {
+    let path = images.path("data");
+    std::fs::write(&path, data).expect("a file");
+    let ran = run(tool("nbdcopy").arg("--flush").arg(&path).arg(daemon.uri(volume)));
+    assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+}
+
+/// All of the volume, as a client sees it.
+#[track_caller]
+pub fn content(images: &Images, daemon: &Daemon, volume: &str) -> Vec<u8> {
+    let path = images.path("found");
+    drop(std::fs::remove_file(&path));
+    let ran = run(tool("nbdcopy").arg(daemon.uri(volume)).arg(&path));
+    assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+    bytes(path)
+}
