@@ -29,6 +29,7 @@ mod stop;
 mod table;
 #[cfg(test)]
 mod tests;
+mod told;
 mod volumes;
 
 use crate::config::{CommandLine, Config};

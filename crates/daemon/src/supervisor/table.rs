@@ -6,9 +6,8 @@ use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::{Configured, Layers};
-use crate::sizes::human;
-use crate::supervisor::{health, reasons, report};
-use bcached_engine::{DiskHealth, Error, Opening, UnreadableNode, VolumeId, VolumeInfo, VolumeOptions};
+use crate::supervisor::reasons;
+use bcached_engine::{DiskHealth, Error, Opening, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -244,65 +243,6 @@ impl Table {
             Some((entry.backing.clone()?, now.backing_health?))
         });
         own.into_iter().chain(backings).collect()
-    }
-
-    /// The cache's name, the first time that it is asked for to log a failure.
-    pub fn note_failure(&mut self, index: usize) -> Option<String> {
-        let entry = self.caches.get_mut(index)?;
-        let first = !std::mem::replace(&mut entry.failure_logged, true);
-        first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
-    }
-
-    /// The cache's name, if whether it `is_failing` has changed since this was last asked.
-    pub fn note_failing(&mut self, index: usize, is_failing: bool) -> Option<String> {
-        let entry = self.caches.get_mut(index)?;
-        let before = std::mem::replace(&mut entry.failing_logged, is_failing);
-        (before != is_failing).then(|| entry.display_name().to_owned())
-    }
-
-    /// The cache's name, the first time that it is asked for after a failure was logged.
-    pub fn note_recovery(&mut self, index: usize) -> Option<String> {
-        let entry = self.caches.get_mut(index)?;
-        let first = std::mem::replace(&mut entry.failure_logged, false);
-        first.then(|| entry.display_name().to_owned())
-    }
-
-    /// Dirty data of volumes that are not served and of which the log has not heard yet: a sentence each.
-    pub fn note_unserved(&mut self, index: usize, status: &bcached_engine::Status) -> Vec<String> {
-        let is_coming = |entry: &VolumeEntry| matches!(entry.state, VolumeState::Attaching);
-        let Some(cache) = self.caches.get_mut(index).filter(|_| !self.volumes.iter().any(is_coming)) else {
-            return Vec::new();
-        };
-        // What lives in the cache alone is where it belongs.
-        let is_dirty =
-            |left: &&bcached_engine::Unserved| left.dirty_sectors > 0 && left.flash_sectors.is_none();
-        let all: BTreeSet<_> = status.unserved.iter().filter(is_dirty).map(|left| left.uuid.0).collect();
-        let told = std::mem::replace(&mut cache.unserved_logged, all);
-        let name = cache.name.as_ref().unwrap_or(&cache.device);
-        let news = status.unserved.iter().filter(is_dirty).filter(|left| !told.contains(&left.uuid.0));
-        let news = news.map(|left| {
-            let (volume, dirty) = (report::unserved(left), human(left.dirty_sectors * 512));
-            let volume = volume.name();
-            format!(
-                "cache {name}: {dirty} dirty of {volume}, which is not served: it stays there until it is"
-            )
-        });
-        news.collect()
-    }
-
-    /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.
-    pub fn note_unreadable(
-        &mut self,
-        index: usize,
-        nodes: &[UnreadableNode],
-        infos: &[VolumeInfo],
-    ) -> Vec<String> {
-        let name = |volume| name_of(&self.volumes, index, volume, infos);
-        let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
-        let all: BTreeSet<_> = nodes.iter().map(|node| node.sector).collect();
-        let told = std::mem::replace(&mut cache.unreadable_logged, all);
-        let news = nodes.iter().filter(|node| !told.contains(&node.sector));
-        news.map(|node| health::unreadable(node, name)).collect()
     }
 
     /// The first final reason.
