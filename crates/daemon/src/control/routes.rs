@@ -17,8 +17,9 @@ use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
 use axum::serve::IncomingStream;
-use axum::{Json, Router, routing::get};
+use axum::{Json, Router};
 use serde::Serialize;
 use std::sync::Arc;
 use tokio::net::UnixListener;
@@ -94,8 +95,8 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics::control))
-        .route("/v1/volumes/{name}/options", get(options_of_volume).patch(change_volume))
-        .route("/v1/caches/{name}/options", get(options_of_cache).patch(change_cache))
+        .route("/v1/volumes/{name}/options", options(Scope::Volume))
+        .route("/v1/caches/{name}/options", options(Scope::Cache))
         .route("/v1/volumes/{name}/explain", get(explain))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
@@ -111,30 +112,17 @@ async fn status(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
     beside(move || Ok((handlers.status)(full))).await
 }
 
-async fn options_of_volume(State(handlers): State<Arc<Handlers>>, Path(name): Path<String>) -> Response {
-    beside(move || (handlers.options)(Scope::Volume, &name)).await
-}
-
-async fn options_of_cache(State(handlers): State<Arc<Handlers>>, Path(name): Path<String>) -> Response {
-    beside(move || (handlers.options)(Scope::Cache, &name)).await
-}
-
-async fn change_volume(
-    State(handlers): State<Arc<Handlers>>,
-    Path(name): Path<String>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    body: Bytes,
-) -> Response {
-    change(handlers, (Scope::Volume, name), peer, &body).await
-}
-
-async fn change_cache(
-    State(handlers): State<Arc<Handlers>>,
-    Path(name): Path<String>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    body: Bytes,
-) -> Response {
-    change(handlers, (Scope::Cache, name), peer, &body).await
+/// To look at options of such things, and to change them.
+fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
+    get(move |State(handlers): State<Arc<Handlers>>, Path(name): Path<String>| {
+        beside(move || (handlers.options)(scope, &name))
+    })
+    .patch(
+        move |State(handlers): State<Arc<Handlers>>,
+              Path(name): Path<String>,
+              ConnectInfo(peer): ConnectInfo<Peer>,
+              body: Bytes| async move { change(handlers, (scope, name), peer, &body).await },
+    )
 }
 
 async fn change(

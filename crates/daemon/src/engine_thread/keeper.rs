@@ -130,7 +130,14 @@ impl Keeper {
         }
     }
 
-    /// The same, or until it is `until`.
+    /// Until `is_so`, which is looked at whenever that count changes.
+    async fn until(&self, is_so: impl Fn(&Sets) -> bool) {
+        while !self.with(|sets| is_so(sets)) {
+            self.0.changed.wait().await;
+        }
+    }
+
+    /// As [`Keeper::turns`], or until it is `until`.
     pub async fn turns_until(&self, turn: u64, until: Time) {
         while self.turn() == turn && self.0.env.now() < until {
             self.0.env.wait_until(&self.0.changed, until).await;
@@ -259,13 +266,7 @@ impl Keeper {
 
     /// Until no backing device is being taken up.
     pub async fn added(&self) {
-        loop {
-            let (turn, adding) = self.with(|sets| (sets.turn, sets.adding));
-            if adding == 0 {
-                return;
-            }
-            self.turns(turn).await;
-        }
+        self.until(|sets| sets.adding == 0).await;
     }
 
     /// A snapshot: of the set, or of what it was, with all volumes wherever they are.
@@ -303,13 +304,7 @@ impl Keeper {
     pub async fn stop(&self) -> Result<(), Error> {
         self.change(|sets| sets.is_stopping = true);
         self.alarm();
-        loop {
-            let (turn, is_trying) = self.with(|sets| (sets.turn, sets.is_trying));
-            if !is_trying {
-                break;
-            }
-            self.turns(turn).await;
-        }
+        self.until(|sets| !sets.is_trying).await;
         let (main, boat) = self.with(|sets| (sets.main.clone(), sets.boat.clone()));
         let landed = match boat {
             Some((boat, _)) => boat.stop().await,

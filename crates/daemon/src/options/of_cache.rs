@@ -6,13 +6,13 @@ use super::{Definition, NUMBER_MAX, Place, Scope};
 use bcached_engine::Options;
 use std::time::Duration;
 
-/// A whole number among the options of a set.
+/// A field of the options of a set, and the variant of [`Value`] that its kind reads.
 macro_rules! set {
-    ($field:ident) => {
+    ($variant:ident, $field:ident) => {
         Place::Set {
-            read: |options| Value::Number(options.$field),
+            read: |options| Value::$variant(options.$field),
             write: |options, value| {
-                if let Value::Number(new) = value {
+                if let Value::$variant(new) = value {
                     options.$field = *new;
                 }
             },
@@ -20,7 +20,7 @@ macro_rules! set {
     };
 }
 
-/// A time among them, counted in whole units.
+/// A time among them, which is a number of whole units.
 macro_rules! time {
     ($field:ident, $count:ident, $make:ident) => {
         Place::Set {
@@ -60,42 +60,35 @@ pub static OPTIONS: &[Definition] = &[
     of_cache(
         "io_error_limit",
         Kind::Number(0, NUMBER_MAX),
-        set!(io_error_limit),
+        set!(Number, io_error_limit),
         "when so many operations of the cache device have failed nothing is added to it, and dirty data leaves it",
     )
     .counting("errors"),
     of_cache(
         "io_error_halflife",
         Kind::Number(0, NUMBER_MAX),
-        set!(io_error_halflife),
+        set!(Number, io_error_halflife),
         "operations in which half of the counted errors are forgotten; 0: none are",
     )
     .counting("operations"),
     of_cache(
         "cutoff_writeback",
         Kind::Number(1, 95),
-        set!(cutoff_writeback),
+        set!(Number, cutoff_writeback),
         "when so much of the cache waits to be written back, writes go to the backing device too",
     )
     .counting("%"),
     of_cache(
         "cutoff_writeback_sync",
         Kind::Number(1, 95),
-        set!(cutoff_writeback_sync),
+        set!(Number, cutoff_writeback_sync),
         "the same of durable writes; below cutoff_writeback it means as much as that",
     )
     .counting("%"),
     of_cache(
         "idle_max_writeback_rate",
         Kind::Flag,
-        Place::Set {
-            read: |options| Value::Flag(options.idle_max_writeback_rate),
-            write: |options, value| {
-                if let Value::Flag(new) = value {
-                    options.idle_max_writeback_rate = *new;
-                }
-            },
-        },
+        set!(Flag, idle_max_writeback_rate),
         "dirty data leaves as fast as it goes when nobody has asked for anything for 30 s",
     ),
 ];

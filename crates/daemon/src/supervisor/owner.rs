@@ -9,7 +9,7 @@ use crate::names;
 use crate::options::layers::Layers;
 use crate::options::{Definition, Place, Scope};
 use bcached_engine::Options;
-use bcached_format::{CacheMode, Label};
+use bcached_format::Label;
 use std::sync::{Mutex, PoisonError};
 
 /// One of them, by its place in the table.
@@ -100,14 +100,6 @@ impl View {
         }
     }
 
-    /// Its cache mode according to its superblock.
-    const fn kept_mode(&self) -> Option<CacheMode> {
-        match self {
-            Self::Volume(entry) => entry.kept_mode,
-            Self::Cache(_) => None,
-        }
-    }
-
     /// An option as it is, and as it would be if `layers` and `label` were in force.
     pub fn before_and_after(
         &self,
@@ -118,7 +110,7 @@ impl View {
         match self {
             Self::Volume(entry) => {
                 let before = Facts::of(entry, None);
-                (before.show(option), before.with(layers, self.kept_mode(), label).show(option))
+                (before.show(option), before.with(layers, entry.kept_mode, label).show(option))
             }
             Self::Cache(cache) => (of_cache(&cache.layers, option), of_cache(layers, option)),
         }

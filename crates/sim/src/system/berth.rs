@@ -4,7 +4,7 @@
 //! under way ends, volumes whose data is all on their backing devices leave the cache, all backing devices are flushed, the set is
 //! stopped and let go of, and opened as after a crash.
 
-use super::seat::{Seat, TRIES};
+use super::seat::{Seat, TRIES, tried};
 use super::{Refusal, Soon};
 use bcached_engine::{CacheSet, Error, VolumeId};
 use bcached_env::Env;
@@ -80,13 +80,7 @@ impl Berth {
         for (seat, found) in seats.iter().zip(volumes) {
             let id = match (&outcome, found) {
                 (Ok(set), Some((id, disk))) => {
-                    let mut added = set.add_backing_as(id, disk).await;
-                    for _ in 1..TRIES {
-                        if added.is_err() {
-                            added = set.add_backing_as(id, disk).await;
-                        }
-                    }
-                    added.is_ok().then_some(id)
+                    tried(async || set.add_backing_as(id, disk).await).await.is_ok().then_some(id)
                 }
                 _ => None,
             };

@@ -17,6 +17,17 @@ pub struct Seat {
     back: Notify,
 }
 
+/// What comes of something that a failing device may need to be asked more than once.
+pub async fn tried<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
+    let mut outcome = attempt().await;
+    for _ in 1..TRIES {
+        if outcome.is_err() {
+            outcome = attempt().await;
+        }
+    }
+    outcome
+}
+
 /// What becomes of a request to a volume that is gone.
 pub fn gone() -> Refusal {
     Refusal("the volume is not served any more".to_owned())
@@ -72,13 +83,7 @@ impl Seat {
             Ok(Removed { lost: Some(error), .. }) => Err(error),
             Ok(Removed { disk: None, .. }) => Err(Error::FlashOnly),
             Ok(Removed { disk: Some(disk), .. }) => {
-                let mut added = set.add_backing(disk, None).await;
-                for _ in 1..TRIES {
-                    if added.is_err() {
-                        added = set.add_backing(disk, None).await;
-                    }
-                }
-                added.map(|id| (id, true))
+                tried(async || set.add_backing(disk, None).await).await.map(|id| (id, true))
             }
         };
         self.back(outcome.as_ref().ok().map(|(id, _)| *id));
