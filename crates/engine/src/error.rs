@@ -156,6 +156,12 @@ pub enum Error {
         /// The volume's size.
         volume_sectors: u64,
     },
+    /// What is asked for depends on what is dirty, and not all of that has been counted since the start.
+    #[error("the index is still being read after the start ({percent}%): try again when it has been")]
+    NotWalked {
+        /// How much of it has been.
+        percent: u64,
+    },
     /// The tree contradicts itself or the other structures.
     #[error("inconsistent metadata: {0}")]
     Inconsistent(&'static str),

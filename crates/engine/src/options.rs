@@ -14,6 +14,9 @@ use core::time::Duration;
 pub struct Options {
     /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused. Taken once.
     pub node_budget_bytes: usize,
+    /// Buckets kept free for the next start, so that it need not wait for the walk of the tree; 0: none. `None`: as many as fit the
+    /// size of the device. Taken once.
+    pub reserve: Option<u64>,
     /// How long keys wait in the open journal entry when nobody asks for durability (`journal_delay_ms`).
     pub journal_delay: Duration,
     /// How long keys wait in a leaf before it is written for no other reason.
@@ -54,6 +57,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             node_budget_bytes: 128 << 20,
+            reserve: None,
             journal_delay: Duration::from_millis(100),
             leaf_delay: Duration::from_secs(30),
             cutoff_cache_add: 95,

@@ -24,6 +24,8 @@ pub enum Phase {
     ReplaySplit,
     /// Keys of journal entries are put into the tree at a start.
     Replay,
+    /// The tree is walked beside requests.
+    Walk,
     /// A journal entry is written to the first bucket again.
     JournalWrap,
     /// A journal entry is written that lets older ones go.
@@ -58,7 +60,7 @@ pub enum Phase {
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
@@ -67,6 +69,7 @@ impl Phase {
         Self::LeafWrite,
         Self::ReplaySplit,
         Self::Replay,
+        Self::Walk,
         Self::JournalWrap,
         Self::JournalReclaim,
         Self::PriorityChain,
@@ -102,6 +105,7 @@ impl Phase {
             Self::LeafWrite => "leaf write",
             Self::ReplaySplit => "split in a replay",
             Self::Replay => "replay",
+            Self::Walk => "walk beside requests",
             Self::JournalWrap => "journal wrap",
             Self::JournalReclaim => "journal reclaim",
             Self::PriorityChain => "priorities",

@@ -22,6 +22,7 @@
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
+//! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked | the walk, a stop |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
 //! A failure rings everything. What a wait needs must not need what the waiter holds: writing leaves and entries needs
@@ -73,6 +74,8 @@ pub struct Signals {
     pub parked_work: Notify,
     /// Write-back has something to do.
     pub writeback_work: Notify,
+    /// The walk has come to its end.
+    pub walked: Notify,
     /// A background task ended.
     pub task_ended: Notify,
 }
@@ -170,6 +173,21 @@ impl CacheSet {
         self.with(|s| s.stopping || s.failed.is_some())
     }
 
+    /// Waits until the tree has been walked, and everything in it counted.
+    ///
+    /// # Errors
+    /// [`Error::Stopping`], and a set's failure.
+    pub async fn walked(&self) -> Result<(), Error> {
+        while !self.with(|s| s.frontier.is_complete()) {
+            self.check_alive()?;
+            if self.with(|s| s.stopping) {
+                return Err(Error::Stopping);
+            }
+            self.signals().walked.wait().await;
+        }
+        Ok(())
+    }
+
     /// Refuses when the set has failed.
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
         match self.with(|s| s.failed.clone()) {
@@ -206,6 +224,7 @@ impl CacheSet {
             &signals.parked_work,
             &signals.gc_work,
             &signals.writeback_work,
+            &signals.walked,
         ] {
             notify.notify_all();
         }

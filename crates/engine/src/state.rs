@@ -3,6 +3,7 @@
 
 use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};
+use crate::btree::frontier::Frontier;
 use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::gc::moving::Rounds;
@@ -12,14 +13,14 @@ use crate::policy::{Congestion, Wear};
 use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation, Usage};
 use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
-use crate::volume::{VolumeId, Volumes};
+use crate::volume::{Volume, VolumeId, Volumes};
 use crate::work::Work;
 use crate::writeback::room::Room;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{IoError, Note, Time};
-use bcached_format::{BucketId, CacheSuperblock, Geometry, Inode, Key};
+use bcached_format::{BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key};
 use core::time::Duration;
 
 /// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
@@ -58,6 +59,9 @@ impl DirtyCounts {
 
     /// Fewer.
     pub fn remove(&mut self, inode: Inode, sectors: u64) {
+        if sectors == 0 {
+            return;
+        }
         let count = self.by_inode.get_mut(&inode).expect("dirty sectors were added before");
         *count = count.checked_sub(sectors).expect("no more dirty sectors are removed than were added");
     }
@@ -67,6 +71,8 @@ impl DirtyCounts {
 /// generations never needs a free bucket.
 #[derive(Default)]
 pub struct PrioChains {
+    /// The current chain marks the reserve: this process has stored it, or has found it so and started from it.
+    pub marks_reserve: bool,
     /// Named by the newest journal entry.
     pub current: Vec<BucketId>,
     /// Written next; nothing points to it.
@@ -107,8 +113,12 @@ pub struct State {
     pub uuid_key: Key,
     /// Volumes of the table that nobody may serve now: they are being forgotten, or made.
     pub forgetting: BTreeSet<Inode>,
-    /// Dirty sectors, exactly.
+    /// Dirty sectors, as far as the tree has been walked.
     pub dirty: DirtyCounts,
+    /// How far that is.
+    pub frontier: Frontier,
+    /// How many buckets are to be kept for the next start.
+    pub reserve_wanted: u64,
     /// The volumes being served.
     pub volumes: Volumes,
     /// The cache device's superblock, as last written.
@@ -155,9 +165,21 @@ pub struct State {
 }
 
 impl State {
+    /// Nothing of volume `inode` is dirty, for certain: it has been counted, or its superblock says so, which is durably unsaid
+    /// before anything is.
+    #[must_use]
+    pub fn is_clean(&self, inode: Inode) -> bool {
+        let says_so = |(_, volume): (VolumeId, &Volume)| {
+            volume.inode == Some(inode) && volume.state() == Some(BackingState::Clean)
+        };
+        self.dirty.of(inode) == 0 && (self.frontier.has_passed(inode) || self.volumes.iter().any(says_so))
+    }
+
     /// Takes space for data. Pinned until its key is in the tree or [`State::give_back`].
     pub fn take_space(&mut self, class: Class, wanted: u64) -> Option<Space> {
         let keep = match class {
+            // Until the tree has been walked there is little, and no more can be had.
+            Class::Clean if !self.frontier.is_complete() => return None,
             Class::Moved => BTREE_RESERVE,
             Class::Dirty(_) | Class::Clean => BTREE_RESERVE + MOVING_RESERVE,
         };
@@ -228,7 +250,12 @@ impl State {
     /// Buckets that cannot be had without writing dirty data back.
     #[must_use]
     pub fn used_buckets(&self) -> u64 {
-        self.buckets.count() - self.buckets.available().min(self.buckets.count())
+        if !self.frontier.is_complete() {
+            // Nobody knows. What there is for data now is taken as long as it lasts.
+            return 0;
+        }
+        let had = self.buckets.available() + self.buckets.count_of(Usage::Reserve);
+        self.buckets.count().saturating_sub(had)
     }
 
     /// Used buckets in percent: those that cannot be had without writing dirty data back.
@@ -289,8 +316,12 @@ impl State {
     pub fn check_invariants(&self) {
         let total: u64 = self.buckets.iter().map(|(_, bucket)| u64::from(bucket.dirty)).sum();
         assert_eq!(total, self.dirty.total(), "dirty sectors by bucket and by volume agree");
-        let metadata = self.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Meta).count();
-        assert_eq!(metadata as u64, self.buckets.metadata_count(), "buckets of metadata are counted");
+        for usage in [Usage::Meta, Usage::Reserve, Usage::Unknown] {
+            let found = self.buckets.iter().filter(|(_, bucket)| bucket.usage == usage).count();
+            assert_eq!(found as u64, self.buckets.count_of(usage), "buckets are counted by usage: {usage:?}");
+        }
+        let is_complete = self.frontier.is_complete();
+        assert!(!is_complete || self.buckets.count_of(Usage::Unknown) == 0, "every bucket is known");
         for (id, bucket) in self.buckets.iter() {
             assert!(bucket.dirty <= bucket.live, "bucket {id}: more dirty than live");
         }

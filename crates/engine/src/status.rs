@@ -37,6 +37,8 @@ pub struct Status {
     pub buckets_open: u64,
     /// Buckets that hold metadata.
     pub buckets_metadata: u64,
+    /// Buckets kept free for the next start.
+    pub buckets_reserved: u64,
     /// Buckets that hold nothing and are not being filled.
     pub buckets_unused: u64,
     /// Buckets that hold clean data, and nothing else.
@@ -61,6 +63,9 @@ pub struct Status {
     pub node_bytes_max: u64,
     /// The hard limit of that, in bytes.
     pub node_budget_bytes: u64,
+    /// How much of the tree has been walked since the set was opened, in percent, as far as its shape tells. Before it is 100 what is
+    /// said of buckets and dirty data is only what has been counted so far.
+    pub walked_percent: u64,
     /// The newest durable journal entry.
     pub journal_sequence: u64,
     /// Journal entries that a crash would replay, and the open one (`active_journal_entries`).
@@ -150,12 +155,16 @@ impl CacheSet {
             buckets_available: s.buckets.available(),
             buckets_free: s.buckets.free_count() as u64,
             buckets_open: s.open.count() as u64,
-            buckets_metadata: s.buckets.metadata_count(),
+            buckets_metadata: s.buckets.count_of(Usage::Meta),
+            buckets_reserved: s.buckets.count_of(Usage::Reserve),
+            walked_percent: s.frontier.percent(),
             buckets_unused: unused(s),
             buckets_clean: s.buckets.clean_count() as u64,
             buckets_dirty: s.buckets.count()
                 - s.buckets.available()
-                - s.buckets.metadata_count()
+                - s.buckets.count_of(Usage::Meta)
+                - s.buckets.count_of(Usage::Reserve)
+                - s.buckets.count_of(Usage::Unknown)
                 - s.open.count() as u64,
             unserved: unserved(s),
             flash_room_sectors: s.flash_room(),
@@ -181,15 +190,18 @@ impl CacheSet {
         })
     }
 
-    /// What has been counted of each bucket, in their order, as keys came and went; for whoever counts the tree again.
+    /// What has been counted of each bucket, in their order, as keys came and went; for whoever counts the tree again. `None`
+    /// while the walk that counts them is under way.
     #[must_use]
-    pub fn counted(&self) -> Vec<BucketCount> {
+    pub fn counted(&self) -> Option<Vec<BucketCount>> {
         let count = |bucket: &Bucket| BucketCount {
             live: bucket.live,
             dirty: bucket.dirty,
-            free: matches!(bucket.usage, Usage::Free | Usage::Pending),
+            free: matches!(bucket.usage, Usage::Free | Usage::Pending | Usage::Reserve),
         };
-        self.with(|s| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect())
+        self.with(|s| {
+            s.frontier.is_complete().then(|| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect())
+        })
     }
 
     /// Asserts what must always hold, in memory; the simulator calls it where a process begins and ends.

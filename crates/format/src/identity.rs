@@ -86,6 +86,12 @@ impl SetMagic {
         self.0 ^ 0x6750_E15F_8733_7F91
     }
 
+    /// Magic of a stamp of the reserve of this set.
+    #[must_use]
+    pub const fn stamp(self) -> u64 {
+        self.0 ^ 0x3C5D_E4B1_1F9A_6E87
+    }
+
     /// Magic of a B-tree set of this set.
     #[must_use]
     pub const fn bset(self) -> u64 {

@@ -24,21 +24,31 @@ const ROOT: Field = Field::new(104, 64, "btree_root", "key of the root node, res
 const LEVEL: Field = Field::new(168, 2, "btree_level", "level of the root, 0: a leaf");
 const JUNK: Field = Field::new(170, 6, "pad", "junk");
 const PRIOS: Field =
-    Field::new(176, 64, "prio_bucket", "u64 first priority bucket; a slot for each of 8 devices, one used");
+    Field::new(176, 56, "prio_bucket", "u64 first priority bucket; a slot for each of 7 devices, one used");
+const MARK: Field = Field::new(
+    232,
+    8,
+    "prio_bucket[7]",
+    "junk; of bcached 0x2164656863616362 xor seq: the chain marks the reserve",
+);
 
 /// The table of an entry.
 pub const STRUCTURE: Structure = Structure {
     name: "Journal entry",
-    fields: &[CSUM, MAGIC, SEQ, VERSION, KEYS, LAST_SEQ, UUIDS, ROOT, LEVEL, JUNK, PRIOS],
+    fields: &[CSUM, MAGIC, SEQ, VERSION, KEYS, LAST_SEQ, UUIDS, ROOT, LEVEL, JUNK, PRIOS, MARK],
 };
 
 /// Bytes of an entry before its keys.
-pub const JSET_HEADER_BYTES: usize = PRIOS.end();
+pub const JSET_HEADER_BYTES: usize = MARK.end();
 
 /// Largest entry in bytes, whatever the bucket size.
 pub const JSET_BYTES_MAX: usize = 32 << 10;
 
 const VERSION_CURRENT: u32 = 1;
+
+/// What the slot of an eighth device holds, with the entry's number: a kernel writes there whatever stood in its memory, which
+/// can be what it has read of ours, but never with the number of an entry that it makes itself.
+const RESERVE_MARK: u64 = u64::from_le_bytes(*b"bcached!");
 
 /// What an entry says besides its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +65,9 @@ pub struct JsetHeader {
     pub root_level: u16,
     /// First bucket of the priority chain.
     pub prio_bucket: u64,
+    /// That chain was stored by bcached, and what it gives the priority [`PRIO_RESERVE`](crate::prio::PRIO_RESERVE) is of the
+    /// reserve (see `stamp`). No kernel has written since.
+    pub marks_reserve: bool,
 }
 
 /// A checked entry; its keys lie in the bytes it was parsed from.
@@ -121,7 +134,8 @@ fn parse_header(bytes: &[u8]) -> Result<JsetHeader, JsetError> {
     let (uuids, _) = parse_key(UUIDS.slice(bytes)).map_err(JsetError::Uuids)?;
     let (root, _) = parse_key(ROOT.slice(bytes)).map_err(JsetError::Root)?;
     let prio_bucket = u64::from_le_bytes(PRIOS.slice(bytes)[..8].try_into().expect("eight bytes"));
-    Ok(JsetHeader { seq, last_seq, uuids, root, root_level: LEVEL.u16(bytes), prio_bucket })
+    let marks_reserve = MARK.u64(bytes) == RESERVE_MARK ^ seq;
+    Ok(JsetHeader { seq, last_seq, uuids, root, root_level: LEVEL.u16(bytes), prio_bucket, marks_reserve })
 }
 
 /// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed. One that starts before
@@ -187,6 +201,7 @@ pub fn seal_in_place(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader) {
     write_key(ROOT.slice_mut(bytes), &header.root).expect("any key fits");
     LEVEL.set_u16(bytes, header.root_level);
     PRIOS.slice_mut(bytes)[..8].copy_from_slice(&header.prio_bucket.to_le_bytes());
+    MARK.set_u64(bytes, if header.marks_reserve { RESERVE_MARK ^ header.seq } else { 0 });
     let sum = checksum(&bytes[CHECKSUM_BYTES..]);
     CSUM.set_u64(bytes, sum);
 }

@@ -82,4 +82,5 @@ pub const STRUCTURES: &[Structure] = &[
     crate::prio::STRUCTURE,
     crate::uuid::STRUCTURE,
     crate::uuid::STRUCTURE_OLD,
+    crate::stamp::STRUCTURE,
 ];

@@ -46,6 +46,7 @@ pub mod key_list;
 pub mod layout;
 pub mod node_log;
 pub mod prio;
+pub mod stamp;
 pub mod superblock;
 pub mod units;
 pub mod uuid;

@@ -28,6 +28,9 @@ const ENTRY_BYTES: usize = FIRST.size;
 
 /// Priority of a bucket that was never used.
 pub const PRIO_NEVER_USED: u16 = 0;
+/// Priority that bcached gives to the buckets of its reserve, and to no others (see `stamp`). To a kernel it is one that was not
+/// used for long.
+pub const PRIO_RESERVE: u16 = 1;
 /// Priority of a bucket that was just filled or hit.
 pub const PRIO_FRESH: u16 = 32768;
 /// Priority of a bucket that holds metadata, a B-tree node above all.

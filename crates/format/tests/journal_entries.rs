@@ -10,7 +10,15 @@ use bcached_format::{Inode, Jset, JsetHeader, Key, SetMagic, Uuid};
 const MAGIC: SetMagic = SetMagic::of(Uuid([7; 16]));
 
 fn header(seq: u64, last_seq: u64) -> JsetHeader {
-    JsetHeader { seq, last_seq, uuids: Key::default(), root: Key::default(), root_level: 0, prio_bucket: 9 }
+    JsetHeader {
+        seq,
+        last_seq,
+        uuids: Key::default(),
+        root: Key::default(),
+        root_level: 0,
+        prio_bucket: 9,
+        marks_reserve: false,
+    }
 }
 
 /// An entry with two holes, a field of it spoiled, and the sum mended.
@@ -82,4 +90,16 @@ fn a_whole_entry_that_makes_no_sense_is_not_the_end() {
         assert_eq!(found, wanted);
         assert!(!found.is_end_of_log(), "{found}");
     }
+}
+
+#[test]
+fn a_mark_counts_for_the_entry_that_it_was_made_for() {
+    let marked = JsetHeader { marks_reserve: true, ..header(5, 3) };
+    let mut bytes = seal(MAGIC, &marked, &[]);
+    assert_eq!(Jset::parse(&bytes, MAGIC).unwrap().header, marked);
+    // A kernel that has read ours makes an entry in the same memory.
+    bytes[16..24].copy_from_slice(&6_u64.to_le_bytes());
+    let sum = checksum(&bytes[8..]);
+    bytes[..8].copy_from_slice(&sum.to_le_bytes());
+    assert_eq!(Jset::parse(&bytes, MAGIC).unwrap().header, header(6, 3));
 }

@@ -25,6 +25,19 @@ impl Node {
         self.view.get(self.view.after(start))
     }
 
+    /// How many children come before that one.
+    #[must_use]
+    pub fn children_before(&self, start: Position) -> usize {
+        assert!(!self.is_leaf(), "a leaf has no children");
+        self.view.keys_before(self.view.after(start))
+    }
+
+    /// The children from that one on.
+    pub fn children_from(&self, start: Position) -> impl Iterator<Item = &Key> + Clone {
+        assert!(!self.is_leaf(), "a leaf has no children");
+        self.view.iter_from(self.view.after(start))
+    }
+
     /// Puts the children `new` in the place of `old`, with a freeing key for each of the old ones. All of it stands
     /// in one set, so it happens at once. The caller has asked
     /// [`fits`](Node::fits) with the words of all of them: each old key takes those of its freeing key.

@@ -25,6 +25,8 @@ pub enum Brink {
     InteriorSplit,
 }
 
+/// Buckets of such a set.
+pub const BUCKETS: u64 = 5000;
 /// Requests in flight together while it grows.
 const DEPTH: usize = 16;
 /// Writes between two images: a split of a node above leaves is some leaf splits away, and each of these some writes.
@@ -52,7 +54,7 @@ pub fn geometry(tuning: Tuning) -> Geometry {
         block_sectors: 1,
         set_block_sectors: 1,
         bucket_sectors: 8,
-        buckets: 5000,
+        buckets: BUCKETS,
         volumes: vec![SPAN],
         torn_sectors: 1,
         backing_volatile: true,

@@ -86,6 +86,7 @@ impl Image {
             root: node_key(ROOT_BUCKET, Position::MAX),
             root_level: 0,
             prio_bucket: PRIO_BUCKET,
+            marks_reserve: false,
         };
         Self {
             superblock,

@@ -1,7 +1,7 @@
 //! Brings a node in: once for all who wait, within the budget, verified.
 
 use crate::btree::cache::{Found, Pin, Reserved};
-use crate::btree::{Child, write};
+use crate::btree::{Child, walk, write};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
 use crate::work::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
@@ -52,6 +52,7 @@ pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let mut node = read_from((set.env(), set.cache()), child, &geometry).await?;
     set.with(|s| s.stats.node_reads.add(begun, s.now));
     if !node.is_leaf() {
+        learn(set, &node).await?;
         // What is dead stays so, and nobody changes what the node says while it is read.
         let named: Vec<Pointer> = node.children().flat_map(|key| key.pointers.as_slice()).copied().collect();
         let mut dead = BTreeSet::new();
@@ -69,6 +70,34 @@ pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
         node.check_children(Position::ZERO).map_err(|source| damaged(child, source))?;
     }
     Ok(node)
+}
+
+/// Takes from an interior node what it says of generations, in a set that has not been walked: a walk at the start would have
+/// done that before anybody read the node.
+async fn learn(set: &CacheSet, node: &Node) -> Result<(), Error> {
+    if set.with(|s| s.frontier.is_complete()) {
+        return Ok(());
+    }
+    let named: Vec<Pointer> = node.freed().chain(node.named()).collect();
+    for named in named.chunks(VISIT_MAX) {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.visit(named.len());
+            named.iter().try_for_each(|pointer| walk::raise(&mut s.buckets, *pointer))
+        })?;
+    }
+    for named in named.chunks(VISIT_MAX) {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.visit(named.len());
+            for pointer in named {
+                if let Some(id) = s.buckets.of(*pointer) {
+                    s.buckets.note_oldest(id, pointer.generation());
+                }
+            }
+        });
+    }
+    Ok(())
 }
 
 /// Reads a node and checks its sets; dead children are still in it. Others run between the steps of it.

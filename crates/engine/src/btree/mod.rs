@@ -7,6 +7,8 @@
 pub mod budget;
 pub mod cache;
 pub mod coalesce;
+pub mod count;
+pub mod frontier;
 pub mod load;
 pub mod replace;
 pub mod split;
@@ -341,7 +343,7 @@ impl State {
     /// Changes the leaf and every count that depends on it. How many live sectors gave way.
     fn put(&mut self, slot: usize, part: &Key, sequence: u64) -> u64 {
         let now = self.now;
-        let Self { nodes, buckets, dirty, untold, .. } = self;
+        let Self { nodes, buckets, dirty, frontier, untold, .. } = self;
         let cached = nodes.get_mut(slot);
         *untold |= cached.dirty_since.is_none();
         cached.dirty_since.get_or_insert(now);
@@ -350,25 +352,27 @@ impl State {
             removed += 1;
             let live = !buckets.is_dead(&gone);
             died += if live { gone.sectors() } else { 0 };
+            let counted = frontier.counted(&gone);
             for pointer in gone.pointers.as_slice() {
-                buckets.remove(*pointer, u32::from(gone.size), gone.dirty, sequence);
+                buckets.remove(*pointer, counted, gone.dirty, sequence);
             }
             if live && gone.dirty {
-                dirty.remove(gone.inode, gone.sectors());
+                dirty.remove(gone.inode, u64::from(counted));
             }
         };
         nodes.change(slot, |node| node.insert(part, &mut remove));
         self.work.insert(removed);
-        let Self { buckets, dirty, failed, note_held, .. } = self;
+        let Self { buckets, dirty, frontier, failed, note_held, .. } = self;
+        let counted = frontier.counted(part);
         for pointer in part.pointers.as_slice() {
-            if !buckets.add(*pointer, u32::from(part.size), part.dirty) {
+            if !buckets.add(*pointer, counted, part.dirty) {
                 // While the set is being opened, the journal may contradict the tree.
                 assert!(*note_held, "{part:?}: its bucket has more live sectors than it has");
                 failed.get_or_insert(Error::Inconsistent("two extents share sectors of a cache bucket"));
             }
         }
         if part.dirty {
-            dirty.add(part.inode, part.sectors());
+            dirty.add(part.inode, u64::from(counted));
         }
         died
     }

@@ -76,6 +76,7 @@ pub async fn replace(
     parent: Option<(usize, Reserved)>,
     fresh: Fresh,
 ) -> Result<(), Error> {
+    set.with(|s| old.iter().for_each(|slot| s.claim_bucket(*slot)));
     write::flush_cache(set).await?;
     let first_sets = fresh.nodes.iter().map(|fresh| (write::first_sector(&fresh.node), &fresh.first));
     let written = join_all(first_sets.map(|(sector, first)| write::write_set(set, sector, first))).await;

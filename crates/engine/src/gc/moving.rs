@@ -61,6 +61,7 @@ impl Rounds {
 
 /// The task.
 pub async fn run(set: CacheSet) {
+    let _ends_with_the_set = set.walked().await;
     while !set.is_ending() {
         set.with(|s| s.moving.begins());
         let victims = choose(&set).await;

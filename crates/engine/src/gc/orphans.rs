@@ -24,6 +24,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 /// The task.
 pub async fn run(set: CacheSet) {
+    let _ends_with_the_set = set.walked().await;
     while !set.is_ending() {
         for inode in set.with(|s| orphans(s)) {
             // What cannot be reached is named (a node that cannot be read) or ends everything (a failed write).

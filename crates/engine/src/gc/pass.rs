@@ -31,6 +31,7 @@ const NODES_A_TURN: u32 = 8;
 
 /// The task.
 pub async fn run(set: CacheSet) {
+    let _ends_with_the_set = set.walked().await;
     while !set.is_ending() {
         let mut has_failed = false;
         if set.with(is_due) {

@@ -281,6 +281,7 @@ mod tests {
             root: Key::default(),
             root_level: 0,
             prio_bucket: 0,
+            marks_reserve: false,
         };
         Entry { header, old_uuids: false, keys: Vec::new() }
     }

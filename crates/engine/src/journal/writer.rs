@@ -81,6 +81,7 @@ fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {
         root: s.root.key,
         root_level: u16::from(s.root.level),
         prio_bucket: s.prios.current.first().expect("a chain has a first bucket").index,
+        marks_reserve: s.prios.marks_reserve,
     };
     let mut bytes = seal(s.geometry.magic, &header, &closed.keys);
     s.work.seal(bytes.len());

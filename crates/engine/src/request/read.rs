@@ -135,7 +135,7 @@ async fn read_without_cache(
     buffer: Buffer,
     error: Error,
 ) -> (Result<(), Error>, Buffer) {
-    let is_clean = || set.with(|s| target.inode.is_some_and(|inode| s.dirty.of(inode) == 0));
+    let is_clean = || set.with(|s| target.inode.is_some_and(|inode| s.is_clean(inode)));
     match &target.backing {
         Some(backing) if is_clean() => {
             let (result, buffer) = read_instead(set, backing, range.start, buffer).await;

@@ -104,7 +104,7 @@ pub async fn depart(
 ) -> Result<bool, Error> {
     let is_there = |s: &State| s.volumes.get(id).is_some_and(|volume| volume.inode == Some(inode));
     let is_clean = set.with(|s| {
-        let is_clean = s.dirty.of(inode) == 0;
+        let is_clean = s.is_clean(inode);
         if let Some(volume) = s.volumes.get_mut(id) {
             volume.leaving += u64::from(is_clean);
         }

@@ -345,7 +345,10 @@ async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Re
     let is_vain = set.with(|s| {
         let is_patient =
             target.backing.is_none() && (!s.moving.are_in_vain(rounds_then) || s.others_give_way());
-        s.stopping || s.starved().is_some() || (s.buckets.available() <= reserve && !is_patient)
+        // What lives in the cache alone waits for the walk, too.
+        let comes_late = !s.frontier.is_complete() && target.backing.is_some();
+        let none_comes = s.frontier.is_complete() && s.buckets.available() <= reserve && !is_patient;
+        s.stopping || s.starved().is_some() || comes_late || none_comes
     });
     if is_vain || target.backing.is_none() {
         set.signals().writeback_work.notify_all();

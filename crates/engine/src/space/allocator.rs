@@ -28,7 +28,7 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
             // What is given up in memory is so on the device.
             return store_pending(set).await.map(drop);
         }
-        if !set.with(|s| s.buckets.free_count() < s.free_low()) {
+        if !set.with(|s| s.frontier.is_complete() && s.buckets.free_count() < s.free_low()) {
             set.signals().allocator_work.wait().await;
             continue;
         }

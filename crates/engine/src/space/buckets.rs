@@ -3,8 +3,9 @@
 //! Invariants, kept where they change:
 //! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale. Keys that would break it come
 //!    from bytes only, and are refused while a set is being opened.
+//!    What lies behind the frontier of a walk is not counted yet (`btree::frontier`).
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
-//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `metadata` those that are `Meta`.
+//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
 
 use crate::policy::{Place, Rank, Victims};
 use crate::space::Flushes;
@@ -25,6 +26,8 @@ const DEAD_SHARE: u64 = 16;
 /// What a bucket is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
+    /// The walk has not come to its end: it may hold anything.
+    Unknown,
     /// Closed; holds cached data or nothing.
     Data,
     /// Data is being appended.
@@ -35,7 +38,12 @@ pub enum Usage {
     Pending,
     /// Its generation is durable: ready to be handed out.
     Free,
+    /// Kept free for the next start, which finds proof in it (`space::reserve`).
+    Reserve,
 }
+
+/// How many usages there are.
+const USAGES: usize = Usage::Reserve as usize + 1;
 
 /// One bucket.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +80,8 @@ pub struct Buckets {
     /// Buckets that have lost their last dirty data.
     freed: u64,
     available: u64,
-    metadata: u64,
+    /// Buckets by their [`Usage`].
+    by_usage: [u64; USAGES],
     clock: u32,
     traffic: u64,
     gc_wanted: bool,
@@ -104,8 +113,8 @@ pub struct Invalidated {
 }
 
 impl Buckets {
-    /// A table with generations and priorities as `stored` (one per bucket); nothing is known of live data yet, so
-    /// every bucket starts as `Meta` until [`Buckets::classify`].
+    /// A table with generations and priorities as `stored` (one per bucket). Nothing is known of what they hold yet: but for
+    /// the superblock's they are `Unknown`.
     #[must_use]
     pub fn new(
         device: DeviceIndex,
@@ -113,11 +122,12 @@ impl Buckets {
         first_bucket: u64,
         stored: impl Iterator<Item = (Gen, u16)>,
     ) -> Self {
-        let table: Vec<Bucket> = stored
-            .map(|(generation, prio)| Bucket {
+        let table: Vec<Bucket> = (0..)
+            .zip(stored)
+            .map(|(index, (generation, prio))| Bucket {
                 generation,
                 oldest: generation,
-                usage: Usage::Meta,
+                usage: if index < first_bucket { Usage::Meta } else { Usage::Unknown },
                 touched: u32::from(prio.min(PRIO_FRESH)),
                 pins: 0,
                 live: 0,
@@ -126,7 +136,9 @@ impl Buckets {
                 release: 0,
             })
             .collect();
-        let (victims, metadata) = (Victims::new(table.len()), table.len() as u64);
+        let victims = Victims::new(table.len());
+        let mut by_usage = [0; USAGES];
+        table.iter().for_each(|bucket| by_usage[bucket.usage as usize] += 1);
         Self {
             table,
             device,
@@ -137,7 +149,7 @@ impl Buckets {
             pending: Vec::new(),
             freed: 0,
             available: 0,
-            metadata,
+            by_usage,
             clock: u32::from(PRIO_FRESH),
             traffic: 0,
             gc_wanted: false,
@@ -173,10 +185,10 @@ impl Buckets {
         self.victims.length(Rank::Empty)
     }
 
-    /// Buckets that hold metadata.
+    /// Buckets of that usage.
     #[must_use]
-    pub const fn metadata_count(&self) -> u64 {
-        self.metadata
+    pub const fn count_of(&self, usage: Usage) -> u64 {
+        self.by_usage[usage as usize]
     }
 
     /// Closed buckets whose data is all clean.
@@ -336,8 +348,8 @@ impl Buckets {
         self.of(pointer).and_then(|id| self.flushes.may_be_dropping(self.get(id).flush))
     }
 
-    /// A live extent is gone from the bucket. `sequence`: the journal entry that records it; if the last dirty sector
-    /// went, the bucket waits for that entry.
+    /// A live extent is gone from the bucket; `sectors` of it had been counted. `sequence`: the journal entry that records it;
+    /// if it was dirty, the bucket waits for that entry.
     pub fn remove(&mut self, pointer: Pointer, sectors: u32, dirty: bool, sequence: u64) {
         if self.is_stale(pointer) {
             return;
@@ -400,8 +412,8 @@ impl Buckets {
     pub fn set_usage(&mut self, id: BucketId, usage: Usage) {
         let bucket = &mut self.table[slot(id) as usize];
         let was_available = bucket.is_available();
-        self.metadata += u64::from(usage == Usage::Meta);
-        self.metadata -= u64::from(bucket.usage == Usage::Meta);
+        self.by_usage[bucket.usage as usize] -= 1;
+        self.by_usage[usage as usize] += 1;
         bucket.usage = usage;
         self.settle(id, was_available);
     }
@@ -414,8 +426,11 @@ impl Buckets {
     /// After the walk at start: everything that is not metadata holds data or nothing. Puts the reusable ones in
     /// order of their stored priority.
     pub fn classify(&mut self, is_metadata: impl Fn(u64) -> bool) {
-        let mut order: Vec<u64> =
-            (self.first_bucket..self.count()).filter(|index| !is_metadata(*index)).collect();
+        let (metadata, mut order): (Vec<u64>, Vec<u64>) =
+            (self.first_bucket..self.count()).partition(|index| is_metadata(*index));
+        for index in metadata {
+            self.set_usage(self.id(index), Usage::Meta);
+        }
         order.sort_by_key(|index| self.table[usize::try_from(*index).expect("a table index")].touched);
         for index in order {
             self.set_usage(self.id(index), Usage::Data);
@@ -427,6 +442,35 @@ impl Buckets {
     pub fn free_unreferenced(&mut self, id: BucketId) {
         let bucket = self.get(id);
         assert!(bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0, "bucket {id} is in use");
+        self.set_usage(id, Usage::Free);
+        self.free.push_back(id);
+    }
+
+    /// Uses a bucket of the reserve that has been proven free: when its next generation is durable it is handed out, and its stamp
+    /// means nothing any more.
+    pub fn use_reserve(&mut self, id: BucketId) {
+        assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} is of the reserve");
+        self.set_usage(id, Usage::Pending);
+        let bucket = &mut self.table[slot(id) as usize];
+        bucket.generation = bucket.generation.next();
+        self.pending.push(id);
+    }
+
+    /// A free bucket for the reserve, leaving at least `keep` behind. Not one that tree or journal may point to with an old
+    /// generation: its next use adds one to the distance, and no search for victims looks at that.
+    pub fn take_for_reserve(&mut self, keep: usize) -> Option<BucketId> {
+        if self.free.len() <= keep {
+            return None;
+        }
+        let place = self.free.iter().position(|id| !self.get(*id).needs_gc())?;
+        let id = self.free.remove(place)?;
+        self.set_usage(id, Usage::Reserve);
+        Some(id)
+    }
+
+    /// A bucket taken for the reserve could not be stamped: it is free as before, but the last to be handed out.
+    pub fn put_back_from_reserve(&mut self, id: BucketId) {
+        assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} was taken for the reserve");
         self.set_usage(id, Usage::Free);
         self.free.push_back(id);
     }
@@ -565,7 +609,7 @@ impl Bucket {
         match self.usage {
             Usage::Free | Usage::Pending => true,
             Usage::Data => self.dirty == 0,
-            Usage::Open | Usage::Meta => false,
+            Usage::Unknown | Usage::Open | Usage::Meta | Usage::Reserve => false,
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod buckets;
 pub mod flushes;
 pub mod open_buckets;
 pub mod prios;
+pub mod reserve;
 pub mod starvation;
 
 pub use buckets::{Bucket, Buckets, Usage};

@@ -5,14 +5,14 @@ use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::Buckets;
+use crate::space::{Buckets, Usage};
 use crate::state::State;
 use crate::work::{priorities_ns, sum_ns};
 use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
 use bcached_format::checksum::{CHECKSUM_BYTES, Sum};
-use bcached_format::prio::{BucketPrio, PrioSet, PrioWriter};
+use bcached_format::prio::{BucketPrio, PRIO_RESERVE, PrioSet, PrioWriter};
 use bcached_format::{BucketId, Gen, Geometry};
 
 /// Stores all generations and releases the buckets that were pending when it began.
@@ -31,6 +31,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     }
     let former = set.with(|s| {
         s.prios.sequence += 1;
+        s.prios.marks_reserve = true;
         let spare = core::mem::take(&mut s.prios.spare);
         core::mem::replace(&mut s.prios.current, spare)
     });
@@ -76,10 +77,15 @@ async fn build(set: &CacheSet, index: usize) -> Vec<u8> {
     block.seal()
 }
 
-/// What is stored of a bucket.
+/// What is stored of a bucket. One priority is the reserve's alone.
 fn stored(s: &State, bucket: u64) -> BucketPrio {
     let id = s.buckets.id(bucket);
-    BucketPrio { prio: s.buckets.prio(id), generation: s.buckets.get(id).generation }
+    let prio = match s.buckets.prio(id) {
+        _ if s.buckets.get(id).usage == Usage::Reserve => PRIO_RESERVE,
+        PRIO_RESERVE => PRIO_RESERVE + 1,
+        prio => prio,
+    };
+    BucketPrio { prio, generation: s.buckets.get(id).generation }
 }
 
 /// What a chain says.
@@ -140,7 +146,7 @@ async fn sum(env: &Env, block: &[u8]) -> u64 {
 pub fn take_unreferenced(buckets: &mut Buckets, count: u64) -> Result<Vec<BucketId>, Error> {
     let mut chain = Vec::new();
     for _ in 0..count {
-        chain.push(buckets.take(crate::space::Usage::Meta, 0).ok_or(Error::NoSpace)?);
+        chain.push(buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?);
     }
     Ok(chain)
 }

@@ -60,7 +60,7 @@ impl CacheSet {
     /// Writes back until nothing is dirty, and then leaves. Holds the volume's write-back meanwhile.
     async fn leave_clean(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
         urgent::write_back(self, target, cancel, async || {
-            if self.with(|s| s.dirty.of(inode) > 0) {
+            if self.with(|s| !s.is_clean(inode)) {
                 return Ok(false);
             }
             // The keys that say so are durable before the superblock does.

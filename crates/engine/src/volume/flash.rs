@@ -5,6 +5,7 @@
 
 use crate::error::Error;
 use crate::set::CacheSet;
+use crate::space::Usage;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::uuids;
 use crate::volume::{Volume, VolumeId};
@@ -21,6 +22,8 @@ impl CacheSet {
     /// # Errors
     /// If it is not whole blocks, if there is no room for it or for its slot, or if the set is being stopped or fails.
     pub async fn create_flash_only(&self, sectors: u64, label: Label) -> Result<VolumeId, Error> {
+        // How much there is room for depends on what is dirty.
+        self.walked().await?;
         self.check_alive()?;
         let uuid = Uuid::from_random([self.env().random(), self.env().random()]);
         let seconds = self.env().wall_seconds();
@@ -145,8 +148,9 @@ impl State {
         let geometry = &self.geometry;
         let open = self.volumes.iter().count() + 3;
         let batch = usize::try_from(geometry.buckets / 64).unwrap_or(usize::MAX).clamp(8, 1024);
-        let kept = (BTREE_RESERVE + MOVING_RESERVE + open + batch) as u64;
-        let buckets = self.buckets.count().saturating_sub(self.buckets.metadata_count()).saturating_sub(kept);
+        let kept = (BTREE_RESERVE + MOVING_RESERVE + open + batch) as u64 + self.reserve_wanted;
+        let metadata = self.buckets.count_of(Usage::Meta);
+        let buckets = self.buckets.count().saturating_sub(metadata).saturating_sub(kept);
         let (bucket, block) = (u128::from(geometry.bucket_sectors), u128::from(geometry.block_sectors));
         let node_bytes = u128::from(geometry.node_sectors()) * 512;
         // So many buckets a sector: 2 / bucket + INDEX_BYTES / (block * node_bytes).

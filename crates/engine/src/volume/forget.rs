@@ -56,6 +56,9 @@ impl CacheSet {
                 return Err(Error::Stopping);
             }
             let inode = s.uuids.find(uuid).ok_or(Error::NoVolume)?;
+            if !s.frontier.has_passed(inode) {
+                return Err(Error::NotWalked { percent: s.frontier.percent() });
+            }
             if s.volumes.iter().any(|(_, volume)| volume.uuid == uuid || volume.inode == Some(inode)) {
                 return Err(Error::Served);
             }

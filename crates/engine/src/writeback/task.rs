@@ -41,7 +41,8 @@ pub async fn run(set: CacheSet, id: VolumeId) {
 /// One turn; when the next is due.
 async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     let aside = set.env().now() + ASIDE;
-    if set.is_over(id) {
+    // How much there is nobody knows before the tree has been walked; the end of that rings.
+    if set.is_over(id) || !set.with(|s| s.frontier.is_complete()) {
         return aside;
     }
     let Some(target) = set.target(id).filter(|target| target.inode.is_some()) else { return aside };
@@ -121,7 +122,7 @@ fn tell_marking(s: &mut State, id: VolumeId, marked: Result<(), Error>) {
 fn is_clean(s: &State, id: VolumeId) -> bool {
     s.volumes.get(id).is_some_and(|volume| {
         volume.state() == Some(BackingState::Dirty)
-            && volume.inode.is_some_and(|inode| s.dirty.of(inode) == 0)
+            && volume.inode.is_some_and(|inode| s.frontier.has_passed(inode) && s.dirty.of(inode) == 0)
             && !volume.ranges.has_writes()
     })
 }

@@ -19,6 +19,8 @@ use core::time::Duration;
 const FRUITLESS_MAX: u32 = 5;
 /// Rest before trouble is met again.
 const REST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
+/// How often to look whether the tree has been walked, if nobody tells.
+const WALK_LOOK: Duration = Duration::from_secs(1);
 /// How often to look at ranges that were being written.
 const REST_BESIDE_WRITES: Duration = Duration::from_millis(10);
 
@@ -45,6 +47,7 @@ pub async fn write_back(
     mut is_done: impl AsyncFnMut() -> Result<bool, Error>,
 ) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
+    walked(set, cancel).await?;
     let mut fruitless = 0;
     loop {
         check(set, cancel)?;
@@ -76,6 +79,7 @@ pub async fn write_back(
 /// rest is clean by then.
 async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
+    walked(set, cancel).await?;
     let mut fruitless = 0;
     loop {
         match sweep_once(set, target, cancel).await? {
@@ -167,6 +171,16 @@ impl State {
         let (ended, had_gaps) = volume?.pace.age.ended();
         (ended > began).then_some((false, had_gaps))
     }
+}
+
+/// Waits until it is known what is dirty.
+async fn walked(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
+    while !set.with(|s| s.frontier.is_complete()) {
+        check(set, cancel)?;
+        // Whoever cancels rings this, and so does the end of the walk.
+        set.env().wait_until(&set.signals().writeback_work, set.env().now() + WALK_LOOK).await;
+    }
+    Ok(())
 }
 
 /// Waits for whoever writes the volume back: a batch, or all of what somebody else waits for.

@@ -32,5 +32,6 @@ mod stopped;
 mod superblock;
 mod transitions;
 mod uncached;
+mod unwalked;
 mod windows;
 mod writeback;

@@ -181,6 +181,11 @@ impl SortedKeys {
         self.chunks.get(place.chunk)?.get(place.index)
     }
 
+    /// How many keys stand in front of `place`.
+    pub(crate) fn keys_before(&self, place: Place) -> usize {
+        self.chunks[..place.chunk].iter().map(Vec::len).sum::<usize>() + place.index
+    }
+
     /// One key towards the front; `None` at the front.
     pub(crate) fn before(&self, place: Place) -> Option<Place> {
         if place.index > 0 {

@@ -8,6 +8,7 @@ use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
+use crate::growth;
 use crate::note::MemoryNote;
 use bcached_check::{ReadAt, Severity};
 use bcached_engine::{BucketCount, CacheSet, Cancel, Error, Options, Phases, VolumeId, VolumeOptions};
@@ -112,6 +113,7 @@ fn options(geometry: &Geometry) -> Options {
         congested_read_threshold: congested.0,
         congested_write_threshold: congested.1,
         node_budget_bytes: (small(node_budget_mib) << 20).max(least),
+        reserve: Some(reserve(geometry)),
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
@@ -125,6 +127,18 @@ fn options(geometry: &Geometry) -> Options {
             ..VolumeOptions::default()
         },
         ..defaults
+    }
+}
+
+/// Buckets kept for the next start: none, or enough for one start before the tree has been walked, or for two. (Not drawn, so
+/// that a seed draws the workload that it has always drawn.)
+const fn reserve(geometry: &Geometry) -> u64 {
+    match (geometry.buckets, geometry.buckets % 4) {
+        // A set that has grown.
+        (growth::BUCKETS, _) => 120,
+        (_, 0) => 0,
+        (_, 1) => 48,
+        _ => 80,
     }
 }
 
@@ -379,7 +393,7 @@ impl Running for Open {
     }
 
     fn counted(&self) -> Option<Vec<BucketCount>> {
-        self.berth.set().map(|set| set.counted())
+        self.berth.set().and_then(|set| set.counted())
     }
 
     fn written_bytes(&self) -> Option<u64> {

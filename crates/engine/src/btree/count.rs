@@ -1,0 +1,132 @@
+//! The walk of the whole tree beside requests, in a set that is served before it has been walked: counts what is in the buckets,
+//! and at its end says of each bucket what it is. Only then are buckets taken from what they hold.
+//!
+//! It needs nothing that others wait for: it takes no buckets, makes no nodes, and changes no leaf. So those who want a
+//! bucket before its end may wait for it. A node that cannot be read is tried again until it can be; what contradicts itself
+//! fails the set, as it would have refused the start.
+
+use crate::btree::{Child, frontier::Step, load};
+use crate::error::Error;
+use crate::phases::Phase;
+use crate::set::CacheSet;
+use crate::space::Usage;
+use crate::state::State;
+use crate::volume::{Volume, VolumeId, record};
+use crate::work::{BUCKETS_MAX, VISIT_MAX};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use bcached_env::join_all;
+use bcached_format::BackingState;
+use core::time::Duration;
+
+/// How long to wait after a node that could not be read.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Most leaves that are read at once.
+const DEPTH_MAX: usize = 16;
+/// Of the nodes that may be held, one in so many.
+const TICKET_SHARE: usize = 4;
+
+/// The task. It ends when all has been counted, or nobody can want it any more.
+pub async fn run(set: CacheSet) {
+    let _walk = set.begin(Phase::Walk);
+    while !is_over(&set) {
+        match count(&set).await {
+            Ok(()) | Err(Error::Failed(_)) => return,
+            Err(error) if error.may_pass() => {
+                let until = set.env().now() + PAUSE;
+                while set.env().now() < until && !is_over(&set) {
+                    set.env().wait_until(&set.signals().walked, until).await;
+                }
+            }
+            Err(error) => {
+                let _told_already = set.fail(error);
+            }
+        }
+    }
+}
+
+/// A stop does not end it before all requests have ended: they may wait for buckets.
+fn is_over(set: &CacheSet) -> bool {
+    set.with(|s| s.settled || s.failed.is_some())
+}
+
+async fn count(set: &CacheSet) -> Result<(), Error> {
+    while !is_over(set) {
+        match set.attempt(State::count_piece).await?? {
+            Step::Leaf => {}
+            Step::Border => {
+                read_ahead(set).await;
+                set.env().yield_now().await;
+            }
+            Step::End => return finish(set).await,
+        }
+    }
+    Ok(())
+}
+
+/// Reads the next leaves together. What fails is met again when the walk comes to it.
+async fn read_ahead(set: &CacheSet) {
+    let depth = (set.inner.shares.tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
+    let ahead: Vec<Child> = set.with(|s| s.leaves_ahead(depth)).unwrap_or_default();
+    if ahead.is_empty() {
+        return;
+    }
+    let _tickets = set.inner.tickets.acquire(ahead.len()).await;
+    drop(join_all(ahead.into_iter().map(|child| load::load(set, child))).await);
+}
+
+/// All keys have been counted: what holds no metadata holds data, or nothing.
+async fn finish(set: &CacheSet) -> Result<(), Error> {
+    for index in by_age(set).await.into_values().flatten().collect::<Vec<_>>().chunks(VISIT_MAX) {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.visit(index.len());
+            for index in index {
+                let id = s.buckets.id(u64::from(*index));
+                // It may have become free of its node meanwhile.
+                if s.buckets.get(id).usage == Usage::Unknown {
+                    s.buckets.set_usage(id, Usage::Data);
+                }
+            }
+        });
+    }
+    set.with(|s| s.stats.found = s.frontier.complete());
+    for id in set.with(|s| unmarked(s)) {
+        // A kernel may have died between the first dirty key and saying so. What cannot be written now is tried at the next start.
+        let _ = record::update(set, id, |s, superblock| {
+            if unmarked(s).contains(&id) {
+                superblock.set_state(BackingState::Dirty);
+            }
+        })
+        .await;
+    }
+    set.wake_all();
+    Ok(())
+}
+
+/// The buckets of which nothing is known, by their stored priority.
+async fn by_age(set: &CacheSet) -> BTreeMap<u32, Vec<u32>> {
+    let mut by_age: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut at = 0;
+    while set.with(|s| (at as u64) < s.buckets.count()) {
+        set.env().breathe().await;
+        set.with(|s| {
+            for (id, bucket) in s.buckets.part(at).filter(|(_, bucket)| bucket.usage == Usage::Unknown) {
+                let index =
+                    u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets");
+                by_age.entry(bucket.touched).or_default().push(index);
+            }
+            s.work.buckets(s.buckets.part(at).count());
+        });
+        at += BUCKETS_MAX;
+    }
+    by_age
+}
+
+/// Volumes with dirty data whose superblocks say that there is none.
+fn unmarked(s: &State) -> Vec<VolumeId> {
+    let is_unmarked = |volume: &Volume| {
+        volume.state() == Some(BackingState::Clean) && volume.inode.is_some_and(|inode| s.dirty.of(inode) > 0)
+    };
+    s.volumes.iter().filter(|(_, volume)| is_unmarked(volume)).map(|(id, _)| id).collect()
+}

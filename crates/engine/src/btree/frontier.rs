@@ -1,0 +1,260 @@
+//! How far the walk has come that counts what is in the tree, in a set that is served before it has been walked.
+//!
+//! Invariant: live and dirty sectors, of buckets and of volumes, count exactly what lies before the frontier, whatever keys come
+//! and go. A key across it counts as far as it lies before. So a change of a leaf changes the counts by what
+//! [`Frontier::counted`] says, and the walk adds what comes to lie before the frontier when that moves. Both happen in one
+//! transition each, so nothing is counted twice or not at all.
+//!
+//! Nothing is known of a bucket before the frontier has come to the end. Until then none is taken from what it holds
+//! (`Usage::Unknown`), and whoever asks how much is dirty waits ([`CacheSet::walked`]) or makes do with what is certain
+//! ([`State::is_clean`]).
+//!
+//! [`CacheSet::walked`]: crate::set::CacheSet::walked
+
+use crate::btree::{Attempt, Child, Need, load};
+use crate::error::Error;
+use crate::gc::pass::Found;
+use crate::opening::WHOLE;
+use crate::space::{Buckets, Usage};
+use crate::state::State;
+use crate::work::PIECE_KEYS;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use bcached_format::{Inode, Key, Pointer, Position};
+
+/// How far a set has been walked.
+pub struct Frontier {
+    /// Sectors before it are counted.
+    at: Position,
+    /// It is where a leaf ends.
+    at_border: bool,
+    /// The leaf that it is in, and the buckets of the nodes above it.
+    leaf: Option<Pointer>,
+    path: Vec<u64>,
+    /// Buckets of the nodes that were come to.
+    seen: BTreeSet<u64>,
+    /// What was found alive before it.
+    found: Found,
+    /// In percent.
+    walked: u64,
+    /// All buckets are known for what they are.
+    is_complete: bool,
+}
+
+impl Frontier {
+    /// Of a set that has been walked, or had nothing to walk.
+    #[must_use]
+    pub fn at_end() -> Self {
+        Self { is_complete: true, walked: 100, at: Position::MAX, ..Self::at_start() }
+    }
+
+    /// Of one that has not.
+    #[must_use]
+    pub const fn at_start() -> Self {
+        Self {
+            at: Position::ZERO,
+            at_border: true,
+            leaf: None,
+            path: Vec::new(),
+            seen: BTreeSet::new(),
+            found: Found { nodes: 0, leaves: 0, key_bytes: 0, keys: 0, key_sectors: 0 },
+            walked: 0,
+            is_complete: false,
+        }
+    }
+
+    /// Every bucket is known for what it is, and all that is in the tree has been counted.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// All that is in the tree of volume `inode` has been counted.
+    #[must_use]
+    pub fn has_passed(&self, inode: Inode) -> bool {
+        self.is_complete || self.at.inode > inode
+    }
+
+    /// How much of the tree has been walked, in percent; 100: all, and it is complete.
+    #[must_use]
+    pub const fn percent(&self) -> u64 {
+        self.walked
+    }
+
+    /// How many sectors of `key` are counted.
+    #[must_use]
+    pub fn counted(&self, key: &Key) -> u32 {
+        if self.is_complete || key.inode < self.at.inode {
+            return u32::from(key.size);
+        }
+        if key.inode > self.at.inode {
+            return 0;
+        }
+        let before = self.at.offset.clamp(key.start(), key.end) - key.start();
+        u32::try_from(before).expect("no more than the key")
+    }
+
+    /// The walk has come to the end and the buckets are known.
+    pub fn complete(&mut self) -> Found {
+        let found = self.found;
+        *self = Self::at_end();
+        found
+    }
+}
+
+/// What a step of the walk came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// There are more keys in the leaf.
+    Leaf,
+    /// The leaf has been counted.
+    Border,
+    /// All leaves have.
+    End,
+}
+
+impl State {
+    /// Moves the frontier over the next keys: at most to the end of the leaf that it is in. An error: the bytes contradict each
+    /// other.
+    pub(crate) fn count_piece(&mut self) -> Attempt<Result<Step, Error>> {
+        let slot = match self.descend(self.frontier.at, 0) {
+            Ok(slot) => slot,
+            Err(need) => return Attempt::Needs(need),
+        };
+        Attempt::Done(self.enter_leaf(slot).and_then(|()| self.count_keys(slot)))
+    }
+
+    /// What is to be known of a leaf, and of the nodes above it, before its keys are counted. They are all in memory.
+    fn enter_leaf(&mut self, slot: usize) -> Result<(), Error> {
+        let pointer = self.nodes.get(slot).node().pointer();
+        if self.frontier.leaf == Some(pointer) {
+            return Ok(());
+        }
+        let (mut child, mut path) = (self.root, Vec::new());
+        let (mut share, mut walked) = (WHOLE, 0);
+        loop {
+            path.push(self.enter_node(child)?);
+            if child.level == 0 {
+                break;
+            }
+            let slot = self.nodes.find(child.pointer()).expect("just passed on the way to the leaf");
+            let node = self.nodes.get(slot).node();
+            let (count, before) = (node.len() as u64, node.children_before(self.frontier.at) as u64);
+            let key =
+                *node.child_for(self.frontier.at).expect("the children of a checked node reach its end");
+            (share, walked) = (share / count.max(1), walked + share / count.max(1) * before);
+            child = Child { key, level: child.level - 1 };
+        }
+        if self.frontier.at_border {
+            let checked = self.nodes.get(slot).node().check_extents(self.frontier.at);
+            checked.map_err(|source| load::damaged(child, source))?;
+        }
+        self.frontier.path = path;
+        self.frontier.leaf = Some(pointer);
+        self.frontier.walked = u64::try_from(u128::from(walked) * 100 / u128::from(WHOLE)).unwrap_or(100);
+        self.frontier.found.leaves += 1;
+        Ok(())
+    }
+
+    /// The walk has come to a node, for the first time or on its way to another leaf. Returns its bucket.
+    fn enter_node(&mut self, child: Child) -> Result<u64, Error> {
+        let Some(id) = self.buckets.of(child.pointer()) else {
+            return Err(Error::Inconsistent("a btree node lies outside the usable buckets"));
+        };
+        if self.frontier.path.contains(&id.index) {
+            return Ok(id.index);
+        }
+        if !self.frontier.seen.insert(id.index) {
+            return Err(Error::Inconsistent("a btree node is reachable twice"));
+        }
+        let bucket = self.buckets.get(id);
+        match bucket.usage {
+            Usage::Unknown if bucket.live == 0 && bucket.pins == 0 => {
+                self.buckets.set_usage(id, Usage::Meta);
+            }
+            // It was made since the start.
+            Usage::Meta => {}
+            _ => return Err(Error::Inconsistent("a bucket is used both for metadata and for data")),
+        }
+        self.frontier.found.nodes += 1;
+        Ok(id.index)
+    }
+
+    /// The node in `slot` will soon be in the tree no more: whatever the walk has come to, its bucket is a node's until it is freed.
+    pub(crate) fn claim_bucket(&mut self, slot: usize) {
+        let pointer = self.nodes.get(slot).node().pointer();
+        let id = self.buckets.of(pointer).expect("a node lies in a bucket");
+        if self.buckets.get(id).usage == Usage::Unknown {
+            self.buckets.set_usage(id, Usage::Meta);
+        }
+    }
+
+    fn count_keys(&mut self, slot: usize) -> Result<Step, Error> {
+        let Self { nodes, buckets, dirty, frontier, work, .. } = self;
+        let node = nodes.get(slot).node();
+        let (keys, next) = node.piece(frontier.at, PIECE_KEYS);
+        let mut count = 0;
+        for key in keys {
+            count += 1;
+            let more = u32::from(key.size) - frontier.counted(key);
+            if !count_key(buckets, key, more)? {
+                continue;
+            }
+            frontier.found.count(key);
+            if key.dirty {
+                dirty.add(key.inode, u64::from(more));
+            }
+        }
+        work.visit(count);
+        let end = node.position();
+        frontier.at = next.unwrap_or(end);
+        frontier.at_border = next.is_none();
+        Ok(match next {
+            Some(_) => Step::Leaf,
+            None if end == Position::MAX => Step::End,
+            None => Step::Border,
+        })
+    }
+
+    /// The next leaves that the walk comes to and that are not in memory, at most `count`, all below one node; none if the
+    /// next one is there, or that node is not.
+    pub(crate) fn leaves_ahead(&mut self, count: usize) -> Result<Vec<Child>, Need> {
+        if self.root.level == 0 {
+            return Ok(Vec::new());
+        }
+        let at = self.frontier.at;
+        let slot = self.descend(at, 1)?;
+        let node = self.nodes.get(slot).node();
+        let ahead = node.children_from(at).take(count).map(|key| Child { key: *key, level: 0 });
+        let ahead: Vec<Child> = ahead.collect();
+        let is_here =
+            |child: &Child, nodes: &mut crate::btree::cache::NodeCache| nodes.find(child.pointer()).is_some();
+        match ahead.first() {
+            Some(next) if is_here(next, &mut self.nodes) => Ok(Vec::new()),
+            _ => Ok(ahead),
+        }
+    }
+}
+
+/// Counts `more` sectors of a key to its buckets. False: nothing of it is alive.
+fn count_key(buckets: &mut Buckets, key: &Key, more: u32) -> Result<bool, Error> {
+    let mut is_live = false;
+    for pointer in key.pointers.as_slice() {
+        let Some(id) = buckets.of(*pointer) else { continue };
+        if pointer.generation().after(buckets.get(id).generation) > 0 {
+            return Err(Error::Inconsistent("a key is newer than its bucket"));
+        }
+        buckets.note_oldest(id, pointer.generation());
+        if buckets.is_stale(*pointer) {
+            continue;
+        }
+        if !matches!(buckets.get(id).usage, Usage::Unknown | Usage::Open | Usage::Data) {
+            return Err(Error::Inconsistent("a key points into a bucket that holds no data"));
+        }
+        if !buckets.add(*pointer, more, key.dirty) {
+            return Err(Error::Inconsistent("two extents share sectors of a cache bucket"));
+        }
+        is_live = true;
+    }
+    Ok(is_live)
+}

@@ -1,0 +1,118 @@
+//! A set that has never been started.
+
+use super::{
+    Parts, abandon_unless, assemble, check_number, check_sizes, finish, journal_sectors, next_superblock,
+    reserve_unreferenced,
+};
+use crate::btree::budget::Shares;
+use crate::btree::frontier::Frontier;
+use crate::btree::{Child, load, write};
+use crate::error::{Doing, Error};
+use crate::gc;
+use crate::journal::{Journal, scan, writer};
+use crate::options::Options;
+use crate::phases::Phase;
+use crate::set::{CacheSet, Duty};
+use crate::space::{Buckets, Usage, allocator, prios, reserve};
+use crate::state::{DirtyCounts, PrioChains};
+use crate::uuids::{self, UuidTable};
+use crate::volume::record;
+use crate::written::Cause;
+use alloc::boxed::Box;
+use bcached_env::{Buffer, Disk, Env, Note};
+use bcached_format::{
+    CacheSuperblock, DeviceIndex, Gen, Geometry, Key, Pointers, Position, SUPERBLOCK_BYTES,
+};
+use bcached_node::Node;
+
+pub(super) async fn initialise(
+    env: Env,
+    disk: Disk,
+    mut superblock: CacheSuperblock,
+    note: Box<dyn Note>,
+    options: Options,
+) -> Result<CacheSet, Error> {
+    let shares = Shares::new(options.node_budget_bytes, Geometry::of(&superblock).node_sectors(), 0)?;
+    superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
+    let geometry = Geometry::of(&superblock);
+    check_sizes(&geometry)?;
+    let nothing = (0..geometry.buckets).map(|_| (Gen(0), 0));
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing);
+    let first_free = geometry.first_bucket + geometry.journal_buckets;
+    buckets.classify(|index| index < first_free);
+    let sets = geometry.prio_sets();
+    let current = reserve_unreferenced(&mut buckets, sets)?;
+    let spare = reserve_unreferenced(&mut buckets, sets)?;
+    let uuid_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
+    let root_bucket = buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?;
+    let journal = Journal::fresh(journal_sectors(&geometry), geometry.bucket_sectors, geometry.block_sectors);
+    let journal = match scan::newest_of_all((&env, &disk), &geometry).await {
+        None => journal,
+        Some((former, bucket)) => {
+            check_number(former)?;
+            journal.behind(former, bucket)
+        }
+    };
+    let uuid_key = uuids::table_key(&geometry, &buckets, uuid_bucket);
+    let size = u16::try_from(geometry.node_sectors()).expect("node sizes fit a key");
+    let pointer = bcached_format::Pointer::new(
+        root_bucket.device,
+        buckets.sector(root_bucket),
+        buckets.get(root_bucket).generation,
+    );
+    let end = Position::MAX;
+    let root_key =
+        Key { inode: end.inode, size, dirty: false, end: end.offset, pointers: Pointers::one(pointer) };
+    let root = Child { key: root_key, level: 0 };
+    let parts = Parts {
+        geometry,
+        buckets,
+        root,
+        journal,
+        // The order is turned: what is stored first goes to the spare chain.
+        prios: PrioChains { marks_reserve: false, current: spare, spare: current, sequence: 0 },
+        uuids: UuidTable::empty(geometry.uuid_slots()),
+        uuid_key,
+        dirty: DirtyCounts::default(),
+        frontier: Frontier::at_end(),
+        reserve_wanted: reserve::wanted(&geometry, options.reserve),
+        shares,
+    };
+    let set = assemble(env, disk, superblock, note, options, parts);
+    set.with(|s| s.stats.found = gc::pass::Found::NOTHING);
+    let begun = begin(&set, root).await;
+    abandon_unless(set, begun).await
+}
+
+/// The set becomes one that has been started.
+async fn begin(set: &CacheSet, root: Child) -> Result<(), Error> {
+    write_first(set, root).await?;
+    set.spawn(Duty::Writing, writer::run);
+    // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
+    prios::store(set).await?;
+    set.with(|s| s.superblock.set_synchronous(true));
+    let _start = set.begin(Phase::CacheFirstStart);
+    set.count_written(Cause::Superblock, SUPERBLOCK_BYTES);
+    let written = record::write_new_superblock(set.cache(), &next_superblock(set)).await;
+    written.map_err(|error| set.fail(error))?;
+    set.spawn(Duty::Writing, write::run);
+    set.spawn(Duty::Allocating, allocator::run);
+    finish(set).await;
+    Ok(())
+}
+
+/// The empty table and the empty root.
+async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
+    let mut node = Node::create(root.key, 0, set.env().random(), &set.with(|s| s.geometry));
+    let first = node.seal_pending().expect("a fresh node has a first set");
+    write::write_set(set, root.pointer().sector(), &first).await?;
+    let (sector, bytes) = set.with(|s| {
+        let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");
+        (pointer.sector(), s.uuids.to_bytes())
+    });
+    let written = set.write_cache(Cause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
+    written.map_err(Error::io(Doing::Uuids))?;
+    let pin = load::load(set, root).await?;
+    set.with(|s| s.root_pin = Some(pin));
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Start-up (format 15): a set that has been started is recovered, one that has not is initialised.
+//!
+//! Recovery reads in the order in which things point at each other: superblock, journal, priorities, the tree from
+//! its root, the table of volumes. Nothing is written before all of that has been read and verified, and flushed: a process
+//! that was killed may have left the newest of it in the device's volatile cache, and what only the older state refers to
+//! would be written over. Then the journal is replayed through the same transitions as writes.
+
+mod initialise;
+mod recover;
+
+use crate::btree::budget::Shares;
+use crate::btree::cache::NodeCache;
+use crate::btree::frontier::Frontier;
+use crate::btree::unreadable::Unreadable;
+use crate::btree::{Child, write};
+use crate::error::Error;
+use crate::gc::{self, moving::Rounds};
+use crate::journal::{Journal, writer};
+use crate::options::Options;
+use crate::policy::{Congestion, Wear};
+use crate::set::{CacheSet, Duty, Inner, Signals};
+use crate::space::{Buckets, OpenBuckets, Starvation, Usage, allocator, prios, reserve};
+use crate::state::{BTREE_RESERVE, DirtyCounts, PrioChains, State};
+use crate::stats::Stats;
+use crate::uuids::UuidTable;
+use crate::volume::{Volumes, record};
+use crate::work::Work;
+use crate::writeback::room::Room;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::rc::Rc;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use bcached_env::sync::Semaphore;
+use bcached_env::{Disk, DiskId, Env, Note};
+use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
+use core::cell::RefCell;
+
+/// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
+/// of a replay, which must not need the journal to find space.
+const STARTING_FREE: usize = 4 * BTREE_RESERVE;
+
+impl CacheSet {
+    /// Opens the cache set on `cache`: recovers one that has been started, initialises one that has not. Recovery reads
+    /// the whole tree first, unless the set has a reserve from which requests can be served meanwhile ([`Options::reserve`]).
+    pub async fn open(env: Env, cache: DiskId, note: Box<dyn Note>, options: Options) -> Result<Self, Error> {
+        let disk = env.disk(cache);
+        let Superblock::Cache(superblock) = record::read_superblock(&disk).await? else {
+            return Err(Error::NotACache);
+        };
+        if superblock.is_synchronous() {
+            recover::recover(env, disk, superblock, note, options).await
+        } else {
+            initialise::initialise(env, disk, superblock, note, options).await
+        }
+    }
+}
+
+/// Fewest journal buckets: what a kernel gives to the smallest set that it can run. With fewer there is no room for the
+/// gap and for the entries that free space.
+const JOURNAL_BUCKETS_MIN: u64 = 4;
+
+/// Refuses what the superblock's checks allow and the engine cannot run: it would wait for room for ever.
+fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
+    let Geometry { bucket_sectors, block_sectors, journal_buckets, .. } = *geometry;
+    if bucket_sectors < 2 * block_sectors || journal_buckets < JOURNAL_BUCKETS_MIN {
+        return Err(Error::Sizes { bucket_sectors, block_sectors, journal_buckets });
+    }
+    Ok(())
+}
+
+/// What a state is made of; the rest is the same for every start.
+struct Parts {
+    geometry: Geometry,
+    buckets: Buckets,
+    root: Child,
+    journal: Journal,
+    prios: PrioChains,
+    uuids: UuidTable,
+    uuid_key: Key,
+    dirty: DirtyCounts,
+    frontier: Frontier,
+    reserve_wanted: u64,
+    shares: Shares,
+}
+
+fn assemble(
+    env: Env,
+    cache: Disk,
+    superblock: CacheSuperblock,
+    note: Box<dyn Note>,
+    options: Options,
+    mut parts: Parts,
+) -> CacheSet {
+    let signals = Signals::default();
+    parts.buckets.set_replacement(superblock.replacement(), env.random());
+    let shares = parts.shares;
+    let phases = Arc::clone(&options.phases);
+    let state = State {
+        geometry: parts.geometry,
+        options,
+        now: env.now(),
+        nodes: NodeCache::new(shares.budget, shares.node_bytes, Rc::clone(&signals.node_memory)),
+        root: parts.root,
+        unreadable: Unreadable::default(),
+        root_pin: None,
+        journal: parts.journal,
+        note,
+        buckets: parts.buckets,
+        open: OpenBuckets::default(),
+        prios: parts.prios,
+        uuids: parts.uuids,
+        uuid_key: parts.uuid_key,
+        forgetting: BTreeSet::new(),
+        dirty: parts.dirty,
+        frontier: parts.frontier,
+        reserve_wanted: parts.reserve_wanted,
+        volumes: Volumes::default(),
+        superblock,
+        reclaim_to: 0,
+        node_pressure: false,
+        untold: false,
+        failed: None,
+        starvation: Starvation::default(),
+        moving: Rounds::default(),
+        note_held: true,
+        background: 0,
+        fill_bytes: 0,
+        last_request: env.now(),
+        parked_is_in_the_way: false,
+        room: Room::default(),
+        stopping: false,
+        settled: false,
+        stopped: false,
+        congestion: Congestion::default(),
+        wear: Wear::default(),
+        work: Work::default(),
+        stats: Stats::default(),
+    };
+    let inner = Inner {
+        env,
+        cache,
+        state: RefCell::new(state),
+        signals,
+        tickets: Semaphore::new(shares.tickets),
+        shares,
+        structure: Semaphore::new(1),
+        metadata: Semaphore::new(1),
+        phases,
+        running: Default::default(),
+    };
+    CacheSet { inner: Rc::new(inner) }
+}
+
+fn start_tasks(set: &CacheSet) {
+    set.spawn(Duty::Writing, writer::run);
+    set.spawn(Duty::Writing, write::run);
+    set.spawn(Duty::Allocating, allocator::run);
+}
+
+/// What the superblock says after one more start.
+fn next_superblock(set: &CacheSet) -> Box<[u8; SUPERBLOCK_BYTES]> {
+    let seconds = set.env().wall_seconds();
+    set.with(|s| {
+        s.superblock.advance();
+        s.superblock.set_last_mount(seconds);
+        s.superblock.seal()
+    })
+}
+
+/// Refuses a number from which it could not be counted on: no set lives that long.
+fn check_number(sequence: u64) -> Result<(), Error> {
+    if sequence > u64::MAX / 2 {
+        return Err(Error::Inconsistent("a number of the journal or the priorities is impossibly large"));
+    }
+    Ok(())
+}
+
+fn journal_sectors(geometry: &Geometry) -> Vec<u64> {
+    (0..geometry.journal_buckets).map(|index| geometry.sector_of(geometry.journal_bucket(index))).collect()
+}
+
+/// Takes unreferenced buckets: a spare chain of priorities, and a stock for the splits of the replay.
+fn reserve_unreferenced(buckets: &mut Buckets, chain: u64) -> Result<Vec<BucketId>, Error> {
+    let wanted = usize::try_from(chain).expect("a chain is short") + STARTING_FREE;
+    let unreferenced: Vec<_> = buckets
+        .iter()
+        .filter(|(_, bucket)| bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0)
+        .map(|(id, _)| id)
+        .take(wanted)
+        .collect();
+    for id in unreferenced {
+        buckets.free_unreferenced(id);
+    }
+    prios::take_unreferenced(buckets, chain)
+}
+
+/// The set, if it could be `opened`. If not, nothing is written any more when this returns, and nobody holds on to the set: its
+/// device may be given to who tries again.
+async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<CacheSet, Error> {
+    let Err(error) = opened else { return Ok(set) };
+    set.with(|s| (s.stopping, s.settled, s.stopped) = (true, true, true));
+    let _told_already = set.fail(error.clone());
+    for duty in [Duty::Changing, Duty::Allocating, Duty::Writing] {
+        set.ended(duty).await;
+    }
+    Err(error)
+}
+
+/// What every start ends with: flash-only volumes, and write-back.
+async fn finish(set: &CacheSet) {
+    set.with(|s| {
+        // What it held is durable now, and the superblock says that a new session has begun.
+        s.note.begin(s.superblock.checksum());
+        s.note_held = false;
+    });
+    crate::volume::flash::add_all(set);
+    set.spawn(Duty::Changing, gc::pass::run);
+    set.spawn(Duty::Changing, gc::moving::run);
+    set.spawn(Duty::Changing, gc::orphans::run);
+    set.spawn(Duty::Changing, reserve::run);
+}

@@ -1,0 +1,240 @@
+//! A set that has been started before.
+//!
+//! If the last who wrote was bcached, and left enough buckets with a proof in them that they are free, requests are served as soon as
+//! what the journal says has come true: the tree is walked beside them (`btree::count`). Otherwise it is walked first.
+
+use super::{
+    Parts, abandon_unless, assemble, check_number, check_sizes, finish, journal_sectors, next_superblock,
+    reserve_unreferenced, start_tasks,
+};
+use crate::btree::budget::Shares;
+use crate::btree::frontier::Frontier;
+use crate::btree::{Child, count, load, walk, write};
+use crate::error::{Doing, Error};
+use crate::gc::pass::Found;
+use crate::journal::{Journal, replay, scan};
+use crate::options::Options;
+use crate::phases::Phase;
+use crate::set::{CacheSet, Duty};
+use crate::space::reserve::{self, Proven};
+use crate::space::{Buckets, Usage, prios};
+use crate::state::{DirtyCounts, PrioChains};
+use crate::uuids;
+use crate::volume::record;
+use crate::written::Cause;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use bcached_env::{Disk, Env, Note};
+use bcached_format::{BucketId, CacheSuperblock, DeviceIndex, Geometry, Key, Position};
+
+/// What the tree has been found to be, if it has been walked.
+enum Known {
+    /// All of it.
+    Walked(walk::Findings),
+    /// Nothing but which buckets are free for certain.
+    Unwalked(Proven),
+}
+
+pub(super) async fn recover(
+    env: Env,
+    disk: Disk,
+    superblock: CacheSuperblock,
+    mut note: Box<dyn Note>,
+    options: Options,
+) -> Result<CacheSet, Error> {
+    let geometry = Geometry::of(&superblock);
+    check_sizes(&geometry)?;
+    let scan = scan::scan((&env, &disk), &geometry).await?;
+    let newest = scan.entries.last().expect("a scan without entries is an error");
+    let (header, old_uuids) = (newest.header, newest.old_uuids);
+    check_number(header.seq)?;
+    let root = root_of(&geometry, &header.root, header.root_level)?;
+    let stored = prios::read((&env, &disk), &geometry, header.prio_bucket).await?;
+    check_number(stored.sequence)?;
+    let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
+    let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;
+    let noted = note.recovered(superblock.checksum());
+    let oldest = header.last_seq;
+    let mut journal = Journal::fresh(
+        journal_sectors(&geometry),
+        geometry.bucket_sectors,
+        geometry.block_sectors,
+    )
+    .resumed(scan.newest, scan.current, scan.used_sectors, header.seq, oldest);
+    journal.replay(Some(oldest));
+    // The proof takes an entry, which a start that walks first does not.
+    let vouches = header.marks_reserve && !journal.is_scarce();
+    let proven = match vouches {
+        true => reserve::prove((&env, &disk), &geometry, &stored, &metadata, (&scan.entries, &noted)).await,
+        false => None,
+    };
+    let entries = stored.entries.iter().copied();
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
+    walk::raise(&mut buckets, root.pointer())?;
+    let node_sectors = geometry.node_sectors().max(root.key.sectors());
+    let mut shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
+    let known = match proven {
+        Some(proven) => Known::Unwalked(proven),
+        None => Known::Walked(
+            walk::walk((&env, &disk), &geometry, root, &mut buckets, shares.tickets, &options.opening)
+                .await?,
+        ),
+    };
+    let pending = replay::prepare(&env, scan.entries, &noted, &geometry, &mut buckets).await?;
+    let mut reserve_wanted = reserve::wanted(&geometry, options.reserve);
+    if let Known::Walked(found) = &known {
+        let node_sectors = node_sectors.max(found.node_sectors_max);
+        shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
+        if node_sectors > geometry.node_sectors() {
+            // How large nodes are must be known before they are read.
+            reserve_wanted = 0;
+        }
+    }
+    let marks_reserve = matches!(known, Known::Unwalked(_));
+    let settled = settle(&geometry, &mut buckets, metadata, known)?;
+    let prios =
+        PrioChains { marks_reserve, current: stored.chain, spare: settled.spare, sequence: stored.sequence };
+    let parts = Parts {
+        geometry,
+        buckets,
+        root,
+        journal,
+        prios,
+        uuids,
+        uuid_key: header.uuids,
+        dirty: settled.dirty,
+        frontier: settled.frontier,
+        reserve_wanted,
+        shares,
+    };
+    let set = assemble(env, disk, superblock, note, options, parts);
+    set.with(|s| s.stats.found = settled.alive);
+    let recovered = take_over(&set, root, pending, oldest, old_uuids).await;
+    abandon_unless(set, recovered).await
+}
+
+/// What a start begins with.
+struct Settled {
+    dirty: DirtyCounts,
+    alive: Found,
+    frontier: Frontier,
+    /// The chain of priorities that is written next.
+    spare: Vec<BucketId>,
+}
+
+/// Says of the buckets what is known of them. `metadata`: those that hold some, but for nodes.
+fn settle(
+    geometry: &Geometry,
+    buckets: &mut Buckets,
+    mut metadata: BTreeSet<u64>,
+    known: Known,
+) -> Result<Settled, Error> {
+    let chain = geometry.prio_sets();
+    match known {
+        Known::Walked(found) => {
+            let before = metadata.len() + found.nodes.len();
+            metadata.extend(found.nodes);
+            if metadata.len() != before {
+                return Err(Error::Inconsistent("two kinds of metadata share a bucket"));
+            }
+            check_metadata(buckets, &metadata)?;
+            buckets.classify(|index| metadata.contains(&index));
+            let spare = reserve_unreferenced(buckets, chain)?;
+            Ok(Settled { dirty: found.dirty, alive: found.alive, frontier: Frontier::at_end(), spare })
+        }
+        Known::Unwalked(Proven { now, later }) => {
+            check_metadata(buckets, &metadata)?;
+            metadata.into_iter().for_each(|index| buckets.set_usage(buckets.id(index), Usage::Meta));
+            for index in now.iter().chain(&later) {
+                buckets.set_usage(buckets.id(*index), Usage::Reserve);
+            }
+            let mut now = now.into_iter().map(|index| BucketId { device: DeviceIndex(0), index });
+            let chain = usize::try_from(chain).expect("a chain is short");
+            let spare: Vec<BucketId> = now.by_ref().take(chain).collect();
+            spare.iter().for_each(|id| buckets.set_usage(*id, Usage::Meta));
+            now.for_each(|id| buckets.use_reserve(id));
+            let dirty = DirtyCounts::default();
+            Ok(Settled { dirty, alive: Found::default(), frontier: Frontier::at_start(), spare })
+        }
+    }
+}
+
+/// What the journal says comes true, and the set is ours.
+async fn take_over(
+    set: &CacheSet,
+    root: Child,
+    pending: replay::Pending,
+    oldest: u64,
+    old_uuids: bool,
+) -> Result<(), Error> {
+    write::flush_cache(set).await.map_err(first_reason)?;
+    let pin = load::load(set, root).await?;
+    set.with(|s| s.root_pin = Some(pin));
+    start_tasks(set);
+    if !set.with(|s| s.frontier.is_complete()) {
+        // What is proven free is handed out from here on. Whoever wants more waits for the walk.
+        prios::store(set).await.map_err(first_reason)?;
+        set.spawn(Duty::Allocating, count::run);
+    }
+    let replaying = set.begin(Phase::Replay);
+    replay::apply(set, pending, oldest).await.map_err(first_reason)?;
+    if old_uuids {
+        uuids::store(set).await?;
+    }
+    drop(replaying);
+    let _start = set.begin(Phase::CacheStart);
+    set.count_written(Cause::Superblock, record::placed_bytes(set.cache()));
+    let placed = record::place_superblock(set.cache(), &next_superblock(set)).await;
+    placed.map_err(|error| set.fail(error))?;
+    // The allocator may want one too, and there is one at a time.
+    write::flush_cache(set).await.map_err(first_reason)?;
+    finish(set).await;
+    Ok(())
+}
+
+/// What latches the set while nobody else uses it is the reason itself.
+fn first_reason(error: Error) -> Error {
+    match error {
+        Error::Failed(first) => *first,
+        error => error,
+    }
+}
+
+/// Checks the key of a root: a node of a sensible size in a usable bucket that covers the whole key space.
+fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<Child, Error> {
+    bcached_format::key_check::check_child_key(geometry, key)
+        .map_err(|source| Error::Format { doing: Doing::Node, source: source.into() })?;
+    if key.position() != Position::MAX {
+        return Err(Error::Inconsistent("the root does not cover the whole key space"));
+    }
+    let level = u8::try_from(level).ok().filter(|level| *level < LEVELS_MAX);
+    let level = level.ok_or(Error::Inconsistent("the root's level is impossible"))?;
+    Ok(Child { key: *key, level })
+}
+
+/// More levels than any tree that fits a device has.
+const LEVELS_MAX: u8 = 16;
+
+/// Every bucket that holds metadata other than nodes. They must be distinct.
+fn metadata_buckets(geometry: &Geometry, chain: &[BucketId], uuids: &Key) -> Result<BTreeSet<u64>, Error> {
+    let journal = geometry.first_bucket..geometry.first_bucket + geometry.journal_buckets;
+    let mut metadata: BTreeSet<u64> = journal.collect();
+    let mut distinct = true;
+    for bucket in chain {
+        distinct &= metadata.insert(bucket.index);
+    }
+    for pointer in uuids.pointers.as_slice() {
+        distinct &= metadata.insert(pointer.sector() / geometry.bucket_sectors);
+    }
+    if distinct { Ok(metadata) } else { Err(Error::Inconsistent("two kinds of metadata share a bucket")) }
+}
+
+/// No key of the tree (counted) or of what will be replayed (pinned) may take metadata for its data.
+fn check_metadata(buckets: &Buckets, metadata: &BTreeSet<u64>) -> Result<(), Error> {
+    let mut shared = metadata.iter().map(|index| buckets.get(buckets.id(*index)));
+    if shared.any(|bucket| bucket.live > 0 || bucket.pins > 0) {
+        return Err(Error::Inconsistent("a bucket is used both for metadata and for data"));
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! A set that has a reserve is served before its tree has been walked, also after a crash in the middle of that; and nothing is
+//! taken from what nobody has counted.
+
+use crate::memory::{Mishap, World};
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
+use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::{DiskId, Env, Op};
+use bcached_format::stamp::is_stamped;
+use bcached_format::{Gen, SetMagic, Uuid};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+const BUCKET: u64 = 16;
+const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 2400, backing: 200_000 };
+/// Enough for two starts, not for three.
+const RESERVE: u64 = 100;
+/// Extents that are dirty, none beside another: keys for several leaves.
+const EXTENTS: u64 = 20_000;
+
+fn options() -> Options {
+    Options {
+        reserve: Some(RESERVE),
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
+fn byte_of(number: u64) -> u8 {
+    u8::try_from(number % 251).expect("below 251") + 1
+}
+
+/// A set with many leaves and a full reserve, whose process has died.
+fn crashed(seed: u64) -> Rig {
+    let mut rig = Rig::new(SIZES, seed);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+        for number in 0..EXTENTS {
+            ask(&set, volume, write(2 * number, 1, byte_of(number))).await;
+        }
+        ask(&set, volume, Request::Flush).await;
+        while set.status().buckets_reserved < RESERVE {
+            env.sleep(Duration::from_millis(10)).await;
+        }
+        // All leaves are written, and a replay has to do with the first only.
+        env.sleep(Duration::from_secs(40)).await;
+        ask(&set, volume, write(0, 1, byte_of(0))).await;
+        ask(&set, volume, Request::Flush).await;
+        assert_eq!(set.status().walked_percent, 100);
+    });
+    rig
+}
+
+/// First sectors of what looks like a node.
+fn nodes(world: &World) -> BTreeSet<u64> {
+    let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
+    let mut sector = [0; 512];
+    (0..SIZES.buckets)
+        .map(|bucket| bucket * BUCKET)
+        .filter(|first| {
+            world.look(0, *first, &mut sector);
+            sector[16..24] == magic || sector[8..16] == magic
+        })
+        .collect()
+}
+
+/// How many buckets hold a stamp.
+fn stamps(world: &World) -> Vec<u64> {
+    let magic = SetMagic::of(Uuid([1; 16]));
+    let mut sector = [0; 512];
+    (0..SIZES.buckets)
+        .filter(|bucket| {
+            world.look(0, bucket * BUCKET, &mut sector);
+            (0..=255).any(|generation| is_stamped(&sector, magic, *bucket, Gen(generation)))
+        })
+        .collect()
+}
+
+/// What nodes can be read, from an opening on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Nodes {
+    /// Slowly.
+    Slowly,
+    /// Not at all.
+    Held,
+    /// As they are asked for.
+    Freely,
+}
+
+/// Nodes are read slowly, so that an opening ends long before the walk, and as what is returned says from then on.
+fn slow_down(rig: &Rig) -> Rc<Cell<Nodes>> {
+    const POLLS: u32 = 20;
+    let (pace, nodes) = (Rc::new(Cell::new(Nodes::Slowly)), nodes(&rig.world.borrow()));
+    let (told, mut polls) = (Rc::clone(&pace), BTreeMap::<u64, u32>::new());
+    rig.world.borrow_mut().fate = Some(Box::new(move |disk: DiskId, op: &Op| match op {
+        Op::Read { sector, .. } if disk == CACHE && nodes.contains(sector) => {
+            let polls = polls.entry(*sector).or_default();
+            *polls += 1;
+            let waits = told.get() == Nodes::Held || told.get() == Nodes::Slowly && *polls % POLLS > 0;
+            waits.then_some(Mishap::Waits)
+        }
+        _ => None,
+    }));
+    pace
+}
+
+async fn check(set: &CacheSet, volume: VolumeId) {
+    for number in 0..EXTENTS {
+        assert_eq!(bytes(set, volume, 2 * number, 1).await, [byte_of(number)], "extent {number}");
+    }
+}
+
+fn dirty(set: &CacheSet) -> u64 {
+    set.status().dirty_sectors
+}
+
+#[test]
+fn requests_are_served_before_the_tree_has_been_walked() {
+    let mut rig = crashed(1);
+    let pace = slow_down(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+        assert!(set.status().walked_percent < 60 && set.counted().is_none());
+        assert_eq!(bytes(&set, volume, 0, 1).await, [byte_of(0)]);
+        ask(&set, volume, write(1, 1, 77)).await;
+        ask(&set, volume, write(2, 1, byte_of(1))).await;
+        ask(&set, volume, Request::Flush).await;
+        assert!(set.status().walked_percent < 60, "they did not wait for it");
+        pace.set(Nodes::Freely);
+        set.walked().await.expect("it comes to its end");
+        assert_eq!(set.status().walked_percent, 100);
+        assert_eq!(dirty(&set), EXTENTS + 1);
+        check(&set, volume).await;
+        let counted = set.counted().expect("it has been walked");
+        assert_eq!(counted.iter().map(|bucket| u64::from(bucket.dirty)).sum::<u64>(), EXTENTS + 1);
+        set.assert_invariants();
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// Counting twice, or not at all, what is written where the walk has been, or has not.
+#[test]
+fn what_changes_beside_the_walk_is_counted_once() {
+    for seed in 0..8 {
+        let mut rig = crashed(10 + seed);
+        slow_down(&rig);
+        run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+            let mut changes = 0;
+            while set.status().walked_percent < 100 {
+                // New data, over old data and beside it, and holes.
+                let number = (changes * 7919 + seed * 31) % EXTENTS;
+                match changes % 3 {
+                    0 => ask(&set, volume, write(2 * number, 1, byte_of(number))).await,
+                    1 => ask(&set, volume, write(2 * number, 2, byte_of(number))).await,
+                    _ => ask(&set, volume, Request::Discard { sector: 2 * number + 1, sectors: 1 }).await,
+                };
+                changes += 1;
+            }
+            assert!(changes > 10, "{changes} changes beside the walk");
+            check(&set, volume).await;
+            let counted = set.counted().expect("it has been walked");
+            set.assert_invariants();
+            set.stop().await.expect("it stops");
+            // Who walks first counts the same.
+            let (again, volume) =
+                open(env.clone(), Options { reserve: Some(0), ..options() }).await.expect("it opens");
+            again.walked().await.expect("it is walked");
+            check(&again, volume).await;
+            let dirty_of = |counted: &[bcached_engine::BucketCount]| -> Vec<(u32, u32)> {
+                counted.iter().map(|bucket| (bucket.live, bucket.dirty)).collect()
+            };
+            assert_eq!(dirty_of(&again.counted().expect("walked")), dirty_of(&counted), "seed {seed}");
+        });
+    }
+}
+
+/// Half of the reserve stays for the next start. When there is too little of it the tree is walked first, and the reserve is
+/// filled up again.
+#[test]
+fn a_crash_before_the_end_of_the_walk_leaves_a_reserve_for_the_next_start() {
+    let mut rig = crashed(2);
+    for start in 0..3 {
+        let pace = slow_down(&rig);
+        if start == 2 {
+            pace.set(Nodes::Freely);
+        }
+        let walked = run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+            let walked = set.status().walked_percent;
+            assert_eq!(bytes(&set, volume, 0, 1).await, [byte_of(0)]);
+            for number in 0..40 {
+                ask(&set, volume, write(2 * number, 1, byte_of(number))).await;
+            }
+            ask(&set, volume, Request::Flush).await;
+            if start == 2 {
+                check(&set, volume).await;
+                while set.status().buckets_reserved < RESERVE {
+                    env.sleep(Duration::from_millis(10)).await;
+                }
+            }
+            walked
+        });
+        assert_eq!(walked == 100, start == 2, "start {start}: {walked} %");
+    }
+}
+
+/// Somebody has used the buckets, and no chain of priorities says so.
+#[test]
+fn a_bucket_without_its_stamp_is_not_taken_for_free() {
+    let mut rig = crashed(3);
+    let stamped = stamps(&rig.world.borrow());
+    assert!(stamped.len() as u64 >= RESERVE, "{} stamps", stamped.len());
+    for bucket in stamped {
+        rig.world.borrow_mut().place(0, bucket * BUCKET, &[9; 512]);
+    }
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("it opens");
+        assert_eq!(set.status().walked_percent, 100, "there is no proof, so it was walked first");
+        check(&set, volume).await;
+    });
+}
+
+/// No more than the reserve is used; the rest goes past the cache, and nothing that is not known is taken.
+#[test]
+fn data_beyond_the_reserve_goes_past_the_cache_until_the_walk_has_ended() {
+    let mut rig = crashed(4);
+    let pace = slow_down(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        let bucket = usize::try_from(BUCKET).expect("small");
+        for number in 0..2 * RESERVE {
+            // In leaves that have been read.
+            ask(&set, volume, write(1 + 2 * (number % 50), 1, 200)).await;
+        }
+        for _ in 0..2 * RESERVE {
+            ask(&set, volume, write(0, bucket, 201)).await;
+        }
+        assert!(set.status().walked_percent < 100);
+        assert_eq!(bytes(&set, volume, 0, bucket).await, vec![201; bucket]);
+        pace.set(Nodes::Freely);
+        set.walked().await.expect("it comes to its end");
+        assert_eq!(bytes(&set, volume, 0, bucket).await, vec![201; bucket]);
+        for number in 50..EXTENTS {
+            assert_eq!(bytes(&set, volume, 2 * number, 1).await, [byte_of(number)], "extent {number}");
+        }
+        set.assert_invariants();
+    });
+}
+
+/// How much is dirty is not known: a detach would have said that nothing was, and a superblock that the data is all there.
+#[test]
+fn who_must_know_what_is_dirty_waits_for_the_walk() {
+    let mut rig = crashed(5);
+    let pace = slow_down(&rig);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env: Env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        let detached: Rc<Cell<Option<Result<(), Error>>>> = Rc::default();
+        let (waiting, told) = (set.clone(), Rc::clone(&detached));
+        env.spawn(async move {
+            told.set(Some(waiting.detach(volume, &Cancel::default()).await));
+        });
+        env.sleep(Duration::from_millis(300)).await;
+        assert_eq!(detached.take(), None, "it waits");
+        pace.set(Nodes::Freely);
+        loop {
+            env.sleep(Duration::from_secs(1)).await;
+            if let Some(result) = detached.take() {
+                assert_eq!(result, Ok(()));
+                break;
+            }
+        }
+        for number in 0..EXTENTS {
+            let mut sector = [0; 512];
+            world.borrow().look(1, crate::rig::DATA_OFFSET + 2 * number, &mut sector);
+            assert_eq!(sector[0], byte_of(number), "extent {number} is on {BACKING:?}");
+        }
+    });
+}
+
+/// A stop in order does not wait for the walk, and leaves what it found.
+#[test]
+fn a_stop_ends_the_walk() {
+    let mut rig = crashed(6);
+    let pace = slow_down(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, _) = open(env.clone(), options()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        let stopped: Rc<Cell<bool>> = Rc::default();
+        let (stopping, told) = (set.clone(), Rc::clone(&stopped));
+        env.spawn(async move {
+            stopping.stop().await.expect("it stops");
+            told.set(true);
+        });
+        env.sleep(Duration::from_millis(300)).await;
+        // A node that is being read is waited for, as everything that is under way.
+        pace.set(Nodes::Freely);
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(stopped.get());
+        assert!(set.status().walked_percent < 100, "it was not walked to its end for that");
+    });
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("it opens again");
+        check(&set, volume).await;
+    });
+}
