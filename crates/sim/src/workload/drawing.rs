@@ -20,6 +20,7 @@ const DRAWINGS: &[u64] = &[
     0x76e6_a20f_c627_4980,
     0xe791_c8c6_3b7d_a5da,
     0xfd33_fa78_52f9_f67b,
+    0x7610_0374_6634_9849,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

@@ -161,7 +161,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
-const SHAPES: [Shape; 15] = [
+const SHAPES: [Shape; 16] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -262,6 +262,28 @@ const SHAPES: [Shape; 15] = [
         span: growth::SPAN,
         longest: 16,
         fua_one_in: 16,
+        buckets: Buckets::Grown,
+        tune: half_of_them_prompt,
+        ..PLAIN
+    },
+    // The same, started again and again: each start is served while the tree is walked, and many end before that has.
+    Shape {
+        name: "walks",
+        weights: Weights {
+            write: 46,
+            read: 34,
+            flush: 8,
+            mode: 0,
+            pause: 3,
+            settle: 1,
+            restart: 8,
+            ..STAYING
+        },
+        steps: 160,
+        depth: 12,
+        span: growth::SPAN,
+        longest: 16,
+        fua_one_in: 8,
         buckets: Buckets::Grown,
         tune: half_of_them_prompt,
         ..PLAIN
