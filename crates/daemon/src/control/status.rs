@@ -103,6 +103,12 @@ pub struct CacheCounts {
     pub buckets_available: u64,
     pub buckets_free: u64,
     pub buckets_metadata: u64,
+    /// Kept free for the next start, so that it need not read the whole index first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buckets_reserved: Option<u64>,
+    /// How much of the index has been read since the start; before it is 100, numbers of buckets and dirty data are of that part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub walked_percent: Option<u64>,
     pub dirty_bytes: u64,
     pub tree_depth: u64,
     pub nodes: u64,

@@ -7,9 +7,12 @@ use std::future::Future;
 use std::sync::mpsc;
 
 impl Engine {
-    /// Sets out to forget a volume. Waits.
+    /// Sets out to forget a volume, once it is known how much of it is dirty. Waits.
     pub fn begin_forgetting(&self, uuid: Uuid) -> Result<Forgetting, Error> {
-        self.wait_for(move |set| async move { set.begin_forgetting(uuid) })
+        self.wait_for(move |set| async move {
+            set.walked().await?;
+            set.begin_forgetting(uuid)
+        })
     }
 
     /// Some of what would be lost, from sector `at` of the key space on, and where the rest begins. Waits.

@@ -150,6 +150,7 @@ fn tell_buckets(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
             ("dirty", numbers.buckets_dirty),
             ("open", numbers.buckets_open),
             ("metadata", counts.buckets_metadata),
+            ("reserved", counts.buckets_reserved.unwrap_or(0)),
         ];
         for (state, buckets) in groups {
             family.sample(&[labels[0], ("state", state)], buckets);

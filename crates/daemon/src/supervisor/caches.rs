@@ -200,7 +200,19 @@ impl Supervisor {
                 Some(name) => tracing::info!(event = "cache-used-again", "cache {name}: it takes data again"),
                 None => {}
             }
-            self.tell_unserved(index, &status);
+            let is_walking = status.walked_percent < 100;
+            match self.shared().table.note_walking(index, is_walking) {
+                Some(name) if is_walking => tracing::info!(
+                    event = "index-being-read",
+                    "cache {name}: it is served while its index is being read ({}%)",
+                    status.walked_percent
+                ),
+                Some(name) => tracing::info!(event = "index-read", "cache {name}: its index has been read"),
+                None => {}
+            }
+            if !is_walking {
+                self.tell_unserved(index, &status);
+            }
             let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);
             for told in unreadable {
                 tracing::error!(event = "node-unreadable", "{told}");

@@ -251,6 +251,8 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         buckets_available: status.buckets_available,
         buckets_free: status.buckets_free,
         buckets_metadata: status.buckets_metadata,
+        buckets_reserved: Some(status.buckets_reserved),
+        walked_percent: Some(status.walked_percent),
         dirty_bytes: status.dirty_sectors * 512,
         tree_depth: status.tree_depth.into(),
         nodes: status.nodes,

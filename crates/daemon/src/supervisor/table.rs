@@ -47,6 +47,8 @@ pub struct CacheEntry {
     pub failure_logged: bool,
     /// That its device fails too often has been logged.
     pub failing_logged: bool,
+    /// That its index is being read beside requests has been logged.
+    pub walking_logged: bool,
     /// First sectors of the btree nodes that the log was told of.
     pub unreadable_logged: BTreeSet<u64>,
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
@@ -480,6 +482,7 @@ impl CacheEntry {
             told: Layers::default(),
             failure_logged: false,
             failing_logged: false,
+            walking_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
             wait_logged: false,

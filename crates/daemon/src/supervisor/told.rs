@@ -21,6 +21,13 @@ impl Table {
         (before != is_failing).then(|| entry.display_name().to_owned())
     }
 
+    /// The cache's name, if whether its index is being read beside requests has changed since this was last asked.
+    pub fn note_walking(&mut self, index: usize, is_walking: bool) -> Option<String> {
+        let entry = self.caches.get_mut(index)?;
+        let before = std::mem::replace(&mut entry.walking_logged, is_walking);
+        (before != is_walking).then(|| entry.display_name().to_owned())
+    }
+
     /// The cache's name, the first time that it is asked for after a failure was logged.
     pub fn note_recovery(&mut self, index: usize) -> Option<String> {
         let entry = self.caches.get_mut(index)?;
