@@ -6,7 +6,7 @@ use crate::phases::Phases;
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use alloc::sync::Arc;
-use bcached_format::CacheMode;
+use bcached_format::{CacheMode, Replacement};
 use core::time::Duration;
 
 /// Options of a cache set. What says so is taken once, when the set is opened; all others can be changed while it runs.
@@ -43,6 +43,10 @@ pub struct Options {
     pub parked_max: usize,
     /// Most sectors of dirty data of one volume read at once by write-back.
     pub writeback_batch_sectors: u64,
+    /// Buckets are discarded on the cache device when they hold nothing any more; `None`: if its superblock says so.
+    pub discard: Option<bool>,
+    /// Which clean bucket is given up first; `None`: what the superblock says.
+    pub replacement: Option<Replacement>,
     /// When nobody has asked for anything for 30 s, dirty data is written back as fast as the devices go.
     pub idle_max_writeback_rate: bool,
     /// What a volume begins with.
@@ -70,6 +74,8 @@ impl Default for Options {
             parked_delay: Duration::from_secs(5),
             parked_max: 1024,
             writeback_batch_sectors: 8192,
+            discard: None,
+            replacement: None,
             idle_max_writeback_rate: true,
             volume: VolumeOptions::default(),
             opening: Arc::default(),
@@ -187,7 +193,15 @@ impl CacheSet {
 
     /// Changes options of the set; those that are taken once stay as they were taken.
     pub fn change_options(&self, change: impl FnOnce(&mut Options)) {
-        self.with(|s| change(&mut s.options));
+        self.with(|s| {
+            let discard = s.options.discard;
+            change(&mut s.options);
+            if s.options.discard != discard {
+                // Who says so anew wants it to be tried again.
+                s.discards.refusal = None;
+            }
+        });
+        self.settings_change();
         self.wake_all();
     }
 

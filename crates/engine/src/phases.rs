@@ -56,11 +56,13 @@ pub enum Phase {
     CacheFirstStart,
     /// The superblock of the cache is written at a later start.
     CacheStart,
+    /// The superblock of the cache is written because a setting that it keeps has changed.
+    CacheRecord,
 }
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
@@ -85,6 +87,7 @@ impl Phase {
         Self::BackingRecord,
         Self::CacheFirstStart,
         Self::CacheStart,
+        Self::CacheRecord,
     ];
 
     /// Its bit in a set of phases.
@@ -121,6 +124,7 @@ impl Phase {
             Self::BackingRecord => "backing superblock: other",
             Self::CacheFirstStart => "cache superblock: first start",
             Self::CacheStart => "cache superblock: start",
+            Self::CacheRecord => "cache superblock: other",
         }
     }
 }

@@ -11,7 +11,8 @@
 //! | attempts at a gated leaf, rewrites, the last writes | `node_progress` | a leaf is not being written or replaced | leaf writer, a rewrite's end |
 //! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
-//! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try |
+//! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try; a discard's end |
+//! | discards | `discard_work` | more buckets are free than are kept ready | whoever stores generations, a change of options, a stop |
 //! | a write past older dirty data | `ranges` | reads of the backing device from before have ended | the end of each |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
 //! | who wants dirty data in a cache that the volume is about to leave | `ranges` | it has left, or stays | who makes it leave |
@@ -62,6 +63,8 @@ pub struct Signals {
     pub allocator_work: Notify,
     /// Free buckets came.
     pub space: Notify,
+    /// Buckets may be discarded.
+    pub discard_work: Notify,
     /// A range was released.
     pub ranges: Notify,
     /// A flush of a backing device has ended.
@@ -218,6 +221,7 @@ impl CacheSet {
             &signals.node_progress,
             &signals.allocator_work,
             &signals.space,
+            &signals.discard_work,
             &signals.ranges,
             &signals.flushed,
             &signals.cache_flushed,

@@ -10,7 +10,7 @@ use crate::gc::moving::Rounds;
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
-use crate::space::{Buckets, Class, OpenBuckets, Space, Starvation, Usage};
+use crate::space::{Buckets, Class, Discards, OpenBuckets, Space, Starvation, Usage};
 use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
 use crate::volume::{Volume, VolumeId, Volumes};
@@ -105,6 +105,8 @@ pub struct State {
     pub buckets: Buckets,
     /// Where data goes next.
     pub open: OpenBuckets,
+    /// What the cache device has been told of.
+    pub discards: Discards,
     /// Where generations are stored.
     pub prios: PrioChains,
     /// The table of volumes.

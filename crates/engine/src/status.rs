@@ -4,7 +4,8 @@ use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
 use crate::latency::Latencies;
 use crate::set::CacheSet;
-use crate::space::{Bucket, Usage};
+use crate::settings::Settings;
+use crate::space::{Bucket, DiscardState, Discards, Usage};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::volume::VolumeInfo;
@@ -27,6 +28,12 @@ pub struct Status {
     pub node_sectors: u64,
     /// Which clean bucket is given up first.
     pub replacement: Replacement,
+    /// What the superblock says of that, and of discards.
+    pub kept: Settings,
+    /// Whether freed buckets are discarded.
+    pub discard: DiscardState,
+    /// What has become of discards.
+    pub discards: Discards,
     /// Buckets on the cache device.
     pub buckets: u64,
     /// Buckets that can be used or reused without writing anything back.
@@ -118,7 +125,8 @@ pub struct BucketCount {
 }
 
 fn unused(s: &State) -> u64 {
-    (s.buckets.free_count() + s.buckets.pending().len() + s.buckets.empty_count()) as u64
+    let free = s.buckets.free_count() + s.buckets.free.under_discard();
+    (free + s.buckets.pending().len() + s.buckets.empty_count()) as u64
 }
 
 /// How full the root is, in percent.
@@ -144,13 +152,20 @@ impl CacheSet {
     #[must_use]
     pub fn status(&self) -> Status {
         let volumes = self.volumes();
+        let device_can_discard = self.cache().info().discard;
         self.with(|s| Status {
             set_uuid: s.superblock.set_uuid(),
             label: s.superblock.label(),
             block_sectors: s.geometry.block_sectors,
             bucket_sectors: s.geometry.bucket_sectors,
             node_sectors: s.geometry.node_sectors(),
-            replacement: s.superblock.replacement(),
+            replacement: s.replacement(),
+            kept: Settings {
+                discard: Some(s.superblock.discard()),
+                replacement: Some(s.superblock.replacement()),
+            },
+            discard: s.discard_state(device_can_discard),
+            discards: s.discards,
             buckets: s.buckets.count(),
             buckets_available: s.buckets.available(),
             buckets_free: s.buckets.free_count() as u64,

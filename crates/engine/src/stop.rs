@@ -45,6 +45,7 @@ impl CacheSet {
         }
         self.with(|s| s.settled = true);
         self.signals().allocator_work.notify_all();
+        self.signals().discard_work.notify_all();
         self.ended(Duty::Allocating).await;
         settled
     }

@@ -19,7 +19,7 @@ use crate::journal::{Journal, writer};
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
-use crate::space::{Buckets, OpenBuckets, Starvation, Usage, allocator, prios, reserve};
+use crate::space::{Buckets, Discards, OpenBuckets, Starvation, Usage, allocator, discards, prios, reserve};
 use crate::state::{BTREE_RESERVE, DirtyCounts, PrioChains, State};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
@@ -93,7 +93,8 @@ fn assemble(
     mut parts: Parts,
 ) -> CacheSet {
     let signals = Signals::default();
-    parts.buckets.set_replacement(superblock.replacement(), env.random());
+    let replacement = options.replacement.unwrap_or(superblock.replacement());
+    parts.buckets.set_replacement(replacement, env.random());
     let shares = parts.shares;
     let phases = Arc::clone(&options.phases);
     let state = State {
@@ -108,6 +109,7 @@ fn assemble(
         note,
         buckets: parts.buckets,
         open: OpenBuckets::default(),
+        discards: Discards::default(),
         prios: parts.prios,
         uuids: parts.uuids,
         uuid_key: parts.uuid_key,
@@ -211,10 +213,11 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
 async fn finish(set: &CacheSet) {
     set.with(|s| {
         // What it held is durable now, and the superblock says that a new session has begun.
-        s.note.begin(s.superblock.checksum());
+        s.note.begin(s.superblock.session());
         s.note_held = false;
     });
     crate::volume::flash::add_all(set);
+    set.spawn(Duty::Allocating, discards::run);
     set.spawn(Duty::Changing, gc::pass::run);
     set.spawn(Duty::Changing, gc::moving::run);
     set.spawn(Duty::Changing, gc::orphans::run);

@@ -54,7 +54,7 @@ pub(super) async fn recover(
     check_number(stored.sequence)?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
     let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;
-    let noted = note.recovered(superblock.checksum());
+    let noted = note.recovered(superblock.session());
     let oldest = header.last_seq;
     let mut journal = Journal::fresh(
         journal_sectors(&geometry),

@@ -147,7 +147,9 @@ async fn buckets_come(
         if set.with(|s| s.journal.is_exhausted()) {
             return Err(set.fail(Error::JournalFull));
         }
-        if let Some(error) = set.with(|s| in_vain(s, asked)) {
+        // One that is being discarded comes back.
+        let in_vain = |s: &State| if s.buckets.free.under_discard() > 0 { None } else { in_vain(s, asked) };
+        if let Some(error) = set.with(|s| in_vain(s)) {
             return Err(error);
         }
         set.signals().allocator_work.notify_all();

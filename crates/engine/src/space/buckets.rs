@@ -8,10 +8,9 @@
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
 
 use crate::policy::{Place, Rank, Victims};
-use crate::space::Flushes;
 use crate::space::flushes::Running;
+use crate::space::{Flushes, FreeList};
 use crate::work::BUCKETS_MAX;
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Key, Pointer, Replacement};
@@ -75,7 +74,8 @@ pub struct Buckets {
     bucket_sectors: u64,
     first_bucket: u64,
     victims: Victims,
-    free: VecDeque<BucketId>,
+    /// Those that are free.
+    pub free: FreeList,
     pending: Vec<BucketId>,
     /// Buckets that have lost their last dirty data.
     freed: u64,
@@ -145,7 +145,7 @@ impl Buckets {
             bucket_sectors,
             first_bucket,
             victims,
-            free: VecDeque::new(),
+            free: FreeList::default(),
             pending: Vec::new(),
             freed: 0,
             available: 0,
@@ -443,7 +443,7 @@ impl Buckets {
         let bucket = self.get(id);
         assert!(bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0, "bucket {id} is in use");
         self.set_usage(id, Usage::Free);
-        self.free.push_back(id);
+        self.free.push(id);
     }
 
     /// Uses a bucket of the reserve that has been proven free: when its next generation is durable it is handed out, and its stamp
@@ -462,8 +462,8 @@ impl Buckets {
         if self.free.len() <= keep {
             return None;
         }
-        let place = self.free.iter().position(|id| !self.get(*id).needs_gc())?;
-        let id = self.free.remove(place)?;
+        let table = &self.table;
+        let id = self.free.take(|id| !table[slot(id) as usize].needs_gc())?;
         self.set_usage(id, Usage::Reserve);
         Some(id)
     }
@@ -472,7 +472,7 @@ impl Buckets {
     pub fn put_back_from_reserve(&mut self, id: BucketId) {
         assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} was taken for the reserve");
         self.set_usage(id, Usage::Free);
-        self.free.push_back(id);
+        self.free.push(id);
     }
 
     /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
@@ -550,7 +550,7 @@ impl Buckets {
         let released: Vec<BucketId> = self.pending.drain(..count).collect();
         for id in released {
             self.set_usage(id, Usage::Free);
-            self.free.push_back(id);
+            self.free.push(id);
         }
     }
 
@@ -559,7 +559,7 @@ impl Buckets {
         if self.free.len() <= keep {
             return None;
         }
-        let id = self.free.pop_front()?;
+        let id = self.free.pop()?;
         assert_eq!(self.get(id).usage, Usage::Free, "bucket {id} on the free list is not free");
         self.table[slot(id) as usize].touched = self.clock;
         self.set_usage(id, usage);
@@ -570,7 +570,7 @@ impl Buckets {
     pub fn put_back(&mut self, id: BucketId) {
         assert_eq!(self.get(id).usage, Usage::Meta, "bucket {id} was taken for metadata");
         self.set_usage(id, Usage::Free);
-        self.free.push_front(id);
+        self.free.put_back(id);
     }
 
     /// A metadata bucket is no longer needed, durably: it can be invalidated like any empty one. For a B-tree node

@@ -10,19 +10,23 @@
 //! ```
 //!
 //! A bucket is handed out only from `Free`, that is after its new generation is durable: no pointer that a crash can
-//! bring back names it. It is invalidated only when nothing dirty points to it, no I/O is in flight to it, and the
+//! bring back names it; so it can also be discarded there. It is invalidated only when nothing dirty points to it, no I/O is in flight to it, and the
 //! journal entry that took its last dirty pointer away is durable.
 
 pub mod ages;
 pub mod allocator;
 pub mod buckets;
+pub mod discards;
 pub mod flushes;
+pub mod free;
 pub mod open_buckets;
 pub mod prios;
 pub mod reserve;
 pub mod starvation;
 
 pub use buckets::{Bucket, Buckets, Usage};
+pub use discards::{DiscardState, Discards};
 pub use flushes::Flushes;
+pub use free::FreeList;
 pub use open_buckets::{Class, OpenBuckets, Space};
 pub use starvation::Starvation;

@@ -44,6 +44,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
         s.buckets.release_pending(pending);
     });
     set.signals().space.notify_all();
+    set.signals().discard_work.notify_all();
     Ok(())
 }
 

@@ -8,6 +8,7 @@ mod cleaning;
 mod coalesce;
 mod copies;
 mod detach;
+mod discards;
 mod distrust;
 mod durable;
 mod explain;

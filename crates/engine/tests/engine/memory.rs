@@ -57,7 +57,16 @@ pub struct World {
     pub fate: Option<Fate>,
     /// The devices have FUA of their own; else they are said to be asked for a write and a flush.
     pub fua: bool,
+    /// The devices carry out discards: what stood there is [`DISCARDED`] then.
+    pub discard: bool,
+    /// What was discarded: device, first sector, sectors.
+    pub discarded: Vec<(DiskId, u64, u64)>,
+    /// What was asked for where a discard was under way.
+    pub beside_discards: Vec<String>,
 }
+
+/// What stands where something was discarded.
+pub const DISCARDED: u8 = 0xdd;
 
 /// A handle on a world, which outlives the executors that run in it.
 #[derive(Clone)]
@@ -78,6 +87,9 @@ impl World {
             longest_ns: 0,
             fate: None,
             fua: true,
+            discard: false,
+            discarded: Vec::new(),
+            beside_discards: Vec::new(),
         }))
     }
 
@@ -145,8 +157,39 @@ impl World {
                 let range = index(*sector)..index(*sector + *sectors);
                 self.disks[disk][range].iter_mut().for_each(|place| *place = Sector::Filled(0));
             }
+            Op::Discard { sector, sectors } if self.discard => {
+                let range = index(*sector)..index(*sector + *sectors);
+                self.disks[disk][range].iter_mut().for_each(|place| *place = Sector::Filled(DISCARDED));
+                let device = DiskId(u32::try_from(disk).expect("few"));
+                self.discarded.push((device, *sector, *sectors));
+            }
             Op::Flush | Op::Discard { .. } => {}
         }
+    }
+
+    /// Nobody may rely on what an operation does where a discard is under way.
+    fn note_overlap(&mut self, disk: DiskId, op: &Op) {
+        let Some((start, end, is_discard)) = range_of(op) else { return };
+        let overlaps = |(other, _, earlier): &&(DiskId, Token, Op)| {
+            range_of(earlier).is_some_and(|(from, to, was_discard)| {
+                *other == disk && start < to && from < end && (is_discard || was_discard)
+            })
+        };
+        if self.under_way.iter().any(|earlier| overlaps(&earlier)) {
+            self.beside_discards.push(format!("{disk:?}: {start}..{end} (discard: {is_discard})"));
+        }
+    }
+}
+
+/// First sector, last and one, and whether it is a discard.
+fn range_of(op: &Op) -> Option<(u64, u64, bool)> {
+    let sectors = |bytes: usize| (bytes / SECTOR) as u64;
+    match op {
+        Op::Read { sector, buffer } => Some((*sector, *sector + sectors(buffer.len()), false)),
+        Op::Write { sector, payload, .. } => Some((*sector, *sector + sectors(payload.len()), false)),
+        Op::Zero { sector, sectors } => Some((*sector, *sector + *sectors, false)),
+        Op::Discard { sector, sectors } => Some((*sector, *sector + *sectors, true)),
+        Op::Flush => None,
     }
 }
 
@@ -156,7 +199,9 @@ fn index(number: u64) -> usize {
 
 impl Driver for MemoryDriver {
     fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
-        self.0.borrow_mut().under_way.push_back((disk, token, op));
+        let mut world = self.0.borrow_mut();
+        world.note_overlap(disk, &op);
+        world.under_way.push_back((disk, token, op));
     }
 
     fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
@@ -200,7 +245,7 @@ impl Driver for MemoryDriver {
             logical_block_sectors: 1,
             volatile_cache: true,
             fua: self.0.borrow().fua,
-            discard: false,
+            discard: self.0.borrow().discard,
             write_zeroes: true,
         }
     }

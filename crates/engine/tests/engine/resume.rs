@@ -28,7 +28,7 @@ fn options() -> Options {
 
 /// A note that outlives whoever holds it, and who may be one at a time.
 #[derive(Clone, Default)]
-struct Kept(Rc<RefCell<(u64, Vec<NoteRecord>)>>);
+pub struct Kept(Rc<RefCell<(u64, Vec<NoteRecord>)>>);
 
 impl Note for Kept {
     fn room(&self) -> usize {

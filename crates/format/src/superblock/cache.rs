@@ -42,6 +42,9 @@ pub enum Replacement {
 }
 
 impl Replacement {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Lru, Self::Fifo, Self::Random];
+
     /// The kernel's word for it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -208,6 +211,19 @@ impl CacheSuperblock {
         self.raw.computed_checksum().expect("a checked superblock lists few enough journal buckets")
     }
 
+    /// The same sum, over all but what a running set changes in its superblock: `discard` and the policy. It stays what it is for as
+    /// long as nobody starts the set, whatever is set meanwhile.
+    ///
+    /// # Panics
+    /// Never, as above.
+    #[must_use]
+    pub fn session(&self) -> u64 {
+        let mut fixed = self.clone();
+        fixed.set_discard(false);
+        fixed.set_replacement(Replacement::Lru);
+        fixed.checksum()
+    }
+
     /// Count of writes of this superblock.
     #[must_use]
     pub fn seq(&self) -> u64 {
@@ -235,6 +251,17 @@ impl CacheSuperblock {
     #[must_use]
     pub fn discard(&self) -> bool {
         self.raw.flag(field::DISCARD) != 0
+    }
+
+    /// Sets whether buckets are discarded.
+    pub fn set_discard(&mut self, discard: bool) {
+        self.raw.set_flag(field::DISCARD, u8::from(discard));
+    }
+
+    /// Sets the replacement policy.
+    pub fn set_replacement(&mut self, replacement: Replacement) {
+        self.raw.set_flag(field::REPLACEMENT, replacement.value());
+        self.replacement = replacement;
     }
 
     /// Replacement policy.

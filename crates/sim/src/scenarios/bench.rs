@@ -5,9 +5,9 @@ use crate::disk::Device;
 use crate::note::MemoryNote;
 use crate::system::engine::{self, Engine};
 use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
-use bcached_engine::{BucketCount, CacheSet, Options, Phases, Status, VolumeId, VolumeOptions};
+use bcached_engine::{BucketCount, CacheSet, Options, Phases, Settings, Status, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,7 @@ pub enum Place {
 pub struct Bench {
     options: Options,
     places: RefCell<Vec<Place>>,
+    settings: Cell<Settings>,
     open: Rc<RefCell<Option<CacheSet>>>,
 }
 
@@ -56,12 +57,17 @@ impl Bench {
         options.congested_write_threshold = Duration::ZERO;
         let volumes = u32::try_from(volumes).expect("few volumes");
         let places = RefCell::new((0..volumes).map(|volume| Place::Disk(1 + volume)).collect());
-        Rc::new(Self { options, places, open: Rc::default() })
+        Rc::new(Self { options, places, settings: Cell::default(), open: Rc::default() })
     }
 
     /// From the next start on the volume is found there.
     pub fn put(&self, volume: usize, place: Place) {
         self.places.borrow_mut()[volume] = place;
+    }
+
+    /// Each start ends with a change of what the superblock of the cache says.
+    pub fn change(&self, settings: Settings) {
+        self.settings.set(settings);
     }
 
     /// The set that is running.
@@ -100,7 +106,7 @@ impl System for Bench {
         phases: Arc<Phases>,
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let options = Options { phases, ..self.options.clone() };
-        let places = self.places.borrow().clone();
+        let (places, settings) = (self.places.borrow().clone(), self.settings.get());
         let (open, geometry) = (Rc::clone(&self.open), geometry.clone());
         Box::pin(async move {
             *open.borrow_mut() = None;
@@ -121,6 +127,7 @@ impl System for Bench {
                     Place::Missing => None,
                 };
             }
+            set.keep_settings(settings).await.map_err(Refusal::from_error)?;
             *open.borrow_mut() = Some(set.clone());
             Ok(Rc::new(Open { set, volumes, geometry }) as Rc<dyn Running>)
         })

@@ -12,9 +12,9 @@ use crate::scenario::Stage;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
 use bcached_check::Record;
-use bcached_engine::Phase;
+use bcached_engine::{Phase, Settings};
 use bcached_env::DiskId;
-use bcached_format::SUPERBLOCK_SECTOR;
+use bcached_format::{Replacement, SUPERBLOCK_SECTOR};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +52,7 @@ fn a_set_that_lost_its_priorities_is_refused() {
 enum Change {
     CacheFirstStart,
     CacheStart,
+    CacheRecord,
     Attached,
     Dirty,
     Clean,
@@ -62,9 +63,10 @@ enum Change {
 }
 
 impl Change {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::CacheFirstStart,
         Self::CacheStart,
+        Self::CacheRecord,
         Self::Attached,
         Self::Dirty,
         Self::Clean,
@@ -77,9 +79,14 @@ impl Change {
     /// The device whose superblock it is.
     const fn device(self) -> DiskId {
         match self {
-            Self::CacheFirstStart | Self::CacheStart => DiskId(0),
+            Self::CacheFirstStart | Self::CacheStart | Self::CacheRecord => DiskId(0),
             _ => DiskId(1),
         }
+    }
+
+    /// A start changes it, so that nobody has to ask for anything.
+    const fn is_of_a_start(self) -> bool {
+        matches!(self, Self::CacheFirstStart | Self::CacheStart | Self::CacheRecord | Self::Attached)
     }
 
     /// What the set is doing then.
@@ -87,6 +94,7 @@ impl Change {
         match self {
             Self::CacheFirstStart => Phase::CacheFirstStart,
             Self::CacheStart => Phase::CacheStart,
+            Self::CacheRecord => Phase::CacheRecord,
             Self::Attached | Self::AttachedAgain => Phase::BackingAttached,
             Self::Dirty => Phase::BackingDirty,
             Self::Clean => Phase::BackingClean,
@@ -102,6 +110,7 @@ impl fmt::Display for Change {
         f.write_str(match self {
             Self::CacheFirstStart => "first start of the cache",
             Self::CacheStart => "later start of the cache",
+            Self::CacheRecord => "other settings of the cache",
             Self::Attached => "attach",
             Self::Dirty => "first dirty data",
             Self::Clean => "nothing dirty any more",
@@ -139,18 +148,21 @@ fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) ->
     // The journal buckets of a new cache are so many that their list does not end in the sector that it begins in.
     let buckets = if change == Change::CacheFirstStart { 5200 } else { 600 };
     let geometry = Geometry { block_sectors: 1, torn_sectors: 1, buckets, ..small(vec![4096], mode) };
-    let (mut stage, _) = unstarted(geometry, options, 1);
+    let (mut stage, bench) = unstarted(geometry, options, 1);
     let phases = Arc::clone(&stage.rig().phases);
     let written = move |op: &OpView| {
         let here = op.disk == change.device() && op.kind == OpKind::Write && op.completed == completed;
         // The list of journal buckets of a new cache comes before and lies behind it.
         here && op.sectors.start == SUPERBLOCK_SECTOR && phases.is_inside(change.phase())
     };
-    if change == Change::CacheStart {
+    if matches!(change, Change::CacheStart | Change::CacheRecord) {
         stage.start()?;
         stage.stop()?;
     }
-    if matches!(change, Change::CacheFirstStart | Change::CacheStart | Change::Attached) {
+    if change == Change::CacheRecord {
+        bench.change(Settings { discard: Some(true), replacement: Some(Replacement::Random) });
+    }
+    if change.is_of_a_start() {
         stage.crash_in_start(written, Crash::PowerCut, survivors)?;
         return Ok(stage);
     }
@@ -163,7 +175,9 @@ fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) ->
 /// What makes a running set change the superblock of the disk; what must be before it has been done.
 fn steps_to(stage: &mut Stage, change: Change) -> Result<Vec<Step>, Fault> {
     Ok(match change {
-        Change::CacheFirstStart | Change::CacheStart | Change::Attached => unreachable!("a start does"),
+        Change::CacheFirstStart | Change::CacheStart | Change::CacheRecord | Change::Attached => {
+            unreachable!("a start does")
+        }
         Change::Dirty => vec![write(0..64)],
         Change::Clean => {
             keep(stage, 0..64);
