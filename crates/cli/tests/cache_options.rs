@@ -18,14 +18,25 @@ fn pair(value: &str, origin: &str) -> (String, String) {
     (value.to_owned(), origin.to_owned())
 }
 
+/// The superblock keeps it: it says so when nobody else does, and what was set last when that is unset.
+fn is_kept(option: &str) -> bool {
+    ["cache_replacement_policy", "discard"].contains(&option)
+}
+
 /// Whose word counts before anything is set.
 fn of_file(option: &str) -> &'static str {
-    if option == "cutoff_writeback_sync" { "config" } else { "default" }
+    match option {
+        "cutoff_writeback_sync" => "config",
+        _ if is_kept(option) => "superblock",
+        _ => "default",
+    }
 }
 
 /// Of each option: its default, a value as it is typed and as it is printed, one that is refused, and why. The same twice: it is only
 /// refused.
 const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
+    ("cache_replacement_policy", "lru", "fifo", "fifo", "mru", "is none of lru, fifo, random"),
+    ("discard", "0", "1", "1", "maybe", "is neither 1 nor 0"),
     ("congested_read_threshold_us", "2000", "0", "0", "2ms", "is not a whole number"),
     ("congested_write_threshold_us", "20000", "5000", "5000", "-1", "is not a whole number"),
     ("journal_delay_ms", "100", "70000", "65535", "none", "is not a whole number"),
@@ -86,7 +97,53 @@ fn every_option_of_a_cache_is_set_stays_and_is_unset() {
         let now = if typed == bad { pair(before, of_file(option)) } else { pair(printed, "set") };
         assert_eq!(value(&daemon, "fast", option), now, "{option} after a restart");
         done(&daemon, &["unset", "fast", option]);
-        assert_eq!(value(&daemon, "fast", option), pair(before, of_file(option)), "{option}");
+        let left = if is_kept(option) { printed } else { before };
+        assert_eq!(value(&daemon, "fast", option), pair(left, of_file(option)), "{option}");
     }
     assert!(!std::fs::read_to_string(kept).expect("the file").contains("fast"), "nothing is left in it");
+}
+
+/// What a kernel, or the next daemon, finds in the superblock is what was set; what was set for now is not there. Both are in force
+/// at once.
+#[test]
+fn what_the_superblock_keeps_of_a_cache_is_set_there() {
+    let images = Images::new();
+    let (cache, backing) = (images.blank("cache", 36 << 20), images.blank("tank", 20 << 20));
+    assert_eq!(bcached(&["make", "-b", "64k", "--discard", "-C", &cache, "-B", &backing]).exit, 0);
+    let config = images.path("config.toml");
+    let text =
+        format!("version = 1\n[cache.fast]\ndevice = {cache:?}\n[volume.media]\nbacking = {backing:?}\n");
+    std::fs::write(&config, &text).expect("a file");
+    let config = config.to_str().expect("text");
+    let daemon = Daemon::start(&images, &["--config", config]);
+    let in_force = |daemon: &Daemon| {
+        let now = &daemon.status()["caches"][0];
+        let text = |key: &str| now[key].as_str().unwrap_or_default().to_owned();
+        (text("discard"), text("cache_replacement_policy"))
+    };
+    let kept = || {
+        let shown = json(&bcached(&["show", "--json", &cache]).out);
+        (
+            shown["cache"]["discard"] == true,
+            shown["cache"]["replacement"].as_str().unwrap_or_default().to_owned(),
+        )
+    };
+    assert_eq!((in_force(&daemon), kept()), (pair("on", "lru"), (true, "lru".to_owned())));
+    done(&daemon, &["set", "fast", "discard=0", "cache_replacement_policy=random", "--runtime"]);
+    assert_eq!((in_force(&daemon), kept()), (pair("off", "random"), (true, "lru".to_owned())), "for now");
+    done(&daemon, &["set", "fast", "discard=0", "cache_replacement_policy=fifo"]);
+    assert_eq!((in_force(&daemon), kept()), (pair("off", "fifo"), (false, "fifo".to_owned())));
+    done(&daemon, &["unset", "fast", "discard", "cache_replacement_policy"]);
+    assert_eq!(
+        (in_force(&daemon), kept()),
+        (pair("off", "fifo"), (false, "fifo".to_owned())),
+        "nobody says otherwise"
+    );
+    assert_eq!(daemon.stop().0, 0);
+    // A file that says so is as good as a word.
+    std::fs::write(config, text.replace("[volume", "discard = true\n[volume")).expect("a file");
+    let daemon = Daemon::start(&images, &["--config", config]);
+    daemon.wait_for("the superblock says so", |_| kept().0);
+    assert_eq!(in_force(&daemon), pair("on", "fifo"));
+    assert_eq!(daemon.stop().0, 0);
 }

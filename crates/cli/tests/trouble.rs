@@ -247,20 +247,6 @@ fn udev_learns_which_devices_are_configured() {
     assert_eq!(listed(), all, "a stop leaves the devices ours");
 }
 
-/// What the superblock asks for and does not get was said nowhere.
-#[test]
-fn what_this_version_ignores_is_said() {
-    let images = Images::new();
-    let cache = images.blank("cache", 36 << 20);
-    let words = ["make", "-b", "64k", "--discard", "--cache-replacement-policy", "fifo", "-C", &cache];
-    assert_eq!(bcached(&words).exit, 0);
-    let daemon = Daemon::start(&images, &["--cache", &cache]);
-    assert_eq!(daemon.status()["caches"][0]["cache_replacement_policy"], "fifo");
-    let (exit, log) = daemon.stop();
-    assert_eq!(exit, 0, "{log}");
-    assert!(log.contains("[event=discard-ignored]"), "{log}");
-}
-
 /// After a SIGKILL the kernel ends what the process had begun, and until then its devices are in use: whoever started the
 /// daemon at once had a volume that was given up for good.
 #[test]

@@ -144,6 +144,12 @@ pub struct CacheCounts {
     /// Its device has failed as often as `io_error_limit` says: nothing is added, and what is dirty leaves it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failing: Option<bool>,
+    /// Whether freed buckets are discarded: `on`, `off`, `unsupported` (by its device) or `failed` (one has).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discard: Option<String>,
+    /// What has been discarded since the set was opened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discarded_bytes: Option<u64>,
     #[serde(flatten)]
     pub numbers: Option<CacheNumbers>,
 }

@@ -21,7 +21,7 @@ mod unserved;
 use crate::engine_failure;
 use crate::failure::Failure;
 use bcached_engine::{
-    Ages, CacheSet, Error, Explained, Options, Status, VolumeId, VolumeInfo, VolumeOptions,
+    Ages, CacheSet, Error, Explained, Options, Settings, Status, VolumeId, VolumeInfo, VolumeOptions,
 };
 use bcached_env::{Executor, Note, NoteRecord, Order};
 use bcached_format::{CacheMode, Label, Uuid};
@@ -327,6 +327,13 @@ impl Engine {
         answer: Answer<Result<(), Error>>,
     ) {
         self.send(Command::SetCacheMode(volume, mode, keep, answer));
+    }
+
+    /// Has the superblock of the cache say this.
+    pub fn keep_settings(&self, settings: Settings, answer: Answer<Result<(), Error>>) {
+        self.send(Command::Do(Box::new(move |set, env| {
+            env.spawn(async move { answer(set.keep_settings(settings).await) });
+        })));
     }
 
     /// Gives a volume another label.

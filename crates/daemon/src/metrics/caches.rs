@@ -76,6 +76,11 @@ fn counters<'a>() -> Vec<Metric<Open<'a>>> {
             Some(open.counts.written_back_bytes as f64)
         }),
         counter(
+            "bcached_cache_discarded_bytes_total",
+            "Discarded on the cache device: buckets that held nothing any more.",
+            |open| open.counts.discarded_bytes.map(|bytes| bytes as f64),
+        ),
+        counter(
             "bcached_cache_fill_races_total",
             "Fills dropped because somebody wrote there meanwhile.",
             |open| Some(open.counts.fill_races as f64),

@@ -81,7 +81,8 @@ fn cache() -> Value {
         "written_by_cause_bytes": { "data": 1, "fill": 2, "moved": 3, "btree": 4, "journal": 5, "priorities": 6,
             "uuids": 7, "superblock": 8 },
         "average_key_bytes": 8192, "btree_nodes": 3, "btree_used_percent": 40,
-        "btree_gc": times, "btree_split": times, "btree_read": times, "congested_bytes": 0
+        "btree_gc": times, "btree_split": times, "btree_read": times, "congested_bytes": 0,
+        "discarded_bytes": 0
     });
     for (index, name) in NUMBERS.into_iter().enumerate() {
         cache[name] = (100 + index).into();

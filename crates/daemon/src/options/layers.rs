@@ -3,7 +3,7 @@
 //! ```text
 //!   runtime      said to the daemon, until it stops               counts most
 //!   configured   of the files, the last one that says it; `99-set.toml` is the last
-//!   superblock   cache mode and label
+//!   superblock   cache mode and label; of a cache, its policy and discard
 //!   default      of the engine                                    counts least
 //! ```
 
@@ -11,7 +11,7 @@ use super::quiet::QuietHours;
 use super::value::Value;
 use super::{Definition, OPTIONS, Place, Scope, of_cache};
 use crate::config::Origin;
-use bcached_engine::{Options, VolumeOptions};
+use bcached_engine::{Options, Settings, VolumeOptions};
 use bcached_format::CacheMode;
 use std::collections::BTreeMap;
 
@@ -82,6 +82,12 @@ impl Layers {
     /// Makes `options`, of the engine of a cache, what was said of that.
     pub fn apply_to_cache(&self, options: &mut Options) {
         of_cache::apply(options, |name| self.said(name).map(|(value, _)| value));
+    }
+
+    /// What the files say that is kept in the superblock of a cache, whatever was said to the daemon.
+    #[must_use]
+    pub fn kept_settings(&self) -> Settings {
+        of_cache::settings(|name| self.configured.get(name).map(|setting| &setting.value))
     }
 
     /// The quiet hours, if there are any.

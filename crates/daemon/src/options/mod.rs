@@ -10,7 +10,8 @@ pub mod quiet;
 pub mod value;
 
 use crate::failure::{Failure, Kind as FailureKind};
-use bcached_engine::{OnCacheError, Options, VolumeOptions};
+use bcached_engine::{OnCacheError, Options, Settings, VolumeOptions};
+use bcached_format::Replacement;
 use value::{Kind, Refused, Value};
 
 /// One option.
@@ -58,6 +59,15 @@ pub enum Place {
         read: fn(&VolumeOptions) -> Value,
         /// Changes it there.
         write: fn(&mut VolumeOptions, &Value),
+    },
+    /// In the superblock of a cache, and with its engine until it says something else.
+    Kept {
+        /// What the superblock says.
+        read: fn(&Settings) -> Option<Value>,
+        /// Makes the engine keep to a value, or with `None` to what the superblock says.
+        write: fn(&mut Options, Option<&Value>),
+        /// Makes it what the superblock is to say.
+        keep: fn(&mut Settings, &Value),
     },
     /// With the engine of a cache.
     Set {
@@ -375,6 +385,10 @@ impl Definition {
             Place::QuietHours => Some(Value::None),
             Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
             Place::Set { read, .. } => Some(read(&Options::default())),
+            // What `make` writes unless it is told.
+            Place::Kept { read, .. } => {
+                read(&Settings { discard: Some(false), replacement: Some(Replacement::default()) })
+            }
         }
     }
 

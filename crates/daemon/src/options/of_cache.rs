@@ -3,7 +3,8 @@
 
 use super::value::{Kind, Value};
 use super::{Definition, NUMBER_MAX, Place, Scope};
-use bcached_engine::Options;
+use bcached_engine::{Options, Settings};
+use bcached_format::Replacement;
 use std::time::Duration;
 
 /// A field of the options of a set, and the variant of [`Value`] that its kind reads.
@@ -36,6 +37,26 @@ macro_rules! time {
 
 /// Every option, in the order in which `get` prints them.
 pub static OPTIONS: &[Definition] = &[
+    of_cache(
+        "cache_replacement_policy",
+        Kind::Choice(&["lru", "fifo", "random"]),
+        Place::Kept {
+            read: |kept| kept.replacement.map(|policy| Value::Word(policy.name())),
+            write: |options, value| options.replacement = value.and_then(policy),
+            keep: |kept, value| kept.replacement = policy(value),
+        },
+        "which clean data leaves the cache first: least recently used, first filled, any; kept in its superblock",
+    ),
+    of_cache(
+        "discard",
+        Kind::Flag,
+        Place::Kept {
+            read: |kept| kept.discard.map(Value::Flag),
+            write: |options, value| options.discard = value.and_then(flag),
+            keep: |kept, value| kept.discard = flag(value),
+        },
+        "buckets that hold nothing any more are discarded on the cache device; kept in its superblock",
+    ),
     of_cache(
         "congested_read_threshold_us",
         Kind::Number(0, NUMBER_MAX),
@@ -97,15 +118,35 @@ const fn of_cache(name: &'static str, kind: Kind, place: Place, help: &'static s
     Definition { scope: Scope::Cache, ..Definition::of_kernel(name, kind, place, help) }
 }
 
+fn policy(value: &Value) -> Option<Replacement> {
+    let Value::Word(word) = value else { return None };
+    Replacement::ALL.into_iter().find(|policy| policy.name() == *word)
+}
+
+const fn flag(value: &Value) -> Option<bool> {
+    if let Value::Flag(is) = value { Some(*is) } else { None }
+}
+
+/// What the superblock is to say of what `said` says; the rest stays as it is there.
+pub fn settings<'a>(said: impl Fn(&str) -> Option<&'a Value>) -> Settings {
+    let mut settings = Settings::default();
+    for option in OPTIONS {
+        if let (Place::Kept { keep, .. }, Some(value)) = (option.place, said(option.name)) {
+            keep(&mut settings, value);
+        }
+    }
+    settings
+}
+
 /// Makes `options` what `said` says of each option of the table, and what is default where it says nothing.
 pub fn apply<'a>(options: &mut Options, said: impl Fn(&str) -> Option<&'a Value>) {
     let fresh = Options::default();
     for option in OPTIONS {
-        if let Place::Set { read, write } = option.place {
-            match said(option.name) {
-                Some(value) => write(options, value),
-                None => write(options, &read(&fresh)),
-            }
+        match (option.place, said(option.name)) {
+            (Place::Set { write, .. }, Some(value)) => write(options, value),
+            (Place::Set { read, write }, None) => write(options, &read(&fresh)),
+            (Place::Kept { write, .. }, value) => write(options, value),
+            _ => {}
         }
     }
 }

@@ -207,7 +207,11 @@ fn what_was_most_likely_meant_is_named() {
 fn an_option_of_a_cache_is_its_own() {
     let fresh = Options::default();
     for option in of_cache::OPTIONS {
-        let typed = if matches!(option.kind, Kind::Flag) { "0" } else { "17" };
+        let typed = match option.kind {
+            Kind::Flag => "0",
+            Kind::Choice(words) => words[1],
+            _ => "17",
+        };
         let value = option.read(typed).expect("a value");
         let mut layers = Layers::default();
         layers.runtime.insert(option.name, value.clone());
@@ -215,9 +219,23 @@ fn an_option_of_a_cache_is_its_own() {
         layers.apply_to_cache(&mut options);
         assert_eq!(options.node_budget_bytes, 7, "no option");
         for other in of_cache::OPTIONS {
-            let Place::Set { read, .. } = other.place else { panic!("{} is elsewhere", other.name) };
-            let expected = if other.name == option.name { value.clone() } else { read(&fresh) };
-            assert_eq!(read(&options), expected, "{} after {}", other.name, option.name);
+            let is_it = other.name == option.name;
+            let (found, expected) = match other.place {
+                Place::Set { read, .. } => {
+                    (Some(read(&options)), if is_it { Some(value.clone()) } else { Some(read(&fresh)) })
+                }
+                Place::Kept { read, .. } => {
+                    let in_force = Settings { discard: options.discard, replacement: options.replacement };
+                    (read(&in_force), is_it.then(|| value.clone()))
+                }
+                _ => panic!("{} is elsewhere", other.name),
+            };
+            assert_eq!(found, expected, "{} after {}", other.name, option.name);
+        }
+        let mut settings = Settings::default();
+        if let Place::Kept { read, keep, .. } = option.place {
+            keep(&mut settings, &value);
+            assert_eq!(read(&settings), Some(value));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Caches: from a name to a device, an engine, an open set; and what becomes of it.
 
+use super::options::Done;
 use super::patience::Unopened;
 use super::table::{CacheEntry, CacheState, Unserved};
 use super::{Event, Phase, Supervisor, health, reasons};
@@ -9,8 +10,7 @@ use crate::devices::{self, CacheDevice};
 use crate::engine_thread::{self, Engine, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
-use bcached_engine::{Opening, Options, Status};
-use bcached_format::CacheSuperblock;
+use bcached_engine::{DiscardState, Opening, Options, Settings, Status};
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,8 +41,13 @@ impl Supervisor {
     fn start_engine(&self, index: usize, cache: CacheDevice) -> Result<CacheState, Failure> {
         let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
         let name = self.shared().table.name_cache(index, label, set);
-        self.shared().table.caches[index].uuid = Some(cache.superblock.uuid());
-        tell_what_is_ignored(&name, &cache.superblock);
+        let superblock = &cache.superblock;
+        {
+            let entry = &mut self.shared().table.caches[index];
+            entry.uuid = Some(superblock.uuid());
+            let (discard, replacement) = (superblock.discard(), superblock.replacement());
+            entry.kept = Some(Settings { discard: Some(discard), replacement: Some(replacement) });
+        }
         let note = notes::of_set(&self.notes, set)?;
         let options = self.engine_options(index);
         let progress = Arc::clone(&options.opening);
@@ -121,6 +126,7 @@ impl Supervisor {
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
                 self.shared().table.cache_opened(index, opened);
                 self.take_up_flash(index, flash_only);
+                self.apply_settings(index, Done::nobody());
             }
         }
     }
@@ -174,6 +180,28 @@ impl Supervisor {
         }
     }
 
+    /// Logs, once, that freed buckets are not discarded though somebody asks for it.
+    fn tell_discards(&self, index: usize, status: &Status) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.caches.get_mut(index) else { return };
+        let why = match status.discard {
+            DiscardState::Off | DiscardState::On => None,
+            DiscardState::Unsupported => Some("its device knows no discard".to_owned()),
+            DiscardState::Failed(error) => Some(error.to_string()),
+        };
+        if entry.no_discard_logged != why
+            && let Some(why) = &why
+        {
+            tracing::warn!(
+                event = "discard-off",
+                "cache {}: buckets that hold nothing are not discarded: {why}",
+                entry.display_name()
+            );
+        }
+        entry.no_discard_logged = why;
+        entry.kept = Some(status.kept);
+    }
+
     /// Logs, once, that a set has stopped writing, and that it works again.
     pub(super) fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
@@ -213,6 +241,7 @@ impl Supervisor {
             if !is_walking {
                 self.tell_unserved(index, &status);
             }
+            self.tell_discards(index, &status);
             let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);
             for told in unreadable {
                 tracing::error!(event = "node-unreadable", "{told}");
@@ -247,15 +276,5 @@ impl Openings {
             is_due
         };
         all.into_iter().filter(|(name, _)| is_due(name)).collect()
-    }
-}
-
-/// What the superblock asks for and this version does not do.
-fn tell_what_is_ignored(name: &str, superblock: &CacheSuperblock) {
-    if superblock.discard() {
-        tracing::warn!(
-            event = "discard-ignored",
-            "cache {name}: this version discards no buckets, though its flag is set"
-        );
     }
 }

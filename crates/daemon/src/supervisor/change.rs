@@ -103,7 +103,7 @@ impl Supervisor {
                 match (owner, label) {
                     (Owner::Volume(index), Some(label)) => self.apply_label(index, label, then),
                     (Owner::Volume(index), None) => self.apply_cache_mode(index, then),
-                    (Owner::Cache(_), _) => then.call(Ok(())),
+                    (Owner::Cache(index), _) => self.apply_settings(index, then),
                 }
             }
         }

@@ -355,6 +355,10 @@ impl Supervisor {
                 for index in 0..volumes {
                     self.apply_cache_mode(index, options::Done::nobody());
                 }
+                let caches = self.shared().table.caches.len();
+                for index in 0..caches {
+                    self.apply_settings(index, options::Done::nobody());
+                }
                 tracing::info!(event = "reloaded", "the configuration was read again");
             }
         }

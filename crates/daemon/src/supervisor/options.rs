@@ -13,7 +13,7 @@ use crate::options::layers::Layers;
 use crate::options::quiet;
 use crate::options::value::Value;
 use crate::options::{Definition, Place};
-use bcached_engine::{Error, VolumeInfo, VolumeOptions};
+use bcached_engine::{Error, Settings, VolumeInfo, VolumeOptions};
 use bcached_format::{CacheMode, Label};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -76,6 +76,37 @@ impl Supervisor {
             };
             engine.set_options(id, wanted, Box::new(answer));
         }
+    }
+
+    /// Has the superblock of an open cache say what the files say of it, unless it does.
+    pub(super) fn apply_settings(&self, index: usize, done: Done) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.caches.get_mut(index) else { return done.0(Ok(())) };
+        let (CacheState::Open { engine, .. }, Some(before)) = (&entry.state, entry.kept) else {
+            return done.0(Ok(()));
+        };
+        let wanted = entry.options.kept_settings();
+        let after = Settings {
+            discard: wanted.discard.or(before.discard),
+            replacement: wanted.replacement.or(before.replacement),
+        };
+        if after == before {
+            return done.0(Ok(()));
+        }
+        let (name, engine) = (entry.display_name().to_owned(), engine.clone());
+        entry.kept = Some(after);
+        engine.keep_settings(
+            wanted,
+            Box::new(move |result: Result<(), Error>| {
+                let kept = result.map_err(|error| {
+                    tracing::error!(event = "settings-failed", "cache {name}: {error}");
+                    Failure::new(Kind::Io, format!("the superblock of cache {name} could not be written"))
+                        .why(error.to_string())
+                        .next("what was said is kept, and written at the next start")
+                });
+                done.0(kept);
+            }),
+        );
     }
 
     /// Gives a served volume the cache mode that is asked for, unless it has it. Only what files say goes into the
@@ -213,8 +244,8 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
         let owner = Named::of(scope, view.display_name());
         let entry = match &view {
             View::Volume(entry) => entry,
-            View::Cache(_) => {
-                let show = |option| owner::of_cache(view.layers(), option);
+            View::Cache(cache) => {
+                let show = |option| owner::of_cache(cache, option);
                 return Ok(Options { owner, options: scope.options().iter().map(show).collect() });
             }
         };
@@ -272,7 +303,7 @@ impl<'a> Facts<'a> {
         let value = match option.place {
             Place::Engine { read, .. } => Some(read(&self.options)),
             // No option of a volume is there.
-            Place::Set { .. } => None,
+            Place::Set { .. } | Place::Kept { .. } => None,
             Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
             Place::Label => self.label.clone().map(Value::Text),
             Place::CacheMode => match self.mode {

@@ -8,7 +8,7 @@ use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::Layers;
 use crate::options::{Definition, Place, Scope};
-use bcached_engine::Options;
+use bcached_engine::{Options, Settings};
 use bcached_format::Label;
 use std::sync::{Mutex, PoisonError};
 
@@ -32,6 +32,8 @@ pub struct CacheView {
     name: Option<String>,
     display_name: String,
     layers: Layers,
+    /// What its superblock says; `None`: nobody has looked.
+    kept: Option<Settings>,
 }
 
 impl Owner {
@@ -66,7 +68,17 @@ impl Owner {
 impl CacheView {
     fn of(entry: &CacheEntry) -> Self {
         let (name, layers) = (entry.name.clone(), entry.options.clone());
-        Self { name, display_name: entry.display_name().to_owned(), layers }
+        Self { name, display_name: entry.display_name().to_owned(), layers, kept: entry.kept }
+    }
+
+    /// The same once `layers` are in force, and in its superblock.
+    fn with(&self, layers: &Layers) -> Self {
+        let (before, wanted) = (self.kept.unwrap_or_default(), layers.kept_settings());
+        let kept = Settings {
+            discard: wanted.discard.or(before.discard),
+            replacement: wanted.replacement.or(before.replacement),
+        };
+        Self { layers: layers.clone(), kept: Some(kept), ..self.clone() }
     }
 }
 
@@ -112,21 +124,28 @@ impl View {
                 let before = Facts::of(entry, None);
                 (before.show(option), before.with(layers, entry.kept_mode, label).show(option))
             }
-            Self::Cache(cache) => (of_cache(&cache.layers, option), of_cache(layers, option)),
+            Self::Cache(cache) => (of_cache(cache, option), of_cache(&cache.with(layers), option)),
         }
     }
 }
 
-/// An option of a cache of which `layers` have been said. Its engine has been told of them, or will be when it opens.
-pub fn of_cache(layers: &Layers, option: &'static Definition) -> Shown {
+/// An option of a cache. Its engine has been told of what was said, or will be when it opens.
+pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
     let mut options = Options::default();
-    layers.apply_to_cache(&mut options);
+    cache.layers.apply_to_cache(&mut options);
+    let said = cache.layers.said(option.name);
     let value = match option.place {
         Place::Set { read, .. } => Some(read(&options)),
+        Place::Kept { read, .. } => {
+            said.map(|(value, _)| value.clone()).or_else(|| cache.kept.as_ref().and_then(read))
+        }
         _ => None,
     };
     let mut shown = Shown::of(option, value.as_ref());
-    shown.say_where_from(layers.said(option.name).filter(|(asked, _)| value.as_ref() == Some(asked)));
+    if matches!(option.place, Place::Kept { .. }) {
+        "superblock".clone_into(&mut shown.origin);
+    }
+    shown.say_where_from(said.filter(|(asked, _)| value.as_ref() == Some(asked)));
     shown
 }
 

@@ -10,7 +10,8 @@ use crate::control::status::{
 };
 use crate::engine_thread::Engine;
 use bcached_engine::{
-    Ages, Bypass, Bypassed, Cause, Latencies, Reads, Status as EngineStatus, Traffic, VolumeInfo,
+    Ages, Bypass, Bypassed, Cause, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
+    VolumeInfo,
 };
 use bcached_format::BackingState;
 use bcached_front_nbd::NbdServer;
@@ -240,6 +241,15 @@ fn bypass(reads: &Reads, bypassed: &Bypassed) -> BypassCounts {
     }
 }
 
+const fn discard_name(state: DiscardState) -> &'static str {
+    match state {
+        DiscardState::Off => "off",
+        DiscardState::On => "on",
+        DiscardState::Unsupported => "unsupported",
+        DiscardState::Failed(_) => "failed",
+    }
+}
+
 fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
     let (stats, written) = (&status.stats, &status.stats.written);
     CacheCounts {
@@ -282,6 +292,8 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         bypass: Some(bypass(&stats.reads, &stats.bypassed)),
         congested_bytes: Some(status.congested_sectors * 512),
         failing: Some(status.is_failing),
+        discard: Some(discard_name(status.discard).to_owned()),
+        discarded_bytes: Some(status.discards.bytes),
         numbers: Some(numbers::of_cache(status, ages)),
     }
 }

@@ -7,7 +7,7 @@ use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::{Configured, Layers};
 use crate::supervisor::reasons;
-use bcached_engine::{DiskHealth, Error, Opening, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,9 +42,13 @@ pub struct CacheEntry {
     pub options: Layers,
     /// What its engine has been told of them.
     pub told: Layers,
+    /// What its superblock says, once seen.
+    pub kept: Option<Settings>,
     pub state: CacheState,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
+    /// Why it discards nothing, as the log was told.
+    pub no_discard_logged: Option<String>,
     /// That its device fails too often has been logged.
     pub failing_logged: bool,
     /// That its index is being read beside requests has been logged.
@@ -480,7 +484,9 @@ impl CacheEntry {
             is_none_of: None,
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),
+            kept: None,
             failure_logged: false,
+            no_discard_logged: None,
             failing_logged: false,
             walking_logged: false,
             unreadable_logged: BTreeSet::new(),

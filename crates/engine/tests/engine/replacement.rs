@@ -1,7 +1,7 @@
 //! Which clean data leaves the cache when more comes than it holds: the policy of the superblock.
 
 use crate::rig::{Rig, Sizes, ask, open, run, write};
-use bcached_engine::{Options, Request};
+use bcached_engine::{Options, Request, Settings};
 use bcached_env::Buffer;
 use bcached_format::{CacheMode, Replacement};
 
@@ -11,13 +11,14 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 400_0
 const PIECE: usize = 64;
 
 /// What the cache holds is written, then half as much again, and the first piece is read all the time. How many of the
-/// pieces are hits at the end, and whether the first is one.
-fn left(replacement: Replacement) -> (usize, bool) {
+/// pieces are hits at the end, and whether the first is one. `first`: what the superblock said until `replacement` was set.
+fn left(first: Replacement, replacement: Replacement) -> (usize, bool) {
     const PIECES: u64 = 1500;
-    let mut rig = Rig::with_replacement(SIZES, 1, replacement);
+    let mut rig = Rig::with_replacement(SIZES, 1, first);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), Options::default()).await.expect("sound");
         set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        set.keep_settings(Settings { discard: None, replacement: Some(replacement) }).await.expect("written");
         assert_eq!(set.status().replacement, replacement);
         let read = |piece: u64| Request::Read { sector: 200 * piece, buffer: Buffer::zeroed(PIECE * 512) };
         let is_hit = async |piece| {
@@ -53,20 +54,29 @@ fn left(replacement: Replacement) -> (usize, bool) {
 
 #[test]
 fn what_is_read_stays_if_the_last_use_counts() {
-    let (hits, first) = left(Replacement::Lru);
+    let (hits, first) = left(Replacement::Lru, Replacement::Lru);
     assert!(first, "it was read all the time");
     assert!(hits > 900, "{hits} pieces are left");
 }
 
 #[test]
 fn what_came_first_leaves_first_if_the_order_counts() {
-    let (hits, first) = left(Replacement::Fifo);
+    let (hits, first) = left(Replacement::Fifo, Replacement::Fifo);
     assert!(!first, "it came first, however often it was read");
     assert!(hits > 900, "{hits} pieces are left");
 }
 
 #[test]
 fn any_may_leave() {
-    let (hits, _) = left(Replacement::Random);
+    let (hits, _) = left(Replacement::Random, Replacement::Random);
     assert!(hits > 900, "{hits} pieces are left");
+}
+
+/// Whoever sets another policy while the set runs has it from then on.
+#[test]
+fn a_policy_that_changes_counts_at_once() {
+    let (_, first) = left(Replacement::Lru, Replacement::Fifo);
+    assert!(!first, "it came first, however often it was read");
+    let (_, first) = left(Replacement::Fifo, Replacement::Lru);
+    assert!(first, "it was read all the time");
 }
