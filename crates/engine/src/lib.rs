@@ -76,6 +76,7 @@ pub use volume::remove::Removed;
 pub use volume::{Course, VolumeId, VolumeInfo};
 pub use windows::{Counted, Window};
 pub use writeback::rate::RateInfo;
+pub use writeback::stripes::stripe_bytes;
 pub use writeback::trouble::WritebackTrouble;
 pub use writeback::urgent::Cancel;
 pub use written::{Cause, Written};

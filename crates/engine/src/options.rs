@@ -126,6 +126,10 @@ pub struct VolumeOptions {
     pub writeback_quiet: bool,
     /// Write-back slows down while writes of a batch take longer than this. Not of the kernel.
     pub writeback_latency: Option<Duration>,
+    /// Length of the backing device's stripes, in bytes; 0: it has none; `None`: what it says. The kernel's can only be read.
+    pub stripe_size: Option<u64>,
+    /// Writes of parts of them are expensive, as on RAID 5 and 6; `None`: if the device says so. The kernel's can only be read.
+    pub partial_stripes_expensive: Option<bool>,
     /// What becomes of requests that need the cache, because of dirty data, and cannot have it. The set only keeps this for whoever
     /// serves its volumes. Not of the kernel.
     pub on_cache_error: OnCacheError,
@@ -178,6 +182,8 @@ impl Default for VolumeOptions {
             max_dirty_age: None,
             writeback_quiet: false,
             writeback_latency: None,
+            stripe_size: None,
+            partial_stripes_expensive: None,
             on_cache_error: OnCacheError::Freeze,
             freeze_timeout: Duration::from_secs(120),
         }

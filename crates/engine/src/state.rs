@@ -16,11 +16,12 @@ use crate::uuids::UuidTable;
 use crate::volume::{Volume, VolumeId, Volumes};
 use crate::work::Work;
 use crate::writeback::room::Room;
+use crate::writeback::stripes::Stripes;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{IoError, Note, Time};
-use bcached_format::{BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key};
+use bcached_format::{BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key, Position};
 use core::time::Duration;
 
 /// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
@@ -32,6 +33,8 @@ pub const MOVING_RESERVE: usize = 2;
 #[derive(Default)]
 pub struct DirtyCounts {
     by_inode: BTreeMap<Inode, u64>,
+    /// Of those volumes whose stripes matter.
+    stripes: BTreeMap<Inode, Stripes>,
 }
 
 impl DirtyCounts {
@@ -52,18 +55,53 @@ impl DirtyCounts {
         self.by_inode.values().sum()
     }
 
-    /// More.
+    /// More, which the walk has found. It counts no stripes: who wants these looks at the tree.
     pub fn add(&mut self, inode: Inode, sectors: u64) {
         *self.by_inode.entry(inode).or_insert(0) += sectors;
     }
 
-    /// Fewer.
-    pub fn remove(&mut self, inode: Inode, sectors: u64) {
-        if sectors == 0 {
-            return;
+    /// A dirty key has come into the tree; `counted` sectors of it lie where the tree has been walked.
+    pub fn add_key(&mut self, key: &Key, counted: u32) {
+        self.add(key.inode, u64::from(counted));
+        if let Some(stripes) = self.stripes.get_mut(&key.inode) {
+            stripes.add(key.start(), key.end);
         }
-        let count = self.by_inode.get_mut(&inode).expect("dirty sectors were added before");
-        *count = count.checked_sub(sectors).expect("no more dirty sectors are removed than were added");
+    }
+
+    /// One has gone from it.
+    pub fn remove_key(&mut self, key: &Key, counted: u32) {
+        if counted > 0 {
+            let count = self.by_inode.get_mut(&key.inode).expect("dirty sectors were added before");
+            let left = count.checked_sub(u64::from(counted));
+            *count = left.expect("no more dirty sectors are removed than were added");
+        }
+        if let Some(stripes) = self.stripes.get_mut(&key.inode) {
+            stripes.remove(key.start(), key.end);
+        }
+    }
+
+    /// Dirty sectors of a volume by stripe, if they are counted.
+    #[must_use]
+    pub fn stripes(&self, inode: Inode) -> Option<&Stripes> {
+        self.stripes.get(&inode)
+    }
+
+    /// The same, for who counts them.
+    pub fn stripes_mut(&mut self, inode: Inode) -> Option<&mut Stripes> {
+        self.stripes.get_mut(&inode)
+    }
+
+    /// From now on they are counted, or not.
+    pub fn set_stripes(&mut self, inode: Inode, stripes: Option<Stripes>) {
+        match stripes {
+            Some(stripes) => drop(self.stripes.insert(inode, stripes)),
+            None => drop(self.stripes.remove(&inode)),
+        }
+    }
+
+    /// Those of such volumes are not counted any more.
+    pub fn forget_stripes(&mut self, is_gone: impl Fn(Inode) -> bool) {
+        self.stripes.retain(|inode, _| !is_gone(*inode));
     }
 }
 
@@ -324,6 +362,15 @@ impl State {
         }
         let is_complete = self.frontier.is_complete();
         assert!(!is_complete || self.buckets.count_of(Usage::Unknown) == 0, "every bucket is known");
+        for (inode, stripes) in &self.dirty.stripes {
+            if is_complete && stripes.counted_to() == Position::MAX.offset {
+                assert_eq!(
+                    stripes.total(),
+                    self.dirty.of(*inode),
+                    "dirty sectors by stripe and by volume agree"
+                );
+            }
+        }
         for (id, bucket) in self.buckets.iter() {
             assert!(bucket.dirty <= bucket.live, "bucket {id}: more dirty than live");
         }

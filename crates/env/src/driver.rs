@@ -29,6 +29,10 @@ pub struct DiskInfo {
     /// A write with FUA is one operation of the device itself. If not, it is a write and a flush, and its failure may be
     /// that of the flush.
     pub fua: bool,
+    /// Writes of so many sectors, at multiples of that, are the best for it: a stripe of an array. 0: any are.
+    pub optimal_io_sectors: u64,
+    /// Smaller writes cost it reads: an array with parity.
+    pub partial_stripes_expensive: bool,
     /// Discards are carried out rather than refused.
     pub discard: bool,
     /// Writing zeroes without a payload is carried out rather than emulated by the driver.

@@ -183,6 +183,8 @@ impl Device {
             fua: !self.model.fua_flushes,
             discard: self.model.discard,
             write_zeroes: true,
+            optimal_io_sectors: 0,
+            partial_stripes_expensive: false,
         }
     }
 

@@ -71,6 +71,8 @@ impl Disks {
             fua: false,
             discard: false,
             write_zeroes: false,
+            optimal_io_sectors: 0,
+            partial_stripes_expensive: false,
         };
         self.device(disk).map_or(nothing, |device| device.info())
     }

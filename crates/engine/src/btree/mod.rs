@@ -357,7 +357,7 @@ impl State {
                 buckets.remove(*pointer, counted, gone.dirty, sequence);
             }
             if live && gone.dirty {
-                dirty.remove(gone.inode, u64::from(counted));
+                dirty.remove_key(&gone, counted);
             }
         };
         nodes.change(slot, |node| node.insert(part, &mut remove));
@@ -372,7 +372,7 @@ impl State {
             }
         }
         if part.dirty {
-            dirty.add(part.inode, u64::from(counted));
+            dirty.add_key(part, counted);
         }
         died
     }

@@ -2,7 +2,7 @@
 //!
 //! | way | when | data goes to |
 //! |---|---|---|
-//! | back | dirty data in the range, in every mode; mode writeback while there is room; flash-only volumes | cache, dirty |
+//! | back | dirty data in the range, in every mode; in its stripe, in mode writeback, if parts of one are expensive, whatever is bypassed (`writeback/stripes`); mode writeback while there is room; flash-only volumes | cache, dirty |
 //! | through | mode writethrough, or writeback without room | backing device and cache, clean |
 //! | around | what is bypassed (`bypass`); whatever there is while the volume is being detached or attached | backing device |
 //!
@@ -152,7 +152,7 @@ pub(crate) async fn write_blocks(
         return Ok(unproven(stamp, fua));
     }
     let survey = survey(set, target, range).await?;
-    let way = set.with(|s| way(s, target, survey, fua));
+    let way = set.with(|s| way(s, target, range, survey, fua));
     target.goes(match way {
         Way::Back => Path::WriteBack,
         Way::Through => Path::WriteThrough,
@@ -169,16 +169,23 @@ pub(crate) async fn write_blocks(
     Ok(unproven)
 }
 
-fn way(s: &State, target: &Target, survey: Survey, fua: bool) -> Way {
+fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
     // The volume may have set out after the request had begun.
     let is_on_its_way = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
     if target.backing.is_none() || survey.dirty && !is_on_its_way {
         return Way::Back;
     }
-    if is_on_its_way || target.bypass.is_some() {
+    if is_on_its_way {
         return Way::Around;
     }
     let sync = s.options.cutoff_writeback_sync.max(s.options.cutoff_writeback);
+    let has_room = s.in_use_percent() < sync && !s.is_worn();
+    if target.mode == CacheMode::Writeback && has_room && s.completes_a_stripe(target, range) {
+        return Way::Back;
+    }
+    if target.bypass.is_some() {
+        return Way::Around;
+    }
     let cutoff = if fua { sync } else { s.options.cutoff_writeback };
     match target.mode {
         CacheMode::Writeback if s.in_use_percent() < cutoff => Way::Back,

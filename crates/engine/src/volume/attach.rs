@@ -11,7 +11,7 @@ use crate::uuids;
 use crate::volume::epoch::Epoch;
 use crate::volume::resize::cacheable_end;
 use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
-use crate::writeback::task;
+use crate::writeback::{stripes, task};
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId};
@@ -283,6 +283,9 @@ impl CacheSet {
 }
 
 fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
+    let of_device = |backing: &Backing| stripes::of_volume(&volume.options, &backing.disk.info());
+    let (stripe_sectors, partial_stripes_expensive) =
+        volume.backing.as_ref().map(of_device).unwrap_or_default();
     VolumeInfo {
         id,
         inode: volume.inode,
@@ -299,6 +302,9 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
         dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
+        stripe_sectors,
+        partial_stripes_expensive,
+        full_stripes: volume.inode.and_then(|inode| Some(s.dirty.stripes(inode)?.full_count())),
         oldest_dirty: volume.pace.age.oldest(s.now),
         writeback_rate: volume.pace.rate.info(s.now, &volume.options),
         stats: volume.stats.as_of(s.now),

@@ -20,6 +20,7 @@ use crate::request::ranges::Ranges;
 use crate::stats::VolumeStats;
 use crate::writeback::pace::Pace;
 use crate::writeback::rate::RateInfo;
+use crate::writeback::stripes::Cursor;
 use crate::writeback::trouble::WritebackTrouble;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -81,6 +82,8 @@ pub struct Volume {
     pub last_hole: u64,
     /// Where the next pass of write-back begins. Key space.
     pub writeback_from: u64,
+    /// Where it is among stripes that are dirty throughout.
+    pub stripes: Cursor,
     /// Why dirty data cannot be written back, if that is so.
     pub writeback_trouble: Option<WritebackTrouble>,
     /// Why the backing device cannot be marked clean, if that is so.
@@ -150,6 +153,7 @@ impl Volume {
             ranges: Ranges::default(),
             last_hole: 0,
             writeback_from: 0,
+            stripes: Cursor::default(),
             writeback_trouble: None,
             marking_trouble: None,
             hands: 0,
@@ -285,6 +289,12 @@ pub struct VolumeInfo {
     pub dirty_sectors: u64,
     /// Dirty data that it may have, in sectors, before write-back grows faster.
     pub dirty_target_sectors: u64,
+    /// Length of its stripes in sectors, if it has any.
+    pub stripe_sectors: Option<u64>,
+    /// Stripes that are written in parts are expensive.
+    pub partial_stripes_expensive: bool,
+    /// Stripes that are dirty throughout, as far as they are counted; `None`: nobody counts them.
+    pub full_stripes: Option<u64>,
     /// No data has been dirty for longer; `None`: nothing is dirty.
     pub oldest_dirty: Option<Duration>,
     /// How fast it is written back.

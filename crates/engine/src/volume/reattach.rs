@@ -27,6 +27,8 @@ impl CacheSet {
         let attached = self.take_in(id, &superblock).await;
         self.with(|s| s.end_course(id));
         self.signals().ranges.notify_all();
+        // It counts what it needs to.
+        self.signals().writeback_work.notify_all();
         attached
     }
 

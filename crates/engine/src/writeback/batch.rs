@@ -1,4 +1,5 @@
-//! A batch of dirty keys of one volume, in address order.
+//! A batch of dirty keys of one volume, in address order; of a volume whose stripes are expensive to write in parts those come first
+//! that are dirty throughout ([`stripes`]).
 //!
 //! The order: read from the cache, write to the backing device, **flush it**, then turn the keys that are
 //! still the same clean, in the journal like any write. A key turns clean only if its own copy is proven
@@ -16,6 +17,7 @@ use crate::state::State;
 use crate::volume::epoch::Stamp;
 use crate::writeback::copy::{self, Copied};
 use crate::writeback::pace::Size;
+use crate::writeback::stripes;
 use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
@@ -49,7 +51,14 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     };
     let began = set.env().now();
     let mut round = Round::default();
-    let Chosen { works, is_round } = choose(set, target, size, &mut round).await;
+    let Chosen { works, is_round, are_stripes } = match hurries {
+        // Who waits for all of it waits for a sweep.
+        true => choose(set, target, size, &mut round).await,
+        false => match choose_stripes(set, target, size).await {
+            Some(chosen) => chosen,
+            None => choose(set, target, size, &mut round).await,
+        },
+    };
     let Cleaned { sectors, keys, overtaken, failed, not_begun } =
         clean(set, target, &works, (size, hurries), &mut round).await;
     release(set, target, &works).await;
@@ -71,7 +80,10 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
                 volume.pace.age.sweep_ends(now);
             }
             if let Some(sector) = not_begun {
-                volume.writeback_from = sector;
+                match are_stripes {
+                    Some(sectors) => volume.stripes.goes_back_to(sector, sectors),
+                    None => volume.writeback_from = sector,
+                }
             }
             volume.pace.learns_time(works.len(), taken);
         }
@@ -159,6 +171,25 @@ async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
     set.signals().ranges.notify_all();
 }
 
+/// Keys of stripes that are dirty throughout; `None`: there are none, or none of them can be written back now.
+async fn choose_stripes(set: &CacheSet, target: &Target, size: Size) -> Option<Chosen> {
+    let stripe_sectors = set.with(|s| Some(s.dirty.stripes(target.inode?)?.sectors()))?;
+    let (mut works, mut sectors) = (Vec::new(), 0);
+    stripes::offer(set, target, async |stripe| {
+        let mut at = stripe.start;
+        while at < stripe.end && works.len() < size.keys && sectors < size.sectors {
+            let chosen = set
+                .attempt(|s| choose_in_leaf(s, target, at, stripe.end, (&mut works, &mut sectors), size))
+                .await;
+            // A leaf that cannot be read is named when the sweep comes past it.
+            at = chosen.unwrap_or(stripe.end);
+        }
+        at
+    })
+    .await;
+    (!works.is_empty()).then_some(Chosen { works, is_round: false, are_stripes: Some(stripe_sectors) })
+}
+
 /// The next dirty keys in address order, from where the last batch ended, wrapping once. A leaf that cannot be read is
 /// passed by: the others' dirty data does not wait for it.
 async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Chosen {
@@ -178,7 +209,7 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
                 set.attempt(|s| choose_in_leaf(s, target, at, end, (&mut works, &mut sectors), size)).await;
             at = match chosen {
                 Ok(upto) => upto,
-                Err(Error::Failed(_)) => return Chosen { works, is_round },
+                Err(Error::Failed(_)) => return Chosen { works, is_round, are_stripes: None },
                 Err(error) => {
                     let upto = set.with(|s| end_of_missing_leaf(s, inode, at, end));
                     round.meets(at, upto, error);
@@ -206,7 +237,7 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
             break;
         }
     }
-    Chosen { works, is_round }
+    Chosen { works, is_round, are_stripes: None }
 }
 
 /// What has been chosen.
@@ -214,6 +245,8 @@ struct Chosen {
     works: Vec<Work>,
     /// The end of the volume was reached.
     is_round: bool,
+    /// It is of stripes of so many sectors that were dirty throughout: the sweep is where it was.
+    are_stripes: Option<u64>,
 }
 
 /// Where the node ends that is not in memory and that `at` lies in, or the leaf that is; at most `end`.

@@ -8,6 +8,7 @@
 //! | `pace` | when, and how much at a time |
 //! | `room` | how fast clients may make data dirty meanwhile |
 //! | `rate`, `age` | the controller; how long data has been dirty |
+//! | `stripes` | dirty sectors by stripe, and what follows from them |
 //! | `urgent` | when somebody waits for it |
 //! | `trouble` | why data cannot be written back |
 
@@ -17,6 +18,7 @@ pub mod copy;
 pub mod pace;
 pub mod rate;
 pub mod room;
+pub mod stripes;
 pub mod task;
 pub mod trouble;
 pub mod urgent;

@@ -9,6 +9,7 @@ use crate::state::State;
 use crate::volume::{VolumeId, record};
 use crate::writeback::batch::{self, Batch};
 use crate::writeback::pace::Call;
+use crate::writeback::stripes;
 use alloc::boxed::Box;
 use bcached_env::Time;
 use bcached_format::BackingState;
@@ -46,6 +47,11 @@ async fn turn(set: &CacheSet, id: VolumeId) -> Time {
         return aside;
     }
     let Some(target) = set.target(id).filter(|target| target.inode.is_some()) else { return aside };
+    // What cannot be counted now is tried again at the next turn; write-back says what keeps it.
+    let _counted = stripes::follow(set, &target).await;
+    if set.is_over(id) {
+        return aside;
+    }
     // Who detaches the volume does it all.
     let alone = set.with(|s| s.volumes.get(id)?.writeback_lock.try_acquire(1));
     let Some(_alone) = alone else { return aside };

@@ -30,6 +30,7 @@ mod resume;
 mod rig;
 mod room;
 mod stopped;
+mod stripes;
 mod superblock;
 mod transitions;
 mod uncached;

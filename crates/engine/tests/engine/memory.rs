@@ -247,6 +247,8 @@ impl Driver for MemoryDriver {
             fua: self.0.borrow().fua,
             discard: self.0.borrow().discard,
             write_zeroes: true,
+            optimal_io_sectors: 0,
+            partial_stripes_expensive: false,
         }
     }
 }

@@ -67,6 +67,8 @@ impl Device {
             fua: true,
             discard: false,
             write_zeroes: true,
+            optimal_io_sectors: 0,
+            partial_stripes_expensive: false,
         };
         Self { mechanism, info, content: Content::default(), traffic: Traffic::default() }
     }

@@ -83,6 +83,10 @@ impl Open {
 /// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
 const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
 
+/// Stripes of the volumes whose sets park so many pieces at most: one more thing that needs no drawing.
+const STRIPE_BYTES: u64 = 32 << 10;
+const STRIPED_PARKED_MAX: u64 = 16;
+
 /// The options of a run.
 fn options(geometry: &Geometry) -> Options {
     let SetTuning {
@@ -124,6 +128,9 @@ fn options(geometry: &Geometry) -> Options {
             writeback_delay: Duration::from_millis(writeback_delay_ms),
             writeback_running,
             writeback_percent,
+            // A quarter of the sets lies on arrays with parity.
+            stripe_size: Some(STRIPE_BYTES),
+            partial_stripes_expensive: Some(parked_max == STRIPED_PARKED_MAX),
             ..VolumeOptions::default()
         },
         ..defaults

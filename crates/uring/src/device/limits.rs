@@ -29,6 +29,8 @@ pub(super) struct Limits {
     pub(super) fua: bool,
     pub(super) discard: bool,
     pub(super) write_zeroes: bool,
+    pub(super) optimal_io_sectors: u64,
+    pub(super) partial_stripes_expensive: bool,
 }
 
 impl Limits {
@@ -57,6 +59,10 @@ impl Limits {
             fua: direct && number("fua") == Some(1),
             discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
             write_zeroes: number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
+            optimal_io_sectors: number("optimal_io_size").unwrap_or(0) / SECTOR,
+            // The kernel asks the queue, which tells nobody else; of arrays in arrays, and below other layers, nobody knows here.
+            partial_stripes_expensive: attribute(sysfs, "md", "level")
+                .is_some_and(|level| has_parity(&level)),
         })
     }
 
@@ -82,6 +88,9 @@ impl Limits {
             // Not known before it is tried; the first refusal is remembered.
             discard: true,
             write_zeroes: true,
+            // What lies under the file is not looked for.
+            optimal_io_sectors: 0,
+            partial_stripes_expensive: false,
         })
     }
 }
@@ -120,12 +129,22 @@ fn alignment(bytes: u32) -> usize {
     usize::try_from(bytes.next_power_of_two()).expect("an alignment of at most 4096")
 }
 
+/// Whether arrays of this level keep parity, so that a write of a part of a stripe costs reads.
+fn has_parity(level: &str) -> bool {
+    matches!(level, "raid4" | "raid5" | "raid6")
+}
+
 /// A queue setting of the disk, or of the partition's disk.
 fn queue(sysfs: &Path, name: &str) -> Option<String> {
+    attribute(sysfs, "queue", name)
+}
+
+/// What `folder` says of the disk, or of the partition's disk.
+fn attribute(sysfs: &Path, folder: &str, name: &str) -> Option<String> {
     // The link must be resolved first: `..` of a partition is its disk.
     let device = std::fs::canonicalize(sysfs).ok()?;
     let mut places = [Some(device.as_path()), device.parent()].into_iter().flatten();
-    let text = places.find_map(|place| std::fs::read_to_string(place.join("queue").join(name)).ok())?;
+    let text = places.find_map(|place| std::fs::read_to_string(place.join(folder).join(name)).ok())?;
     Some(text.trim().to_owned())
 }
 
@@ -152,4 +171,23 @@ fn smallest_direct_block(file: &File, bytes: u64) -> Result<Option<u32>, DeviceE
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A partition of an array: what it is stands with its disk.
+    #[test]
+    fn an_array_with_parity_is_known_by_its_level() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let partition = folder.path().join("md0/md0p1");
+        std::fs::create_dir_all(&partition).expect("a folder");
+        assert_eq!(attribute(&partition, "md", "level"), None, "no array");
+        std::fs::create_dir(folder.path().join("md0/md")).expect("a folder");
+        std::fs::write(folder.path().join("md0/md/level"), "raid6\n").expect("a file");
+        let level = attribute(&partition, "md", "level");
+        assert!(level.as_deref().is_some_and(has_parity), "{level:?}");
+        assert!(["raid0", "raid1", "raid10", "linear", ""].iter().all(|level| !has_parity(level)));
+    }
 }

@@ -99,6 +99,8 @@ pub struct Device {
     sectors: AtomicU64,
     volatile_cache: bool,
     fua: bool,
+    optimal_io_sectors: u64,
+    partial_stripes_expensive: bool,
     direct: AtomicBool,
     logical_block_sectors: AtomicU32,
     /// What the device demands of a memory address, in bytes; a power of two.
@@ -184,6 +186,8 @@ impl Device {
             sectors: AtomicU64::new(limits.sectors),
             volatile_cache: limits.volatile_cache,
             fua: limits.fua,
+            optimal_io_sectors: limits.optimal_io_sectors,
+            partial_stripes_expensive: limits.partial_stripes_expensive,
             direct: AtomicBool::new(limits.direct),
             logical_block_sectors: AtomicU32::new(limits.logical_block_sectors),
             memory_alignment: AtomicUsize::new(limits.memory_alignment),
@@ -237,6 +241,8 @@ impl Device {
             fua: self.fua && self.is_direct() && self.dsync(),
             discard: self.discard.load(Ordering::Relaxed),
             write_zeroes: self.zero_range(),
+            optimal_io_sectors: self.optimal_io_sectors,
+            partial_stripes_expensive: self.partial_stripes_expensive,
         }
     }
 
