@@ -104,6 +104,8 @@ const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("max_dirty_age", "none", "12h", "12h", "0", "below the least value, 1s"),
     ("quiet_hours", "none", "23:00-7:00", "23:00-07:00", "23-7", "as 23:00-07:00"),
     ("writeback_latency", "none", "50ms", "50ms", "2h", "above the greatest value, 1m"),
+    ("stripe_size", "none", "192k", "4224k", "1MB", "decimal units are not used"),
+    ("partial_stripes_expensive", "none", "1", "1", "raid5", "is neither 1 nor 0"),
     ("on_cache_error", "freeze", "read-only", "read-only", "detach", "is none of freeze, read-only, fail"),
     ("freeze_timeout", "2m", "30", "30s", "none", "is not a time"),
 ];
@@ -542,4 +544,21 @@ fn the_socket_answers_with_statuses_and_objects() {
     }
     let (status, _) = http("PATCH", media, &" ".repeat(65 << 10));
     assert_eq!(status, 413);
+}
+
+/// What `get` says is what was said; what follows from it, or from the device, stands in the status.
+#[test]
+fn stripes_in_force_are_in_the_status() {
+    let site = Site::new();
+    site.configure("");
+    let daemon = site.start();
+    let in_force = || {
+        let volume = &daemon.status()["volumes"][0];
+        (volume["stripe_bytes"].as_u64(), volume["partial_stripes_expensive"].as_bool())
+    };
+    assert_eq!(in_force(), (None, None), "a file says nothing of what lies under it");
+    done(&daemon, &["set", "media", "stripe_size=192k", "partial_stripes_expensive=1"]);
+    assert_eq!(in_force(), (Some(4224 << 10), Some(true)));
+    done(&daemon, &["set", "media", "stripe_size=0"]);
+    assert_eq!(in_force(), (None, Some(true)));
 }

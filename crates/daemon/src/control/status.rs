@@ -304,6 +304,12 @@ pub struct Writeback {
     /// Absent: as fast as the devices go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_rate_bytes: Option<u64>,
+    /// Length of its stripes; absent: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_bytes: Option<u64>,
+    /// Stripes that are written in parts are expensive.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial_stripes_expensive: bool,
 }
 
 /// A connected client.

@@ -127,6 +127,11 @@ impl Definition {
         Self { is_optional: false, ..Self::goal(name, kind, place, help) }
     }
 
+    /// Unless somebody says what it is, something else does.
+    const fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
+    }
+
     const fn counting(self, unit: &'static str) -> Self {
         Self { unit, ..self }
     }
@@ -253,6 +258,20 @@ pub static OPTIONS: &[Definition] = &[
         engine!(optional Time, writeback_latency),
         "write-back slows down while its own writes take longer than this",
     ),
+    Definition::of_kernel(
+        "stripe_size",
+        Kind::Stripe,
+        engine!(optional Size, stripe_size),
+        "length of the backing device's stripes; 0: it has none, none: what it says of itself",
+    )
+    .optional(),
+    Definition::of_kernel(
+        "partial_stripes_expensive",
+        Kind::Flag,
+        engine!(optional Flag, partial_stripes_expensive),
+        "full stripes are written back first, and writes beside dirty data of a stripe are cached; none: on RAID 4, 5 and 6 of md",
+    )
+    .optional(),
     Definition::own(
         "on_cache_error",
         Kind::Choice(&["freeze", "read-only", "fail"]),
@@ -423,6 +442,7 @@ impl Definition {
             Kind::Flag => "1, 0".to_owned(),
             Kind::Number(min, max) => range(min, max, Value::Number),
             Kind::Size => "size; bare: bytes".to_owned(),
+            Kind::Stripe => "size, of which the least multiple from 4M on is taken; bare: bytes".to_owned(),
             Kind::Rate(..) => "size a second; bare: sectors".to_owned(),
             Kind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
             Kind::Choice(words) => words.join(", "),

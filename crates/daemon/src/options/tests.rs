@@ -32,6 +32,9 @@ fn what_is_printed_is_understood_again() {
         ("sequential_cutoff", "1024", "1k"),
         ("sequential_cutoff", "1536k", "1536k"),
         ("sequential_cutoff", "3GiB", "3G"),
+        ("stripe_size", "192k", "4224k"),
+        ("stripe_size", "0", "0"),
+        ("partial_stripes_expensive", "none", "none"),
         ("writeback_rate_minimum", "8", "4k"),
         ("writeback_rate_minimum", "9", "9"),
         ("writeback_rate_minimum", "1M", "1M"),
@@ -135,6 +138,7 @@ fn every_option_reaches_the_engine() {
     let typed = |option: &Definition| match option.kind {
         Kind::Flag => "0",
         Kind::Number(..) | Kind::Size => "17",
+        Kind::Stripe => "5M",
         Kind::Rate(..) => "21",
         Kind::Time(..) => "11s",
         Kind::Choice(words) => words[1],

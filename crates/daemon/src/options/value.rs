@@ -40,6 +40,8 @@ pub enum Kind {
     Number(u64, u64),
     /// [`Value::Size`]; a bare number is bytes.
     Size,
+    /// [`Value::Size`] of stripes, made so large that few enough have to be counted; a bare number is bytes.
+    Stripe,
     /// [`Value::Rate`]; a bare number is sectors a second.
     Rate(u64, u64),
     /// [`Value::Time`] in milliseconds; a bare number is seconds.
@@ -77,6 +79,13 @@ impl Kind {
                 within(typed, number, (min, max), Value::Number)
             }
             Self::Size => size(typed, Bare::Bytes).map(Value::Size),
+            Self::Stripe => {
+                let bytes = size(typed, Bare::Bytes)?;
+                let longer = bcached_engine::stripe_bytes(bytes);
+                let is_none = bytes > 0 && longer == 0;
+                let refusal = || not_understood("is no length of stripes: 512 bytes to 512 GiB, or 0".into());
+                if is_none { Err(refusal()) } else { Ok(Value::Size(longer)) }
+            }
             Self::Rate(min, max) => {
                 let bytes = size(typed.strip_suffix("/s").unwrap_or(typed), Bare::Sectors)?;
                 if bytes % 512 != 0 {

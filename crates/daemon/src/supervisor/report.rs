@@ -216,6 +216,8 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
             dirty_target_bytes: info.dirty_target_sectors * 512,
             oldest_dirty_seconds: info.oldest_dirty.map(|age| age.as_secs()),
             writeback_rate_bytes: info.writeback_rate.rate.map(|sectors| sectors.saturating_mul(512)),
+            stripe_bytes: info.stripe_sectors.map(|sectors| sectors * 512),
+            partial_stripes_expensive: info.partial_stripes_expensive,
         }),
         counts: Some(VolumeCounts {
             hits: info.stats.reads.hits,
