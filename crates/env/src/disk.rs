@@ -112,7 +112,8 @@ impl Errors {
     fn note(core: &Core, operation: &Operation, result: Result<(), IoErrorKind>) {
         let mut errors = core.errors.borrow_mut();
         match (result, errors.get_mut(&operation.disk)) {
-            (Ok(()), None) => {}
+            // What it does not know it has not failed at.
+            (Ok(()), None) | (Err(IoErrorKind::Unsupported), _) => {}
             (Ok(()), Some(known)) => known.successes_since += 1,
             (Err(kind), known) => {
                 let last = IoError { kind, disk: operation.disk, sector: operation.sector };

@@ -228,6 +228,23 @@ fn a_discard_that_fails_ends_them_and_nothing_else() {
     });
 }
 
+/// A file system may say that it cannot only when it is asked: that is no failure of the device, which would be said to be in trouble.
+#[test]
+fn a_discard_that_is_not_known_after_all_is_no_failure() {
+    let mut rig = rig(8);
+    rig.world.borrow_mut().fate =
+        Some(Box::new(|_, op| matches!(op, Op::Discard { .. }).then_some(Mishap::Unknown)));
+    run(&mut rig, move |env| async move {
+        let (set, volume) = opened(&env, options()).await;
+        for number in 0..PIECES {
+            piece(&set, volume, number).await;
+        }
+        let status = calm(&env, &set).await;
+        assert_eq!((status.discard, status.discards.bytes), (DiscardState::Unsupported, 0));
+        assert_eq!(status.cache_health.errors, 0);
+    });
+}
+
 /// The device knows no discard, or nobody asks for it: none is tried.
 #[test]
 fn none_is_tried_where_the_device_knows_none_or_nobody_asks() {

@@ -37,6 +37,8 @@ pub enum Mishap {
     Fails,
     /// It is carried out and yet fails.
     Lands,
+    /// The device does not know it.
+    Unknown,
     /// It does not end yet.
     Waits,
 }
@@ -138,13 +140,17 @@ impl World {
             self.under_way.push_back((disk, token, op));
             return None;
         }
-        if mishap != Some(Mishap::Fails) {
+        if !matches!(mishap, Some(Mishap::Fails | Mishap::Unknown)) {
             self.carry_out(disk.0 as usize, &mut op);
         }
         let buffer = if let Op::Read { buffer, .. } = op { Some(buffer) } else { None };
         Some(Completion {
             token,
-            result: if mishap.is_some() { Err(IoErrorKind::Io) } else { Ok(()) },
+            result: match mishap {
+                None => Ok(()),
+                Some(Mishap::Unknown) => Err(IoErrorKind::Unsupported),
+                Some(_) => Err(IoErrorKind::Io),
+            },
             buffer,
         })
     }
