@@ -129,6 +129,10 @@ fn what_the_superblock_keeps_of_a_cache_is_set_there() {
         )
     };
     assert_eq!((in_force(&daemon), kept()), (pair("on", "lru"), (true, "lru".to_owned())));
+    // What is free has never been used, but its device is told so.
+    let discarded = |status: &serde_json::Value| status["caches"][0]["discarded_bytes"].as_u64();
+    daemon.wait_for("free buckets are discarded", |status| discarded(status).is_some_and(|bytes| bytes > 0));
+    assert!(done(&daemon, &["metrics"]).contains("bcached_cache_discarded_bytes_total{cache=\"fast\"} "));
     done(&daemon, &["set", "fast", "discard=0", "cache_replacement_policy=random", "--runtime"]);
     assert_eq!((in_force(&daemon), kept()), (pair("off", "random"), (true, "lru".to_owned())), "for now");
     done(&daemon, &["set", "fast", "discard=0", "cache_replacement_policy=fifo"]);
