@@ -351,3 +351,47 @@ fn a_volume_in_use_is_not_removed() {
     done(&daemon, &["remove", "media"]);
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// A client that stays connected while its volume goes from one cache to another, and back.
+#[test]
+fn clients_stay_while_a_volume_goes_to_another_cache() {
+    use std::io::{BufRead as _, Write as _};
+    if !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let mut client = tool("qemu-io")
+        .args(["-f", "raw", "--cache", "writeback", &daemon.uri("media")])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut asks = client.stdin.take().expect("piped");
+    let answers = client.stdout.take().expect("piped");
+    let mut answers = std::io::BufReader::new(answers).lines();
+    let mut ask = |asks: &mut std::process::ChildStdin, asked: &str, answer: &str| {
+        writeln!(asks, "{asked}").expect("it listens");
+        let line = answers.find(|line| !line.as_ref().is_ok_and(|line| line.contains("ops/sec")));
+        let line = line.expect("it answers").expect("text");
+        assert!(
+            line.trim_start_matches("qemu-io> ").starts_with(answer),
+            "{asked}: {line}\n{}",
+            daemon.log()
+        );
+    };
+    ask(&mut asks, "write -P 1 0 1M", "wrote 1048576/1048576");
+    done(&daemon, &["detach", "media"]);
+    for (turn, cache) in ["spare", "fast", "spare"].iter().enumerate() {
+        done(&daemon, &["detach", "media"]);
+        assert_eq!(done(&daemon, &["attach", "media", "--cache", cache]), "media: attached\n");
+        assert_eq!(volume(&daemon)["cache"].as_str(), Some(*cache));
+        ask(&mut asks, &format!("read -P {} 0 1M", turn + 1), "read 1048576/1048576");
+        ask(&mut asks, &format!("write -P {} 0 1M", turn + 2), "wrote 1048576/1048576");
+    }
+    writeln!(asks, "flush").expect("it listens");
+    drop(asks);
+    assert!(client.wait().expect("ends").success());
+    site.expect(&daemon, &[4; 1 << 20]);
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -18,7 +18,7 @@ use crate::socket::{Patience, Socket};
 use crate::source::Source;
 use crate::writer::{Pending, Writer};
 use crate::writing::{Claim, Moment, Peer};
-use bcached_port::{Buffer, Operation, Reply, Requests, VolumeId};
+use bcached_port::{Buffer, Operation, Reply, Requests, Route};
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
@@ -54,10 +54,10 @@ pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Re
     let catalog = PeerCatalog { shared, peer: caller.peer, since: Cell::new(Moment::default()) };
     let Some(agreed) = shake_hands(shared, socket, &mut source, (&catalog, caller))? else { return Ok(()) };
     let export = Arc::clone(&agreed.offer.export);
-    let Some((volume, connector)) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
+    let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
 
     let limits = &shared.limits;
-    let (requests, replies) = connector.connect::<Pending>(limits.requests);
+    let (requests, replies) = route.connect::<Pending>(limits.requests);
     let (structured, stall) = (agreed.structured, limits.stall);
     let writer = Writer { socket: Arc::clone(socket), replies, structured, stall };
     let writer = shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run())?;
@@ -66,7 +66,7 @@ pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Re
         source,
         session: Session::new(agreed),
         requests,
-        volume: *volume,
+        route: route.clone(),
         budget: Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory))),
         caller,
         since: catalog.since.get(),
@@ -148,7 +148,7 @@ struct Reader<'a> {
     source: Source,
     session: Session,
     requests: Requests<Pending>,
-    volume: VolumeId,
+    route: Route,
     budget: Arc<Budget>,
     caller: Caller,
     /// When the connection was established, for the right to write.
@@ -229,7 +229,7 @@ impl Reader<'_> {
             }
         };
         let awaited = Awaited::of(header, command);
-        self.requests.submit(Pending { awaited, permit }, self.volume, operation);
+        self.requests.submit_by(Pending { awaited, permit }, &self.route, operation);
         Ok(())
     }
 }

@@ -231,7 +231,7 @@ fn an_engine_that_goes_away_leaves_errors() {
     let other = bcached_port::ram::Ram::start(&[]);
     // The volume is unknown to this engine, and then the engine itself is gone.
     let mut moved = support::tank(&served.ram);
-    moved.served = Some((TANK, other.connector()));
+    moved.served = Some(bcached_port::Route::new(TANK, &other.connector()));
     served.exports.insert(moved);
     let mut late = entered(&served);
     for _ in 0..2 {

@@ -4,9 +4,10 @@
 //! with the request and comes back with the reply.
 
 use crate::Bell;
-use crate::inbox::{Inbox, Refused};
+use crate::inbox::{Inbox, Refused, next_client};
 use crate::operation::{ClientId, Operation, Reply, VolumeId};
 use crate::outbox::{Look, Outbox, Outlet};
+use crate::route::Route;
 use crate::server::{ReplyTo, Request};
 use std::collections::VecDeque;
 use std::fmt;
@@ -70,9 +71,13 @@ impl Connector {
         bell: Option<Bell>,
     ) -> (Requests<T>, Replies<T>) {
         let outbox = Arc::new(Outbox::new(window, bell));
-        let client = self.inbox.next_client();
+        let client = next_client();
         let requests = Requests { client, inbox: Arc::clone(&self.inbox), outbox: Arc::clone(&outbox) };
         (requests, Replies { outbox, batch: VecDeque::with_capacity(window) })
+    }
+
+    pub(crate) fn inbox(&self) -> Arc<Inbox> {
+        Arc::clone(&self.inbox)
     }
 
     /// Whether the engine takes no more requests.
@@ -87,6 +92,19 @@ impl<T: Send + 'static> Requests<T> {
     pub fn submit(&self, context: T, volume: VolumeId, operation: Operation) {
         let slot = self.outbox.enter(context);
         match self.inbox.put(self.request(slot, volume, operation), true) {
+            Ok(()) => {}
+            // Dropped, it answers itself.
+            Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),
+        }
+    }
+
+    /// As [`Requests::submit`], to wherever the volume of `route` is served. Waits also while the route is held.
+    pub fn submit_by(&self, context: T, route: &Route, operation: Operation) {
+        let slot = self.outbox.enter(context);
+        let (volume, inbox, pass) = route.enter();
+        let mut request = self.request(slot, volume, operation);
+        request.reply_to = request.reply_to.with(pass);
+        match inbox.put(request, true) {
             Ok(()) => {}
             // Dropped, it answers itself.
             Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),

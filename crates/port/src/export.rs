@@ -3,9 +3,9 @@
 //! The daemon keeps one [`ExportTable`] and hands clones of it to every front end; volumes come, go and grow while
 //! clients are connected. A client keeps the [`Export`] it was given when it connected.
 
-use crate::client::Connector;
 use crate::lock::lock;
-use crate::operation::{SECTOR_BYTES, VolumeId};
+use crate::operation::SECTOR_BYTES;
+use crate::route::Route;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -33,9 +33,9 @@ pub struct Export {
     pub read_only: bool,
     /// Several clients may write at once; they take care of each other (a cluster file system).
     pub shared: bool,
-    /// The volume's number in its engine, and the way there. `None`: configured, but not served now (its devices are
+    /// The way to it. `None`: configured, but not served now (its devices are
     /// missing, say). It counts when the empty name is resolved, and nobody can use it.
-    pub served: Option<(VolumeId, Connector)>,
+    pub served: Option<Route>,
 }
 
 /// Why a name leads to no volume.
@@ -92,6 +92,12 @@ impl ExportTable {
     /// Takes a volume out. Clients that use it go on until its engine says that it is gone.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         lock(&self.by_name).remove(name)
+    }
+
+    /// The way to the volume called `name`, if it is served.
+    #[must_use]
+    pub fn route(&self, name: &str) -> Option<Route> {
+        lock(&self.by_name).get(name)?.served.clone()
     }
 
     /// The volumes that are served now, by name.
@@ -184,7 +190,7 @@ impl fmt::Debug for Export {
             .field("block_sectors", &self.block_sectors)
             .field("read_only", &self.read_only)
             .field("shared", &self.shared)
-            .field("served", &self.served.as_ref().map(|(volume, _)| volume))
+            .field("served", &self.served.as_ref().map(Route::volume))
             .finish()
     }
 }
@@ -192,6 +198,7 @@ impl fmt::Debug for Export {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operation::VolumeId;
 
     fn table(volumes: &[(&str, u8, &str, bool)]) -> ExportTable {
         let (connector, server) = crate::open(1, Arc::new(|| {}));
@@ -206,7 +213,7 @@ mod tests {
                 block_sectors: 8,
                 read_only: false,
                 shared: false,
-                served: served.then(|| (VolumeId(0), connector.clone())),
+                served: served.then(|| Route::new(VolumeId(0), &connector)),
             });
         }
         table

@@ -15,8 +15,6 @@ pub(crate) struct Inbox {
     /// Submitters sleep here while the inbox is full.
     room: Condvar,
     bell: Bell,
-    /// Clients that have connected.
-    clients: AtomicU64,
 }
 
 struct State {
@@ -24,6 +22,14 @@ struct State {
     submitters_sleeping: u32,
     /// The server takes no more requests.
     closed: bool,
+}
+
+/// Clients that have connected, to any engine: one may follow a volume to another.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
+
+/// A number that no client has.
+pub(crate) fn next_client() -> ClientId {
+    ClientId(CLIENTS.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Why a request was not put in; it comes back.
@@ -40,12 +46,7 @@ impl Inbox {
         assert!(capacity > 0, "an inbox without room could never be filled");
         let state =
             State { waiting: VecDeque::with_capacity(capacity), submitters_sleeping: 0, closed: false };
-        Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell, clients: AtomicU64::new(0) }
-    }
-
-    /// A number that no client of this inbox has.
-    pub(crate) fn next_client(&self) -> ClientId {
-        ClientId(self.clients.fetch_add(1, Ordering::Relaxed))
+        Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell }
     }
 
     /// Puts a request in. With `sleep`, waits for room.

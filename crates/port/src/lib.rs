@@ -24,6 +24,8 @@
 //! - Submitter waiting for its window: woken when its replies are taken.
 //! - Taker of replies: woken by a reply's arrival while it sleeps, and when the submitting half goes away.
 //!
+//! A volume that goes from one engine to another takes its clients along: they submit by its [`Route`].
+//!
 //! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
 #![forbid(unsafe_code)]
 
@@ -35,6 +37,7 @@ mod lock;
 pub mod operation;
 mod outbox;
 pub mod ram;
+pub mod route;
 pub mod server;
 
 pub use bcached_env::{Buffer, Payload};
@@ -42,6 +45,7 @@ pub use client::{Connector, Full, Replies, Requests};
 pub use error::{Codes, ErrorKind};
 pub use export::{Export, ExportTable, NoExport, Uuid};
 pub use operation::{ClientId, Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
+pub use route::Route;
 pub use server::{ReplyTo, Request, Server, open};
 
 use std::sync::Arc;

@@ -14,7 +14,7 @@ pub const SECTOR_BYTES: u64 = 512;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct VolumeId(pub u32);
 
-/// A client, as the port numbers those of one engine: no two that connect have the same number. An engine that treats
+/// A client, as the port numbers those of all engines: no two that connect have the same number. An engine that treats
 /// clients by what they have asked for before tells them apart by it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClientId(pub u64);

@@ -6,6 +6,7 @@ use crate::error::ErrorKind;
 use crate::inbox::Inbox;
 use crate::operation::{ClientId, Operation, Reply, VolumeId};
 use crate::outbox::Outlet;
+use crate::route::Pass;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct Request {
 pub struct ReplyTo {
     outlet: Option<Arc<dyn Outlet>>,
     slot: usize,
+    /// Given back after the answer.
+    pass: Option<Pass>,
 }
 
 /// The engine's end of a port. Dropped, it answers what it still holds with [`ErrorKind::Gone`], and so is every
@@ -75,7 +78,13 @@ impl Drop for Server {
 
 impl ReplyTo {
     pub(crate) fn new(outlet: Arc<dyn Outlet>, slot: usize) -> Self {
-        Self { outlet: Some(outlet), slot }
+        Self { outlet: Some(outlet), slot, pass: None }
+    }
+
+    /// Of a request that came by a route.
+    pub(crate) fn with(mut self, pass: Pass) -> Self {
+        self.pass = Some(pass);
+        self
     }
 
     /// Answers. Never blocks: the client's window is the room for it.

@@ -111,6 +111,8 @@ pub struct Adding {
     pub options: VolumeOptions,
     /// How.
     pub way: Way,
+    /// Something acknowledged may have been lost on its way here, which its next flush says.
+    pub owes: bool,
 }
 
 /// How a backing device is served.

@@ -112,8 +112,12 @@ impl Pump {
                 (Err(error), _) => answer(Err(error)),
             },
             Command::AddBacking(adding, answer) => env.spawn(async move {
-                let disks = keeper.inner().disks.clone();
-                answer(keeper.add(|set| add_backing(set, disks, adding)).await);
+                let (disks, owes) = (keeper.inner().disks.clone(), adding.owes);
+                let added = keeper.add(|set| add_backing(set, disks, adding)).await;
+                if let (Ok(added), true) = (&added, owes) {
+                    keeper.with(|sets| sets.owes.insert(added.volume.id));
+                }
+                answer(added);
             }),
             Command::GiveUp(volume, answer) => match keeper.settled(volume) {
                 Ok(set) => env.spawn(async move { answer(give_up(set, &keeper, volume).await) }),
@@ -189,7 +193,7 @@ async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Giv
 }
 
 async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Added, Error> {
-    let Adding { device, mode, options, way } = adding;
+    let Adding { device, mode, options, way, .. } = adding;
     let disk = disks.add(device);
     let added = match way {
         Way::Cached => set.add_backing(disk, mode).await,

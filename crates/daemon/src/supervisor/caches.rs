@@ -156,6 +156,7 @@ impl Supervisor {
             shared.table.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Open { .. }));
         drop(shared);
         for entry in &gone {
+            self.let_clients_go(entry);
             self.name_export(entry);
         }
         self.end_jobs_of(index, &failure);

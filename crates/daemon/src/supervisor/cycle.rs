@@ -12,6 +12,16 @@ use crate::failure::{Failure, Kind};
 use crate::options::quiet;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// How long who uses a volume may wait for its move.
+const MOVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// A volume on its way from one engine to another.
+pub struct Moving {
+    number: u64,
+    since: Instant,
+}
 
 /// What is asked for, judged.
 pub struct Planned {
@@ -203,7 +213,6 @@ impl Supervisor {
             }
             (false, true) => Ok(Some(Work::Here(Long::Attach))),
             (false, false) => {
-                self.check_unused(name, Verb::Attach)?;
                 self.check_blocks(name, now, target)?;
                 Ok(Some(Work::MovesTo(target)))
             }
@@ -370,14 +379,50 @@ impl Supervisor {
         }
     }
 
-    /// The volume's engine gives it up.
+    /// The volume's engine gives it up, when it has answered all that was asked of it; what is asked from now on waits for the other one.
     pub(super) fn begin_move(&self, number: u64, volume: usize, to: usize, engine: &Engine, id: VolumeId) {
-        if !self.unpublish(number, volume, Verb::Attach) {
-            return;
-        }
-        let sender = self.sender.clone();
+        let name = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
+            entry.state = VolumeState::Attaching;
+            let name = entry.display_name().to_owned();
+            shared.moves.insert(volume, Moving { number, since: Instant::now() });
+            name
+        };
+        let (sender, engine) = (self.sender.clone(), engine.clone());
         let given = move |given| drop(sender.send(Event::Given(number, volume, Some(to), Box::new(given))));
-        engine.give_up(id, Box::new(given));
+        let give_up = move || engine.give_up(id, Box::new(given));
+        match self.exports.route(&name) {
+            Some(route) => route.hold(give_up),
+            None => give_up(),
+        }
+    }
+
+    /// Nobody who uses a volume waits for its move for longer than a moment: it stays where it is if what is under way does not end.
+    pub(super) fn look_after_moves(&self) {
+        let late: Vec<_> = {
+            let shared = self.shared();
+            let late = shared.moves.iter().filter(|(_, moving)| moving.since.elapsed() >= MOVE_LIMIT);
+            late.map(|(volume, moving)| (*volume, moving.number)).collect()
+        };
+        for (volume, number) in late {
+            let entry = self.shared().table.volumes[volume].clone();
+            let Some(route) = self.exports.route(entry.display_name()) else { continue };
+            if route.release_unless_idle() {
+                let limit = MOVE_LIMIT.as_secs();
+                let failure = Failure::new(
+                    Kind::Io,
+                    format!("{} cannot go to another cache now", entry.display_name()),
+                )
+                .why(format!("requests of it have not ended for {limit} s"))
+                .next("`bcached status` says which device does not answer; ask again");
+                self.stays(number, volume, failure);
+            } else if !matches!(entry.state, VolumeState::Attaching) {
+                self.shared().moves.remove(&volume);
+                self.let_clients_go(&entry);
+                self.name_export(&entry);
+            }
+        }
     }
 
     /// Whoever connects from now on is told that the volume is not served. False if somebody has it: then the work has failed.
@@ -400,6 +445,7 @@ impl Supervisor {
 
     /// An engine has given a volume up, for the work of this number: the engine of cache `to` gets it, or nobody.
     pub(super) fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<Given, Error>) {
+        self.shared().moves.entry(volume).and_modify(|moving| moving.since = Instant::now());
         let Given { device, lost } = match given {
             Ok(given) => given,
             Err(error) => {
@@ -408,6 +454,7 @@ impl Supervisor {
             }
         };
         let name = self.shared().table.volumes[volume].display_name().to_owned();
+        let owes = lost.is_some();
         if let Some(error) = lost {
             tracing::error!(
                 event = "flush-failed",
@@ -432,7 +479,7 @@ impl Supervisor {
         entry.cache = Some(to);
         entry.told = entry.options.volume_options(quiet::local_minute);
         let mode = entry.options.configured_mode();
-        let adding = Adding { device, mode, options: entry.told, way: Way::Adopted };
+        let adding = Adding { device, mode, options: entry.told, way: Way::Adopted, owes };
         drop(shared);
         let sender = self.sender.clone();
         let added = move |added| drop(sender.send(Event::Moved(number, volume, Box::new(added))));
@@ -444,6 +491,7 @@ impl Supervisor {
         match added {
             Err(error) => self.not_moved(number, volume, &error),
             Ok(added) => {
+                self.shared().moves.remove(&volume);
                 self.volume_added(volume, Ok(added));
                 self.end_job(number, Ok(()));
             }
@@ -455,6 +503,7 @@ impl Supervisor {
         let entry = {
             let mut shared = self.shared();
             let served = shared.jobs.served(number);
+            shared.moves.remove(&volume);
             let entry = &mut shared.table.volumes[volume];
             if let Some(served) = served {
                 entry.state = VolumeState::Served(served);

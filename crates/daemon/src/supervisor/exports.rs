@@ -5,7 +5,7 @@ use super::table::{CacheState, VolumeEntry, VolumeState};
 use crate::config::Listen;
 use crate::failure::{Failure, Kind};
 use bcached_front_nbd::{Endpoint, Limits, ListenError, NbdServer, Options, StartError};
-use bcached_port::{Export, Uuid, VolumeId};
+use bcached_port::{Export, Route, Uuid, VolumeId};
 use std::sync::PoisonError;
 
 impl Supervisor {
@@ -21,7 +21,9 @@ impl Supervisor {
     /// The front ends know the volume and cannot use it, unless it is served.
     pub(super) fn name_export(&self, entry: &VolumeEntry) {
         let name = entry.display_name();
-        if name.is_empty() || matches!(entry.state, VolumeState::Served(_)) {
+        // Who uses a volume that moves waits for it.
+        let moves = || self.exports.route(name).is_some_and(|route| route.is_held());
+        if name.is_empty() || matches!(entry.state, VolumeState::Served(_)) || moves() {
             return;
         }
         self.exports.insert(Export {
@@ -55,6 +57,11 @@ impl Supervisor {
             // What it was known by before its superblock had given it a name.
             self.exports.remove(device);
         }
+        let id = VolumeId(info.id.0);
+        // Who uses it already goes on: it has another size, or comes from another engine.
+        let route = self.exports.route(name);
+        let route = route.filter(|route| route.is_held() || route.leads_to(id, &engine.connector));
+        let route = route.unwrap_or_else(|| Route::new(id, &engine.connector));
         self.exports.insert(Export {
             name: name.clone(),
             uuid: Uuid(info.uuid.0),
@@ -63,9 +70,17 @@ impl Supervisor {
             block_sectors: u32::try_from(info.block_sectors).expect("blocks are at most a page"),
             read_only: entry.read_only,
             shared: entry.shared,
-            served: Some((VolumeId(info.id.0), engine.connector.clone())),
+            served: Some(route.clone()),
         });
+        route.lead(id, &engine.connector);
         true
+    }
+
+    /// Nobody waits any more for a volume that was to go to another engine, and has not come there.
+    pub(super) fn let_clients_go(&self, entry: &VolumeEntry) {
+        if let Some(route) = self.exports.route(entry.display_name()).filter(Route::is_held) {
+            route.release();
+        }
     }
 
     /// Listens. Volumes are added as they come.

@@ -104,6 +104,8 @@ struct Shared {
     phase: Phase,
     table: Table,
     jobs: jobs::Jobs,
+    /// Volumes that go from one engine to another at this moment.
+    moves: BTreeMap<usize, cycle::Moving>,
 }
 
 struct Supervisor {
@@ -205,6 +207,7 @@ impl Supervisor {
                 phase: Phase::Starting,
                 table,
                 jobs: jobs::Jobs::default(),
+                moves: BTreeMap::new(),
             })),
             exports: ExportTable::new(),
             ending: ending::Ending::default(),
@@ -238,7 +241,11 @@ impl Supervisor {
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
             self.apply_options();
-            let pending = self.shared().phase == Phase::Starting || self.shared().table.is_waiting();
+            self.look_after_moves();
+            let pending = {
+                let shared = self.shared();
+                shared.phase == Phase::Starting || shared.table.is_waiting() || !shared.moves.is_empty()
+            };
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(()),
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),

@@ -31,6 +31,9 @@ impl Supervisor {
         let server = self.nbd.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(server) = server {
             self.wait_for_users(&server);
+            // Who waits for a volume that moves would wait for ever.
+            let entries = self.shared().table.volumes.clone();
+            entries.iter().for_each(|entry| self.let_clients_go(entry));
             if let Err(busy) = server.shutdown(REPLIES_LIMIT) {
                 tracing::warn!(event = "clients-cut", "{busy}");
             }

@@ -47,7 +47,7 @@ impl Supervisor {
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
         let way = if is_uncached { Way::Uncached } else { Way::Cached };
-        let adding = Adding { device: backing.device, mode, options: entry.told, way };
+        let adding = Adding { device: backing.device, mode, options: entry.told, way, owes: false };
         engine.add_backing(adding, Box::new(added));
         VolumeState::Attaching
     }

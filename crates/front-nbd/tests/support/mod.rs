@@ -4,7 +4,7 @@
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
 use bcached_front_nbd::{Bound, Endpoint, Limits, NbdServer, Options};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, Uuid, VolumeId};
+use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -43,7 +43,7 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
         block_sectors: 1,
         read_only: true,
         shared: false,
-        served: Some((ARCHIVE, ram.connector())),
+        served: Some(Route::new(ARCHIVE, &ram.connector())),
     });
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("nbd.sock");
@@ -64,7 +64,7 @@ pub fn tank(ram: &Ram) -> Export {
         block_sectors: 16,
         read_only: false,
         shared: false,
-        served: Some((TANK, ram.connector())),
+        served: Some(Route::new(TANK, &ram.connector())),
     }
 }
 
