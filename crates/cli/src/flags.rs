@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 mod cycle;
 
-pub use cycle::{Add, Attach, Cancel, Detach, Flush, Forget, Grow, Remove, Shrink, Stop, Watch};
+pub use cycle::{Add, Attach, Cancel, Detach, Flush, Forget, Grow, Remove, Replace, Shrink, Stop, Watch};
 
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
 /// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
@@ -73,6 +73,8 @@ pub enum Command {
     Grow(Grow),
     /// Make a volume smaller, so that its backing device can be
     Shrink(Shrink),
+    /// Move all volumes of a cache to another cache device
+    Replace(Replace),
     /// Give up long work
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached

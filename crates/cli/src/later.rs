@@ -12,11 +12,6 @@ struct Later {
 /// In the order of the interface's table.
 const TABLE: &[Later] = &[
     Later {
-        verb: "replace",
-        by_hand: "serve until nothing is dirty and stop; make the new cache; `bcached make --backing DEV --for CACHE \
-                  --wipe-bcache`, with the --data-offset it had, keeps the data (docs/failures.md, A dead cache device)",
-    },
-    Later {
         verb: "import",
         by_hand: "unmount the volumes, write 1 to /sys/fs/bcache/SET/stop (dirty data stays), keep bcache-tools' udev \
                   rule from the devices, and name them to `bcached serve` (docs/guide.md, From the kernel to bcached)",

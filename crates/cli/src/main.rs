@@ -5,14 +5,11 @@
 //! output (`bcached show DEV | head -1`) ends the program quietly with 0, as its reader asked.
 
 mod commands;
-mod device;
 mod flags;
-mod image;
 mod later;
 mod output;
-mod signatures;
-mod superblock;
 
+use bcached_daemon::offline::{device, image, signatures, superblock};
 use bcached_daemon::{failure, sizes};
 use std::process::ExitCode;
 

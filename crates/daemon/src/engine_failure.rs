@@ -78,6 +78,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Add => format!("{name} could not be added"),
         Verb::Forget => format!("{name} could not be forgotten"),
         Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
+        Verb::Replace => format!("{name} could not leave its cache"),
     };
     // Only what the backing device does leaves the cache as it is.
     let is_of_cache = !matches!(
@@ -90,6 +91,9 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
         Verb::Attach => "it is served without a cache as before",
         Verb::Grow | Verb::Shrink => "it is as large as before, and what is dirty is safe in the cache",
+        Verb::Replace => {
+            "it is attached as before, and what is dirty is safe in the cache; the same command goes on with it"
+        }
         Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget => "`bcached status` says how it stands",
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };

@@ -26,6 +26,7 @@ pub mod lost;
 pub mod metrics;
 pub mod names;
 pub mod notes;
+pub mod offline;
 pub mod options;
 mod owned;
 pub mod sizes;

@@ -1,4 +1,4 @@
-//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `forget`, `grow`, `shrink` and
+//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `forget`, `grow`, `shrink`, `replace` and
 //! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
 //! and waited for.
 
@@ -9,6 +9,7 @@ use bcached_daemon::config;
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
 use bcached_daemon::control::status::{Status, Volume};
+use bcached_daemon::offline::overwrite::Overrides;
 use bcached_daemon::sizes::{self, human};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -131,6 +132,21 @@ pub fn shrink(flags: &flags::Shrink) -> Result<Report, Failure> {
     let size_bytes = Some(size(&flags.size, "--size")?);
     let begin = Begin::new(Verb::Shrink, flags.volume.clone());
     let job = watch.begin(&Begin { size_bytes, dry_run: flags.watch.dry_run, ..begin })?;
+    watch.finish(vec![job])
+}
+
+/// Moves the volumes of a cache to another device.
+pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
+    let watch = Watch::of(&flags.watch)?;
+    // The daemon may have another working directory.
+    let refused = |why: String| Failure::new(Kind::Usage, why).option("--with");
+    let with = std::path::absolute(&flags.with).map_err(|error| refused(error.to_string()))?;
+    let with = with.to_str().ok_or_else(|| refused(format!("{} is not text", with.display())))?.to_owned();
+    let (wipe_signature, wipe_bcache) = (flags.wipe_signature.clone(), flags.wipe_bcache);
+    let overwrites = Overrides { wipe_signature, wipe_bcache };
+    let begin = Begin::new(Verb::Replace, flags.cache.clone());
+    let (with, dry_run) = (Some(with), flags.watch.dry_run);
+    let job = watch.begin(&Begin { with, overwrites, dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 

@@ -54,6 +54,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Forget(flags) => jobs::forget(&flags),
         Command::Grow(flags) => jobs::grow(&flags),
         Command::Shrink(flags) => jobs::shrink(&flags),
+        Command::Replace(flags) => jobs::replace(&flags),
         Command::Cancel(flags) => jobs::cancel(&flags),
         Command::Wait(flags) => wait::run(&flags),
         Command::List(flags) => list::run(&flags),

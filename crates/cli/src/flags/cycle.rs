@@ -123,6 +123,29 @@ pub struct Shrink {
     pub watch: Watch,
 }
 
+/// `bcached replace`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Each volume is written back, leaves the cache, and comes to the new device; clients stay connected. Repeated after a \
+                        crash, a stop or a cancel, it does the rest. A device that `bcached make --cache` has made and nobody has used is taken as it is."
+)]
+pub struct Replace {
+    /// A cache's name, the UUID of its set (or its first 8 digits), or its device
+    #[arg(value_name = "SET")]
+    pub cache: String,
+    /// The new cache device
+    #[arg(long, value_name = "DEV")]
+    pub with: PathBuf,
+    /// What is marked so on the new device is not needed any more; repeat it for each
+    #[arg(long, value_name = "TYPE")]
+    pub wipe_signature: Vec<String>,
+    /// The new device is a bcache device that is not needed any more, with nothing dirty behind it
+    #[arg(long)]
+    pub wipe_bcache: bool,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
 /// `bcached cancel`.
 #[derive(clap::Args, Debug)]
 pub struct Cancel {

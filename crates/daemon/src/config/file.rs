@@ -88,6 +88,10 @@ pub struct Settings {
 pub struct CacheSettings {
     pub origin: Origin,
     pub device: Option<Located<String>>,
+    pub former: Option<Located<String>>,
+    pub moving: Option<bool>,
+    pub imported: Option<bool>,
+    pub served: Option<bool>,
     pub options: Configured,
 }
 
@@ -111,6 +115,23 @@ pub struct Kept {
     pub served: Option<bool>,
     /// How much of it is to be served at most, in bytes, if that is said.
     pub size: Option<u64>,
+    /// Its options.
+    pub options: KeptOptions,
+}
+
+/// The same of a cache.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KeptCache {
+    /// Its device, if that is another one than its section says, or it has none.
+    pub device: Option<String>,
+    /// The device that it had before and that volumes may still be on.
+    pub former: Option<String>,
+    /// Whether they leave that, if that is said.
+    pub moving: Option<bool>,
+    /// It has no section but this.
+    pub imported: Option<bool>,
+    /// Whether it is to be served, if that is said.
+    pub served: Option<bool>,
     /// Its options.
     pub options: KeptOptions,
 }
@@ -214,6 +235,10 @@ fn understand(source: &Source<'_>) -> Result<Settings, Failure> {
             Ok(CacheSettings {
                 origin,
                 device: source.locate(raw.device),
+                former: source.locate(raw.former),
+                moving: raw.moving,
+                imported: raw.imported,
+                served: raw.served,
                 options: source.options(raw.options)?,
             })
         })?,
@@ -329,6 +354,10 @@ impl Settings {
             match self.caches.get_mut(&name) {
                 Some(older) => {
                     replace(&mut older.device, cache.device);
+                    replace(&mut older.former, cache.former);
+                    replace(&mut older.moving, cache.moving);
+                    replace(&mut older.imported, cache.imported);
+                    replace(&mut older.served, cache.served);
                     older.options.extend(cache.options);
                 }
                 None => drop(self.caches.insert(name, cache)),
@@ -346,7 +375,8 @@ impl Settings {
     /// What `bcached set` has written, over these. A volume or a cache that is not configured any more stays so: what was set of it
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
-        newer.caches.retain(|name, _| self.caches.contains_key(name));
+        newer.caches.retain(|name, cache| self.caches.contains_key(name) || cache.imported == Some(true));
+        let imported: Vec<_> = newer.caches.keys().cloned().collect();
         let is_whole = |name: &String, volume: &NamedVolume| {
             let VolumeSettings { backing, flash, .. } = &volume.settings;
             self.volumes.contains_key(name) || backing.is_some() || flash.is_some()
@@ -356,7 +386,11 @@ impl Settings {
         newer.volumes.retain(|name, volume| is_whole(name, volume));
         for volume in newer.volumes.values_mut() {
             // A cache that was taken out of the configuration must not stop a start either.
-            let is_known = |name: &str| name == NO_CACHE || self.caches.contains_key(name);
+            let is_known = |name: &str| {
+                name == NO_CACHE
+                    || self.caches.contains_key(name)
+                    || imported.iter().any(|cache| cache == name)
+            };
             volume.settings.cache = volume.settings.cache.take().filter(|cache| is_known(&cache.value));
         }
         self.overlay(newer);
@@ -364,13 +398,12 @@ impl Settings {
     }
 
     /// What is kept of volumes, and the options of caches, if nothing else stands here.
-    pub fn into_kept(self) -> Option<(BTreeMap<String, Kept>, BTreeMap<String, KeptOptions>)> {
+    pub fn into_kept(self) -> Option<(BTreeMap<String, Kept>, BTreeMap<String, KeptCache>)> {
         let is_empty = self.control.is_none()
             && self.memory.is_none()
             && self.stop_timeout.is_none()
             && self.metrics.is_none()
             && self.listen.is_none()
-            && self.caches.values().all(|cache| cache.device.is_none())
             && self.defaults.is_empty();
         let values = |options: Configured| -> KeptOptions {
             options.into_iter().map(|(name, setting)| (name, setting.value)).collect()
@@ -393,7 +426,13 @@ impl Settings {
         };
         let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
         let volumes: Option<_> = volumes.collect();
-        let caches = self.caches.into_iter().map(|(name, cache)| (name, values(cache.options)));
+        let kept = |cache: CacheSettings| {
+            let CacheSettings { device, former, moving, imported, served, options, .. } = cache;
+            let text = |located: Option<Located<String>>| located.map(|located| located.value);
+            let (device, former) = (text(device), text(former));
+            KeptCache { device, former, moving, imported, served, options: values(options) }
+        };
+        let caches = self.caches.into_iter().map(|(name, cache)| (name, kept(cache)));
         volumes.filter(|_| is_empty).map(|volumes| (volumes, caches.collect()))
     }
 }

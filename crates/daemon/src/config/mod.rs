@@ -13,7 +13,7 @@ use crate::devices;
 use crate::failure::{Failure, Kind};
 use crate::options::layers::{Configured, Layers};
 use bcached_format::Uuid;
-use file::{Located, Settings, VolumeSettings};
+use file::{CacheSettings, Located, Settings, VolumeSettings};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub struct Config {
     pub volumes: Vec<Volume>,
     /// What is said of volumes that live in a cache alone.
     pub flash: Vec<Flash>,
+    /// Names of caches that are configured and not to be served.
+    pub released: Vec<String>,
     /// Names of volumes with backing devices that are configured and not to be served.
     pub not_served: Vec<String>,
     /// Where `bcached set` keeps what it sets; `None` without a configuration.
@@ -78,6 +80,8 @@ pub struct Cache {
     pub name: Option<String>,
     /// A path or `UUID=..`.
     pub device: String,
+    /// The device that it had before and that volumes may still be on, and whether they are to leave that.
+    pub former: Option<(String, bool)>,
     /// Its options, as far as the files say them.
     pub options: Configured,
 }
@@ -170,8 +174,12 @@ impl Config {
         let mut config = Self::from_settings(settings, line)?;
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
-        let plain =
-            |device: &String| Cache { name: None, device: device.clone(), options: Configured::new() };
+        let plain = |device: &String| Cache {
+            name: None,
+            device: device.clone(),
+            former: None,
+            options: Configured::new(),
+        };
         config.caches.extend(line.caches.iter().map(plain));
         config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
         config.check(named)?;
@@ -218,19 +226,16 @@ impl Config {
             caches: Vec::new(),
             volumes: Vec::new(),
             flash: Vec::new(),
+            released: Vec::new(),
             not_served: Vec::new(),
             set_file: None,
             set_and_gone: Vec::new(),
         };
         for (name, cache) in settings.caches {
-            if name == NO_CACHE {
-                return Err(cache
-                    .origin
-                    .failure("no cache can be called `none`")
-                    .next("it stands for having no cache"));
+            match Cache::of(&name, cache)? {
+                Some(cache) => config.caches.push(cache),
+                None => config.released.push(name),
             }
-            let device = required(cache.device, &cache.origin, &format!("[cache.{name}] has no `device`"))?;
-            config.caches.push(Cache { name: Some(name), device: device.value, options: cache.options });
         }
         for (name, own) in settings.volumes {
             let origin = own.origin.clone();
@@ -245,7 +250,7 @@ impl Config {
             }
             let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
             config.volumes.push(Volume {
-                cache: known_cache(merged.cache, &config.caches)?,
+                cache: known_cache(merged.cache, &config.caches, &config.released)?,
                 backing: backing.value,
                 options: in_order(merged.options)?,
                 read_only: merged.read_only.unwrap_or(false),
@@ -262,7 +267,8 @@ impl Config {
         // Backing devices of the command line get a better sentence, once their superblocks have been read.
         let needs_one = self.volumes.is_empty()
             || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
-        if self.caches.is_empty() && !from_command_line && needs_one {
+        let is_all_released = self.volumes.is_empty() && !self.released.is_empty();
+        if self.caches.is_empty() && !from_command_line && needs_one && !is_all_released {
             return Err(Failure::new(Kind::Config, "no cache is configured")
                 .next("add a [cache.NAME] section, or name devices with --cache and --backing"));
         }
@@ -282,6 +288,25 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+impl Cache {
+    /// `None`: it is not to be served.
+    fn of(name: &str, said: CacheSettings) -> Result<Option<Self>, Failure> {
+        if name == NO_CACHE {
+            return Err(said
+                .origin
+                .failure("no cache can be called `none`")
+                .next("it stands for having no cache"));
+        }
+        if said.served == Some(false) {
+            return Ok(None);
+        }
+        let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;
+        let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
+        let (name, options) = (Some(name.to_owned()), said.options);
+        Ok(Some(Self { name, device: device.value, former, options }))
     }
 }
 
@@ -377,9 +402,16 @@ fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Resu
     setting.ok_or_else(|| origin.failure(what))
 }
 
-fn known_cache(named: Option<Located<String>>, caches: &[Cache]) -> Result<Option<String>, Failure> {
+fn known_cache(
+    named: Option<Located<String>>,
+    caches: &[Cache],
+    released: &[String],
+) -> Result<Option<String>, Failure> {
     let Some(named) = named else { return Ok(None) };
-    if named.value == NO_CACHE || caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value)) {
+    if named.value == NO_CACHE
+        || released.contains(&named.value)
+        || caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value))
+    {
         return Ok(Some(named.value));
     }
     let names: Vec<_> = caches.iter().filter_map(|cache| cache.name.as_deref()).collect();

@@ -34,12 +34,20 @@ pub struct Typed(pub String);
 #[derive(Default)]
 pub struct RawCache {
     pub device: Option<Spanned<String>>,
+    pub former: Option<Spanned<String>>,
+    pub moving: Option<bool>,
+    pub imported: Option<bool>,
+    pub served: Option<bool>,
     /// As of a volume.
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
 }
 
 enum CacheKey {
     Device,
+    Former,
+    Moving,
+    Imported,
+    Served,
     Option(&'static Definition),
 }
 
@@ -60,11 +68,14 @@ enum Key {
 const OWN: &[&str] =
     &["backing", "cache", "flash", "read_only", "shared", "served", "wait", "size", "export"];
 
+/// The same of a cache.
+const OWN_OF_CACHE: &[&str] = &["device", "former", "moving", "imported", "served"];
+
 /// All keys of a volume.
 static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Volume, OWN));
 
 /// All keys of a cache.
-static CACHE_KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Cache, &["device"]));
+static CACHE_KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Cache, OWN_OF_CACHE));
 
 fn keys_of(scope: Scope, own: &'static [&'static str]) -> Vec<&'static str> {
     let options = scope.options().iter().filter(|option| option.not_configured().is_none());
@@ -141,6 +152,10 @@ impl<'de> Deserialize<'de> for CacheKey {
         let name = String::deserialize(deserializer)?;
         Ok(match name.as_str() {
             "device" => Self::Device,
+            "former" => Self::Former,
+            "moving" => Self::Moving,
+            "imported" => Self::Imported,
+            "served" => Self::Served,
             name => Self::Option(option_of(Scope::Cache, name, &CACHE_KEYS)?),
         })
     }
@@ -161,6 +176,10 @@ impl<'de> Deserialize<'de> for RawCache {
                 while let Some(key) = map.next_key()? {
                     match key {
                         CacheKey::Device => raw.device = Some(map.next_value()?),
+                        CacheKey::Former => raw.former = Some(map.next_value()?),
+                        CacheKey::Moving => raw.moving = Some(map.next_value()?),
+                        CacheKey::Imported => raw.imported = Some(map.next_value()?),
+                        CacheKey::Served => raw.served = Some(map.next_value()?),
                         CacheKey::Option(option) => raw.options.push((option, map.next_value()?)),
                     }
                 }

@@ -1,7 +1,8 @@
-//! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add`, `remove` and `shrink` keep. It is made and rewritten by the daemon
-//! and holds options of volumes and caches, which cache a volume has, and which were added or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
+//! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add`, `remove`, `shrink`, `replace`, `release` and `import` keep. It is made
+//! and rewritten by the daemon and holds options of volumes and caches, which cache a volume has, and which volumes and caches were added,
+//! replaced or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
-use super::file::{self, Kept, KeptOptions};
+use super::file::{self, Kept, KeptCache, KeptOptions};
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use crate::sizes::typed;
@@ -28,7 +29,7 @@ pub struct SetFile {
     /// By volume, in the order in which they are written.
     volumes: BTreeMap<String, Kept>,
     /// Options of caches, likewise.
-    caches: BTreeMap<String, KeptOptions>,
+    caches: BTreeMap<String, KeptCache>,
     /// As it lies on the disk; empty if it does not.
     before: String,
 }
@@ -63,13 +64,18 @@ impl SetFile {
     pub fn of(&mut self, scope: Scope, name: &str) -> &mut KeptOptions {
         match scope {
             Scope::Volume => &mut self.volumes.entry(name.to_owned()).or_default().options,
-            Scope::Cache => self.caches.entry(name.to_owned()).or_default(),
+            Scope::Cache => &mut self.caches.entry(name.to_owned()).or_default().options,
         }
     }
 
     /// All that it says of the volume called `name`, to be changed.
     pub fn kept_of(&mut self, name: &str) -> &mut Kept {
         self.volumes.entry(name.to_owned()).or_default()
+    }
+
+    /// All that it says of the cache called `name`, to be changed.
+    pub fn kept_of_cache(&mut self, name: &str) -> &mut KeptCache {
+        self.caches.entry(name.to_owned()).or_default()
     }
 
     /// Which cache it says that the volume called `name` has, to be changed.
@@ -95,8 +101,23 @@ impl SetFile {
         };
         let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
         let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();
-        let said = self.caches.iter().filter(|(_, kept)| !kept.is_empty());
-        let of_cache = |kept: &KeptOptions| toml::Value::Table(options(kept).into_iter().collect());
+        let said = self.caches.iter().filter(|(_, kept)| **kept != KeptCache::default());
+        let of_cache = |kept: &KeptCache| {
+            let text = |key: &str, value: &Option<String>| {
+                value.as_ref().map(|value| (key.to_owned(), toml::Value::String(value.clone())))
+            };
+            let is =
+                |key: &str, value: Option<bool>| value.map(|is| (key.to_owned(), toml::Value::Boolean(is)));
+            let KeptCache { device, former, moving, imported, served, .. } = kept;
+            let own = [
+                text("device", device),
+                text("former", former),
+                is("moving", *moving),
+                is("imported", *imported),
+                is("served", *served),
+            ];
+            toml::Value::Table(own.into_iter().flatten().chain(options(&kept.options)).collect())
+        };
         let caches: toml::Table = said.map(|(name, kept)| (name.clone(), of_cache(kept))).collect();
         if volumes.is_empty() && caches.is_empty() && self.before.is_empty() {
             return String::new();

@@ -192,7 +192,8 @@ fn every_option_is_a_key() {
     let missing: Vec<_> = crate::options::OPTIONS.iter().filter(missing).map(|option| option.name).collect();
     assert_eq!(missing, ["label"], "which the device keeps");
     let all = crate::options::of_cache::OPTIONS.iter().map(|option| option.name.to_owned());
-    assert_eq!(known_keys("[cache.a]"), [vec!["device".to_owned()], all.collect()].concat());
+    let own = ["device", "former", "moving", "imported", "served"].map(str::to_owned);
+    assert_eq!(known_keys("[cache.a]"), [own.to_vec(), all.collect()].concat());
 }
 
 /// Nobody would see that a value of a file was taken otherwise than it was written.

@@ -2,6 +2,7 @@
 //! added; what is not known is absent.
 
 use crate::failure::Failure;
+use crate::offline::overwrite::Overrides;
 use crate::sizes::human;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
@@ -28,6 +29,8 @@ pub enum Verb {
     Grow,
     /// It becomes smaller.
     Shrink,
+    /// A cache becomes another device.
+    Replace,
 }
 
 impl fmt::Display for Verb {
@@ -42,6 +45,7 @@ impl fmt::Display for Verb {
             Self::Forget => "forget",
             Self::Grow => "grow",
             Self::Shrink => "shrink",
+            Self::Replace => "replace",
         })
     }
 }
@@ -69,6 +73,12 @@ pub struct Begin {
     /// The file that is to say what was lost, for [`Verb::Forget`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
+    /// By which device, for [`Verb::Replace`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub with: Option<String>,
+    /// What may be overwritten on that.
+    #[serde(default)]
+    pub overwrites: Overrides,
     /// Nothing is done: the answer says what would be.
     #[serde(default)]
     pub dry_run: bool,
@@ -78,7 +88,10 @@ impl Begin {
     /// A request that says no more than this.
     #[must_use]
     pub const fn new(verb: Verb, volume: String) -> Self {
+        let overwrites = Overrides { wipe_signature: Vec::new(), wipe_bcache: false };
         Self {
+            overwrites,
+            with: None,
             verb,
             volume,
             backing: None,
@@ -253,6 +266,7 @@ impl Job {
             Verb::Add => "added",
             Verb::Forget => "forgotten",
             Verb::Grow | Verb::Shrink => "resized",
+            Verb::Replace => "replaced: nothing of it is on its former device any more, which is let go of",
         };
         let size = human(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
@@ -265,6 +279,7 @@ impl Job {
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),
                 Verb::Grow | Verb::Shrink => format!("{volume}: it is {size} large already"),
+                Verb::Replace => format!("{volume}: it is on that device already"),
             },
             (State::Done, false) if self.size_bytes.is_some() => format!("{volume}: it is {size} large"),
             (State::Done, false) => format!("{volume}: {done}{}", self.loss("are lost")),
@@ -289,6 +304,9 @@ impl Job {
                     Verb::Add => format!("{volume}: would be served"),
                     Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
                     Verb::Grow => format!("{volume}: would be {size} large"),
+                    Verb::Replace => format!(
+                        "{volume}: {dirty} would be written back, then its volumes would go to the new device"
+                    ),
                     Verb::Shrink => {
                         format!(
                             "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"

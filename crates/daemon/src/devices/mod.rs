@@ -5,8 +5,8 @@ mod twins;
 
 use crate::failure::{Failure, Kind};
 use bcached_format::{
-    BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
-    Superblock,
+    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES,
+    SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_uring::{Access, Device};
 use std::path::PathBuf;
@@ -43,6 +43,24 @@ pub fn open_backing(name: &str) -> Result<BackingDevice, Failure> {
         Superblock::Backing(superblock) => Ok(BackingDevice { device, superblock }),
         Superblock::Cache(_) => Err(wrong_role(&device, "a cache device", "--cache")),
     }
+}
+
+/// The backing device `name` says no more to which set it belongs, durably. Nothing of it may be dirty there.
+///
+/// # Errors
+/// It is dirty, in use, or cannot be written.
+pub fn forsake(name: &str) -> Result<(), Failure> {
+    let BackingDevice { device, mut superblock } = open_backing(name)?;
+    match superblock.state() {
+        BackingState::Clean | BackingState::Stale => superblock.set_state(BackingState::None),
+        BackingState::None => return Ok(()),
+        BackingState::Dirty => {
+            return Err(Failure::new(Kind::DataLoss, format!("cannot take {name} from its cache"))
+                .why("its newest data is there"));
+        }
+    }
+    device.write_at(SUPERBLOCK_SECTOR, &superblock.seal()[..])?;
+    Ok(device.sync()?)
 }
 
 /// What the backing device `name` says. It is read and not claimed.

@@ -180,6 +180,8 @@ impl Pump {
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
 async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Given, Error> {
+    // Of a set that has failed it goes as one that has left it.
+    let _stays = set.leave_failed(volume).await;
     let Removed { disk, lost } = set.remove_volume(volume).await?;
     drop(set);
     let (disks, env) = (&keeper.inner().disks, &keeper.inner().env);

@@ -10,7 +10,7 @@ use crate::devices::{self, CacheDevice};
 use crate::engine_thread::{self, Engine, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
-use bcached_engine::{DiscardState, Opening, Options, Settings, Status};
+use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -146,6 +146,11 @@ impl Supervisor {
                 return Ok(());
             }
             Some(CacheState::Open { .. }) => {}
+            Some(CacheState::Ending { .. }) => {
+                drop(shared);
+                self.cache_let_go(index, Err(Error::Stopping));
+                return Ok(());
+            }
             _ => return Ok(()),
         }
         let failure = Failure::new(Kind::Io, "the engine of a cache ended unexpectedly")

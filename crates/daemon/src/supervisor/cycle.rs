@@ -17,6 +17,12 @@ use std::time::{Duration, Instant};
 /// How long who uses a volume may wait for its move.
 const MOVE_LIMIT: Duration = Duration::from_secs(10);
 
+/// A volume, and the cache that it goes to.
+pub struct MoveTo {
+    pub volume: usize,
+    pub cache: usize,
+}
+
 /// A volume on its way from one engine to another.
 pub struct Moving {
     number: u64,
@@ -150,7 +156,7 @@ impl Supervisor {
             }
             Verb::Grow => self.plan_growth(&entry, &now, &mut planned)?,
             Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
-            Verb::Add | Verb::Forget => unreachable!("what is not served has no number"),
+            Verb::Add | Verb::Forget | Verb::Replace => unreachable!("it is planned elsewhere"),
             Verb::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
                 planned.work = self.plan_attach(&entry, &now, target)?;
@@ -233,7 +239,7 @@ impl Supervisor {
     }
 
     /// No cache of larger blocks can serve it.
-    fn check_blocks(&self, name: &str, now: &VolumeInfo, target: usize) -> Result<(), Failure> {
+    pub(super) fn check_blocks(&self, name: &str, now: &VolumeInfo, target: usize) -> Result<(), Failure> {
         let engine = match &self.shared().table.caches[target].state {
             CacheState::Open { engine, .. } => Some(engine.clone()),
             _ => None,
@@ -261,7 +267,7 @@ impl Supervisor {
     /// The open cache that is called so: by name, by the UUID of its set, or by its device; the only one if none is named.
     pub(super) fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
         let shared = self.shared();
-        let caches: Vec<_> = shared.table.real_caches().collect();
+        let caches: Vec<_> = shared.table.lasting_caches().collect();
         let names: Vec<_> = caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect();
         let is_meant = |cache: &super::table::CacheEntry| match typed {
             None => caches.len() == 1,
@@ -345,7 +351,7 @@ impl Supervisor {
     /// The volume is to have the cache that it had, because the work has failed.
     pub(super) fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
-            Verb::Flush | Verb::Add | Verb::Forget => return,
+            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove | Verb::Stop => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
@@ -380,7 +386,8 @@ impl Supervisor {
     }
 
     /// The volume's engine gives it up, when it has answered all that was asked of it; what is asked from now on waits for the other one.
-    pub(super) fn begin_move(&self, number: u64, volume: usize, to: usize, engine: &Engine, id: VolumeId) {
+    pub(super) fn begin_move(&self, number: u64, to: MoveTo, engine: &Engine, id: VolumeId) {
+        let MoveTo { volume, cache: to } = to;
         let name = {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
@@ -475,11 +482,13 @@ impl Supervisor {
             return self.not_moved(number, volume, &Error::NoVolume);
         };
         let mut shared = self.shared();
+        let is_none = shared.table.caches[to].is_none_of.is_some();
         let entry = &mut shared.table.volumes[volume];
         entry.cache = Some(to);
         entry.told = entry.options.volume_options(quiet::local_minute);
         let mode = entry.options.configured_mode();
-        let adding = Adding { device, mode, options: entry.told, way: Way::Adopted, owes };
+        let way = if is_none { Way::Uncached } else { Way::Adopted };
+        let adding = Adding { device, mode, options: entry.told, way, owes };
         drop(shared);
         let sender = self.sender.clone();
         let added = move |added| drop(sender.send(Event::Moved(number, volume, Box::new(added))));

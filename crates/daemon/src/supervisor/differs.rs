@@ -50,7 +50,7 @@ impl Supervisor {
         let mut found = Found(Vec::new());
         found.of_daemon(&self.config, &files);
         let shared = self.shared();
-        let running: Vec<_> = shared.table.real_caches().map(|(_, cache)| cache).collect();
+        let running: Vec<_> = shared.table.lasting_caches().map(|(_, cache)| cache).collect();
         for cache in &running {
             let said = files.caches.iter().find(|said| said.name == cache.name);
             let section = format!("cache.{}", cache.display_name());

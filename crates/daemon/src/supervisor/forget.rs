@@ -59,7 +59,7 @@ impl Supervisor {
         }
         shown.state = State::Running;
         let subject = Subject::Unserved(uuid);
-        let number = self.shared().jobs.add(Job::new(&shown, subject, plan.found.engine.clone()));
+        let number = self.shared().jobs.add(Job::new(&shown, subject, Some(plan.found.engine.clone())));
         shown.id = Some(number);
         let sender = self.sender.clone();
         let work = move || {

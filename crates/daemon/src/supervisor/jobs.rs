@@ -3,9 +3,9 @@
 //! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
 //! is taken back when the work fails or is given up.
 
-use super::cycle::{Planned, Work};
+use super::cycle::{MoveTo, Planned, Work};
 use super::options::resolve;
-use super::table::VolumeState;
+use super::table::{Table, VolumeState};
 use super::{Event, Shared, Supervisor};
 use crate::config::Kept;
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
@@ -50,7 +50,9 @@ pub struct Job {
     subject: Subject,
     name: String,
     /// Who does it, or gives the volume up for it.
-    engine: Engine,
+    engine: Option<Engine>,
+    /// What keeps it from going on, of work that the loop does.
+    blocked: Option<String>,
     /// Somebody has joined it: it begins once more when it ends, because what has come since is meant, too.
     again: bool,
     began: Instant,
@@ -74,6 +76,8 @@ pub enum Subject {
     Volume(usize, Box<VolumeInfo>),
     /// One that nobody serves.
     Unserved(Uuid),
+    /// All that is on what the cache of this index was before.
+    Cache(usize),
 }
 
 #[derive(Clone)]
@@ -109,6 +113,9 @@ pub struct Asked {
 /// What the control thread calls to have some begun.
 pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
     Box::new(move |begin, uid| {
+        if begin.verb == Verb::Replace {
+            return super::replace::begin(&shared, &events, &begin, uid);
+        }
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
         let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget);
         let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
@@ -155,12 +162,18 @@ pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
 }
 
 /// What it calls to give one up.
-pub fn cancel(shared: Arc<Mutex<Shared>>) -> AskJob {
+pub fn cancel(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskJob {
     Box::new(move |number| {
         let job = find(&shared, number)?;
         match (&job.ended, &job.engine) {
             (Some(_), _) => {}
-            (None, engine) if matches!(job.verb, Verb::Flush | Verb::Detach | Verb::Shrink) => {
+            (None, _) if matches!(job.subject, Subject::Cache(_)) => {
+                let Subject::Cache(former) = job.subject else { return show(&shared, number) };
+                let _stopping = events.send(Event::StopReplacing(former));
+            }
+            (None, Some(engine))
+                if matches!(job.verb, Verb::Flush | Verb::Detach | Verb::Shrink | Verb::Replace) =>
+            {
                 tracing::info!(
                     event = "job-cancel",
                     "{}: {} (job {number}) is to be cancelled",
@@ -190,7 +203,7 @@ fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
 }
 
 /// A job as it is at this moment. Holds no lock while it waits for an engine.
-fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
+pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     let job = find(shared, number)?;
     let state = match job.ended.as_ref().map(|ended| &ended.outcome) {
         None => State::Running,
@@ -209,7 +222,7 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
         shown.failure = failure.to_json().get("error").cloned();
     }
-    let running = Some(&job.engine).filter(|_| job.ended.is_none());
+    let running = job.engine.as_ref().filter(|_| job.ended.is_none());
     if let Some(status) = running.and_then(Engine::status) {
         let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
         let (dirty_sectors, trouble) = match &job.subject {
@@ -221,12 +234,17 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
                 let left = status.unserved.iter().find(|left| left.uuid == *uuid);
                 (left.map(|left| left.dirty_sectors), None)
             }
+            Subject::Cache(_) => {
+                let trouble = status.volumes.iter().find_map(|info| info.writeback_trouble.as_ref());
+                (Some(status.dirty_sectors), trouble)
+            }
         };
         if let Some(dirty_sectors) = dirty_sectors {
             let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
             shown = shown.with_progress(dirty, milliseconds);
         }
-        shown.blocked_by = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
+        let trouble = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
+        shown.blocked_by = trouble.or_else(|| job.blocked.clone());
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());
     }
@@ -235,12 +253,13 @@ fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
 
 impl Job {
     /// Work that begins now.
-    pub fn new(shown: &Shown, subject: Subject, engine: Engine) -> Self {
+    pub fn new(shown: &Shown, subject: Subject, engine: Option<Engine>) -> Self {
         Self {
             verb: shown.verb,
             subject,
             name: shown.volume.clone(),
             engine,
+            blocked: None,
             again: false,
             began: Instant::now(),
             dirty_at_start: shown.dirty_bytes_at_start,
@@ -257,7 +276,7 @@ impl Job {
     pub const fn volume(&self) -> Option<usize> {
         match self.subject {
             Subject::Volume(volume, _) => Some(volume),
-            Subject::Unserved(_) => None,
+            Subject::Unserved(_) | Subject::Cache(_) => None,
         }
     }
 }
@@ -293,8 +312,33 @@ impl Jobs {
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
         match &self.all.get(&number)?.subject {
             Subject::Volume(_, served) => Some(served.clone()),
-            Subject::Unserved(_) => None,
+            Subject::Unserved(_) | Subject::Cache(_) => None,
         }
+    }
+
+    /// The work by which volumes leave what the cache of this index was.
+    pub fn replacing(&self, former: usize) -> Option<u64> {
+        let is_it =
+            |job: &Job| matches!(job.subject, Subject::Cache(of) if of == former) && job.ended.is_none();
+        self.all.iter().find(|(_, job)| is_it(job)).map(|(number, _)| *number)
+    }
+
+    /// What keeps work of the loop from going on.
+    pub fn block(&mut self, number: u64, blocked: Option<String>) {
+        if let Some(job) = self.all.get_mut(&number) {
+            job.blocked = blocked;
+        }
+    }
+
+    /// The volumes' own parts of that, and who does them.
+    pub fn leaving(&self, former: usize, table: &Table) -> Vec<(u64, Engine)> {
+        let is_there =
+            |job: &Job| job.volume().and_then(|volume| table.volumes.get(volume)?.cache) == Some(former);
+        let parts = self
+            .all
+            .iter()
+            .filter(|(_, job)| job.verb == Verb::Replace && job.ended.is_none() && is_there(job));
+        parts.filter_map(|(number, job)| Some((*number, job.engine.clone()?))).collect()
     }
 
     /// Work that has ended now.
@@ -369,7 +413,7 @@ impl Supervisor {
             return Ok(shown);
         };
         let (served, id) = (served.clone(), served.id);
-        let mut job = Job::new(&shown, Subject::Volume(volume, served), engine.clone());
+        let mut job = Job::new(&shown, Subject::Volume(volume, served), Some(engine.clone()));
         job.before = planned.before;
         job.dirty_beside = planned.dirty_beside;
         let number = shared.jobs.add(job);
@@ -379,13 +423,13 @@ impl Supervisor {
         }
         match work {
             Work::Here(long) => self.begin_here(number, long, &engine, id),
-            Work::MovesTo(cache) => self.begin_move(number, volume, cache, &engine, id),
+            Work::MovesTo(cache) => self.begin_move(number, MoveTo { volume, cache }, &engine, id),
             Work::GivesUp => self.begin_removal(number, volume, verb, &engine, id),
         }
         Ok(Shown { id: Some(number), state: State::Running, ..shown })
     }
 
-    fn begin_here(&self, number: u64, long: Long, engine: &Engine, id: VolumeId) {
+    pub(super) fn begin_here(&self, number: u64, long: Long, engine: &Engine, id: VolumeId) {
         let sender = self.sender.clone();
         let ended = move |outcome| drop(sender.send(Event::JobEnded(number, outcome)));
         engine.begin(number, long, id, Box::new(ended));
@@ -400,15 +444,15 @@ impl Supervisor {
             if let Some(job) = self.shared().jobs.all.get_mut(&number) {
                 job.again = false;
             }
-            let Subject::Volume(_, served) = &job.subject else { return };
-            return self.begin_here(number, Self::long_of(job.verb), &job.engine, served.id);
+            let (Subject::Volume(_, served), Some(engine)) = (&job.subject, &job.engine) else { return };
+            return self.begin_here(number, Self::long_of(job.verb), engine, served.id);
         }
         let outcome = match outcome {
             // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
             Err(Error::NotAttached | Error::Attached) => Ok(()),
             other => other.map_err(|error| engine_failure::of_job(job.verb, &job.name, &error)),
         };
-        if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach) {
+        if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace) {
             let mut shared = self.shared();
             if let Some(VolumeState::Served(info)) =
                 job.volume().and_then(|volume| Some(&mut shared.table.volumes.get_mut(volume)?.state))
@@ -433,6 +477,9 @@ impl Supervisor {
             Err(failure) => {
                 tracing::error!(event = "job-failed", "{}: {} (job {number}): {failure}", job.name, job.verb);
                 self.take_back(&job);
+                if let (Verb::Replace, Some(volume)) = (job.verb, job.volume()) {
+                    self.volume_stays(volume, &failure);
+                }
             }
         }
         if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
@@ -452,13 +499,17 @@ impl Supervisor {
             // What was asked for stays so: the next start goes on with it.
             let _told = self.shared().jobs.end(number, Err(failure.clone()));
         }
+        let replacing = self.shared().jobs.replacing(cache);
+        if let Some(number) = replacing {
+            let _told = self.shared().jobs.end(number, Err(failure.clone()));
+        }
     }
 
     /// The kind of work that an engine does for a verb.
     pub(super) const fn long_of(verb: Verb) -> Long {
         match verb {
             Verb::Attach => Long::Attach,
-            Verb::Detach => Long::Detach,
+            Verb::Detach | Verb::Replace => Long::Detach,
             // The others are no work of an engine's.
             _ => Long::Flush,
         }

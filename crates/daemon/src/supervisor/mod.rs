@@ -15,6 +15,7 @@ mod explain;
 mod exports;
 mod flash;
 mod forget;
+mod former;
 mod health;
 mod jobs;
 mod label;
@@ -23,6 +24,8 @@ mod options;
 mod owner;
 mod patience;
 mod reasons;
+mod replace;
+mod replacing;
 mod report;
 mod resize;
 mod stop;
@@ -87,6 +90,10 @@ enum Event {
     Forgotten(u64, Uuid, Result<(), Failure>),
     /// An engine has made a volume in its cache alone, or serves one again.
     FlashAdded(Box<flash::Added>),
+    /// Somebody wants a cache to become another device.
+    Replace(Box<replace::Asked>),
+    /// Somebody gives that up, of what the cache of this index was.
+    StopReplacing(usize),
     /// That cache's engine has taken it up.
     Moved(u64, usize, Box<Result<Added, Error>>),
 }
@@ -166,7 +173,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
-            cancel: jobs::cancel(Arc::clone(&shared)),
+            cancel: jobs::cancel(Arc::clone(&shared), supervisor.sender.clone()),
             explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
@@ -242,22 +249,27 @@ impl Supervisor {
             self.tell_waits(self.started.elapsed());
             self.apply_options();
             self.look_after_moves();
+            self.go_on_replacing();
             let pending = {
                 let shared = self.shared();
-                shared.phase == Phase::Starting || shared.table.is_waiting() || !shared.moves.is_empty()
+                let is_busy = !shared.moves.is_empty()
+                    || shared.table.caches.iter().any(|cache| cache.is_moving && cache.is_real());
+                shared.phase == Phase::Starting || shared.table.is_waiting() || is_busy
             };
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(()),
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
-                Ok(Event::Stopped(..)) => unreachable!("nobody has been told to stop"),
+                Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
                 Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
                 Ok(Event::Differs(answer)) => self.differs(&answer),
                 Ok(Event::Labelled(labelled)) => self.labelled(*labelled),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
+                Ok(Event::Replace(asked)) => self.replace(*asked),
+                Ok(Event::StopReplacing(former)) => self.stop_replacing(former, replacing::cancelled()),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),

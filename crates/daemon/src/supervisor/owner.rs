@@ -150,7 +150,7 @@ pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
 }
 
 /// The cache that is called `typed`: by its name, its set's UUID (or the beginning of it), or its device.
-fn resolve_cache(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
+pub(super) fn resolve_cache(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
     let (indices, known): (Vec<usize>, Vec<names::Known>) = {
         let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
         let known = |(index, cache): (usize, &CacheEntry)| {

@@ -30,7 +30,7 @@ pub fn status_of(
             let table = &shared.table;
             let caches: Vec<_> = table.caches.iter().map(cache).collect();
             let engines: Vec<_> = table.caches.iter().map(engine).collect();
-            let are_some: Vec<_> = table.caches.iter().map(|cache| cache.is_none_of.is_none()).collect();
+            let are_some: Vec<_> = table.caches.iter().map(CacheEntry::is_real).collect();
             (shared.phase, caches, engines, table.volumes.clone(), are_some)
         };
         let counts = Engine::status_of_all(&engines);
@@ -99,7 +99,7 @@ fn cache(entry: &CacheEntry) -> Cache {
         CacheState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         CacheState::Opening { .. } => ("opening", None, None),
         CacheState::Open { io, .. } => ("open", None, Some(io.clone())),
-        CacheState::Stopped => ("stopped", None, None),
+        CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released => ("stopped", None, None),
         CacheState::Failed(failure) => ("failed", Some(failure.to_string()), None),
     };
     Cache {

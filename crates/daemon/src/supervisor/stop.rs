@@ -70,6 +70,7 @@ impl Supervisor {
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
+                Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 _ => {}
             }
         }
@@ -125,7 +126,7 @@ impl Supervisor {
         let shared = self.shared();
         let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
             Some(CacheState::Open { engine, .. }) => engine.clone(),
-            Some(CacheState::Opening { .. }) => return true,
+            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return true,
             _ => return false,
         };
         drop(shared);
@@ -142,7 +143,7 @@ impl Supervisor {
     /// It has answered and does nothing more but return.
     fn end_cache(&self, index: usize) {
         let state = std::mem::replace(&mut self.shared().table.caches[index].state, CacheState::Stopped);
-        if let CacheState::Open { thread, .. } = state {
+        if let CacheState::Open { thread, .. } | CacheState::Ending { thread } = state {
             let _ended = thread.join();
         }
     }

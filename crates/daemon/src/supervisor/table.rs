@@ -22,8 +22,12 @@ pub enum CacheState {
     Opening { set: Uuid, progress: Arc<Opening>, thread: JoinHandle<()> },
     /// It serves.
     Open { set: Uuid, engine: Engine, io: String, thread: JoinHandle<()> },
+    /// It is being stopped, while others go on.
+    Ending { thread: JoinHandle<()> },
     /// It was stopped in order; the daemon is about to end.
     Stopped,
+    /// It was stopped, and its device is nobody's business here any more: as if it was not configured.
+    Released,
     /// It will not be served.
     Failed(Failure),
 }
@@ -36,6 +40,10 @@ pub struct CacheEntry {
     pub device: String,
     /// The device's own, once seen.
     pub uuid: Option<Uuid>,
+    /// It is what the cache of this name was before, and its volumes are to go there.
+    pub former_of: Option<String>,
+    /// They go, at this time.
+    pub is_moving: bool,
     /// It is none: it stands for having no cache, of volumes with devices of such blocks, in sectors.
     pub is_none_of: Option<u16>,
     /// What has been said of its options.
@@ -58,7 +66,7 @@ pub struct CacheEntry {
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
     pub unserved_logged: BTreeSet<[u8; 16]>,
     /// The log has said what it waits for.
-    wait_logged: bool,
+    pub wait_logged: bool,
 }
 
 /// How far a volume has come.
@@ -132,9 +140,10 @@ pub type CacheName = String;
 impl Table {
     /// Nothing has been looked for yet.
     pub fn of(config: &Config, strict: bool) -> Self {
+        let formers = config.caches.iter().filter_map(CacheEntry::former);
         Self {
             strict,
-            caches: config.caches.iter().map(CacheEntry::of).collect(),
+            caches: config.caches.iter().map(CacheEntry::of).chain(formers).collect(),
             volumes: config.volumes.iter().map(VolumeEntry::of).collect(),
         }
     }
@@ -152,7 +161,11 @@ impl Table {
         // A cache alone may bring volumes of its own: it is waited for as well.
         let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
-            CacheState::Open { .. } | CacheState::Stopped | CacheState::Failed(_) => true,
+            CacheState::Open { .. }
+            | CacheState::Ending { .. }
+            | CacheState::Stopped
+            | CacheState::Released
+            | CacheState::Failed(_) => true,
             CacheState::Waiting(_) | CacheState::Opening { .. } => is_enough(patience),
         });
         caches
@@ -215,7 +228,7 @@ impl Table {
 
     /// The caches that are some, with their indices.
     pub fn real_caches(&self) -> impl Iterator<Item = (usize, &CacheEntry)> {
-        self.caches.iter().enumerate().filter(|(_, cache)| cache.is_none_of.is_none())
+        self.caches.iter().enumerate().filter(|(_, cache)| cache.is_real())
     }
 
     /// The caches that are being opened, by name, and how far they are.
@@ -343,14 +356,20 @@ impl Table {
         let device = entry.backing.clone()?;
         let cache = match &entry.wanted_cache {
             Some(name) if name == config::NO_CACHE => None,
-            Some(name) => self.caches.iter().position(|cache| cache.name.as_ref() == Some(name)),
+            Some(name) => self
+                .lasting_caches()
+                .find(|(_, cache)| cache.name.as_ref() == Some(name))
+                .map(|found| found.0),
             None => {
-                let mut caches = self.real_caches().map(|(index, _)| index);
+                let mut caches = self.lasting_caches().map(|(index, _)| index);
                 caches.next().filter(|_| caches.next().is_none())
             }
         };
+        let is_moving = cache.and_then(|cache| self.former_of(cache)).is_some();
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
+            // Its device says on which of the two it is.
+            Some(_) if is_moving => Some((device, Step::Open(cache))),
             Some(CacheState::Failed(failure)) => {
                 let failure = reasons::cache_not_served(failure);
                 self.set_volume(index, VolumeState::Failed(failure));
@@ -366,7 +385,7 @@ impl Table {
                 self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
                 None
             }
-            Some(CacheState::Stopped) => None,
+            Some(CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released) => None,
             Some(CacheState::Open { .. }) | None => Some((device, Step::Open(cache))),
         }
     }
@@ -377,6 +396,9 @@ impl Table {
         cache: Option<usize>,
         superblock: &BackingSuperblock,
     ) -> Result<(usize, Engine), Unserved> {
+        if let Some(elsewhere) = cache.and_then(|cache| self.still_on_former(cache, superblock)) {
+            return elsewhere;
+        }
         if let Some(index) = cache {
             return match &self.caches[index].state {
                 CacheState::Open { engine, .. } => Ok((index, engine.clone())),
@@ -426,12 +448,12 @@ impl Table {
     pub fn adopt(&mut self, config: &Config) -> BTreeSet<String> {
         let mut gone = BTreeSet::new();
         for cache in &config.caches {
-            match self.caches.iter_mut().find(|entry| entry.name == cache.name) {
+            match self.caches.iter_mut().find(|entry| entry.name == cache.name && entry.is_real()) {
                 None => self.caches.push(CacheEntry::of(cache)),
                 Some(entry) => entry.options.configured.clone_from(&cache.options),
             }
         }
-        for (_, cache) in self.real_caches() {
+        for (_, cache) in self.lasting_caches() {
             if !config.caches.iter().any(|configured| configured.name == cache.name) {
                 gone.extend(cache.name.clone());
             }
@@ -458,6 +480,7 @@ impl CacheEntry {
         let cache = config::Cache {
             name: Some(config::NO_CACHE.to_owned()),
             device: "memory".to_owned(),
+            former: None,
             options: Configured::new(),
         };
         Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
@@ -476,11 +499,18 @@ impl CacheEntry {
         }
     }
 
-    fn of(cache: &config::Cache) -> Self {
+    /// It is a cache, and served here or to be.
+    pub const fn is_real(&self) -> bool {
+        self.is_none_of.is_none() && !matches!(self.state, CacheState::Released)
+    }
+
+    pub fn of(cache: &config::Cache) -> Self {
         Self {
             name: cache.name.clone(),
             device: cache.device.clone(),
             uuid: None,
+            former_of: None,
+            is_moving: false,
             is_none_of: None,
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),

@@ -35,6 +35,7 @@ fn config(volumes: &[&str]) -> Config {
         listen: Vec::new(),
         metrics: None,
         caches: vec![Cache {
+            former: None,
             name: Some("fast".to_owned()),
             device: "/nonexistent/fast".to_owned(),
             options: Default::default(),
@@ -42,6 +43,7 @@ fn config(volumes: &[&str]) -> Config {
         volumes: volumes.iter().map(volume).collect(),
         set_file: None,
         flash: Vec::new(),
+        released: Vec::new(),
         not_served: Vec::new(),
         set_and_gone: Vec::new(),
     }

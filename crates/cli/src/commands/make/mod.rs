@@ -3,7 +3,6 @@
 //! Where that program is lenient this one is not: a second cache device, a geometry that no kernel runs, an unknown
 //! word are refused. All devices are opened and checked before the first is written, and stay claimed meanwhile.
 
-mod check;
 mod plan;
 mod report;
 
@@ -13,7 +12,7 @@ use crate::flags::Make;
 use crate::later;
 use crate::output::Report;
 use crate::signatures::Signature;
-use bcached_format::{SUPERBLOCK_SECTOR, units::bytes_of};
+use bcached_daemon::offline::overwrite::{self, Overrides};
 use plan::{Options, Planned};
 use std::path::PathBuf;
 
@@ -84,14 +83,29 @@ fn ordered(roles: &[(Role, PathBuf)]) -> Result<Vec<(Role, PathBuf)>, Failure> {
 /// Opens and checks all devices.
 fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failure> {
     let mut targets: Vec<Target> = Vec::new();
+    let overrides =
+        Overrides { wipe_signature: flags.wipe_signature.clone(), wipe_bcache: flags.wipe_bcache };
     for (role, path) in devices {
         let access = if flags.dry_run { Access::Check } else { Access::Own };
         let device = device::open(path, access)?;
-        let erase = check::device(&device, flags)?;
+        let erase = overwrite::check(&device, &overrides)?;
         targets.push(Target { role: *role, device, erase });
     }
-    check::signatures_named_in_vain(&targets, flags)?;
+    signatures_named_in_vain(&targets, flags)?;
     Ok(targets)
+}
+
+/// A type that no device carries is a typing error, or a device other than the one meant.
+fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Failure> {
+    for kind in &flags.wipe_signature {
+        let found = targets.iter().any(|target| target.erase.iter().any(|signature| signature.kind == kind));
+        if !found {
+            return Err(Failure::new(Kind::Usage, format!("no device carries the signature `{kind}`"))
+                .next("leave the option out, or check the device's name")
+                .option("--wipe-signature"));
+        }
+    }
+    Ok(())
 }
 
 /// Writes one device after the other. A failure lists what is written already: the same command with `--wipe-bcache`
@@ -99,7 +113,7 @@ fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failur
 fn write_all(targets: &[Target], planned: &[Planned]) -> Result<(), Failure> {
     let mut written: Vec<String> = Vec::new();
     for (target, planned) in targets.iter().zip(planned) {
-        if let Err(failure) = write(target, planned) {
+        if let Err(failure) = overwrite::write(&target.device, &target.erase, &planned.seal()) {
             let done = if written.is_empty() { "nothing else".to_owned() } else { written.join(", ") };
             return Err(failure.next(format!(
                 "written so far: {done}; mend the cause and repeat the command with --wipe-bcache"
@@ -108,19 +122,4 @@ fn write_all(targets: &[Target], planned: &[Planned]) -> Result<(), Failure> {
         written.push(target.device.path().display().to_string());
     }
     Ok(())
-}
-
-/// Old marks first, the superblock last: a device is never two things at once.
-fn write(target: &Target, planned: &Planned) -> Result<(), Failure> {
-    let device = &target.device;
-    let _quiet = device.quiet_udev()?;
-    for (offset, length) in target.erase.iter().flat_map(|signature| &signature.marks) {
-        device::erase(device, *offset, *length)?;
-    }
-    let start = usize::try_from(bytes_of(SUPERBLOCK_SECTOR)).expect("4 KiB");
-    device.write_at(0, &vec![0; start])?;
-    device.sync()?;
-    let bytes = planned.seal();
-    device.write_at(SUPERBLOCK_SECTOR, &bytes[..])?;
-    Ok(device.sync()?)
 }

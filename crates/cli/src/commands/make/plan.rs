@@ -6,6 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::sizes::{self, Bare, human};
 use crate::superblock;
+use bcached_daemon::offline::fresh::random_uuid;
 use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::superblock::SUPERBLOCK_END_SECTOR;
 use bcached_format::units::{PAGE_BYTES, bytes_of};
@@ -313,18 +314,4 @@ fn short(bytes: u64) -> String {
 
 fn sectors16(bytes: u64) -> u16 {
     u16::try_from(bytes / 512).expect("block and bucket sizes were checked to fit")
-}
-
-/// A random uuid, marked as such (version 4).
-fn random_uuid() -> Result<Uuid, Failure> {
-    let mut bytes = [0; 16];
-    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match got {
-        Ok(16) => {}
-        Ok(_) => return Err(Failure::new(Kind::Io, "the kernel gave too few random bytes")),
-        Err(error) => return Err(Failure::new(Kind::Io, "no random numbers").why(error.to_string())),
-    }
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    Ok(Uuid(bytes))
 }

@@ -1,6 +1,6 @@
 //! Devices as the offline checker reads them.
 
-use crate::device::Device;
+use super::device::Device;
 use crate::failure::Failure;
 use bcached_check::ReadAt;
 use std::cell::RefCell;

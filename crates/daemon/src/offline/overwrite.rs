@@ -1,19 +1,30 @@
-//! What keeps a device from being overwritten. Nothing here writes.
+//! What keeps a device from being overwritten, and how it is.
 
-use super::Target;
-use crate::device::Device;
+use super::device::{self, Device};
+use super::image::Image;
+use super::signatures::{self, Class, Signature};
+use super::superblock::{self, Found};
 use crate::failure::{Failure, Kind};
-use crate::flags::Make;
-use crate::image::Image;
-use crate::signatures::{self, Class, Signature};
+use crate::notes;
 use crate::sizes::human;
-use crate::superblock::{self, Found};
-use bcached_daemon::notes;
 use bcached_format::units::bytes_of;
-use bcached_format::{BackingState, Superblock};
+use bcached_format::{BackingState, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock};
+
+/// What was said of marks that may go.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Overrides {
+    /// Signatures that are not needed any more, by name.
+    pub wipe_signature: Vec<String>,
+    /// A bcache superblock is not needed any more, with nothing dirty behind it.
+    pub wipe_bcache: bool,
+}
 
 /// What must be erased on `device` before it is written, or why it must not be.
-pub fn device(device: &Device, flags: &Make) -> Result<Vec<Signature>, Failure> {
+///
+/// # Errors
+/// Something keeps it from being overwritten, or it cannot be read.
+pub fn check(device: &Device, flags: &Overrides) -> Result<Vec<Signature>, Failure> {
     let refuse = |kind| Failure::new(kind, format!("cannot make {}", device.path().display()));
     already_bcache(device, flags)?;
     let mut erase = Vec::new();
@@ -45,7 +56,7 @@ fn place(signature: &Signature) -> String {
 }
 
 /// A bcache superblock may go only if no data is behind it that exists nowhere else.
-fn already_bcache(device: &Device, flags: &Make) -> Result<(), Failure> {
+fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
     const OPTION: &str = "--wipe-bcache";
     let refuse = |why: &str| {
         Failure::new(Kind::AlreadyBcache, format!("cannot make {}", device.path().display())).why(why)
@@ -99,15 +110,22 @@ fn dirty_sectors(device: &Device) -> Result<Option<u64>, Failure> {
     Ok(report.is_clean().then_some(dirty))
 }
 
-/// A type that no device carries is a typing error, or a device other than the one meant.
-pub fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Failure> {
-    for kind in &flags.wipe_signature {
-        let found = targets.iter().any(|target| target.erase.iter().any(|signature| signature.kind == kind));
-        if !found {
-            return Err(Failure::new(Kind::Usage, format!("no device carries the signature `{kind}`"))
-                .next("leave the option out, or check the device's name")
-                .option("--wipe-signature"));
-        }
+/// Old marks first, the superblock last: a device is never two things at once.
+///
+/// # Errors
+/// The device's; then it may be nothing at all.
+pub fn write(
+    device: &Device,
+    erase: &[Signature],
+    superblock: &[u8; SUPERBLOCK_BYTES],
+) -> Result<(), Failure> {
+    let _quiet = device.quiet_udev()?;
+    for (offset, length) in erase.iter().flat_map(|signature| &signature.marks) {
+        device::erase(device, *offset, *length)?;
     }
-    Ok(())
+    let start = usize::try_from(bytes_of(SUPERBLOCK_SECTOR)).expect("4 KiB");
+    device.write_at(0, &vec![0; start])?;
+    device.sync()?;
+    device.write_at(SUPERBLOCK_SECTOR, &superblock[..])?;
+    Ok(device.sync()?)
 }

@@ -4,7 +4,7 @@
 //! A table of our own rather than libblkid: it needs no library or tool at run time, and it is about marks, not about
 //! valid file systems. A damaged file system is still somebody's.
 
-use crate::device::{self, Device};
+use super::device::{self, Device};
 use crate::failure::Failure;
 
 /// How a signature is treated.
@@ -218,7 +218,7 @@ fn find_partition_table(found: &mut Found<'_>) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Access;
+    use crate::offline::device::Access;
     use std::io::{Seek as _, SeekFrom, Write as _};
 
     /// The types found on a 4 MiB file that holds `marks`.

@@ -1,7 +1,7 @@
 //! Superblocks of devices: read and judged for the commands that need a sound one, and field by field, unjudged, for
 //! those that describe whatever is there.
 
-use crate::device::{self, Device};
+use super::device::{self, Device};
 use crate::failure::{Failure, Kind};
 use bcached_format::superblock::STRUCTURE;
 use bcached_format::{

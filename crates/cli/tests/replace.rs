@@ -1,0 +1,295 @@
+//! `bcached replace`, as processes: a cache becomes another device under its clients, whatever happens in between, and what is dirty in
+//! one that is dead keeps it from being replaced.
+
+mod common;
+
+use common::{
+    Daemon, Images, ask, bcached, bytes, content, done, fill, json, pattern, refused, requires, tool,
+};
+use std::io::{BufRead as _, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+const CACHE_BYTES: u64 = 36 << 20;
+/// Longer than a cache: what lies behind that can be kept from being written, and nothing else.
+const BACKING_BYTES: u64 = 64 << 20;
+const DATA_BYTES: usize = 2 << 20;
+const VOLUMES: [&str; 2] = ["media", "pond"];
+
+/// A cache with two volumes in mode writeback, and a blank device.
+struct Site {
+    images: Images,
+    old: String,
+    new: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let old = images.blank("old", CACHE_BYTES);
+        let new = images.blank("new", CACHE_BYTES);
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &old]).exit, 0);
+        let mut text = format!("version = 1\n[cache.fast]\ndevice = {old:?}\n");
+        for volume in VOLUMES {
+            let device = images.blank(&format!("{volume}.img"), BACKING_BYTES);
+            assert_eq!(bcached(&["make", "--writeback", "--label", volume, "-B", &device]).exit, 0);
+            text += &format!("[volume.{volume}]\nbacking = {device:?}\nwriteback_running = false\n");
+        }
+        std::fs::write(images.path("config.toml"), text).expect("a file");
+        Self { images, old, new }
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start(&self.images, &["--config", self.images.path("config.toml").to_str().expect("text")])
+    }
+
+    fn kept(&self) -> String {
+        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+    }
+
+    fn write(&self, daemon: &Daemon) {
+        for (seed, volume) in (1..).zip(VOLUMES) {
+            fill(&self.images, daemon, volume, &pattern(DATA_BYTES, seed));
+        }
+    }
+
+    #[track_caller]
+    fn expect(&self, daemon: &Daemon) {
+        for (seed, volume) in (1..).zip(VOLUMES) {
+            let found = content(&self.images, daemon, volume);
+            assert!(found[..DATA_BYTES] == pattern(DATA_BYTES, seed), "{volume} holds something else");
+        }
+    }
+
+    /// Something of one volume cannot be written back: its device takes nothing there.
+    fn hold_back(&self, daemon: &Daemon, seed: u8) {
+        let write = format!("write -P {seed} 60M 64k");
+        let ran = common::run(tool("qemu-io").args(["-f", "raw", "-c", &write, &daemon.uri("media")]));
+        assert!(ran.out.contains("wrote 65536/65536"), "{ran:?}");
+        daemon.fail_writes_beyond(40 << 20);
+    }
+
+    /// Nothing of the old device is used any more: it is blank from now on.
+    fn old_is_gone(&self) {
+        std::fs::write(&self.old, vec![0; 1 << 20]).expect("a file");
+    }
+}
+
+/// A client that stays connected.
+struct Client {
+    child: Child,
+    asks: ChildStdin,
+    answers: std::io::Lines<std::io::BufReader<ChildStdout>>,
+}
+
+impl Client {
+    fn connect(daemon: &Daemon, volume: &str) -> Self {
+        let mut child = tool("qemu-io")
+            .args(["-f", "raw", &daemon.uri(volume)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let (asks, answers) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        Self { child, asks, answers: std::io::BufReader::new(answers).lines() }
+    }
+
+    #[track_caller]
+    fn ask(&mut self, asked: &str, answer: &str) {
+        writeln!(self.asks, "{asked}").expect("it listens");
+        let line = self.answers.find(|line| !line.as_ref().is_ok_and(|line| line.contains("ops/sec")));
+        let line = line.expect("it answers").expect("text");
+        assert!(line.trim_start_matches("qemu-io> ").starts_with(answer), "{asked}: {line}");
+    }
+
+    fn leave(mut self) {
+        drop(self.asks);
+        assert!(self.child.wait().expect("ends").success());
+    }
+}
+
+fn caches(daemon: &Daemon) -> Vec<(String, String)> {
+    let status = daemon.status();
+    let caches = status["caches"].as_array().cloned().unwrap_or_default();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    caches.iter().map(|cache| (text(&cache["name"]), text(&cache["device"]))).collect()
+}
+
+/// The old SSD wears out: all of it goes to a new one, and clients notice nothing.
+#[test]
+fn a_cache_is_replaced_under_its_clients() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    site.write(&daemon);
+    let mut client = Client::connect(&daemon, "media");
+    client.ask("write -P 7 4M 64k", "wrote 65536/65536");
+    let planned = done(&daemon, &["replace", "fast", "--with", &site.new, "--dry-run"]);
+    assert!(planned.starts_with("fast: 4 MiB would be written back, then"), "{planned}");
+    assert!(bytes(&site.new).iter().all(|byte| *byte == 0) && site.kept().is_empty(), "nothing was done");
+
+    let replaced = done(&daemon, &["replace", "fast", "--with", &site.new]);
+    assert!(replaced.starts_with("fast: replaced: "), "{replaced}");
+    assert_eq!(caches(&daemon), [("fast".to_owned(), site.new.clone())]);
+    client.ask("read -P 7 4M 64k", "read 65536/65536");
+    client.ask("write -P 8 4M 64k", "wrote 65536/65536");
+    for volume in daemon.status()["volumes"].as_array().expect("volumes") {
+        assert_eq!((volume["cache"].as_str(), volume["attached"].as_bool()), (Some("fast"), Some(true)));
+    }
+    let again = json(&done(&daemon, &["replace", "fast", "--with", &site.new, "--json"]));
+    assert_eq!(again["already"].as_bool(), Some(true), "{again}");
+    client.leave();
+    // What is not in use any more can be had by others: the empty set that it still is, and a blank device.
+    let left = bcached(&["check", &site.old]);
+    assert!(left.exit == 0 && !left.out.contains("dirty of"), "{left:?}");
+    site.old_is_gone();
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    assert!(!site.kept().contains("former") && site.kept().contains(&site.new), "{}", site.kept());
+    site.expect(&daemon);
+    assert_eq!(caches(&daemon), [("fast".to_owned(), site.new)]);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Whatever ends the daemon in the middle, the next one serves every volume from where it is and goes on.
+#[test]
+fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    site.write(&daemon);
+    site.hold_back(&daemon, 7);
+    let begun = json(&done(&daemon, &["replace", "fast", "--with", &site.new, "--no-wait", "--json"]));
+    let joined = json(&done(&daemon, &["replace", "fast", "--with", &site.new, "--no-wait", "--json"]));
+    assert_eq!(
+        (begun["id"].as_u64().is_some(), joined["id"].as_u64()),
+        (true, begun["id"].as_u64()),
+        "the same one"
+    );
+    let third = site.images.blank("third", CACHE_BYTES);
+    refused(&daemon, &["replace", "fast", "--with", &third], 3, "on their way to");
+    refused(&daemon, &["flush", "media"], 3, "replace goes on there");
+    let late = ask(&daemon, &["replace", "fast", "--with", &site.new, "--timeout", "1s"]);
+    assert_eq!((late.exit, late.err.contains("`bcached cancel ")), (6, true), "{late:?}");
+    let listed = daemon.status();
+    assert_eq!(caches(&daemon).len(), 2, "{listed}");
+    daemon.kill();
+
+    let daemon = site.start();
+    daemon
+        .wait_for("it goes on", |status| status["caches"].as_array().is_some_and(|caches| caches.len() == 1));
+    site.old_is_gone();
+    site.expect(&daemon);
+    assert!(!site.kept().contains("former"), "{}", site.kept());
+
+    // What was given up is not begun again by itself; the same command does the rest.
+    site.hold_back(&daemon, 8);
+    let begun = json(&done(&daemon, &["replace", "fast", "--with", &third, "--no-wait", "--json"]));
+    let cancelled = done(&daemon, &["cancel", &begun["id"].to_string()]);
+    assert!(cancelled.contains("replace was cancelled"), "{cancelled}");
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    site.expect(&daemon);
+    assert!(daemon.status()["jobs"].as_array().is_none_or(Vec::is_empty), "{}", daemon.status());
+    assert_eq!(caches(&daemon).len(), 2, "both are in use");
+    done(&daemon, &["replace", "fast", "--with", &third]);
+    std::fs::write(&site.new, vec![0; 1 << 20]).expect("a file");
+    site.expect(&daemon);
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    site.expect(&daemon);
+    let ran =
+        common::run(tool("qemu-io").args(["-f", "raw", "-c", "read -P 8 60M 64k", &daemon.uri("media")]));
+    assert!(ran.out.contains("read 65536/65536"), "{ran:?}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// The old one is dead. Nothing is lost of volumes whose data is all on their devices; what would be lost is refused.
+#[test]
+fn a_dead_cache_is_replaced_if_nothing_was_dirty_in_it() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    site.write(&daemon);
+    done(&daemon, &["flush", "pond"]);
+    assert_eq!(daemon.stop().0, 0);
+    let keep = bytes(&site.old);
+    std::fs::remove_file(&site.old).expect("ours");
+
+    let text = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
+    std::fs::write(
+        site.images.path("config.toml"),
+        text.replace("writeback_running", "wait = \"0s\"\nwriteback_running"),
+    )
+    .expect("a file");
+    let daemon = site.start();
+    let ran = ask(&daemon, &["replace", "fast", "--with", &site.new]);
+    assert_eq!((ran.exit, ran.err.contains("the newest data of media is in it")), (3, true), "{ran:?}");
+    assert!(ran.err.contains("forget") && bytes(&site.new).iter().all(|byte| *byte == 0), "{ran:?}");
+    assert_eq!(daemon.stop().0, 0);
+
+    std::fs::write(&site.old, keep).expect("a file");
+    let daemon = site.start();
+    done(&daemon, &["wait", "media", "--for", "served"]);
+    done(&daemon, &["flush", "media"]);
+    assert_eq!(daemon.stop().0, 0);
+    std::fs::remove_file(&site.old).expect("ours");
+    let daemon = site.start();
+    done(&daemon, &["replace", "fast", "--with", &site.new]);
+    for volume in VOLUMES {
+        done(&daemon, &["wait", volume, "--for", "served", "--timeout", "30s"]);
+    }
+    site.expect(&daemon);
+    let attached = daemon.status()["volumes"][0]["cache"].clone();
+    assert_eq!(attached.as_str(), Some("fast"));
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// What is refused has changed nothing.
+#[test]
+fn what_cannot_be_replaced_is_refused() {
+    let site = Site::new();
+    let daemon = site.start();
+    let with =
+        |device: &str| vec!["replace".to_owned(), "fast".to_owned(), "--with".to_owned(), device.to_owned()];
+    let refuse = |device: &str, exit: i32, sentence: &str| {
+        let words = with(device);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        refused(&daemon, &words, exit, sentence);
+    };
+    refused(&daemon, &["replace", "slow", "--with", &site.new], 2, "no cache is called `slow`");
+    refuse("/nowhere/at/all", 4, "/nowhere/at/all");
+    refuse(&site.images.blank("small", 1 << 20), 2, "it is too small");
+    let media = site.images.path("media.img");
+    refuse(media.to_str().expect("text"), 3, "this process has opened it already");
+    let swap = site.images.blank("swap", CACHE_BYTES);
+    common::patch(&swap, 4086, b"SWAPSPACE2");
+    refuse(&swap, 3, "--wipe-signature=swap");
+    let other = site.images.blank("other", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-B", &other]).exit, 0);
+    refuse(&other, 3, "--wipe-bcache");
+    done(&daemon, &["add", "swapped", "--size", "1M"]);
+    refuse(&site.new, 3, "lives in it alone");
+    done(&daemon, &["remove", "swapped"]);
+    refuse(&site.new, 3, "lives in it alone");
+    done(&daemon, &["forget", "swapped", "--accept-loss", "1M"]);
+    assert!(
+        !site.kept().contains("former") && bytes(&site.new).iter().all(|byte| *byte == 0),
+        "{}",
+        site.kept()
+    );
+    // A cache that was made with a geometry of one's own is taken as it is.
+    assert_eq!(bcached(&["make", "-b", "32k", "-C", &site.new]).exit, 0);
+    let set = json(&bcached(&["show", "--json", &site.new]).out);
+    done(&daemon, &["replace", "fast", "--with", &site.new]);
+    let found = daemon.status()["caches"][0].clone();
+    assert_eq!(found["bucket_bytes"].as_u64(), Some(32 << 10), "{found} {set}");
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}

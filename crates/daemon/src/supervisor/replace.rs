@@ -1,0 +1,290 @@
+//! A cache becomes another device, while its volumes are served: each leaves the set that is there, with all of its data on its backing
+//! device, and comes to the new one.
+//!
+//! That the cache is the new device is kept before the first volume goes, and which device it was before until the last has gone. So both
+//! are opened by a start in between, each volume is served by the one that its superblock names, and the work goes on. What is asked for is
+//! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
+
+use super::owner::resolve_cache;
+use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::{Event, Shared};
+use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::devices::{self, CacheDevice};
+use crate::engine_thread::Engine;
+use crate::failure::{Failure, Kind};
+use crate::offline::fresh::{self, Fresh, Geometry};
+use crate::sizes::human;
+use bcached_engine::Status;
+use bcached_format::BackingState;
+use bcached_uring::{Access, Device};
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long somebody waits until it has begun: less than the client waits for an answer.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// Blocks and buckets of a new cache that nothing says otherwise of, in sectors.
+const BLOCK: u16 = 8;
+const BUCKET: u16 = 1024;
+
+/// What the loop is to do.
+pub struct Asked {
+    pub name: String,
+    pub device: String,
+    pub what: What,
+    pub uid: Option<u32>,
+    pub answer: Sender<Result<Shown, Failure>>,
+}
+
+pub enum What {
+    /// With this device, of which the loop gets the claim.
+    Begin(Box<CacheDevice>),
+    /// It has been begun, and given up.
+    GoOn,
+}
+
+/// The cache as it is.
+struct Found {
+    name: String,
+    device: String,
+    engine: Option<Engine>,
+    /// Why it is not open.
+    trouble: Option<Failure>,
+    /// What it was before.
+    former: Option<(usize, String, Option<Engine>)>,
+    /// Those that have it, or are to.
+    volumes: Vec<VolumeEntry>,
+}
+
+/// Judges and begins it.
+pub fn begin(
+    shared: &Arc<Mutex<Shared>>,
+    events: &Sender<Event>,
+    begin: &Begin,
+    uid: Option<u32>,
+) -> Result<Shown, Failure> {
+    let found = find(shared, &begin.volume)?;
+    let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
+    let device = begin.with.clone().ok_or_else(|| {
+        cannot(Kind::Usage).why("the new device is not named").next("name it with --with").option("--with")
+    })?;
+    let mut shown = Shown::new(Verb::Replace, found.name.clone(), State::Planned);
+    let is_there = is_same(&found.device, &device);
+    let what = match &found.former {
+        None if is_there => {
+            return Ok(Shown { already: true, state: State::Done, ..shown });
+        }
+        Some((former, ..)) if is_there => {
+            let running = lock(shared).jobs.replacing(*former);
+            if let Some(number) = running {
+                return super::jobs::show(shared, number);
+            }
+            let judged = judge(&found, former_engine(&found))?;
+            shown.dirty_bytes_at_start = judged.dirty_bytes;
+            if begin.dry_run {
+                return Ok(shown);
+            }
+            judged.forsake()?;
+            What::GoOn
+        }
+        Some((_, _, _)) => {
+            return Err(cannot(Kind::InUse)
+                .why(format!("its volumes are on their way to {}", found.device))
+                .next(format!(
+                    "`bcached replace {} --with {}` goes on with that",
+                    found.name, found.device
+                )));
+        }
+        None => {
+            let judged = judge(&found, found.engine.as_ref())?;
+            let path = Path::new(&device);
+            let fresh = fresh::cache(path, judged.geometry, &begin.overwrites, begin.dry_run)?;
+            shown.dirty_bytes_at_start = judged.dirty_bytes;
+            shown.notes.push(if fresh.was_made {
+                format!("{device} was made a cache before, and is taken as it is")
+            } else {
+                format!("{device} becomes the cache set {}", fresh.superblock.set_uuid())
+            });
+            if begin.dry_run {
+                return Ok(shown);
+            }
+            judged.forsake()?;
+            let Fresh { device, superblock, .. } = fresh;
+            device.require_blocks(u32::try_from(superblock.block_sectors()).unwrap_or(u32::MAX))?;
+            What::Begin(Box::new(CacheDevice { device, superblock }))
+        }
+    };
+    let (answer, answered) = mpsc::channel();
+    let asked = Asked { name: found.name.clone(), device, what, uid, answer };
+    let _refused_below = events.send(Event::Replace(Box::new(asked)));
+    match answered.recv_timeout(LIMIT) {
+        Ok(Ok(job)) => Ok(Shown { notes: shown.notes, ..job }),
+        Ok(Err(failure)) => Err(failure),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(Failure::new(Kind::TimeLimit, "the daemon does not come to it")
+                .why("a device is slow to answer")
+                .next("ask again: if it has begun by then, that is joined"))
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Failure::new(Kind::Io, "nothing was begun").why("the daemon is stopping"))
+        }
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The engine of what it was before.
+fn former_engine(found: &Found) -> Option<&Engine> {
+    found.former.as_ref().and_then(|(_, _, engine)| engine.as_ref())
+}
+
+/// Both names lead to one device.
+fn is_same(one: &str, other: &str) -> bool {
+    let identity = |name: &str| Device::open(name, Access::Look).ok().map(|device| device.identity());
+    one == other || identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
+    let index = resolve_cache(shared, typed)?;
+    let shared = lock(shared);
+    let table = &shared.table;
+    let cannot = |kind, name: &str| Failure::new(kind, format!("cannot replace {name}"));
+    let named = |name: &String| table.lasting_caches().find(|(_, cache)| cache.name.as_ref() == Some(name));
+    // What a cache was before stands for the cache.
+    let index = table.caches[index].former_of.as_ref().and_then(named).map_or(index, |(index, _)| index);
+    let entry = &table.caches[index];
+    let name = entry.display_name().to_owned();
+    if table.strict {
+        return Err(cannot(Kind::Usage, &name)
+            .why("the daemon serves devices of its command line, without a configuration")
+            .next("start it with a configuration: `bcached config scan` writes one"));
+    }
+    let engine_of = |cache: &CacheEntry| match &cache.state {
+        CacheState::Open { engine, .. } => Some(engine.clone()),
+        _ => None,
+    };
+    let former = table.former_of(index);
+    let trouble = match &table.caches[former.unwrap_or(index)].state {
+        CacheState::Waiting(failure) | CacheState::Failed(failure) => Some(failure.clone()),
+        CacheState::Open { .. } => None,
+        _ => {
+            return Err(cannot(Kind::NotFound, &name)
+                .why("it is not open yet")
+                .next("`bcached status` says how far it is: then ask again"));
+        }
+    };
+    let is_only = table.lasting_caches().count() == 1;
+    let has = |entry: &&VolumeEntry| {
+        let on_it = entry.cache.is_some_and(|cache| cache == index || Some(cache) == former);
+        let is_to = entry.wanted_cache.as_ref().map_or(is_only, |wanted| *wanted == name);
+        let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
+        !entry.is_removed() && (if is_served { on_it } else { is_to && entry.backing.is_some() })
+    };
+    Ok(Found {
+        volumes: table.volumes.iter().filter(has).cloned().collect(),
+        engine: engine_of(entry),
+        trouble,
+        former: former.map(|at| (at, table.caches[at].device.clone(), engine_of(&table.caches[at]))),
+        device: entry.device.clone(),
+        name,
+    })
+}
+
+/// What may be replaced, and by what.
+struct Judged {
+    geometry: Geometry,
+    dirty_bytes: u64,
+    /// Devices that say that they belong to a set which is not there; nothing of them is dirty.
+    bound: Vec<String>,
+}
+
+impl Judged {
+    /// They say so no more: what that set holds of them is void from now on.
+    fn forsake(&self) -> Result<(), Failure> {
+        self.bound.iter().try_for_each(|device| devices::forsake(device))
+    }
+}
+
+fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
+    let name = &found.name;
+    let cannot = |kind| Failure::new(kind, format!("cannot replace {name}"));
+    let Some(engine) = engine else { return judge_dead(found) };
+    let status = engine.status().ok_or_else(|| {
+        cannot(Kind::Io).why("its engine does not answer at present").next("look at its device, or ask again")
+    })?;
+    if let Some(flash) = status.volumes.iter().find(|volume| volume.flash_only) {
+        return Err(lives_there(name, &flash.label.to_string()));
+    }
+    check_unserved(name, &status)?;
+    let dirty_bytes = status.dirty_sectors * 512;
+    if let (Some(error), true) = (&status.failed, dirty_bytes > 0) {
+        return Err(cannot(Kind::DataLoss)
+            .why(format!("it has stopped writing ({error}), and {} dirty in it would be lost", human(dirty_bytes)))
+            .next("bring its device back; of a volume that is given up, `bcached remove` it and `bcached forget` it with --accept-loss"));
+    }
+    let blocks = status.volumes.iter().filter_map(|volume| volume.backing_block_sectors);
+    let block = blocks.min().and_then(|block| u16::try_from(block).ok()).unwrap_or(BLOCK).min(BLOCK);
+    let bucket = u16::try_from(status.bucket_sectors).unwrap_or(BUCKET);
+    Ok(Judged {
+        geometry: Geometry { block_sectors: block, bucket_sectors: bucket },
+        dirty_bytes,
+        bound: Vec::new(),
+    })
+}
+
+/// Only the backing devices can be asked.
+fn judge_dead(found: &Found) -> Result<Judged, Failure> {
+    let name = &found.name;
+    let trouble = found.trouble.as_ref().map_or_else(String::new, |failure| format!(" ({failure})"));
+    let refused = |why: String| Failure::new(Kind::DataLoss, format!("cannot replace {name}")).why(why);
+    let (mut block, mut bound) = (BLOCK, Vec::new());
+    for entry in found.volumes.iter().filter(|entry| !matches!(entry.state, VolumeState::Served(_))) {
+        let volume = entry.display_name();
+        let device = entry.backing.as_deref().unwrap_or_default();
+        let superblock = devices::look_at_backing(device).map_err(|failure| {
+            refused(format!("it is not there{trouble}, and whether data of {volume} is dirty in it cannot be told: {failure}"))
+                .next(format!("connect that device, or `bcached remove {volume}` first"))
+        })?;
+        match superblock.state() {
+            BackingState::Dirty => {
+                return Err(refused(format!("it is not there{trouble}, and the newest data of {volume} is in it"))
+                    .next(format!(
+                        "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
+                    )));
+            }
+            BackingState::Clean => bound.push(device.to_owned()),
+            BackingState::None | BackingState::Stale => {}
+        }
+        block = block.min(u16::try_from(superblock.block_sectors()).unwrap_or(BLOCK));
+    }
+    Ok(Judged { geometry: Geometry { block_sectors: block, bucket_sectors: BUCKET }, dirty_bytes: 0, bound })
+}
+
+/// Nothing may be left in a set that nobody would look for.
+pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
+    for left in &status.unserved {
+        let called = super::report::unserved(left).name();
+        if left.flash_sectors.is_some() {
+            return Err(lives_there(name, &called));
+        }
+        if left.dirty_sectors > 0 {
+            let dirty = human(left.dirty_sectors * 512);
+            return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
+                .why(format!("{dirty} dirty of {called}, which is not served, would be lost"))
+                .next(format!("serve that, or give it up: `bcached forget {}`", left.uuid)));
+        }
+    }
+    Ok(())
+}
+
+fn lives_there(name: &str, flash: &str) -> Failure {
+    Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
+        .why(format!("{flash} lives in it alone: there is no device behind it that its data could go to"))
+        .next(format!(
+            "copy it to a volume elsewhere, then `bcached remove {flash}` and `bcached forget {flash}`"
+        ))
+}

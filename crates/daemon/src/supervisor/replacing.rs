@@ -1,0 +1,340 @@
+//! The loop's part of `bcached replace`: what was judged in [`super::replace`] is kept and begun, and every step is taken that can be taken,
+//! whenever something has happened. What is to be done follows from the table alone, so that a start goes on where a former daemon was.
+
+use super::cycle::MoveTo;
+use super::former::name_of_former;
+use super::jobs::{Job, Subject};
+use super::replace::{Asked, What, check_unserved};
+use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::{Event, Supervisor};
+use crate::config::{Config, NO_CACHE, SetFile};
+use crate::control::jobs::{Job as Shown, State, Verb};
+use crate::devices::CacheDevice;
+use crate::engine_thread::Engine;
+use crate::failure::{Failure, Kind};
+use bcached_engine::Error;
+
+/// Somebody has.
+pub fn cancelled() -> Failure {
+    Failure::new(Kind::Cancelled, "it was cancelled")
+        .why("volumes that have gone are on the new device, the others where they were")
+        .next("the same command goes on with it")
+}
+
+impl Supervisor {
+    /// What was judged is begun.
+    pub(super) fn replace(&mut self, asked: Asked) {
+        let Asked { name, device, what, uid, answer } = asked;
+        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+        let text = format!("replace {name} with {device}");
+        let begun = match what {
+            What::Begin(cache) => self.begin_replacing(&name, &device, *cache),
+            What::GoOn => self.move_again(&name),
+        };
+        match &begun {
+            Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
+            Ok(_) => tracing::info!(event = "job-begun", uid, "{text}"),
+        }
+        let _gone = answer.send(begun);
+    }
+
+    fn begin_replacing(&mut self, name: &str, device: &str, cache: CacheDevice) -> Result<Shown, Failure> {
+        let index = self.cache_called_so(name)?;
+        let refused = |why: &str| {
+            Failure::new(Kind::InUse, format!("cannot replace {name}")).why(why).next("ask again")
+        };
+        let (old, is_open) = {
+            let shared = self.shared();
+            let entry = &shared.table.caches[index];
+            if shared.table.former_of(index).is_some() || shared.table.former_named(name) {
+                return Err(refused(
+                    "somebody else has begun that, or a cache is called like what it would leave",
+                ));
+            }
+            (entry.device.clone(), matches!(entry.state, CacheState::Open { .. }))
+        };
+        let path = self.config.set_file.clone().ok_or_else(|| refused("there is no configuration"))?;
+        let mut file = SetFile::read(&path)?;
+        let kept = file.kept_of_cache(name);
+        kept.device = Some(device.to_owned());
+        (kept.former, kept.moving) = (is_open.then(|| old.clone()), None);
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        file.write()?;
+        self.config = config;
+        self.slow_caches.keep(device, cache);
+        self.become_former(index, name, is_open);
+        tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
+        if is_open {
+            return Ok(self.begin_job_of(index, name));
+        }
+        Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done))
+    }
+
+    /// The entry is what the cache was before, and there is a new one.
+    fn become_former(&self, index: usize, name: &str, is_open: bool) {
+        let mut shared = self.shared();
+        let table = &mut shared.table;
+        let entry = &mut table.caches[index];
+        let options = entry.options.clone();
+        entry.name = Some(name_of_former(name));
+        entry.former_of = Some(name.to_owned());
+        entry.is_moving = true;
+        if !is_open {
+            entry.state = CacheState::Released;
+        }
+        let cache = self.config.caches.iter().find(|cache| cache.name.as_deref() == Some(name));
+        if let Some(cache) = cache {
+            let mut fresh = CacheEntry::of(cache);
+            fresh.options = options;
+            table.caches.push(fresh);
+        }
+        if is_open {
+            return;
+        }
+        for entry in &mut table.volumes {
+            if matches!(entry.state, VolumeState::Failed(_))
+                && entry.wanted_cache.as_deref().is_none_or(|it| it == name)
+            {
+                entry.state = VolumeState::Waiting(Failure::new(Kind::NotFound, "its cache was replaced"));
+            }
+        }
+    }
+
+    /// It had been given up.
+    fn move_again(&self, name: &str) -> Result<Shown, Failure> {
+        let index = self.cache_called_so(name)?;
+        let former = self.shared().table.former_of(index);
+        let Some(former) = former else {
+            return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
+        };
+        let is_open = matches!(self.shared().table.caches[former].state, CacheState::Open { .. });
+        if !is_open {
+            // It is dead, and nothing belongs to it any more.
+            self.shared().table.caches[former].state = CacheState::Released;
+            self.forget_former(name, None)?;
+            return Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done));
+        }
+        self.forget_former(name, Some(true))?;
+        self.shared().table.caches[former].is_moving = true;
+        Ok(self.begin_job_of(former, name))
+    }
+
+    fn cache_called_so(&self, name: &str) -> Result<usize, Failure> {
+        let shared = self.shared();
+        let mut all = shared.table.lasting_caches();
+        let found = all.find(|(_, cache)| cache.display_name() == name);
+        found
+            .map(|(index, _)| index)
+            .ok_or_else(|| Failure::new(Kind::UnknownName, format!("there is no cache `{name}` any more")))
+    }
+
+    fn begin_job_of(&self, former: usize, name: &str) -> Shown {
+        let engine = match &self.shared().table.caches[former].state {
+            CacheState::Open { engine, .. } => Some(engine.clone()),
+            _ => None,
+        };
+        let dirty = engine.as_ref().and_then(Engine::status).map_or(0, |status| status.dirty_sectors * 512);
+        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        shown.dirty_bytes_at_start = dirty;
+        let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(former), engine));
+        shown.id = Some(number);
+        shown
+    }
+
+    /// Nothing more is kept of what the cache called `name` was before; or that its volumes leave that, or not.
+    fn forget_former(&self, name: &str, moving: Option<bool>) -> Result<(), Failure> {
+        let Some(path) = &self.config.set_file else { return Ok(()) };
+        let mut file = SetFile::read(path)?;
+        let kept = file.kept_of_cache(name);
+        kept.moving = moving.filter(|moves| !moves);
+        if moving.is_none() {
+            kept.former = None;
+        }
+        if file.is_changed() { file.write() } else { Ok(()) }
+    }
+
+    /// Takes every step that can be taken now.
+    pub(super) fn go_on_replacing(&self) {
+        let all: Vec<_> = {
+            let shared = self.shared();
+            let formers = shared.table.real_caches().filter(|(_, cache)| cache.is_moving);
+            formers.filter_map(|(index, cache)| Some((index, cache.former_of.clone()?))).collect()
+        };
+        for (former, name) in all {
+            let state = match &self.shared().table.caches[former].state {
+                CacheState::Open { engine, .. } => engine.clone(),
+                _ => continue,
+            };
+            let running = self.shared().jobs.replacing(former);
+            let number = running.or_else(|| self.begin_job_of(former, &name).id);
+            let (Some(number), Ok(to)) = (number, self.cache_called_so(&name)) else { continue };
+            let blocked = self.go_on_with((former, to), &state);
+            self.shared().jobs.block(number, blocked);
+        }
+    }
+
+    /// What keeps it from going on, if anything does.
+    fn go_on_with(&self, (former, to): (usize, usize), engine: &Engine) -> Option<String> {
+        let (volumes, trouble) = {
+            let shared = self.shared();
+            let trouble = match &shared.table.caches[to].state {
+                CacheState::Open { .. } => None,
+                CacheState::Waiting(failure) | CacheState::Failed(failure) => Some(failure.to_string()),
+                _ => Some("it is not open yet".to_owned()),
+            };
+            (shared.table.volumes.clone(), trouble)
+        };
+        if let Some(trouble) = trouble {
+            return Some(format!("the new device is not served: {trouble}"));
+        }
+        let Some(status) = engine.status() else {
+            return Some("the engine of its former device does not answer".to_owned());
+        };
+        let name = self.shared().table.caches[to].name.clone();
+        let is_only = self.shared().table.lasting_caches().count() == 1;
+        let (mut blocked, mut left) = (None, false);
+        for (volume, entry) in volumes.iter().enumerate() {
+            let is_to = entry.wanted_cache.is_none() && is_only || entry.wanted_cache == name;
+            match &entry.state {
+                VolumeState::Served(info) if entry.cache == Some(former) => {
+                    left = true;
+                    let now = status.volumes.iter().find(|now| now.id == info.id);
+                    let step =
+                        now.map(|now| self.step(volume, (entry, now), engine, to, status.failed.is_some()));
+                    blocked = blocked.or(step.flatten());
+                }
+                VolumeState::Attaching if entry.cache == Some(former) || is_to => left = true,
+                VolumeState::Waiting(why) | VolumeState::Failed(why) if is_to && entry.backing.is_some() => {
+                    left = true;
+                    blocked = blocked.or(Some(format!("{} is not served: {why}", entry.display_name())));
+                }
+                VolumeState::Stopped if is_to && entry.backing.is_some() => {
+                    left = true;
+                    let name = entry.display_name();
+                    blocked = blocked.or(Some(format!("{name} is stopped: `bcached add {name}`")));
+                }
+                _ => {}
+            }
+        }
+        if left {
+            return blocked;
+        }
+        if let Err(failure) = check_unserved(&name.unwrap_or_default(), &status) {
+            return Some(failure.why.map_or_else(String::new, String::from));
+        }
+        self.stop_cache(former, engine);
+        None
+    }
+
+    /// A volume leaves the set that it is in, or, when it has, goes to the other one.
+    fn step(
+        &self,
+        volume: usize,
+        (entry, now): (&VolumeEntry, &bcached_engine::VolumeInfo),
+        engine: &Engine,
+        to: usize,
+        has_failed: bool,
+    ) -> Option<String> {
+        let name = entry.display_name();
+        let running = {
+            let shared = self.shared();
+            shared.jobs.running(volume).map(|(number, job)| (number, job.verb))
+        };
+        match running {
+            Some((_, Verb::Replace)) => return None,
+            Some((number, verb)) => return Some(format!("{verb} of {name} goes on (job {number})")),
+            None => {}
+        }
+        let VolumeState::Served(served) = &entry.state else { return None };
+        let leaves = now.attached && !has_failed;
+        let target = if entry.wanted_cache.as_deref() == Some(NO_CACHE) {
+            match self.engine_of_none(now.backing_block_sectors.unwrap_or(1)) {
+                Ok((index, _)) => index,
+                Err(_) => return Some(format!("{name} waits for an engine without a cache")),
+            }
+        } else {
+            if let Err(failure) = self.check_blocks(name, now, to) {
+                return Some(failure.to_string());
+            }
+            to
+        };
+        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        shown.dirty_bytes_at_start = now.dirty_sectors * 512;
+        let subject = Subject::Volume(volume, served.clone());
+        let number = self.shared().jobs.add(Job::new(&shown, subject, Some(engine.clone())));
+        if leaves {
+            self.begin_here(number, Self::long_of(Verb::Replace), engine, now.id);
+        } else {
+            self.begin_move(number, MoveTo { volume, cache: target }, engine, now.id);
+        }
+        None
+    }
+
+    /// A cache is let go of while others go on.
+    pub(super) fn stop_cache(&self, index: usize, engine: &Engine) {
+        let mut shared = self.shared();
+        let entry = &mut shared.table.caches[index];
+        let state = std::mem::replace(&mut entry.state, CacheState::Released);
+        let CacheState::Open { thread, .. } = state else {
+            entry.state = state;
+            return;
+        };
+        entry.state = CacheState::Ending { thread };
+        drop(shared);
+        let sender = self.sender.clone();
+        engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
+    }
+
+    /// It has been stopped: nobody here has its device any more.
+    pub(super) fn cache_let_go(&self, index: usize, result: Result<(), Error>) {
+        let (state, name, former_of, device) = {
+            let mut shared = self.shared();
+            let entry = &mut shared.table.caches[index];
+            let state = std::mem::replace(&mut entry.state, CacheState::Released);
+            (state, entry.display_name().to_owned(), entry.former_of.clone(), entry.device.clone())
+        };
+        if let CacheState::Ending { thread } | CacheState::Open { thread, .. } = state {
+            let _ended = thread.join();
+        }
+        if let Err(error) = &result {
+            tracing::warn!(event = "cache-not-stopped", "cache {name}: it was not stopped in order: {error}");
+        }
+        tracing::info!(event = "cache-released", "cache {name}: {device} is let go of");
+        let Some(of) = former_of else { return };
+        let outcome = self.forget_former(&of, None);
+        let running = self.shared().jobs.replacing(index);
+        if let Some(number) = running {
+            self.end_job(number, outcome);
+        }
+    }
+
+    /// Somebody gives it up, or a volume cannot leave: those that have gone stay where they are, and the others where they were.
+    pub(super) fn stop_replacing(&self, former: usize, failure: Failure) {
+        let (number, name, others) = {
+            let mut shared = self.shared();
+            let Some(number) = shared.jobs.replacing(former) else { return };
+            let entry = &mut shared.table.caches[former];
+            if !matches!(entry.state, CacheState::Open { .. }) {
+                return;
+            }
+            entry.is_moving = false;
+            let name = entry.former_of.clone().unwrap_or_default();
+            (number, name, shared.jobs.leaving(former, &shared.table))
+        };
+        if let Err(failure) = self.forget_former(&name, Some(false)) {
+            tracing::error!(event = "set-not-taken-back", "{failure}");
+        }
+        self.end_job(number, Err(failure));
+        for (number, engine) in others {
+            engine.cancel(number);
+        }
+    }
+
+    /// A volume could not leave, or not go.
+    pub(super) fn volume_stays(&self, volume: usize, failure: &Failure) {
+        let former = self.shared().table.volumes.get(volume).and_then(|entry| entry.cache);
+        if let Some(former) = former {
+            self.stop_replacing(former, failure.clone());
+        }
+    }
+}
