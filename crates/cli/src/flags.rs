@@ -10,7 +10,9 @@ use std::path::PathBuf;
 
 mod cycle;
 
-pub use cycle::{Add, Attach, Cancel, Detach, Flush, Forget, Grow, Remove, Replace, Shrink, Stop, Watch};
+pub use cycle::{
+    Add, Attach, Cancel, Detach, Flush, Forget, Grow, Release, Remove, Replace, Shrink, Stop, Watch,
+};
 
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
 /// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
@@ -75,6 +77,8 @@ pub enum Command {
     Shrink(Shrink),
     /// Move all volumes of a cache to another cache device
     Replace(Replace),
+    /// Serve a cache and all of its volumes no more, and hand them to the kernel
+    Release(Release),
     /// Give up long work
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached

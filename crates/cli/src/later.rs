@@ -17,11 +17,6 @@ const TABLE: &[Later] = &[
                   rule from the devices, and name them to `bcached serve` (docs/guide.md, From the kernel to bcached)",
     },
     Later {
-        verb: "release",
-        by_hand: "stop `bcached serve` in order (after a SIGKILL serve once more first; dirty data may stay), then \
-                  write each device's path to /sys/fs/bcache/register (docs/guide.md, Back to the kernel)",
-    },
-    Later {
         verb: "salvage",
         by_hand: "serve a copy of the devices with `bcached serve` and copy the volume",
     },

@@ -70,6 +70,12 @@ impl Report {
         self
     }
 
+    /// Something went wrong.
+    #[must_use]
+    pub const fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// The same report, with the answer "no" (exit status 1).
     #[must_use]
     pub fn answering_no(mut self) -> Self {

@@ -207,9 +207,7 @@ fn help_is_a_command() {
 /// What to do by hand led to the kernel, where `serve` does it, and left out what must come first.
 #[test]
 fn the_manual_ways_are_ways() {
-    for (verb, sentence) in
-        [("import", "unmount the volumes"), ("release", "after a SIGKILL serve once more first")]
-    {
+    for (verb, sentence) in [("import", "unmount the volumes")] {
         let ran = bcached(&[verb]);
         assert_eq!((ran.exit, ran.err.contains(sentence)), (2, true), "{verb}: {ran:?}");
     }

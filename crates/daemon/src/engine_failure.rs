@@ -78,6 +78,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Add => format!("{name} could not be added"),
         Verb::Forget => format!("{name} could not be forgotten"),
         Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
+        Verb::Release => format!("{name} could not be released"),
         Verb::Replace => format!("{name} could not leave its cache"),
     };
     // Only what the backing device does leaves the cache as it is.
@@ -94,7 +95,9 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Replace => {
             "it is attached as before, and what is dirty is safe in the cache; the same command goes on with it"
         }
-        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget => "`bcached status` says how it stands",
+        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget | Verb::Release => {
+            "`bcached status` says how it stands"
+        }
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
     Failure::new(kind, what).why(error.to_string()).next(next)

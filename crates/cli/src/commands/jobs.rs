@@ -150,6 +150,15 @@ pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
+/// Lets go of a cache; the job as it ended.
+pub fn release(cache: &str, flags: &flags::Watch) -> Result<(Job, Report), Failure> {
+    let watch = Watch::of(flags)?;
+    let begin = Begin::new(Verb::Release, cache.to_owned());
+    let job = watch.begin(&Begin { dry_run: flags.dry_run, ..begin })?;
+    let report = watch.finish(vec![job.clone()])?;
+    Ok((job, report))
+}
+
 /// Bytes, as an option says them.
 fn size(typed: &str, option: &str) -> Result<u64, Failure> {
     sizes::parse(typed, sizes::Bare::Bytes)

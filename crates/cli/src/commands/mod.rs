@@ -12,6 +12,7 @@ mod list;
 pub mod make;
 mod metrics;
 mod options;
+mod release;
 mod scan;
 mod schema;
 mod serve;
@@ -55,6 +56,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Grow(flags) => jobs::grow(&flags),
         Command::Shrink(flags) => jobs::shrink(&flags),
         Command::Replace(flags) => jobs::replace(&flags),
+        Command::Release(flags) => release::run(&flags),
         Command::Cancel(flags) => jobs::cancel(&flags),
         Command::Wait(flags) => wait::run(&flags),
         Command::List(flags) => list::run(&flags),

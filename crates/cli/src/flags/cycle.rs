@@ -146,6 +146,23 @@ pub struct Replace {
     pub watch: Watch,
 }
 
+/// `bcached release`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Nobody may be connected to its volumes. What is dirty stays on the cache. It is not served again before `bcached import`, \
+                        over restarts too."
+)]
+pub struct Release {
+    /// A cache's name, the UUID of its set (or its first 8 digits), or its device
+    #[arg(value_name = "SET")]
+    pub cache: String,
+    /// Give its devices to the kernel's bcache
+    #[arg(long)]
+    pub register: bool,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
 /// `bcached cancel`.
 #[derive(clap::Args, Debug)]
 pub struct Cancel {

@@ -64,7 +64,7 @@ pub struct Config {
     /// What is said of volumes that live in a cache alone.
     pub flash: Vec<Flash>,
     /// Names of caches that are configured and not to be served.
-    pub released: Vec<String>,
+    pub released: Vec<Released>,
     /// Names of volumes with backing devices that are configured and not to be served.
     pub not_served: Vec<String>,
     /// Where `bcached set` keeps what it sets; `None` without a configuration.
@@ -84,6 +84,17 @@ pub struct Cache {
     pub former: Option<(String, bool)>,
     /// Its options, as far as the files say them.
     pub options: Configured,
+}
+
+/// A cache that is configured and not to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// Its name.
+    pub name: String,
+    /// Its device, if that is said.
+    pub device: Option<String>,
+    /// The devices of volumes that had it and are not served either.
+    pub backings: Vec<String>,
 }
 
 /// A volume that lives in a cache alone: the cache knows it, and this says more.
@@ -232,9 +243,10 @@ impl Config {
             set_and_gone: Vec::new(),
         };
         for (name, cache) in settings.caches {
+            let device = cache.device.as_ref().map(|device| device.value.clone());
             match Cache::of(&name, cache)? {
                 Some(cache) => config.caches.push(cache),
-                None => config.released.push(name),
+                None => config.released.push(Released { name, device, backings: Vec::new() }),
             }
         }
         for (name, own) in settings.volumes {
@@ -245,6 +257,13 @@ impl Config {
                 continue;
             }
             if merged.served == Some(false) {
+                let cache = merged.cache.map(|cache| cache.value);
+                let released = &mut config.released;
+                let its =
+                    released.iter_mut().find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
+                if let (Some(its), Some(backing)) = (its, merged.backing) {
+                    its.backings.push(backing.value);
+                }
                 config.not_served.push(name);
                 continue;
             }
@@ -405,11 +424,11 @@ fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Resu
 fn known_cache(
     named: Option<Located<String>>,
     caches: &[Cache],
-    released: &[String],
+    released: &[Released],
 ) -> Result<Option<String>, Failure> {
     let Some(named) = named else { return Ok(None) };
     if named.value == NO_CACHE
-        || released.contains(&named.value)
+        || released.iter().any(|released| released.name == named.value)
         || caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value))
     {
         return Ok(Some(named.value));

@@ -31,6 +31,8 @@ pub enum Verb {
     Shrink,
     /// A cache becomes another device.
     Replace,
+    /// A cache and all that is on it are let go of.
+    Release,
 }
 
 impl fmt::Display for Verb {
@@ -46,6 +48,7 @@ impl fmt::Display for Verb {
             Self::Grow => "grow",
             Self::Shrink => "shrink",
             Self::Replace => "replace",
+            Self::Release => "release",
         })
     }
 }
@@ -159,6 +162,9 @@ pub struct Job {
     /// How large the volume is after it, or would be, for [`Verb::Grow`] and [`Verb::Shrink`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// The devices that are let go of, for [`Verb::Release`]: the cache first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
     /// What keeps it from going on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<String>,
@@ -195,6 +201,7 @@ impl Job {
             lost_bytes: None,
             lost_ranges: None,
             size_bytes: None,
+            devices: Vec::new(),
             blocked_by: None,
             notes: Vec::new(),
             failure: None,
@@ -251,6 +258,41 @@ impl Job {
         }
     }
 
+    /// What it would be.
+    fn planned_text(&self) -> String {
+        let Self { volume, verb, .. } = self;
+        let size = human(self.size_bytes.unwrap_or_default());
+
+        let dirty = human(self.dirty_bytes_at_start);
+        match verb {
+            Verb::Flush => format!("{volume}: {dirty} would be written back"),
+            Verb::Detach => {
+                format!("{volume}: {dirty} would be written back, then it would be served without a cache")
+            }
+            Verb::Attach => format!("{volume}: would be attached"),
+            Verb::Remove => {
+                format!("{volume}: would be served no more, and {dirty} dirty would stay in its cache")
+            }
+            Verb::Stop => format!(
+                "{volume}: would not be served until the next start, and {dirty} dirty would stay in its cache"
+            ),
+            Verb::Add => format!("{volume}: would be served"),
+            Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
+            Verb::Grow => format!("{volume}: would be {size} large"),
+            Verb::Release => {
+                format!("{volume}: would not be served any more, and {dirty} dirty would stay there")
+            }
+            Verb::Replace => format!(
+                "{volume}: {dirty} would be written back, then its volumes would go to the new device"
+            ),
+            Verb::Shrink => {
+                format!(
+                    "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"
+                )
+            }
+        }
+    }
+
     /// Its end, or what it would be, in lines for people.
     #[must_use]
     pub fn text(&self) -> String {
@@ -266,6 +308,7 @@ impl Job {
             Verb::Add => "added",
             Verb::Forget => "forgotten",
             Verb::Grow | Verb::Shrink => "resized",
+            Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
             Verb::Replace => "replaced: nothing of it is on its former device any more, which is let go of",
         };
         let size = human(self.size_bytes.unwrap_or_default());
@@ -279,41 +322,12 @@ impl Job {
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),
                 Verb::Grow | Verb::Shrink => format!("{volume}: it is {size} large already"),
+                Verb::Release => format!("{volume}: it is released already"),
                 Verb::Replace => format!("{volume}: it is on that device already"),
             },
             (State::Done, false) if self.size_bytes.is_some() => format!("{volume}: it is {size} large"),
             (State::Done, false) => format!("{volume}: {done}{}", self.loss("are lost")),
-            (State::Planned, _) => {
-                let dirty = human(self.dirty_bytes_at_start);
-                match verb {
-                    Verb::Flush => format!("{volume}: {dirty} would be written back"),
-                    Verb::Detach => {
-                        format!(
-                            "{volume}: {dirty} would be written back, then it would be served without a cache"
-                        )
-                    }
-                    Verb::Attach => format!("{volume}: would be attached"),
-                    Verb::Remove => {
-                        format!(
-                            "{volume}: would be served no more, and {dirty} dirty would stay in its cache"
-                        )
-                    }
-                    Verb::Stop => format!(
-                        "{volume}: would not be served until the next start, and {dirty} dirty would stay in its cache"
-                    ),
-                    Verb::Add => format!("{volume}: would be served"),
-                    Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
-                    Verb::Grow => format!("{volume}: would be {size} large"),
-                    Verb::Replace => format!(
-                        "{volume}: {dirty} would be written back, then its volumes would go to the new device"
-                    ),
-                    Verb::Shrink => {
-                        format!(
-                            "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"
-                        )
-                    }
-                }
-            }
+            (State::Planned, _) => self.planned_text(),
             (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),
             (State::Failed, _) => format!("{volume}: {verb} has failed"),
             (State::Running, _) => match self.id {
@@ -321,6 +335,7 @@ impl Job {
                 None => self.progress_text(),
             },
         };
-        self.notes.iter().fold(line + "\n", |text, note| text + &format!("{volume}: {note}\n"))
+        let text = self.notes.iter().fold(line + "\n", |text, note| text + &format!("{volume}: {note}\n"));
+        self.devices.iter().fold(text, |text, device| text + device + "\n")
     }
 }

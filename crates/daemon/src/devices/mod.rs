@@ -119,7 +119,7 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
 }
 
 /// The path that `name` means: itself, or the device with that UUID.
-fn resolve(name: &str) -> Result<PathBuf, Failure> {
+pub fn resolve(name: &str) -> Result<PathBuf, Failure> {
     match name.strip_prefix("UUID=") {
         Some(uuid) => twins::find(name, uuid),
         None => Ok(PathBuf::from(name)),

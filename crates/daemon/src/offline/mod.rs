@@ -4,6 +4,7 @@
 pub mod device;
 pub mod fresh;
 pub mod image;
+pub mod kernel;
 pub mod overwrite;
 pub mod signatures;
 pub mod superblock;

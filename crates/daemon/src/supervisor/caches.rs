@@ -134,7 +134,7 @@ impl Supervisor {
     /// An engine's thread is gone although nobody stopped it. With the last one the program ends, so that whoever
     /// started it starts it again: the next start recovers the set. A set that never opened is one that cannot be
     /// served, like any other refusal: starting again would do the same again.
-    pub(super) fn cache_ended(&self, index: usize) -> Result<(), Failure> {
+    pub(super) fn cache_ended(&mut self, index: usize) -> Result<(), Failure> {
         let mut shared = self.shared();
         let why = "a panic; its message stands before this";
         match shared.table.caches.get(index).map(|cache| &cache.state) {

@@ -156,7 +156,9 @@ impl Supervisor {
             }
             Verb::Grow => self.plan_growth(&entry, &now, &mut planned)?,
             Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
-            Verb::Add | Verb::Forget | Verb::Replace => unreachable!("it is planned elsewhere"),
+            Verb::Add | Verb::Forget | Verb::Replace | Verb::Release => {
+                unreachable!("it is planned elsewhere")
+            }
             Verb::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
                 planned.work = self.plan_attach(&entry, &now, target)?;
@@ -351,7 +353,7 @@ impl Supervisor {
     /// The volume is to have the cache that it had, because the work has failed.
     pub(super) fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
-            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace => return,
+            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove | Verb::Stop => None,
             // A volume that could not be attached goes on as it is, whatever its section says.

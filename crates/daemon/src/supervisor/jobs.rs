@@ -51,6 +51,8 @@ pub struct Job {
     name: String,
     /// Who does it, or gives the volume up for it.
     engine: Option<Engine>,
+    /// The devices that are let go of.
+    devices: Vec<String>,
     /// What keeps it from going on, of work that the loop does.
     blocked: Option<String>,
     /// Somebody has joined it: it begins once more when it ends, because what has come since is meant, too.
@@ -76,7 +78,7 @@ pub enum Subject {
     Volume(usize, Box<VolumeInfo>),
     /// One that nobody serves.
     Unserved(Uuid),
-    /// All that is on what the cache of this index was before.
+    /// All that is on the cache of this index, or on what it was before.
     Cache(usize),
 }
 
@@ -117,7 +119,7 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
             return super::replace::begin(&shared, &events, &begin, uid);
         }
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
-        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget);
+        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release);
         let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
@@ -167,7 +169,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskJob {
         let job = find(&shared, number)?;
         match (&job.ended, &job.engine) {
             (Some(_), _) => {}
-            (None, _) if matches!(job.subject, Subject::Cache(_)) => {
+            (None, _) if matches!(job.subject, Subject::Cache(_)) && job.verb == Verb::Replace => {
                 let Subject::Cache(former) = job.subject else { return show(&shared, number) };
                 let _stopping = events.send(Event::StopReplacing(former));
             }
@@ -217,6 +219,7 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     shown.dirty_bytes_at_start = job.dirty_at_start;
     (shown.lost_bytes, shown.lost_ranges) = job.lost.clone();
     shown.size_bytes = job.size;
+    shown.devices.clone_from(&job.devices);
     let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
     shown.elapsed_seconds = taken.as_secs();
     if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
@@ -259,6 +262,7 @@ impl Job {
             subject,
             name: shown.volume.clone(),
             engine,
+            devices: shown.devices.clone(),
             blocked: None,
             again: false,
             began: Instant::now(),
@@ -318,9 +322,20 @@ impl Jobs {
 
     /// The work by which volumes leave what the cache of this index was.
     pub fn replacing(&self, former: usize) -> Option<u64> {
-        let is_it =
-            |job: &Job| matches!(job.subject, Subject::Cache(of) if of == former) && job.ended.is_none();
+        let is_it = |job: &Job| {
+            matches!(job.subject, Subject::Cache(of) if of == former && job.verb == Verb::Replace)
+                && job.ended.is_none()
+        };
         self.all.iter().find(|(_, job)| is_it(job)).map(|(number, _)| *number)
+    }
+
+    /// The work by which a cache is let go of.
+    pub fn releasing(&self) -> Option<(u64, usize)> {
+        let cache = |job: &Job| match job.subject {
+            Subject::Cache(cache) if job.verb == Verb::Release && job.ended.is_none() => Some(cache),
+            _ => None,
+        };
+        self.all.iter().find_map(|(number, job)| Some((*number, cache(job)?)))
     }
 
     /// What keeps work of the loop from going on.
@@ -368,6 +383,7 @@ impl Supervisor {
         }
         let begun = match volume {
             None if begin.verb == Verb::Forget => self.forget(&begin),
+            None if begin.verb == Verb::Release => self.release(&begin),
             None => self.add(&begin),
             Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
                 if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }

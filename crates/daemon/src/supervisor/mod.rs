@@ -24,6 +24,7 @@ mod options;
 mod owner;
 mod patience;
 mod reasons;
+mod release;
 mod replace;
 mod replacing;
 mod report;

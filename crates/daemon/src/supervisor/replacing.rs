@@ -286,7 +286,7 @@ impl Supervisor {
     }
 
     /// It has been stopped: nobody here has its device any more.
-    pub(super) fn cache_let_go(&self, index: usize, result: Result<(), Error>) {
+    pub(super) fn cache_let_go(&mut self, index: usize, result: Result<(), Error>) {
         let (state, name, former_of, device) = {
             let mut shared = self.shared();
             let entry = &mut shared.table.caches[index];
@@ -300,6 +300,10 @@ impl Supervisor {
             tracing::warn!(event = "cache-not-stopped", "cache {name}: it was not stopped in order: {error}");
         }
         tracing::info!(event = "cache-released", "cache {name}: {device} is let go of");
+        let releasing = self.shared().jobs.releasing().filter(|(_, cache)| *cache == index);
+        if let Some((number, _)) = releasing {
+            return self.released(number, index, result);
+        }
         let Some(of) = former_of else { return };
         let outcome = self.forget_former(&of, None);
         let running = self.shared().jobs.replacing(index);

@@ -220,7 +220,12 @@ impl Table {
         // A backing device has one UUID, so its name may say it; with a cache it may be the set's.
         let named = |volume: &VolumeEntry| Uuid::from_text(volume.backing.as_ref()?.strip_prefix("UUID=")?);
         // One that was removed is not given to the kernel either, as long as this daemon runs.
-        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some());
+        // Only what was released is.
+        let is_released = |volume: &VolumeEntry| {
+            let cache = volume.cache.and_then(|cache| self.caches.get(cache));
+            volume.is_removed() && cache.is_some_and(|cache| matches!(cache.state, CacheState::Released))
+        };
+        let backings = self.volumes.iter().filter(|volume| volume.backing.is_some() && !is_released(volume));
         let backings = backings.map(|volume| volume.uuid.or_else(|| named(volume)));
         let all: Vec<_> = caches.chain(backings).collect();
         (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))

@@ -1,0 +1,39 @@
+//! `bcached release`: the daemon lets go of a set; with `--register` its devices are given to the kernel's bcache, by this process, which
+//! may do what the daemon's unit forbids it.
+
+use super::jobs;
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::Report;
+use bcached_daemon::offline::kernel::Kernel;
+
+/// Lets go.
+pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
+    let kernel = Kernel::of_this_machine();
+    if flags.register {
+        // Before anything is done.
+        kernel.check_registers()?;
+    }
+    let (job, report) = jobs::release(&flags.cache, &flags.watch)?;
+    let is_waited_for = !flags.watch.dry_run && !flags.watch.no_wait;
+    if !flags.register || !is_waited_for || report.has_failed() {
+        return Ok(report);
+    }
+    let (mut given, mut refused) = (Vec::new(), None);
+    for device in &job.devices {
+        match kernel.register(device) {
+            Ok(()) => given.push(device.as_str()),
+            Err(failure) => refused = refused.or(Some(failure)),
+        }
+    }
+    Ok(match refused {
+        None => report.warning(vec![format!("the kernel has {}", given.join(", "))]),
+        Some(failure) => {
+            let next = failure.next.clone().unwrap_or_default();
+            let so_far = if given.is_empty() { "nothing".to_owned() } else { given.join(", ") };
+            report.failing(Failure { kind: Kind::Io, ..failure }.next(format!(
+                "{next}; the set is released, and the kernel has {so_far}; the same command goes on"
+            )))
+        }
+    })
+}

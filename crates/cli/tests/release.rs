@@ -1,0 +1,154 @@
+//! `bcached release`, as processes: a set is left in order with its dirty data, nobody here takes it again, and the kernel gets it where
+//! that is asked for. The kernel is a folder that looks like it.
+
+mod common;
+
+use common::{Daemon, Images, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool};
+use std::process::{Command, Stdio};
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+const DATA_BYTES: usize = 2 << 20;
+
+struct Site {
+    images: Images,
+    fast: String,
+    tank: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let fast = images.blank("fast", CACHE_BYTES);
+        let tank = images.blank("tank", BACKING_BYTES);
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let text = format!(
+            "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.media]\nbacking = {tank:?}\nwriteback_running = false\n"
+        );
+        std::fs::write(images.path("config.toml"), text).expect("a file");
+        Self { images, fast, tank }
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start(&self.images, &["--config", self.images.path("config.toml").to_str().expect("text")])
+    }
+
+    fn kept(&self) -> String {
+        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+    }
+
+    /// `bcached` on a machine with such a kernel.
+    fn beside_kernel(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        command
+            .args(words)
+            .args(["--control", daemon.control()])
+            .env("BCACHED_SYSFS", self.images.path("sys"));
+        common::run(&mut command)
+    }
+}
+
+#[test]
+fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
+    let planned = done(&daemon, &["release", "fast", "--dry-run"]);
+    assert_eq!(
+        planned,
+        format!(
+            "fast: would not be served any more, and 2 MiB dirty would stay there\n{}\n{}\n",
+            site.fast, site.tank
+        )
+    );
+    assert_eq!((daemon.status()["caches"].as_array().map(Vec::len), site.kept()), (Some(1), String::new()));
+    let released = done(&daemon, &["release", "fast"]);
+    assert!(
+        released.starts_with("fast: released: ")
+            && released.ends_with(&format!("{}\n{}\n", site.fast, site.tank)),
+        "{released}"
+    );
+    let again = json(&done(&daemon, &["release", "fast", "--json"]));
+    assert_eq!(
+        (again["already"].as_bool(), again["devices"].as_array().map(Vec::len)),
+        (Some(true), Some(2)),
+        "{again}"
+    );
+    let status = daemon.status();
+    assert_eq!(
+        (status["caches"].as_array().map(Vec::len), status["volumes"].as_array().map(Vec::len)),
+        (Some(0), Some(0))
+    );
+    // Anybody can have them, and the dirty data is there, in order.
+    let check = bcached(&["check", &site.fast, "--backing", &site.tank]);
+    assert!(check.exit == 0 && check.out.contains("2 MiB"), "{check:?}");
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(0), "{}", site.kept());
+    assert_eq!(done(&daemon, &["release", "fast"]).lines().count(), 3);
+    assert_eq!(daemon.stop().0, 0);
+    // Whoever wants it back by hand says so.
+    std::fs::remove_file(site.images.path("config.d/99-set.toml")).expect("ours");
+    let daemon = site.start();
+    let found = common::content(&site.images, &daemon, "media");
+    assert!(found[..DATA_BYTES] == pattern(DATA_BYTES, 1), "the dirty data is there");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+#[test]
+fn a_released_set_is_given_to_the_kernel() {
+    let site = Site::new();
+    let daemon = site.start();
+    let ran = site.beside_kernel(&daemon, &["release", "fast", "--register"]);
+    assert_eq!(
+        (ran.exit, ran.err.contains("the module is not loaded; `modprobe bcache`")),
+        (4, true),
+        "{ran:?}"
+    );
+    assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(1), "nothing was done");
+    let register = site.images.path("sys/fs/bcache/register");
+    std::fs::create_dir_all(register.parent().expect("a folder")).expect("made");
+    std::fs::write(&register, "").expect("made");
+    let ran = site.beside_kernel(&daemon, &["release", "fast", "--register"]);
+    assert!(
+        ran.exit == 0 && ran.err.contains(&format!("the kernel has {}, {}", site.fast, site.tank)),
+        "{ran:?}"
+    );
+    // What was written last: a real one takes each.
+    assert!(bytes(&register).starts_with(site.tank.as_bytes()));
+    // Once more, as after a failure in between.
+    let ran = site.beside_kernel(&daemon, &["release", "fast", "--register"]);
+    assert_eq!(ran.exit, 0, "{ran:?}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+#[test]
+fn what_is_in_use_is_not_released() {
+    if !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    refused(&daemon, &["release", "slow"], 2, "no cache is called `slow`");
+    let mut client = tool("qemu-io")
+        .args(["-f", "raw", &daemon.uri("media")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    daemon.wait_for("a client", |status| status["clients"].as_array().is_some_and(|all| !all.is_empty()));
+    let ran = ask(&daemon, &["release", "fast", "--json"]);
+    let error = json(&ran.err)["error"].clone();
+    assert_eq!((ran.exit, error["holders"].as_array().map(Vec::len)), (3, Some(1)), "{ran:?}");
+    assert_eq!(daemon.status()["volumes"][0]["state"].as_str(), Some("served"));
+    client.kill().expect("kills");
+    client.wait().expect("waits");
+    daemon.wait_for("nobody", |status| status["clients"].as_array().is_some_and(Vec::is_empty));
+    done(&daemon, &["release", "fast"]);
+    assert_eq!(daemon.stop().0, 0);
+}

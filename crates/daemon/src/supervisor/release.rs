@@ -1,0 +1,204 @@
+//! `bcached release`: a set is served no more, in order, and a start does not take its devices again. What is dirty stays on the cache: a
+//! kernel reads it, and so does another daemon.
+//!
+//! That it is not to be served is kept when it has been stopped in order, and not before: a start after a kill in between recovers it, and
+//! the same command does the rest.
+
+use super::Supervisor;
+use super::jobs::{Job, Subject};
+use super::table::{CacheState, VolumeEntry, VolumeState};
+use crate::config::{Config, SetFile};
+use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::failure::{Failure, Kind};
+use bcached_engine::Error;
+
+impl Supervisor {
+    /// Begins to let go of a cache and of all that is on it, or joins who does.
+    pub(super) fn release(&self, begin: &Begin) -> Result<Shown, Failure> {
+        if let Some(already) = self.released_before(&begin.volume) {
+            return Ok(already);
+        }
+        let running = self.shared().jobs.releasing();
+        if let Some((number, cache)) = running {
+            let mut shown = Shown::new(
+                Verb::Release,
+                self.shared().table.caches[cache].display_name().to_owned(),
+                State::Running,
+            );
+            shown.id = Some(number);
+            return Ok(shown);
+        }
+        let index = self.cache_called(Some(&begin.volume))?;
+        let volumes = self.volumes_of(index);
+        let (name, device, engine) = {
+            let shared = self.shared();
+            let entry = &shared.table.caches[index];
+            let CacheState::Open { engine, .. } = &entry.state else {
+                return Err(not_open(entry.display_name()));
+            };
+            (entry.display_name().to_owned(), entry.device.clone(), engine.clone())
+        };
+        let cannot = |kind| Failure::new(kind, format!("cannot release {name}"));
+        if self.shared().table.former_of(index).is_some() {
+            return Err(cannot(Kind::InUse)
+                .why("it is being replaced, and its data is on two devices")
+                .next(format!("`bcached replace {name} --with {device}` brings that to its end")));
+        }
+        let status =
+            engine.status().ok_or_else(|| cannot(Kind::Io).why("its engine does not answer at present"))?;
+        if let Some(error) = &status.failed {
+            return Err(cannot(Kind::Io)
+                .why(format!("it has stopped writing, so it cannot be left in order: {error}"))
+                .next("`bcached status` says how it stands"));
+        }
+        self.check_idle(&name, &volumes)?;
+        self.kept_released(&name, &volumes, true)?.map_or(Ok(()), |file| file.check_writable())?;
+        let mut shown = Shown::new(Verb::Release, name.clone(), State::Planned);
+        shown.dirty_bytes_at_start = status.dirty_sectors * 512;
+        let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
+        shown.devices = std::iter::once(device).chain(backings).collect();
+        if self.config.set_file.is_none() {
+            shown.notes.push("this is not kept: start the daemon without these devices".to_owned());
+        }
+        if begin.dry_run {
+            return Ok(shown);
+        }
+        self.unserve(&name, index, &volumes)?;
+        shown.state = State::Running;
+        let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(index), Some(engine.clone())));
+        shown.id = Some(number);
+        self.stop_cache(index, &engine);
+        Ok(shown)
+    }
+
+    /// It was let go of before: since this daemon has begun, or by a former one.
+    fn released_before(&self, typed: &str) -> Option<Shown> {
+        let is_there = self
+            .shared()
+            .table
+            .lasting_caches()
+            .any(|(_, cache)| cache.display_name() == typed || cache.device == typed);
+        let said = self
+            .config
+            .released
+            .iter()
+            .find(|said| said.name == typed || said.device.as_deref() == Some(typed));
+        let said = said.filter(|_| !is_there)?;
+        let mut shown = Shown::new(Verb::Release, said.name.clone(), State::Done);
+        shown.already = true;
+        shown.devices = said.device.iter().chain(&said.backings).cloned().collect();
+        Some(shown)
+    }
+
+    /// The volumes that are on a cache, or are to come to it.
+    fn volumes_of(&self, index: usize) -> Vec<(usize, VolumeEntry)> {
+        let shared = self.shared();
+        let name = &shared.table.caches[index].name;
+        let is_only = shared.table.lasting_caches().count() == 1;
+        let has = |entry: &VolumeEntry| {
+            let is_to = entry.wanted_cache == *name || entry.wanted_cache.is_none() && is_only;
+            !entry.is_removed() && (entry.cache == Some(index) || entry.cache.is_none() && is_to)
+        };
+        let all = shared.table.volumes.iter().enumerate();
+        all.filter(|(_, entry)| has(entry)).map(|(volume, entry)| (volume, entry.clone())).collect()
+    }
+
+    /// Nobody uses any of them, and nothing is done to them.
+    fn check_idle(&self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
+        let refused = |why: String| Failure::new(Kind::InUse, format!("cannot release {name} now")).why(why);
+        for (volume, entry) in volumes {
+            let running = {
+                let shared = self.shared();
+                shared.jobs.running(*volume).map(|(number, job)| (number, job.verb))
+            };
+            if let Some((number, verb)) = running {
+                return Err(refused(format!("{verb} of {} goes on (job {number})", entry.display_name()))
+                    .next(format!("wait for it, or `bcached cancel {number}`")));
+            }
+        }
+        let users: Vec<_> = volumes
+            .iter()
+            .flat_map(|(_, entry)| {
+                let name = entry.display_name();
+                self.users_of(name).into_iter().map(move |user| format!("{user} uses {name}"))
+            })
+            .collect();
+        if users.is_empty() {
+            return Ok(());
+        }
+        let failure =
+            refused(format!("clients are connected: {}", users.join(", "))).next("disconnect them first");
+        Err(Failure { holders: users, ..failure })
+    }
+
+    /// Whoever connects from now on is told that there is no such volume; as before if somebody has been faster.
+    fn unserve(&self, name: &str, index: usize, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
+        for (_, entry) in volumes {
+            self.exports.remove(entry.display_name());
+        }
+        if let Err(failure) = self.check_idle(name, volumes) {
+            for (_, entry) in volumes {
+                self.name_export(entry);
+                self.publish(entry);
+            }
+            return Err(failure);
+        }
+        let mut shared = self.shared();
+        for (volume, _) in volumes {
+            let entry = &mut shared.table.volumes[*volume];
+            (entry.state, entry.cache) = (VolumeState::Removed, Some(index));
+        }
+        Ok(())
+    }
+
+    /// The file is to say that none of it is served, or that all of it is; `None`: there is no file.
+    pub(super) fn kept_released(
+        &self,
+        name: &str,
+        volumes: &[(usize, VolumeEntry)],
+        is_released: bool,
+    ) -> Result<Option<SetFile>, Failure> {
+        let Some(path) = &self.config.set_file else { return Ok(None) };
+        let mut file = SetFile::read(path)?;
+        let served = is_released.then_some(false);
+        file.kept_of_cache(name).served = served;
+        for (_, entry) in volumes.iter().filter(|(_, entry)| entry.backing.is_some()) {
+            if let Some(volume) = &entry.name {
+                file.kept_of(volume).served = served;
+            }
+        }
+        Config::load_with(&self.line, Some(&file.text()))?;
+        Ok(Some(file))
+    }
+
+    /// It has been stopped, in order or not.
+    pub(super) fn released(&mut self, number: u64, index: usize, result: Result<(), Error>) {
+        let name = self.shared().table.caches[index].display_name().to_owned();
+        let volumes: Vec<_> = {
+            let shared = self.shared();
+            let all = shared.table.volumes.iter().enumerate();
+            let its = all.filter(|(_, entry)| entry.cache == Some(index) && entry.is_removed());
+            its.map(|(volume, entry)| (volume, entry.clone())).collect()
+        };
+        let outcome = match result {
+            Err(error) => Err(Failure::new(Kind::Io, format!("{name} was not stopped in order"))
+                .why(error.to_string())
+                .next("start bcached once more with its devices before anybody else gets them: the next start recovers it")),
+            Ok(()) => self.kept_released(&name, &volumes, true).and_then(|file| match file {
+                Some(file) if file.is_changed() => {
+                    file.write()?;
+                    self.config = Config::load(&self.line)?;
+                    Ok(())
+                }
+                _ => Ok(()),
+            }),
+        };
+        self.end_job(number, outcome);
+    }
+}
+
+fn not_open(name: &str) -> Failure {
+    Failure::new(Kind::NotFound, format!("cannot release {name}"))
+        .why("it is not open")
+        .next("`bcached status` says what it waits for")
+}
