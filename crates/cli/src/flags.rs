@@ -11,7 +11,7 @@ use std::path::PathBuf;
 mod cycle;
 
 pub use cycle::{
-    Add, Attach, Cancel, Detach, Flush, Forget, Grow, Release, Remove, Replace, Shrink, Stop, Watch,
+    Add, Attach, Cancel, Detach, Flush, Forget, Grow, Import, Release, Remove, Replace, Shrink, Stop, Watch,
 };
 
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
@@ -79,6 +79,8 @@ pub enum Command {
     Replace(Replace),
     /// Serve a cache and all of its volumes no more, and hand them to the kernel
     Release(Release),
+    /// Take a set from the kernel, with its dirty data, and serve it
+    Import(Import),
     /// Give up long work
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached
@@ -397,7 +399,7 @@ pub struct List {
 }
 
 /// Where the daemon answers.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct Control {
     /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock]
     #[arg(long, value_name = "PATH")]

@@ -12,11 +12,6 @@ struct Later {
 /// In the order of the interface's table.
 const TABLE: &[Later] = &[
     Later {
-        verb: "import",
-        by_hand: "unmount the volumes, write 1 to /sys/fs/bcache/SET/stop (dirty data stays), keep bcache-tools' udev \
-                  rule from the devices, and name them to `bcached serve` (docs/guide.md, From the kernel to bcached)",
-    },
-    Later {
         verb: "salvage",
         by_hand: "serve a copy of the devices with `bcached serve` and copy the volume",
     },

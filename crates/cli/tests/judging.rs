@@ -204,15 +204,6 @@ fn help_is_a_command() {
     assert_eq!((serve.exit, serve.out.contains("can be repeated")), (0, true), "{serve:?}");
 }
 
-/// What to do by hand led to the kernel, where `serve` does it, and left out what must come first.
-#[test]
-fn the_manual_ways_are_ways() {
-    for (verb, sentence) in [("import", "unmount the volumes")] {
-        let ran = bcached(&[verb]);
-        assert_eq!((ran.exit, ran.err.contains(sentence)), (2, true), "{verb}: {ran:?}");
-    }
-}
-
 /// "Ask it to let go" did not say how.
 #[test]
 fn a_daemon_in_the_way_is_stopped_in_a_named_way() {

@@ -79,6 +79,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Forget => format!("{name} could not be forgotten"),
         Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
         Verb::Release => format!("{name} could not be released"),
+        Verb::Import => format!("{name} could not be imported"),
         Verb::Replace => format!("{name} could not leave its cache"),
     };
     // Only what the backing device does leaves the cache as it is.
@@ -95,7 +96,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Replace => {
             "it is attached as before, and what is dirty is safe in the cache; the same command goes on with it"
         }
-        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget | Verb::Release => {
+        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget | Verb::Release | Verb::Import => {
             "`bcached status` says how it stands"
         }
     };

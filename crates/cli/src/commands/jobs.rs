@@ -150,6 +150,18 @@ pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
+/// Serves a set by its devices; waits until it is.
+pub fn import(set: &str, devices: &[String], flags: &flags::Watch) -> Result<Report, Failure> {
+    let watch = Watch::of(flags)?;
+    let begin = Begin::new(Verb::Import, set.to_owned());
+    let (devices, dry_run) = (devices.to_vec(), flags.dry_run);
+    let job = watch.begin(&Begin { devices, dry_run, ..begin })?;
+    if !flags.no_wait && !dry_run {
+        watch.until_all_served(&job)?;
+    }
+    Report::of(&job)
+}
+
 /// Lets go of a cache; the job as it ended.
 pub fn release(cache: &str, flags: &flags::Watch) -> Result<(Job, Report), Failure> {
     let watch = Watch::of(flags)?;
@@ -256,6 +268,16 @@ impl<'a> Watch<'a> {
                 _ => thread::sleep(LOOK),
             }
         }
+    }
+
+    /// Waits until the devices of what was imported are served.
+    fn until_all_served(&self, job: &Job) -> Result<(), Failure> {
+        let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
+        let is_its = |volume: &&Volume| {
+            volume.backing.as_ref().is_some_and(|backing| job.devices.iter().any(|device| device == backing))
+        };
+        let names: Vec<_> = status.volumes.iter().filter(is_its).map(|volume| volume.name.clone()).collect();
+        names.iter().try_for_each(|name| self.until_served(name))
     }
 
     /// Waits for all, and tells of them meanwhile.

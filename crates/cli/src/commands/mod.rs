@@ -7,6 +7,7 @@ mod dump;
 mod events;
 mod explain;
 mod ignored;
+mod import;
 mod jobs;
 mod list;
 pub mod make;
@@ -57,6 +58,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Shrink(flags) => jobs::shrink(&flags),
         Command::Replace(flags) => jobs::replace(&flags),
         Command::Release(flags) => release::run(&flags),
+        Command::Import(flags) => import::run(&flags),
         Command::Cancel(flags) => jobs::cancel(&flags),
         Command::Wait(flags) => wait::run(&flags),
         Command::List(flags) => list::run(&flags),

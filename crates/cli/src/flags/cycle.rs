@@ -163,6 +163,20 @@ pub struct Release {
     pub watch: Watch,
 }
 
+/// `bcached import`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Nobody may use its volumes: they are unmounted first. What is dirty stays on the cache. Repeated after a failure in between, \
+                        it does the rest; `bcached release SET --register` is the way back."
+)]
+pub struct Import {
+    /// The UUID of a set of the kernel (or its first 8 digits), one of its devices, or bcacheN; or what was released here
+    #[arg(value_name = "SET")]
+    pub set: String,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
 /// `bcached cancel`.
 #[derive(clap::Args, Debug)]
 pub struct Cancel {
@@ -174,7 +188,7 @@ pub struct Cancel {
 }
 
 /// How long work is waited for.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct Watch {
     /// Do not wait: print its number, and leave it
     #[arg(long)]

@@ -93,8 +93,8 @@ pub struct Released {
     pub name: String,
     /// Its device, if that is said.
     pub device: Option<String>,
-    /// The devices of volumes that had it and are not served either.
-    pub backings: Vec<String>,
+    /// The volumes that had it and are not served either, and their devices.
+    pub backings: Vec<(String, String)>,
 }
 
 /// A volume that lives in a cache alone: the cache knows it, and this says more.
@@ -262,7 +262,7 @@ impl Config {
                 let its =
                     released.iter_mut().find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
                 if let (Some(its), Some(backing)) = (its, merged.backing) {
-                    its.backings.push(backing.value);
+                    its.backings.push((name.clone(), backing.value));
                 }
                 config.not_served.push(name);
                 continue;
@@ -286,8 +286,8 @@ impl Config {
         // Backing devices of the command line get a better sentence, once their superblocks have been read.
         let needs_one = self.volumes.is_empty()
             || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
-        let is_all_released = self.volumes.is_empty() && !self.released.is_empty();
-        if self.caches.is_empty() && !from_command_line && needs_one && !is_all_released {
+        // Nothing at all is what comes before an import.
+        if self.caches.is_empty() && !from_command_line && needs_one && !self.volumes.is_empty() {
             return Err(Failure::new(Kind::Config, "no cache is configured")
                 .next("add a [cache.NAME] section, or name devices with --cache and --backing"));
         }

@@ -131,7 +131,9 @@ fn what_is_to_come_is_named_as_such() {
 
 #[test]
 fn nothing_is_configured_twice_or_without_a_cache() {
-    assert!(refused("version = 1\n").1.contains("no cache is configured"));
+    assert!(
+        refused("version = 1\n[volume.v]\nbacking = \"/dev/disk\"\n").1.contains("no cache is configured")
+    );
     let twice = "version = 1\n[cache.a]\ndevice = \"/x\"\n[volume.v]\nbacking = \"/b\"\n[volume.w]\nbacking = \"/b\"\n";
     assert!(refused(twice).1.contains("/b is configured twice: as v and as w"));
     let line = CommandLine {

@@ -33,6 +33,8 @@ pub enum Verb {
     Replace,
     /// A cache and all that is on it are let go of.
     Release,
+    /// A set that was the kernel's, or was released, is served.
+    Import,
 }
 
 impl fmt::Display for Verb {
@@ -49,6 +51,7 @@ impl fmt::Display for Verb {
             Self::Shrink => "shrink",
             Self::Replace => "replace",
             Self::Release => "release",
+            Self::Import => "import",
         })
     }
 }
@@ -79,6 +82,9 @@ pub struct Begin {
     /// By which device, for [`Verb::Replace`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<String>,
+    /// Its devices, the cache first, for [`Verb::Import`]; none: those of a cache that was released.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
     /// What may be overwritten on that.
     #[serde(default)]
     pub overwrites: Overrides,
@@ -94,6 +100,7 @@ impl Begin {
         let overwrites = Overrides { wipe_signature: Vec::new(), wipe_bcache: false };
         Self {
             overwrites,
+            devices: Vec::new(),
             with: None,
             verb,
             volume,
@@ -162,7 +169,7 @@ pub struct Job {
     /// How large the volume is after it, or would be, for [`Verb::Grow`] and [`Verb::Shrink`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// The devices that are let go of, for [`Verb::Release`]: the cache first.
+    /// The devices that are let go of, for [`Verb::Release`], or taken, for [`Verb::Import`]: the cache first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
     /// What keeps it from going on.
@@ -279,6 +286,7 @@ impl Job {
             Verb::Add => format!("{volume}: would be served"),
             Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
             Verb::Grow => format!("{volume}: would be {size} large"),
+            Verb::Import => format!("{volume}: would be served"),
             Verb::Release => {
                 format!("{volume}: would not be served any more, and {dirty} dirty would stay there")
             }
@@ -308,6 +316,7 @@ impl Job {
             Verb::Add => "added",
             Verb::Forget => "forgotten",
             Verb::Grow | Verb::Shrink => "resized",
+            Verb::Import => "imported",
             Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
             Verb::Replace => "replaced: nothing of it is on its former device any more, which is let go of",
         };
@@ -322,6 +331,7 @@ impl Job {
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),
                 Verb::Grow | Verb::Shrink => format!("{volume}: it is {size} large already"),
+                Verb::Import => format!("{volume}: it is served already"),
                 Verb::Release => format!("{volume}: it is released already"),
                 Verb::Replace => format!("{volume}: it is on that device already"),
             },

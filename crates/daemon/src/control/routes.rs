@@ -169,7 +169,7 @@ async fn begin(
         Ok(asked) => beside(move || (handlers.begin)(asked, peer.uid)).await,
         Err(error) => refused(
             &Failure::new(Kind::Usage, "the request is not understood").why(error.to_string()).next(
-                "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\", \"shrink\", \"replace\" or \"release\", \"volume\": NAME, \"with\": DEV, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
+                "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\", \"shrink\", \"replace\", \"release\" or \"import\", \"volume\": NAME, \"with\": DEV, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
             ),
         ),
     }

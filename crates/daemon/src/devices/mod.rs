@@ -63,6 +63,11 @@ pub fn forsake(name: &str) -> Result<(), Failure> {
     Ok(device.sync()?)
 }
 
+/// What the device `name` says, whatever its role. It is read and not claimed.
+pub fn look(name: &str) -> Result<Superblock, Failure> {
+    read_superblock(&Device::open(resolve(name)?, Access::Look)?)
+}
+
 /// What the backing device `name` says. It is read and not claimed.
 pub fn look_at_backing(name: &str) -> Result<BackingSuperblock, Failure> {
     let device = Device::open(resolve(name)?, Access::Look)?;

@@ -156,7 +156,7 @@ impl Supervisor {
             }
             Verb::Grow => self.plan_growth(&entry, &now, &mut planned)?,
             Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
-            Verb::Add | Verb::Forget | Verb::Replace | Verb::Release => {
+            Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => {
                 unreachable!("it is planned elsewhere")
             }
             Verb::Attach => {
@@ -353,7 +353,7 @@ impl Supervisor {
     /// The volume is to have the cache that it had, because the work has failed.
     pub(super) fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
-            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release => return,
+            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove | Verb::Stop => None,
             // A volume that could not be attached goes on as it is, whatever its section says.

@@ -119,7 +119,7 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
             return super::replace::begin(&shared, &events, &begin, uid);
         }
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
-        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release);
+        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
         let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
@@ -384,6 +384,7 @@ impl Supervisor {
         let begun = match volume {
             None if begin.verb == Verb::Forget => self.forget(&begin),
             None if begin.verb == Verb::Release => self.release(&begin),
+            None if begin.verb == Verb::Import => self.import(&begin),
             None => self.add(&begin),
             Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
                 if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }

@@ -17,6 +17,7 @@ mod flash;
 mod forget;
 mod former;
 mod health;
+mod import;
 mod jobs;
 mod label;
 mod numbers;

@@ -9,8 +9,10 @@ use super::jobs::{Job, Subject};
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::devices;
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
+use bcached_format::Superblock;
 
 impl Supervisor {
     /// Begins to let go of a cache and of all that is on it, or joins who does.
@@ -28,7 +30,13 @@ impl Supervisor {
             shown.id = Some(number);
             return Ok(shown);
         }
-        let index = self.cache_called(Some(&begin.volume))?;
+        // A device may be kept by its UUID.
+        let is_path = begin.volume.starts_with('/');
+        let set = match is_path.then(|| devices::look(&begin.volume)) {
+            Some(Ok(Superblock::Cache(superblock))) => Some(superblock.set_uuid().to_string()),
+            _ => None,
+        };
+        let index = self.cache_called(Some(set.as_ref().unwrap_or(&begin.volume)))?;
         let volumes = self.volumes_of(index);
         let (name, device, engine) = {
             let shared = self.shared();
@@ -86,7 +94,8 @@ impl Supervisor {
         let said = said.filter(|_| !is_there)?;
         let mut shown = Shown::new(Verb::Release, said.name.clone(), State::Done);
         shown.already = true;
-        shown.devices = said.device.iter().chain(&said.backings).cloned().collect();
+        let backings = said.backings.iter().map(|(_, device)| device);
+        shown.devices = said.device.iter().chain(backings).cloned().collect();
         Some(shown)
     }
 

@@ -143,7 +143,7 @@ fn former_engine(found: &Found) -> Option<&Engine> {
 }
 
 /// Both names lead to one device.
-fn is_same(one: &str, other: &str) -> bool {
+pub fn is_same(one: &str, other: &str) -> bool {
     let identity = |name: &str| Device::open(name, Access::Look).ok().map(|device| device.identity());
     one == other || identity(one).is_some_and(|one| identity(other) == Some(one))
 }

@@ -89,6 +89,13 @@ pub(super) fn find(identity: Identity) -> Vec<Holder> {
     holders
 }
 
+/// The same, but for the kernel's bcache, which serves it.
+pub(super) fn find_users(identity: Identity) -> Vec<Holder> {
+    let mut users = find(identity);
+    users.retain(|holder| *holder != Holder::KernelBcache);
+    if users.is_empty() { processes(&|found| found == identity, |_| true) } else { users }
+}
+
 /// True if nobody of them goes on: no one can be found, or they are processes that were killed.
 pub(super) fn are_dying(holders: &[Holder]) -> bool {
     holders.iter().all(|holder| matches!(holder, Holder::Process { id, .. } if is_dying(*id)))

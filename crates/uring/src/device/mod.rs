@@ -116,6 +116,15 @@ pub struct Device {
     beneath: Option<File>,
 }
 
+impl Identity {
+    /// Who uses the device, as far as can be found out: mounts, swap, what stands on it, else processes. A volume of the kernel's bcache
+    /// is not used by that.
+    #[must_use]
+    pub fn users(self) -> Vec<Holder> {
+        holders::find_users(self)
+    }
+}
+
 impl Device {
     /// Says whether this process could open the device at `path` for writing, and opens nothing: closing a disk that
     /// was open for writing makes udev look at it anew, and rules of others act on that.

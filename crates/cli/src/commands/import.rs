@@ -1,0 +1,93 @@
+//! `bcached import`: a set that the kernel has is stopped there, which leaves its dirty data on the cache, and served by the daemon. The
+//! kernel's part is done here, by who may; the daemon is asked before anything is done whether it would take the set.
+
+use super::{jobs, scan};
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::Report;
+use bcached_daemon::config;
+use bcached_daemon::offline::kernel::{InKernel, Kernel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the kernel is waited for, unless something else is said.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Imports.
+pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
+    let watch = &flags.watch;
+    let Some(set) = Kernel::of_this_machine().set(&flags.set)? else { return without_kernel(flags) };
+    let devices: Vec<_> = set.devices().map(|device| device.display().to_string()).collect();
+    let limit = watch.timeout.as_deref().map(config::time).transpose();
+    let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
+    set.check_stops()?;
+    let dry = flags::Watch { dry_run: true, ..watch.clone() };
+    let planned = jobs::import(&set.uuid, &devices, &dry)?;
+    check_unused(&set)?;
+    if watch.dry_run {
+        return Ok(planned);
+    }
+    set.stop()?;
+    wait(&set, limit)?;
+    jobs::import(&set.uuid, &devices, watch).map_err(|failure| {
+        let next = failure.next.clone().map_or_else(String::new, |next| format!("{next}; "));
+        let back = way_back(&set);
+        failure
+            .next(format!("{next}the kernel has let go of it: `bcached import {}` goes on; {back}", set.uuid))
+    })
+}
+
+/// The kernel has no such set: it may have let go of it, or it was released here.
+fn without_kernel(flags: &flags::Import) -> Result<Report, Failure> {
+    let digits = |text: &str| text.to_lowercase().replace('-', "");
+    let typed = digits(flags.set.strip_prefix("UUID=").unwrap_or(&flags.set));
+    let (found, _) = scan::scan(&[]);
+    let is_it = |set: &&scan::Set| typed.len() >= 8 && digits(&set.set_uuid).starts_with(&typed);
+    let Some(set) = found.sets.iter().find(is_it) else {
+        return jobs::import(&flags.set, &[], &flags.watch);
+    };
+    let devices: Vec<_> =
+        set.caches.iter().chain(&set.backings).map(|member| member.device.clone()).collect();
+    jobs::import(&set.set_uuid, &devices, &flags.watch)
+}
+
+fn check_unused(set: &InKernel) -> Result<(), Failure> {
+    let users = set.users();
+    if users.is_empty() {
+        return Ok(());
+    }
+    let failure = Failure::new(Kind::InUse, format!("cannot take {} from the kernel", set.uuid))
+        .why(users.join(", "))
+        .next("unmount it and end what stands on it (LVM, md, swap); nothing overrides this");
+    Err(Failure { holders: users, ..failure })
+}
+
+/// Until the kernel has let go of all of it.
+fn wait(set: &InKernel, limit: Duration) -> Result<(), Failure> {
+    let until = Instant::now() + limit;
+    loop {
+        let left = set.left();
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            let users = set.users();
+            let users = if users.is_empty() { String::new() } else { format!(" ({})", users.join(", ")) };
+            let seconds = limit.as_secs();
+            let what =
+                format!("the kernel was told to stop {}, and has it still after {seconds} s", set.uuid);
+            return Err(Failure::new(Kind::TimeLimit, what)
+                .why(format!("there still are {}{users}", left.join(", ")))
+                .next(format!("it goes on with that: the same command waits again; {}", way_back(set))));
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn way_back(set: &InKernel) -> String {
+    let devices: Vec<_> = set.devices().map(|device| device.display().to_string()).collect();
+    format!("to give it back, write each of {} to /sys/fs/bcache/register", devices.join(", "))
+}
