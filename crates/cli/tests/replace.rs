@@ -148,6 +148,7 @@ fn a_cache_is_replaced_under_its_clients() {
 
     let daemon = site.start();
     assert!(!site.kept().contains("former") && site.kept().contains(&site.new), "{}", site.kept());
+    assert!(daemon.log().contains("event=cache-moved"), "a file still names the old one: {}", daemon.log());
     site.expect(&daemon);
     assert_eq!(caches(&daemon), [("fast".to_owned(), site.new)]);
     assert_eq!(daemon.stop().0, 0);

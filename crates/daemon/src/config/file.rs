@@ -81,6 +81,8 @@ pub struct Settings {
     pub caches: BTreeMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
     pub volumes: BTreeMap<String, NamedVolume>,
+    /// Caches that are another device than a person's files say: the name, that device, and this one.
+    pub replaced: Vec<(String, String, String)>,
 }
 
 /// `[cache.NAME]`.
@@ -246,6 +248,7 @@ fn understand(source: &Source<'_>) -> Result<Settings, Failure> {
         volumes: source.named(raw.volume, |source, origin, raw| {
             Ok(NamedVolume { origin, settings: source.volume(raw)? })
         })?,
+        replaced: Vec::new(),
     })
 }
 
@@ -376,6 +379,14 @@ impl Settings {
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
         newer.caches.retain(|name, cache| self.caches.contains_key(name) || cache.imported == Some(true));
+        for (name, cache) in &newer.caches {
+            let device = |cache: &CacheSettings| cache.device.as_ref().map(|device| device.value.clone());
+            if let (Some(said), Some(is)) = (self.caches.get(name).and_then(device), device(cache))
+                && said != is
+            {
+                self.replaced.push((name.clone(), said, is));
+            }
+        }
         let imported: Vec<_> = newer.caches.keys().cloned().collect();
         let is_whole = |name: &String, volume: &NamedVolume| {
             let VolumeSettings { backing, flash, .. } = &volume.settings;

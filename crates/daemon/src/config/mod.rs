@@ -69,6 +69,8 @@ pub struct Config {
     pub not_served: Vec<String>,
     /// Where `bcached set` keeps what it sets; `None` without a configuration.
     pub set_file: Option<PathBuf>,
+    /// Caches that are another device than the other files say: the name, that device, and this one.
+    pub replaced: Vec<(String, String, String)>,
     /// Volumes that it holds options of, and that are not configured any more.
     pub set_and_gone: Vec<String>,
 }
@@ -209,7 +211,15 @@ impl Config {
         let unstable = names.filter(|name| devices::is_unstable_name(name));
         let unstable =
             unstable.map(|name| ("unstable-name", format!("{name} may be another disk after the next boot")));
-        gone.chain(unstable).collect()
+        let replaced = self.replaced.iter().map(|(name, said, is)| {
+            (
+                "cache-moved",
+                format!(
+                    "[cache.{name}] is {is}, as `bcached replace` has kept it: write that in place of {said}"
+                ),
+            )
+        });
+        gone.chain(unstable).chain(replaced).collect()
     }
 
     fn from_settings(settings: Settings, line: &CommandLine) -> Result<Self, Failure> {
@@ -241,6 +251,7 @@ impl Config {
             not_served: Vec::new(),
             set_file: None,
             set_and_gone: Vec::new(),
+            replaced: settings.replaced,
         };
         for (name, cache) in settings.caches {
             let device = cache.device.as_ref().map(|device| device.value.clone());

@@ -44,6 +44,7 @@ fn config(volumes: &[&str]) -> Config {
         set_file: None,
         flash: Vec::new(),
         released: Vec::new(),
+        replaced: Vec::new(),
         not_served: Vec::new(),
         set_and_gone: Vec::new(),
     }
