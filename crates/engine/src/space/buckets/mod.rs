@@ -7,6 +7,11 @@
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
 
+mod reserved;
+mod search;
+
+pub use search::Invalidated;
+
 use crate::policy::{Place, Rank, Victims};
 use crate::space::flushes::Running;
 use crate::space::{Flushes, FreeList};
@@ -94,22 +99,6 @@ pub struct Buckets {
     flushes: Flushes,
     /// The search that is going on has passed some only for the age of the pointers to them.
     passes_old: bool,
-}
-
-/// What a search for buckets to invalidate came to.
-#[derive(Clone, Copy, Debug)]
-pub struct Invalidated {
-    /// Buckets that are pending now.
-    pub count: usize,
-    /// Buckets that were looked at.
-    pub looked_at: usize,
-    /// There is nothing left to look at.
-    pub is_complete: bool,
-    /// A bucket whose turn it was stays, because somebody uses it.
-    pub passed_used: bool,
-    /// The whole search found nothing, and some of what it passed only for the age of the pointers to it: no bucket can be
-    /// invalidated before a pass of GC has come to its end.
-    pub kept_by_age: bool,
 }
 
 impl Buckets {
@@ -446,77 +435,6 @@ impl Buckets {
         self.free.push(id);
     }
 
-    /// Uses a bucket of the reserve that has been proven free: when its next generation is durable it is handed out, and its stamp
-    /// means nothing any more.
-    pub fn use_reserve(&mut self, id: BucketId) {
-        assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} is of the reserve");
-        self.set_usage(id, Usage::Pending);
-        let bucket = &mut self.table[slot(id) as usize];
-        bucket.generation = bucket.generation.next();
-        self.pending.push(id);
-    }
-
-    /// A free bucket for the reserve, leaving at least `keep` behind. Not one that tree or journal may point to with an old
-    /// generation: its next use adds one to the distance, and no search for victims looks at that.
-    pub fn take_for_reserve(&mut self, keep: usize) -> Option<BucketId> {
-        if self.free.len() <= keep {
-            return None;
-        }
-        let table = &self.table;
-        let id = self.free.take(|id| !table[slot(id) as usize].needs_gc())?;
-        self.set_usage(id, Usage::Reserve);
-        Some(id)
-    }
-
-    /// A bucket taken for the reserve could not be stamped: it is free as before, but the last to be handed out.
-    pub fn put_back_from_reserve(&mut self, id: BucketId) {
-        assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} was taken for the reserve");
-        self.set_usage(id, Usage::Free);
-        self.free.push(id);
-    }
-
-    /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
-    /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
-    pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
-        let mut passed_used = false;
-        let mut passes_old = self.next_victim.is_some() && self.passes_old;
-        let mut eligible = |slot: u32| {
-            let bucket = &self.table[slot as usize];
-            passed_used |= bucket.pins > 0;
-            let is_free = bucket.pins == 0 && bucket.release <= durable;
-            let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
-            passes_old |= is_free && is_old;
-            is_free && !is_old
-        };
-        let mut place = self.victims.resume(self.next_victim.take());
-        let (mut chosen, mut looked_at) = (Vec::new(), 0);
-        while chosen.len() < count && looked_at < BUCKETS_MAX {
-            let Some(here) = place else { break };
-            let (found, next) = self.victims.look(here);
-            place = next;
-            looked_at += 1;
-            chosen.extend(found.filter(|slot| eligible(*slot)));
-        }
-        // Only a search that has found nothing so far is worth going on with: else the next begins with the first.
-        self.next_victim = place.filter(|_| chosen.is_empty() && looked_at == BUCKETS_MAX);
-        self.passes_old = passes_old;
-        for slot in &chosen {
-            let id = BucketId { device: self.device, index: u64::from(*slot) };
-            self.set_usage(id, Usage::Pending);
-            let bucket = &mut self.table[*slot as usize];
-            assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
-            bucket.generation = bucket.generation.next();
-            self.gc_wanted |= bucket.needs_gc();
-            let live = core::mem::take(&mut bucket.live);
-            bucket.touched = self.clock;
-            self.pending.push(id);
-            self.count_dead(u64::from(live));
-        }
-        let is_complete = self.next_victim.is_none();
-        let kept_by_age = chosen.is_empty() && passes_old && is_complete;
-        Invalidated { count: chosen.len(), looked_at, is_complete, passed_used, kept_by_age }
-    }
-
     /// Extents of so many sectors have died: discarded, written anew elsewhere, or invalidated. When that is a sixteenth of
     /// the device (the kernel's share, of what is written) a pass of GC is due, for what they leave behind in the tree.
     pub fn count_dead(&mut self, sectors: u64) {
@@ -616,30 +534,4 @@ impl Bucket {
 
 fn slot(id: BucketId) -> u32 {
     u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Almost everything is in use by reads: the whole list of victims was once gone through in one piece, again and again.
-    #[test]
-    fn a_search_for_victims_is_cut_into_pieces_and_finds_the_last() {
-        let count = 2 * BUCKETS_MAX + 100;
-        let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..count).map(|_| (Gen(0), 1)));
-        buckets.classify(|_| false);
-        let last = count as u64 - 1;
-        for index in 0..last {
-            buckets.pin(Pointer::new(DeviceIndex(0), 8 * index, Gen(0)));
-        }
-        let mut found = 0;
-        for piece in 0..3 {
-            let searched = buckets.invalidate(5, 0);
-            assert!(searched.looked_at <= BUCKETS_MAX, "{} looked at", searched.looked_at);
-            assert_eq!(searched.is_complete, piece == 2);
-            found += searched.count;
-        }
-        assert_eq!((found, buckets.pending()), (1, &[buckets.id(last)][..]));
-        assert_eq!(buckets.invalidate(5, 0).looked_at, BUCKETS_MAX, "the next search begins anew");
-    }
 }

@@ -1,0 +1,93 @@
+//! The search for buckets whose data is given up.
+
+use super::{Buckets, STALE_MAX, Usage};
+use crate::work::BUCKETS_MAX;
+use alloc::vec::Vec;
+use bcached_format::BucketId;
+
+/// What a search for buckets to invalidate came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Invalidated {
+    /// Buckets that are pending now.
+    pub count: usize,
+    /// Buckets that were looked at.
+    pub looked_at: usize,
+    /// There is nothing left to look at.
+    pub is_complete: bool,
+    /// A bucket whose turn it was stays, because somebody uses it.
+    pub passed_used: bool,
+    /// The whole search found nothing, and some of what it passed only for the age of the pointers to it: no bucket can be
+    /// invalidated before a pass of GC has come to its end.
+    pub kept_by_age: bool,
+}
+
+impl Buckets {
+    /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
+    /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
+    pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
+        let mut passed_used = false;
+        let mut passes_old = self.next_victim.is_some() && self.passes_old;
+        let mut eligible = |slot: u32| {
+            let bucket = &self.table[slot as usize];
+            passed_used |= bucket.pins > 0;
+            let is_free = bucket.pins == 0 && bucket.release <= durable;
+            let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
+            passes_old |= is_free && is_old;
+            is_free && !is_old
+        };
+        let mut place = self.victims.resume(self.next_victim.take());
+        let (mut chosen, mut looked_at) = (Vec::new(), 0);
+        while chosen.len() < count && looked_at < BUCKETS_MAX {
+            let Some(here) = place else { break };
+            let (found, next) = self.victims.look(here);
+            place = next;
+            looked_at += 1;
+            chosen.extend(found.filter(|slot| eligible(*slot)));
+        }
+        // Only a search that has found nothing so far is worth going on with: else the next begins with the first.
+        self.next_victim = place.filter(|_| chosen.is_empty() && looked_at == BUCKETS_MAX);
+        self.passes_old = passes_old;
+        for slot in &chosen {
+            let id = BucketId { device: self.device, index: u64::from(*slot) };
+            self.set_usage(id, Usage::Pending);
+            let bucket = &mut self.table[*slot as usize];
+            assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
+            bucket.generation = bucket.generation.next();
+            self.gc_wanted |= bucket.needs_gc();
+            let live = core::mem::take(&mut bucket.live);
+            bucket.touched = self.clock;
+            self.pending.push(id);
+            self.count_dead(u64::from(live));
+        }
+        let is_complete = self.next_victim.is_none();
+        let kept_by_age = chosen.is_empty() && passes_old && is_complete;
+        Invalidated { count: chosen.len(), looked_at, is_complete, passed_used, kept_by_age }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{DeviceIndex, Gen, Pointer};
+
+    /// Almost everything is in use by reads: the whole list of victims was once gone through in one piece, again and again.
+    #[test]
+    fn a_search_for_victims_is_cut_into_pieces_and_finds_the_last() {
+        let count = 2 * BUCKETS_MAX + 100;
+        let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..count).map(|_| (Gen(0), 1)));
+        buckets.classify(|_| false);
+        let last = count as u64 - 1;
+        for index in 0..last {
+            buckets.pin(Pointer::new(DeviceIndex(0), 8 * index, Gen(0)));
+        }
+        let mut found = 0;
+        for piece in 0..3 {
+            let searched = buckets.invalidate(5, 0);
+            assert!(searched.looked_at <= BUCKETS_MAX, "{} looked at", searched.looked_at);
+            assert_eq!(searched.is_complete, piece == 2);
+            found += searched.count;
+        }
+        assert_eq!((found, buckets.pending()), (1, &[buckets.id(last)][..]));
+        assert_eq!(buckets.invalidate(5, 0).looked_at, BUCKETS_MAX, "the next search begins anew");
+    }
+}
