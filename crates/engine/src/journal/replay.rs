@@ -166,7 +166,7 @@ async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> R
             set.with(|s| s.journal.replay(Some(sequence)));
             (at, has_moved) = (sequence, true);
         }
-        if has_moved && set.with(|s| s.journal.is_scarce()) {
+        if has_moved && set.with(|s| s.journal.is_scarce() && s.journal.replay_would_free()) {
             writer::checkpoint(set).await?;
             has_moved = false;
         }

@@ -195,6 +195,12 @@ impl Journal {
         self.entries_left() < RESERVE_ENTRIES + self.claimed
     }
 
+    /// True when an entry without keys can be written before a replay that lets go of none, and those are left that a replay wants.
+    #[must_use]
+    pub fn can_spare_one(&self) -> bool {
+        self.entries_left() > RESERVE_ENTRIES + self.claimed
+    }
+
     /// True while keys of older entries are being put into the tree.
     #[must_use]
     pub const fn is_replaying(&self) -> bool {
@@ -214,7 +220,18 @@ impl Journal {
     /// True when an entry written now would free a bucket that the newest durable one still needs.
     #[must_use]
     pub fn would_free(&self) -> bool {
-        let last = self.oldest_pin().unwrap_or(self.next).min(self.next);
+        self.would_free_before(self.oldest_pin().unwrap_or(self.next).min(self.next))
+    }
+
+    /// True when an entry would free a bucket that is written after the leaves with the keys that have been replayed so far. Others
+    /// only cost room, of which a replay may have little.
+    #[must_use]
+    pub fn replay_would_free(&self) -> bool {
+        self.replaying.is_some_and(|replaying| self.would_free_before(replaying))
+    }
+
+    /// True when a bucket would be free if `last` were the oldest entry that is needed.
+    fn would_free_before(&self, last: u64) -> bool {
         let count = self.buckets.len();
         let mut others = (1..count).map(|step| self.newest[(self.current + step) % count]);
         others.any(|newest| newest >= self.durable_last.max(1) && newest < last)

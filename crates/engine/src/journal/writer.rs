@@ -48,6 +48,10 @@ pub async fn run(set: CacheSet) {
 async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     let Some((closed, bytes)) = set.with(close) else {
         // No place: the leaves that hold the oldest keys are being written; then this entry frees their bucket.
+        if set.with(|s| s.journal.is_exhausted()) {
+            // A replay needs the oldest entry, and waits for this one.
+            return Err(set.fail(Error::JournalFull));
+        }
         set.with(relieve);
         set.signals().leaf_work.notify_all();
         set.signals().journal_progress.wait().await;

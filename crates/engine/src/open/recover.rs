@@ -64,7 +64,7 @@ pub(super) async fn recover(
     .resumed(scan.newest, scan.current, scan.used_sectors, header.seq, oldest);
     journal.replay(Some(oldest));
     // The proof takes an entry, which a start that walks first does not.
-    let vouches = header.marks_reserve && !journal.is_scarce();
+    let vouches = header.marks_reserve && journal.can_spare_one();
     let proven = match vouches {
         true => reserve::prove((&env, &disk), &geometry, &stored, &metadata, (&scan.entries, &noted)).await,
         false => None,
