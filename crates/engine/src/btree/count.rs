@@ -77,11 +77,12 @@ async fn read_ahead(set: &CacheSet) {
 
 /// All keys have been counted: what holds no metadata holds data, or nothing.
 async fn finish(set: &CacheSet) -> Result<(), Error> {
-    for index in by_age(set).await.into_values().flatten().collect::<Vec<_>>().chunks(VISIT_MAX) {
+    let by_age = by_age(set).await;
+    for some in by_age.values().flat_map(|indices| indices.chunks(VISIT_MAX)) {
         set.env().breathe().await;
         set.with(|s| {
-            s.work.visit(index.len());
-            for index in index {
+            s.work.visit(some.len());
+            for index in some {
                 let id = s.buckets.id(u64::from(*index));
                 // It may have become free of its node meanwhile.
                 if s.buckets.get(id).usage == Usage::Unknown {

@@ -216,8 +216,7 @@ impl State {
         })
     }
 
-    /// The next leaves that the walk comes to and that are not in memory, at most `count`, all below one node; none if the
-    /// next one is there, or that node is not.
+    /// The next leaves that the walk comes to, at most `count`, all below one node; none if the next one is in memory.
     pub(crate) fn leaves_ahead(&mut self, count: usize) -> Result<Vec<Child>, Need> {
         if self.root.level == 0 {
             return Ok(Vec::new());
@@ -227,12 +226,8 @@ impl State {
         let node = self.nodes.get(slot).node();
         let ahead = node.children_from(at).take(count).map(|key| Child { key: *key, level: 0 });
         let ahead: Vec<Child> = ahead.collect();
-        let is_here =
-            |child: &Child, nodes: &mut crate::btree::cache::NodeCache| nodes.find(child.pointer()).is_some();
-        match ahead.first() {
-            Some(next) if is_here(next, &mut self.nodes) => Ok(Vec::new()),
-            _ => Ok(ahead),
-        }
+        let is_next_here = ahead.first().is_some_and(|next| self.nodes.find(next.pointer()).is_some());
+        Ok(if is_next_here { Vec::new() } else { ahead })
     }
 }
 
