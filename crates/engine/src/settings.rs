@@ -37,6 +37,13 @@ impl CacheSet {
     /// # Errors
     /// The set has failed, or does because the superblock cannot be written: what stands there then is the former or the new one.
     pub async fn keep_settings(&self, settings: Settings) -> Result<(), Error> {
+        self.with(State::begin_work)?;
+        let kept = self.write_settings(settings).await;
+        self.end_work();
+        kept
+    }
+
+    async fn write_settings(&self, settings: Settings) -> Result<(), Error> {
         // One writer of it at a time; whoever starts a set is alone.
         let _alone = self.inner.metadata.acquire(1).await;
         self.check_alive()?;

@@ -205,8 +205,8 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing of volume `inode` is dirty, for certain: it has been counted, or its superblock says so, which is durably unsaid
-    /// before anything is.
+    /// Nothing of volume `inode` is dirty: it has been counted, or its superblock says so, which is durably unsaid before anything is.
+    /// (Not by a kernel that dies at that moment; if such data was never counted since, it counts as lost then.)
     #[must_use]
     pub fn is_clean(&self, inode: Inode) -> bool {
         let says_so = |(_, volume): (VolumeId, &Volume)| {

@@ -439,9 +439,13 @@ impl Cache {
                 0 => "no reads yet".to_owned(),
                 _ => format!("{}% of {asked} reads hit", counts.hits * 100 / asked),
             };
+            let counting = match counts.walked_percent {
+                Some(percent) if percent < 100 => format!(" so far (its index is {percent}% read)"),
+                _ => String::new(),
+            };
             let _ = write!(
                 line,
-                ", {} of {} buckets of {} available, {} dirty, {ratio}",
+                ", {} of {} buckets of {} available, {} dirty{counting}, {ratio}",
                 counts.buckets_available,
                 counts.buckets,
                 human(counts.bucket_bytes),

@@ -45,6 +45,9 @@ pub struct DirtyStays {
     pub volume: String,
     /// How much.
     pub dirty_bytes: u64,
+    /// It may be more: the index had not been read to its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_least: bool,
     /// The cache device that has it.
     pub device: String,
 }
@@ -53,9 +56,10 @@ impl DirtyStays {
     /// The sentence for people and for the log.
     #[must_use]
     pub fn sentence(&self) -> String {
-        let Self { volume, dirty_bytes, device } = self;
+        let Self { volume, dirty_bytes, at_least, device } = self;
         let device = device.rsplit('/').next().unwrap_or(device);
-        format!("{volume}: {} dirty stays on {device}; keep them together", human(*dirty_bytes))
+        let least = if *at_least { "at least " } else { "" };
+        format!("{volume}: {least}{} dirty stays on {device}; keep them together", human(*dirty_bytes))
     }
 }
 

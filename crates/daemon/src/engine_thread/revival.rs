@@ -165,7 +165,7 @@ async fn let_go(keeper: &Keeper) {
 /// Volumes whose data is all on their backing devices are served from those.
 async fn board(keeper: &Keeper) {
     let mut waiting: Vec<_> = keeper.with(|sets| {
-        let may_go = sets.away.iter().filter(|(_, away)| !away.is_aboard && away.info.dirty_sectors == 0);
+        let may_go = sets.away.iter().filter(|(_, away)| !away.is_aboard && !away.info.may_be_dirty());
         may_go.map(|(id, away)| (*id, away.disk, away.info.options)).collect()
     });
     if waiting.is_empty() {
@@ -188,7 +188,7 @@ async fn board(keeper: &Keeper) {
 
 /// Whoever can do without the cache has a way to, before that is let go of: until then the set itself serves them so.
 async fn has_boat(keeper: &Keeper) -> bool {
-    let needs_one = keeper.status().volumes.iter().any(|info| !info.flash_only && info.dirty_sectors == 0);
+    let needs_one = keeper.status().volumes.iter().any(|info| !info.flash_only && !info.may_be_dirty());
     if !needs_one {
         return true;
     }

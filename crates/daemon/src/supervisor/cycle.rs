@@ -144,7 +144,7 @@ impl Supervisor {
         let mut planned = Planned { dirty, ..Planned::nothing(begin.verb, name, Some(engine)) };
         let here = Some(Work::Here(Self::long_of(begin.verb)));
         match begin.verb {
-            Verb::Flush => planned.work = here.filter(|_| now.attached && now.dirty_sectors > 0),
+            Verb::Flush => planned.work = here.filter(|_| now.attached && now.may_be_dirty()),
             Verb::Detach => {
                 planned.work = here.filter(|_| now.attached);
                 self.plan_cache(&entry, NO_CACHE, &mut planned)?;

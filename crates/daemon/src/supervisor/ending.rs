@@ -142,10 +142,11 @@ fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
 
 /// What is dirty in one cache of volumes with backing devices that are served.
 pub fn dirty_of(table: &table::Table, cache: usize, status: &Status) -> Vec<DirtyStays> {
-    let volumes = status.volumes.iter().filter(|info| info.dirty_sectors > 0 && !info.flash_only);
+    let volumes = status.volumes.iter().filter(|info| info.may_be_dirty() && !info.flash_only);
     let stays = volumes.map(|info| DirtyStays {
         volume: table::name_of(&table.volumes, cache, info.id, &status.volumes),
         dirty_bytes: info.dirty_sectors * 512,
+        at_least: !info.is_counted,
         device: table.caches[cache].device.clone(),
     });
     stays.collect()

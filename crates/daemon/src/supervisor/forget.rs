@@ -77,6 +77,7 @@ impl Supervisor {
     fn plan_forget(&self, begin: &Begin, found: Found) -> Result<Plan, Failure> {
         let uuid = found.left.uuid;
         let name = self.name_of_unserved(&found.left);
+        check_walked(&found, &name)?;
         let mut notes = Vec::new();
         for entry in self.entries_of(uuid) {
             let called = entry.display_name();
@@ -232,6 +233,17 @@ impl Supervisor {
             tracing::warn!(event = "set-not-written", "{failure}");
         }
     }
+}
+
+/// How much would be lost is known when the index has been read.
+fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
+    let walked = found.engine.status().map_or(100, |status| status.walked_percent);
+    if walked == 100 {
+        return Ok(());
+    }
+    Err(Failure::new(Kind::InUse, format!("how much of {name} is dirty is not known yet"))
+        .why(format!("the index of {} is still being read ({walked}%)", found.cache))
+        .next("ask again in a moment"))
 }
 
 /// Writes down what is lost, and then has it forgotten.

@@ -106,7 +106,7 @@ fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> 
 
 /// What becomes of a volume whose cache has stopped writing because of `error`.
 fn without_cache(info: &VolumeInfo, error: &Error) -> String {
-    let is_needed = info.flash_only || info.dirty_sectors > 0;
+    let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
         _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
         OnCacheError::Freeze if error.may_pass() => {
@@ -201,6 +201,7 @@ mod tests {
             options: VolumeOptions::default(),
             state: Some(BackingState::Clean),
             dirty_sectors: 0,
+            is_counted: true,
             dirty_target_sectors: 0,
             stripe_sectors: None,
             partial_stripes_expensive: false,

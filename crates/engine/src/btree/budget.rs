@@ -34,6 +34,8 @@ pub struct Shares {
     pub tickets: usize,
     /// The whole, in bytes.
     pub budget: usize,
+    /// The longest node that this is for, in sectors.
+    pub node_sectors: u64,
 }
 
 impl Shares {
@@ -43,7 +45,8 @@ impl Shares {
     /// [`Error::NodeBudget`] if they do not suffice for that tree and the levels it may get.
     pub fn new(budget: usize, node_sectors: u64, level: u8) -> Result<Self, Error> {
         let node_bytes = node_bytes(node_sectors);
-        let shares = Self { node_bytes, tickets: (budget / node_bytes).saturating_sub(1), budget };
+        let tickets = (budget / node_bytes).saturating_sub(1);
+        let shares = Self { node_bytes, tickets, budget, node_sectors };
         shares.check(level_ahead(level))?;
         Ok(shares)
     }

@@ -2,8 +2,8 @@
 //! and at its end says of each bucket what it is. Only then are buckets taken from what they hold.
 //!
 //! It needs nothing that others wait for: it takes no buckets, makes no nodes, and changes no leaf. So those who want a
-//! bucket before its end may wait for it. A node that cannot be read is tried again until it can be; what contradicts itself
-//! fails the set, as it would have refused the start.
+//! bucket before its end may wait for it, as long as it goes on. A node that cannot be read is tried again until it can be, and who
+//! cannot do without a bucket does not wait for that for ever; what contradicts itself fails the set, as it would have refused the start.
 
 use crate::btree::{Child, frontier::Step, load};
 use crate::error::Error;
@@ -33,6 +33,8 @@ pub async fn run(set: CacheSet) {
         match count(&set).await {
             Ok(()) | Err(Error::Failed(_)) => return,
             Err(error) if error.may_pass() => {
+                set.with(|s| s.frontier.meets(error));
+                set.signals().space.notify_all();
                 let until = set.env().now() + PAUSE;
                 while set.env().now() < until && !is_over(&set) {
                     set.env().wait_until(&set.signals().walked, until).await;
@@ -52,7 +54,9 @@ fn is_over(set: &CacheSet) -> bool {
 
 async fn count(set: &CacheSet) -> Result<(), Error> {
     while !is_over(set) {
-        match set.attempt(State::count_piece).await?? {
+        let step = set.attempt(State::count_piece).await??;
+        set.with(|s| s.frontier.goes_on());
+        match step {
             Step::Leaf => {}
             Step::Border => {
                 read_ahead(set).await;
@@ -92,6 +96,7 @@ async fn finish(set: &CacheSet) -> Result<(), Error> {
         });
     }
     set.with(|s| s.stats.found = s.frontier.complete());
+    set.wake_all();
     for id in set.with(|s| unmarked(s)) {
         // A kernel may have died between the first dirty key and saying so. What cannot be written now is tried at the next start.
         let _ = record::update(set, id, |s, superblock| {

@@ -11,7 +11,7 @@
 //!
 //! [`CacheSet::walked`]: crate::set::CacheSet::walked
 
-use crate::btree::{Attempt, Child, Need, load};
+use crate::btree::{Attempt, Child, Need, load, walk};
 use crate::error::Error;
 use crate::gc::pass::Found;
 use crate::opening::WHOLE;
@@ -39,13 +39,17 @@ pub struct Frontier {
     walked: u64,
     /// All buckets are known for what they are.
     is_complete: bool,
+    /// The set was served before they were.
+    was_behind: bool,
+    /// The walk cannot go on for now: so many tries in a row, and why.
+    trouble: Option<(u32, Error)>,
 }
 
 impl Frontier {
     /// Of a set that has been walked, or had nothing to walk.
     #[must_use]
     pub fn at_end() -> Self {
-        Self { is_complete: true, walked: 100, at: Position::MAX, ..Self::at_start() }
+        Self { is_complete: true, was_behind: false, walked: 100, at: Position::MAX, ..Self::at_start() }
     }
 
     /// Of one that has not.
@@ -60,6 +64,8 @@ impl Frontier {
             found: Found { nodes: 0, leaves: 0, key_bytes: 0, keys: 0, key_sectors: 0 },
             walked: 0,
             is_complete: false,
+            was_behind: true,
+            trouble: None,
         }
     }
 
@@ -97,8 +103,31 @@ impl Frontier {
     /// The walk has come to the end and the buckets are known.
     pub fn complete(&mut self) -> Found {
         let found = self.found;
-        *self = Self::at_end();
+        *self = Self { was_behind: true, ..Self::at_end() };
         found
+    }
+
+    /// The set was served before it had been walked: bytes that contradict themselves may be met late.
+    #[must_use]
+    pub const fn was_behind(&self) -> bool {
+        self.was_behind
+    }
+
+    /// The walk has met a node that cannot be read.
+    pub fn meets(&mut self, error: Error) {
+        let tries = 1 + self.trouble.as_ref().map_or(0, |(tries, _)| *tries);
+        self.trouble = Some((tries, error));
+    }
+
+    /// The walk goes on.
+    pub fn goes_on(&mut self) {
+        self.trouble = None;
+    }
+
+    /// Why the walk does not come to its end, after so many tries in a row.
+    #[must_use]
+    pub fn trouble(&self, tries_min: u32) -> Option<Error> {
+        self.trouble.as_ref().filter(|(tries, _)| *tries >= tries_min).map(|(_, error)| error.clone())
     }
 }
 
@@ -178,6 +207,20 @@ impl State {
         }
         self.frontier.found.nodes += 1;
         Ok(id.index)
+    }
+
+    /// Pulls a bucket's generation forward to that of a pointer of an interior node. Only of a bucket of which nothing is known: what
+    /// has been handed out since the start has a newer one than any node says.
+    pub(crate) fn learn_generation(&mut self, pointer: Pointer) -> Result<(), Error> {
+        let Some(id) = self.buckets.of(pointer) else { return Ok(()) };
+        let bucket = self.buckets.get(id);
+        if pointer.generation().after(bucket.generation) == 0 {
+            return Ok(());
+        }
+        if bucket.usage != Usage::Unknown {
+            return Err(Error::Inconsistent("a node names a bucket with a generation that it has not had"));
+        }
+        walk::raise(&mut self.buckets, pointer)
     }
 
     /// The node in `slot` will soon be in the tree no more: whatever the walk has come to, its bucket is a node's until it is freed.

@@ -1,7 +1,7 @@
 //! Brings a node in: once for all who wait, within the budget, verified.
 
 use crate::btree::cache::{Found, Pin, Reserved};
-use crate::btree::{Child, walk, write};
+use crate::btree::{Child, write};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
 use crate::work::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
@@ -48,6 +48,9 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
 /// Reads and verifies a node; it is not entered in the cache.
 pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
+    if child.key.sectors() > set.inner.shares.node_sectors {
+        return Err(Error::Inconsistent("a btree node is larger than those of its set"));
+    }
     let begun = set.env().now();
     let mut node = read_from((set.env(), set.cache()), child, &geometry).await?;
     set.with(|s| s.stats.node_reads.add(begun, s.now));
@@ -83,7 +86,7 @@ async fn learn(set: &CacheSet, node: &Node) -> Result<(), Error> {
         set.env().breathe().await;
         set.with(|s| {
             s.work.visit(named.len());
-            named.iter().try_for_each(|pointer| walk::raise(&mut s.buckets, *pointer))
+            named.iter().try_for_each(|pointer| s.learn_generation(*pointer))
         })?;
     }
     for named in named.chunks(VISIT_MAX) {

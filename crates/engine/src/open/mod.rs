@@ -1,7 +1,8 @@
 //! Start-up (format 15): a set that has been started is recovered, one that has not is initialised.
 //!
 //! Recovery reads in the order in which things point at each other: superblock, journal, priorities, the tree from
-//! its root, the table of volumes. Nothing is written before all of that has been read and verified, and flushed: a process
+//! its root, the table of volumes. Nothing is written before all of that has been read and verified (but for the tree of a set with a reserve,
+//! which is walked beside requests: `recover`), and flushed: a process
 //! that was killed may have left the newest of it in the device's volatile cache, and what only the older state refers to
 //! would be written over. Then the journal is replayed through the same transitions as writes.
 

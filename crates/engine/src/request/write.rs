@@ -355,7 +355,8 @@ async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Re
         // What lives in the cache alone waits for the walk, too.
         let comes_late = !s.frontier.is_complete() && target.backing.is_some();
         let none_comes = s.frontier.is_complete() && s.buckets.available() <= reserve && !is_patient;
-        s.stopping || s.starved().is_some() || comes_late || none_comes
+        let in_vain = s.starved().is_some() || s.walk_is_in_vain().is_some();
+        s.stopping || in_vain || comes_late || none_comes
     });
     if is_vain || target.backing.is_none() {
         set.signals().writeback_work.notify_all();

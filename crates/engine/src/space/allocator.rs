@@ -1,5 +1,5 @@
 //! The task that keeps buckets free: invalidates victims in batches, stores their generations, hands them over.
-//! Nobody else writes priorities while the set runs.
+//! Beside it only the reserve has priorities stored while the set runs.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -13,6 +13,8 @@ use alloc::vec::Vec;
 use bcached_format::BucketId;
 use core::time::Duration;
 
+/// So often must the walk have met what it cannot read before those who wait for its end give up: it may pass.
+const WALK_TRIES: u32 = 3;
 /// How long to rest when nothing can be invalidated.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -117,7 +119,7 @@ pub async fn metadata_comes(set: &CacheSet, count: usize) -> Result<(), Error> {
         // No pass comes while a set is opened or stopped.
         let is_last = (s.note_held || s.stopping) && s.starvation.needs_pass(asked);
         let last = || s.starvation.failure().unwrap_or(Error::NoSpace);
-        s.starvation.verdict(asked).or_else(|| is_last.then(last))
+        s.starvation.verdict(asked).or_else(|| is_last.then(last)).or_else(|| s.walk_is_in_vain())
     };
     let asked = set.with(|s| s.starvation.ask());
     buckets_come(set, count, asked, in_vain).await.map_err(|error| set.fail(error))
@@ -133,6 +135,14 @@ pub async fn metadata_comes_to_gc(set: &CacheSet, count: usize) -> Result<bool, 
     }
 }
 
+impl State {
+    /// Why the walk, which buckets must wait for, does not come to its end, if so. While a set is opened or stopped the first error counts.
+    pub(crate) fn walk_is_in_vain(&self) -> Option<Error> {
+        let tries_min = if self.note_held || self.stopping { 1 } else { WALK_TRIES };
+        self.frontier.trouble(tries_min)
+    }
+}
+
 async fn buckets_come(
     set: &CacheSet,
     count: usize,
@@ -143,6 +153,10 @@ async fn buckets_come(
         set.check_alive()?;
         if set.with(|s| s.buckets.free_count() >= count) {
             return Ok(());
+        }
+        if set.with(|s| s.settled) {
+            // Nothing makes any more.
+            return Err(Error::Stopping);
         }
         if set.with(|s| s.journal.is_exhausted()) {
             return Err(set.fail(Error::JournalFull));

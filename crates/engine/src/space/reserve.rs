@@ -6,21 +6,23 @@
 //! 2. Then the priorities are stored, with a priority that only the reserve has, and every journal entry from then on vouches for
 //!    that ([`PrioChains::marks_reserve`]). A kernel's entries do not. Nor do ours after a start that took buckets because it had
 //!    walked the tree, until the priorities are stored anew.
-//! 3. A start that finds such an entry as the newest reads the stamps of half of what is marked. Those buckets get a new
-//!    generation, which is stored before any of them is used: then they are not marked any more, and their stamps are void. The other half stays, for the
-//!    case that this start, too, ends before its walk.
+//! 3. A start that finds such an entry as the newest reads the stamps of what is marked, and uses half of it. Those buckets get a new
+//!    generation, which is stored before data or nodes come into them: then they are not marked any more, and their stamps are void. The
+//!    other half stays, for the case that this start, too, ends before its walk.
 //!
 //! So a bucket that is marked by the newest entry and stamped for its generation has not been used since it was stamped. When the
 //! walk has ended the reserve is filled up again.
 //!
 //! [`PrioChains::marks_reserve`]: crate::state::PrioChains
 
+use crate::btree::walk::pause;
 use crate::error::{Doing, Error};
 use crate::journal::scan::Entry;
 use crate::set::CacheSet;
 use crate::space::Usage;
 use crate::space::prios::{self, Stored};
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
+use crate::work::VISIT_MAX;
 use crate::written::Cause;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -57,7 +59,7 @@ pub fn wanted(geometry: &Geometry, asked: Option<u64>) -> u64 {
 pub struct Proven {
     /// Free for certain, for this start.
     pub now: Vec<u64>,
-    /// Marked, and not looked at: for the next.
+    /// The same, for the next.
     pub later: Vec<u64>,
 }
 
@@ -75,29 +77,43 @@ pub async fn prove(
         entry.is_some_and(|(_, prio)| *prio == PRIO_RESERVE) && !taken.contains(index)
     };
     let first = geometry.first_bucket + geometry.journal_buckets;
-    let mut now: Vec<u64> = (first..geometry.buckets).filter(is_marked).take(MARKED_MAX).collect();
-    let later = now.split_off(now.len().div_ceil(2));
-    let named = named(geometry, entries, note);
-    if now.iter().chain(&later).any(|index| named.contains(index)) {
+    let marked: Vec<u64> = (first..geometry.buckets).filter(is_marked).take(MARKED_MAX).collect();
+    if is_named((env, geometry), &marked.iter().copied().collect(), entries, note).await {
         return None;
     }
-    let mut proven = Vec::new();
-    for some in now.chunks(DEPTH) {
+    let mut now = Vec::new();
+    for some in marked.chunks(DEPTH) {
         env.breathe().await;
         let stamped =
             join_all(some.iter().map(|index| is_proven((env, disk), geometry, stored, *index))).await;
-        proven.extend(some.iter().zip(stamped).filter(|(_, stamped)| *stamped).map(|(index, _)| *index));
+        now.extend(some.iter().zip(stamped).filter(|(_, stamped)| *stamped).map(|(index, _)| *index));
     }
-    (proven.len() as u64 >= needed(geometry)).then_some(Proven { now: proven, later })
+    let later = now.split_off(now.len().div_ceil(2));
+    (now.len() as u64 >= needed(geometry)).then_some(Proven { now, later })
 }
 
-/// The buckets that keys to be replayed point to, whatever their generation.
-fn named(geometry: &Geometry, entries: &[Entry], note: &[NoteRecord]) -> BTreeSet<u64> {
-    let of_entries =
-        entries.iter().flat_map(|entry| &entry.keys).flat_map(|key| key.pointers.as_slice()).copied();
-    let of_note =
-        note.iter().flat_map(|record| record.words.iter().skip(2)).map(|word| Pointer::from_word(*word));
-    of_entries.chain(of_note).map(|pointer| pointer.sector() / geometry.bucket_sectors).collect()
+/// Whether keys to be replayed point to one of `marked`, whatever their generation. Others run between the entries.
+async fn is_named(
+    (env, geometry): (&Env, &Geometry),
+    marked: &BTreeSet<u64>,
+    entries: &[Entry],
+    note: &[NoteRecord],
+) -> bool {
+    let is_marked = |pointer: Pointer| marked.contains(&(pointer.sector() / geometry.bucket_sectors));
+    for entry in entries {
+        pause(env, entry.keys.len()).await;
+        if entry.keys.iter().flat_map(|key| key.pointers.as_slice()).any(|pointer| is_marked(*pointer)) {
+            return true;
+        }
+    }
+    for records in note.chunks(VISIT_MAX) {
+        pause(env, records.len()).await;
+        let words = records.iter().flat_map(|record| record.words.iter().skip(2));
+        if words.map(|word| Pointer::from_word(*word)).any(is_marked) {
+            return true;
+        }
+    }
+    false
 }
 
 async fn is_proven((env, disk): (&Env, &Disk), geometry: &Geometry, stored: &Stored, index: u64) -> bool {
@@ -127,7 +143,10 @@ async fn fill(set: &CacheSet) -> Result<(), Error> {
     let (mut stamped, mut written) = (false, Ok(()));
     while written.is_ok() && !set.is_ending() && set.with(|s| missing(s)) > 0 {
         let some = set.with(take_some);
-        if some.is_empty() {
+        if some.is_empty() && stamped {
+            stamped = false;
+            prios::store(set).await?;
+        } else if some.is_empty() {
             // Requests and the tree come first; the allocator makes more.
             set.signals().allocator_work.notify_all();
             set.env().wait_until(&set.signals().space, set.env().now() + PAUSE).await;

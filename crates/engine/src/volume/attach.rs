@@ -60,8 +60,12 @@ impl CacheSet {
         }
         self.check_block_size(&superblock)?;
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        let with_dirty = known.filter(|inode| !fresh && self.with(|s| s.dirty.of(*inode) > 0));
-        if let Some(inode) = with_dirty {
+        let kept = known.filter(|_| !fresh);
+        let with_dirty = kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0));
+        // It looks at the tree itself, because not all may have been counted.
+        if let Some(inode) =
+            kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.frontier.has_passed(*inode)))
+        {
             self.check_end(inode, disk.info().sectors).await?;
         }
         let inode = self.take_slot(&superblock, known, fresh).await?;
@@ -301,6 +305,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         options: volume.options,
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
+        is_counted: volume.inode.is_none_or(|inode| s.frontier.has_passed(inode)),
         dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
         stripe_sectors,
         partial_stripes_expensive,

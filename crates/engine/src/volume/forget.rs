@@ -156,7 +156,7 @@ impl CacheSet {
         Ok(())
     }
 
-    fn end_work(&self) {
+    pub(crate) fn end_work(&self) {
         self.with(|s| s.background -= 1);
         self.signals().ranges.notify_all();
     }
@@ -164,7 +164,7 @@ impl CacheSet {
 
 impl State {
     /// Somebody works on the set: it does not stop before the end of that.
-    fn begin_work(&mut self) -> Result<(), Error> {
+    pub(crate) fn begin_work(&mut self) -> Result<(), Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }

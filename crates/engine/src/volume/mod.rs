@@ -287,6 +287,8 @@ pub struct VolumeInfo {
     pub state: Option<BackingState>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
+    /// Those are all; if not, the tree has not been walked so far since the set was opened.
+    pub is_counted: bool,
     /// Dirty data that it may have, in sectors, before write-back grows faster.
     pub dirty_target_sectors: u64,
     /// Length of its stripes in sectors, if it has any.
@@ -307,4 +309,12 @@ pub struct VolumeInfo {
     pub marking_trouble: Option<Box<Error>>,
     /// How the backing device has fared; `None` without one.
     pub backing_health: Option<DiskHealth>,
+}
+
+impl VolumeInfo {
+    /// Whether some of it is dirty in the cache, or may be: it has not all been counted, and its superblock does not deny it.
+    #[must_use]
+    pub fn may_be_dirty(&self) -> bool {
+        self.dirty_sectors > 0 || (!self.is_counted && self.state != Some(BackingState::Clean))
+    }
 }

@@ -3,7 +3,7 @@
 
 use crate::memory::{Mishap, World};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, Cancel, Doing, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env, Op};
 use bcached_format::stamp::is_stamped;
 use bcached_format::{Gen, SetMagic, Uuid};
@@ -308,5 +308,51 @@ fn a_stop_ends_the_walk() {
     run(&mut rig, |env| async move {
         let (set, volume) = open(env, options()).await.expect("it opens again");
         check(&set, volume).await;
+    });
+}
+
+/// A leaf that can never be read ends no walk. Who must have a bucket waited for that for ever, and a stop for him.
+#[test]
+fn nobody_waits_for_ever_for_a_walk_that_cannot_end() {
+    let mut rig = crashed(7);
+    let pace = slow_down(&rig);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), Options { leaf_delay: Duration::from_micros(50), ..options() })
+            .await
+            .expect("it opens");
+        pace.set(Nodes::Held);
+        let nodes = nodes(&world.borrow());
+        // What is under way ends; what has not been read cannot be.
+        world.borrow_mut().fate = Some(Box::new(move |disk: DiskId, op: &Op| match op {
+            Op::Read { sector, .. } if disk == CACHE && nodes.contains(sector) => Some(Mishap::Fails),
+            _ => None,
+        }));
+        for number in 0..5_000 {
+            let _refused = set.serve(volume, write(number % 500, 1, 9)).await;
+        }
+        // Now leaves that have been read are rewritten, until there are no more buckets for it.
+        for number in 0..4_000 {
+            if set.failure().is_none() {
+                let _refused = set.serve(volume, Request::Discard { sector: 2 * number, sectors: 1 }).await;
+                let _refused = set.serve(volume, Request::Flush).await;
+            }
+        }
+        assert!(matches!(set.failure(), Some(Error::Io { doing: Doing::Node, .. })), "{:?}", set.failure());
+        assert!(set.status().walked_percent < 100);
+        // It ends, whatever it returns.
+        let _ = set.stop().await;
+    });
+}
+
+/// How much is dirty of it was not known yet, so nobody looked.
+#[test]
+fn a_device_that_ends_before_its_dirty_data_is_refused_before_the_walk_too() {
+    let mut rig = crashed(8);
+    slow_down(&rig);
+    rig.world.borrow_mut().resize(1, 2 * EXTENTS - 1000);
+    run(&mut rig, move |env| async move {
+        let opened = open(env, options()).await.map(drop);
+        assert!(matches!(opened, Err(Error::TooSmall { .. })), "{opened:?}");
     });
 }

@@ -11,7 +11,9 @@ use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{BucketCount, CacheSet, Cancel, Error, Options, Phases, VolumeId, VolumeOptions};
+use bcached_engine::{
+    BucketCount, CacheSet, Cancel, Error, Options, Phases, Settings, VolumeId, VolumeOptions,
+};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -308,11 +310,23 @@ pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
     })
 }
 
-/// Changes the mode of a volume of an engine.
+/// Changes the mode of a volume of an engine; and the cache's replacement policy with it, so that its superblock is written while it
+/// is used.
 #[must_use]
 pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
-    Box::pin(async move { set.set_cache_mode(id, mode(wanted)).await.map_err(Refusal::from_error) })
+    let replacement = match wanted {
+        Mode::Writethrough => Replacement::Fifo,
+        Mode::Writearound => Replacement::Random,
+        Mode::Writeback | Mode::None => Replacement::Lru,
+    };
+    let settings = Settings { replacement: Some(replacement), ..Settings::default() };
+    Box::pin(async move {
+        let changed = set.set_cache_mode(id, mode(wanted)).await;
+        // Nobody waits for that.
+        let _ = set.keep_settings(settings).await;
+        changed.map_err(Refusal::from_error)
+    })
 }
 
 /// Stops an engine.
