@@ -294,3 +294,106 @@ fn what_cannot_be_replaced_is_refused() {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
 }
+
+/// What was in it and has left says so, or says nothing of it: both go on with the new one.
+#[test]
+fn a_volume_that_has_left_a_dead_cache_comes_to_the_new_one() {
+    let site = Site::new();
+    let daemon = site.start();
+    assert_eq!(daemon.stop().0, 0);
+    // As a set that fails under a clean volume leaves it.
+    let pond = site.images.path("pond.img");
+    common::reseal(pond.to_str().expect("text"), STATE, STALE);
+    std::fs::remove_file(&site.old).expect("ours");
+    let daemon = site.start();
+    done(&daemon, &["replace", "fast", "--with", &site.new]);
+    for volume in VOLUMES {
+        done(&daemon, &["wait", volume, "--for", "served", "--timeout", "30s"]);
+    }
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Of the superblock's bytes the one that says the state, and that state beside the mode.
+const STATE: u64 = 111;
+const STALE: u8 = 3 << 5;
+
+/// With several caches, what is in one is told by no section: whatever is dirty somewhere keeps it.
+#[test]
+fn a_dead_cache_is_not_replaced_while_anything_may_be_dirty_in_it() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let other = site.images.blank("other", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
+    let path = site.images.path("config.toml");
+    let text = std::fs::read_to_string(&path).expect("text") + &format!("[cache.slow]\ndevice = {other:?}\n");
+    let one = text.replace("[volume.media]\n", "[volume.media]\ncache = \"fast\"\nwait = \"1s\"\n");
+    let one = one.replace("[volume.pond]\n", "[volume.pond]\ncache = \"fast\"\nwait = \"1s\"\n");
+    std::fs::write(&path, &one).expect("a file");
+    let daemon = site.start();
+    fill(&site.images, &daemon, "pond", &pattern(DATA_BYTES, 2));
+    assert_eq!(daemon.stop().0, 0);
+    let keep = bytes(&site.old);
+
+    std::fs::remove_file(&site.old).expect("ours");
+    for said in ["", "cache = \"none\"\n"] {
+        let without = one.replace("[volume.pond]\ncache = \"fast\"\n", &format!("[volume.pond]\n{said}"));
+        std::fs::write(&path, &without).expect("a file");
+        let daemon = site.start();
+        refused(&daemon, &["replace", "fast", "--with", &site.new], 3, "the newest data of pond is in it");
+        assert!(bytes(&site.new).iter().all(|byte| *byte == 0), "nothing was done");
+        assert_eq!(daemon.stop().0, 0);
+    }
+
+    // Clean, and of no cache that is named: nobody would serve it afterwards.
+    std::fs::write(&site.old, keep).expect("a file");
+    std::fs::write(&path, &one).expect("a file");
+    let daemon = site.start();
+    done(&daemon, &["flush", "pond"]);
+    assert_eq!(daemon.stop().0, 0);
+    std::fs::remove_file(&site.old).expect("ours");
+    std::fs::write(&path, one.replace("[volume.pond]\ncache = \"fast\"\n", "[volume.pond]\n"))
+        .expect("a file");
+    let daemon = site.start();
+    refused(&daemon, &["replace", "fast", "--with", &site.new], 2, "its section names no cache");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// The device is written when all else has been judged.
+#[test]
+fn a_refused_replacement_leaves_the_new_device_as_it_is() {
+    let site = Site::new();
+    let daemon = site.start();
+    std::fs::create_dir_all(site.images.path("config.d")).expect("a folder");
+    let file = site.images.path("config.d/99-set.toml");
+    std::fs::write(&file, "# mine\n").expect("a file");
+    refused(&daemon, &["replace", "fast", "--with", &site.new], 2, "it was not made by");
+    refused(&daemon, &["replace", "fast", "--with", &site.new, "--dry-run"], 2, "it was not made by");
+    assert!(bytes(&site.new).iter().all(|byte| *byte == 0), "it was written");
+    std::fs::remove_file(&file).expect("ours");
+
+    let set = json(&bcached(&["show", "--json", &site.old]).out)["set_uuid"].clone();
+    let set = set.as_str().expect("a uuid");
+    assert_eq!(bcached(&["make", "-b", "64k", "--cset-uuid", set, "-C", &site.new]).exit, 0);
+    refused(&daemon, &["replace", "fast", "--with", &site.new], 3, "the UUID of a set that is in use");
+    assert!(!site.kept().contains("former"), "{}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// While there are several caches, a volume that belongs to none for a moment is known by its section.
+#[test]
+fn volumes_that_name_no_cache_are_named_before_they_leave() {
+    let site = Site::new();
+    let other = site.images.blank("other", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
+    let daemon = site.start();
+    assert_eq!(daemon.stop().0, 0);
+    let path = site.images.path("config.toml");
+    let text = std::fs::read_to_string(&path).expect("text") + &format!("[cache.slow]\ndevice = {other:?}\n");
+    std::fs::write(&path, text).expect("a file");
+    let daemon = site.start();
+    done(&daemon, &["replace", "fast", "--with", &site.new]);
+    assert_eq!(site.kept().matches("cache = \"fast\"").count(), 2, "{}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -154,6 +154,8 @@ type Do = Box<dyn FnOnce(CacheSet, &bcached_env::Env) + Send>;
 
 enum Command {
     AddBacking(Adding, Answer<Result<Added, Error>>),
+    /// Somebody else gets it: it must have left a set that has failed.
+    HandOver(VolumeId, Answer<Result<Given, Error>>),
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     Cancel(u64),
@@ -308,6 +310,11 @@ impl Engine {
     /// Gives a volume up.
     pub fn give_up(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
         self.send(Command::GiveUp(volume, answer));
+    }
+
+    /// Likewise, for another engine, which cannot serve what still belongs to a set that has failed: then it stays.
+    pub fn hand_over(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
+        self.send(Command::HandOver(volume, answer));
     }
 
     /// Begins long work on a volume, under a number that no other work has.

@@ -123,6 +123,10 @@ impl Pump {
                 Ok(set) => env.spawn(async move { answer(give_up(set, &keeper, volume).await) }),
                 Err(error) => answer(Err(error)),
             },
+            Command::HandOver(volume, answer) => match keeper.settled(volume) {
+                Ok(set) => env.spawn(async move { answer(hand_over(set, &keeper, volume).await) }),
+                Err(error) => answer(Err(error)),
+            },
             Command::Long(number, long, volume, answer) => match keeper.settled(volume) {
                 Ok(set) => self.begin_long(set, (number, long), volume, answer),
                 Err(error) => answer(Err(error)),
@@ -179,11 +183,24 @@ impl Pump {
 /// How long a device that was given up may take to be let go by the driver.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
+/// Of a set that has failed a volume goes as one that has left it: what is dirty there keeps it, since no other set serves it.
+async fn hand_over(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Given, Error> {
+    set.leave_failed(volume).await?;
+    let is_attached = set.volumes().iter().any(|info| info.id == volume && info.attached);
+    if is_attached {
+        return Err(set.failure().map_or(Error::Attached, |why| Error::Failed(Box::new(why))));
+    }
+    give_up(set, keeper, volume).await
+}
+
 async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Given, Error> {
     // Of a set that has failed it goes as one that has left it.
     let _stays = set.leave_failed(volume).await;
     let Removed { disk, lost } = set.remove_volume(volume).await?;
     drop(set);
+    // Nobody has been told yet, and the number is nobody's any more.
+    let owed = keeper.with(|sets| sets.owes.remove(&volume));
+    let lost = lost.or_else(|| owed.then_some(Error::LostWrites));
     let (disks, env) = (&keeper.inner().disks, &keeper.inner().env);
     let mut device = disk.and_then(|disk| disks.remove(disk));
     let limit = env.now() + LET_GO_LIMIT;

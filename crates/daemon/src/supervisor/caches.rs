@@ -2,7 +2,8 @@
 
 use super::options::Done;
 use super::patience::Unopened;
-use super::table::{CacheEntry, CacheState, Unserved};
+use super::steps::Unserved;
+use super::table::{CacheEntry, CacheState};
 use super::{Event, Phase, Supervisor, health, reasons};
 use crate::config::NO_CACHE;
 use crate::control::status::Progress;
@@ -124,7 +125,15 @@ impl Supervisor {
                     }
                 }
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
-                self.shared().table.cache_opened(index, opened);
+                let unwanted = self.shared().table.cache_opened(index, opened);
+                if let Some(engine) = unwanted {
+                    return engine.stop(Box::new(|stopped| match stopped {
+                        Ok(()) => {
+                            tracing::info!(event = "cache-released", "a cache that is not meant any more");
+                        }
+                        Err(error) => tracing::warn!(event = "cache-not-stopped", "{error}"),
+                    }));
+                }
                 self.take_up_flash(index, flash_only);
                 self.apply_settings(index, Done::nobody());
             }

@@ -400,7 +400,7 @@ impl Supervisor {
         };
         let (sender, engine) = (self.sender.clone(), engine.clone());
         let given = move |given| drop(sender.send(Event::Given(number, volume, Some(to), Box::new(given))));
-        let give_up = move || engine.give_up(id, Box::new(given));
+        let give_up = move || engine.hand_over(id, Box::new(given));
         match self.exports.route(&name) {
             Some(route) => route.hold(give_up),
             None => give_up(),
@@ -463,7 +463,11 @@ impl Supervisor {
             }
         };
         let name = self.shared().table.volumes[volume].display_name().to_owned();
-        let owes = lost.is_some();
+        let owes = {
+            let entry = &mut self.shared().table.volumes[volume];
+            entry.owes |= lost.is_some();
+            entry.owes
+        };
         if let Some(error) = lost {
             tracing::error!(
                 event = "flush-failed",

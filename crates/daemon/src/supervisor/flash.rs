@@ -70,6 +70,7 @@ impl Table {
             shared: said.is_some_and(|flash| flash.shared),
             wait: Duration::ZERO,
             limit: None,
+            owes: false,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,
                 _ => VolumeState::Served(Box::new(info)),

@@ -1,9 +1,11 @@
 //! Caches that become another device: for a while there are two entries, the new one under the cache's name, and what it was before.
 
 use super::reasons;
-use super::table::{CacheEntry, CacheState, Table, Unserved};
+use super::steps::Unserved;
+use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use crate::config;
 use crate::engine_thread::Engine;
+use crate::failure::{Failure, Kind};
 use bcached_format::{BackingState, BackingSuperblock};
 
 impl Table {
@@ -32,10 +34,56 @@ impl Table {
         }
         Some(match &self.caches[former].state {
             CacheState::Open { set: its, engine, .. } if *its == set => Ok((former, engine.clone())),
+            // What set the new one is, which may be this volume's, is not known.
+            _ if matches!(self.caches[cache].state, CacheState::Waiting(_)) => {
+                Err(Unserved::Waits(reasons::missing_cache(superblock, None)))
+            }
             CacheState::Failed(failure) => Err(Unserved::Failed(reasons::cache_not_served(failure))),
             CacheState::Waiting(_) => Err(Unserved::Waits(reasons::missing_cache(superblock, None))),
             _ => Err(Unserved::Waits(reasons::its_cache_opens())),
         })
+    }
+
+    /// The volume's section names that cache, or it comes there from what the cache was before.
+    pub fn is_to_be_on(&self, volume: usize, cache: usize) -> bool {
+        let wanted = self.volumes[volume].wanted_cache.as_ref();
+        let is_named = wanted.is_some() && wanted == self.caches[cache].name.as_ref();
+        is_named || self.former_of(cache).is_some()
+    }
+
+    /// The cache is open, or, if it was judged to be dead, still is not there.
+    pub fn is_as_judged(&self, cache: usize, is_dead: bool) -> bool {
+        match self.caches[cache].state {
+            CacheState::Open { .. } => !is_dead,
+            CacheState::Waiting(_) | CacheState::Failed(_) => is_dead,
+            _ => false,
+        }
+    }
+
+    /// Volumes on a cache whose sections name none, which is not enough when there are several.
+    pub fn to_be_named(&self, cache: usize) -> Vec<(usize, String)> {
+        if self.lasting_caches().count() == 1 {
+            return Vec::new();
+        }
+        let is_on = |entry: &VolumeEntry| {
+            entry.cache == Some(cache)
+                && entry.backing.is_some()
+                && entry.wanted_cache.is_none()
+                && !entry.is_removed()
+        };
+        let all = self.volumes.iter().enumerate().filter(|(_, entry)| is_on(entry));
+        all.filter_map(|(volume, entry)| Some((volume, entry.name.clone()?))).collect()
+    }
+
+    /// What could not be served for a reason that the cache of this name had may be now.
+    pub fn look_again(&mut self, name: &str) {
+        for entry in &mut self.volumes {
+            if matches!(entry.state, VolumeState::Failed(_))
+                && entry.wanted_cache.as_deref().is_none_or(|it| it == name)
+            {
+                entry.state = VolumeState::Waiting(Failure::new(Kind::NotFound, "its cache was replaced"));
+            }
+        }
     }
 
     /// A cache is called like what this one would leave.

@@ -30,6 +30,7 @@ mod replace;
 mod replacing;
 mod report;
 mod resize;
+mod steps;
 mod stop;
 mod table;
 #[cfg(test)]

@@ -6,8 +6,10 @@
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
 use super::owner::resolve_cache;
-use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::table::{CacheEntry, CacheState, NOT_LOOKED, VolumeEntry, VolumeState};
+
 use super::{Event, Shared};
+use crate::config::NO_CACHE;
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::devices::{self, CacheDevice};
 use crate::engine_thread::Engine;
@@ -15,7 +17,7 @@ use crate::failure::{Failure, Kind};
 use crate::offline::fresh::{self, Fresh, Geometry};
 use crate::sizes::human;
 use bcached_engine::Status;
-use bcached_format::BackingState;
+use bcached_format::{BackingState, CacheSuperblock, Uuid};
 use bcached_uring::{Access, Device};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -23,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long somebody waits until it has begun: less than the client waits for an answer.
-const LIMIT: Duration = Duration::from_secs(8);
+const LIMIT: Duration = Duration::from_secs(4);
 
 /// Blocks and buckets of a new cache that nothing says otherwise of, in sectors.
 const BLOCK: u16 = 8;
@@ -35,10 +37,14 @@ pub struct Asked {
     pub device: String,
     pub what: What,
     pub uid: Option<u32>,
+    /// What it is to leave was judged to be dead.
+    pub is_dead: bool,
     pub answer: Sender<Result<Shown, Failure>>,
 }
 
 pub enum What {
+    /// To see whether it can be kept.
+    Look,
     /// With this device, of which the loop gets the claim.
     Begin(Box<CacheDevice>),
     /// It has been begun, and given up.
@@ -54,8 +60,21 @@ struct Found {
     trouble: Option<Failure>,
     /// What it was before.
     former: Option<(usize, String, Option<Engine>)>,
-    /// Those that have it, or are to.
-    volumes: Vec<VolumeEntry>,
+    /// The sets that are open here.
+    sets: Vec<Uuid>,
+    /// Those that nobody serves, and what their sections say of it.
+    volumes: Vec<(VolumeEntry, Meant)>,
+}
+
+/// What a volume's section says of the cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meant {
+    /// It is to have that.
+    Here,
+    /// It is to have another, or none.
+    Elsewhere,
+    /// Nothing, and there are several.
+    Unsaid,
 }
 
 /// Judges and begins it.
@@ -72,6 +91,7 @@ pub fn begin(
     })?;
     let mut shown = Shown::new(Verb::Replace, found.name.clone(), State::Planned);
     let is_there = is_same(&found.device, &device);
+    let ask = |what, uid| ask(events, &found, &device, what, uid);
     let what = match &found.former {
         None if is_there => {
             return Ok(Shown { already: true, state: State::Done, ..shown });
@@ -99,8 +119,10 @@ pub fn begin(
         }
         None => {
             let judged = judge(&found, found.engine.as_ref())?;
+            ask(What::Look, uid)?;
             let path = Path::new(&device);
             let fresh = fresh::cache(path, judged.geometry, &begin.overwrites, begin.dry_run)?;
+            judged.check_new(&found, &fresh.superblock)?;
             shown.dirty_bytes_at_start = judged.dirty_bytes;
             shown.notes.push(if fresh.was_made {
                 format!("{device} was made a cache before, and is taken as it is")
@@ -110,18 +132,29 @@ pub fn begin(
             if begin.dry_run {
                 return Ok(shown);
             }
-            judged.forsake()?;
             let Fresh { device, superblock, .. } = fresh;
             device.require_blocks(u32::try_from(superblock.block_sectors()).unwrap_or(u32::MAX))?;
+            judged.forsake()?;
             What::Begin(Box::new(CacheDevice { device, superblock }))
         }
     };
+    ask(what, uid).map(|job| Shown { notes: shown.notes, ..job })
+}
+
+/// The loop's answer.
+fn ask(
+    events: &Sender<Event>,
+    found: &Found,
+    device: &str,
+    what: What,
+    uid: Option<u32>,
+) -> Result<Shown, Failure> {
     let (answer, answered) = mpsc::channel();
-    let asked = Asked { name: found.name.clone(), device, what, uid, answer };
+    let (name, device) = (found.name.clone(), device.to_owned());
+    let asked = Asked { name, device, what, uid, is_dead: found.trouble.is_some(), answer };
     let _refused_below = events.send(Event::Replace(Box::new(asked)));
     match answered.recv_timeout(LIMIT) {
-        Ok(Ok(job)) => Ok(Shown { notes: shown.notes, ..job }),
-        Ok(Err(failure)) => Err(failure),
+        Ok(answer) => answer,
         Err(RecvTimeoutError::Timeout) => {
             Err(Failure::new(Kind::TimeLimit, "the daemon does not come to it")
                 .why("a device is slow to answer")
@@ -178,14 +211,20 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
         }
     };
     let is_only = table.lasting_caches().count() == 1;
-    let has = |entry: &&VolumeEntry| {
-        let on_it = entry.cache.is_some_and(|cache| cache == index || Some(cache) == former);
-        let is_to = entry.wanted_cache.as_ref().map_or(is_only, |wanted| *wanted == name);
+    let is_left = |entry: &&VolumeEntry| {
         let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
-        !entry.is_removed() && (if is_served { on_it } else { is_to && entry.backing.is_some() })
+        !entry.is_removed() && !is_served && entry.backing.is_some()
     };
+    let meant = |entry: &VolumeEntry| match &entry.wanted_cache {
+        Some(wanted) if *wanted == name => Meant::Here,
+        Some(_) => Meant::Elsewhere,
+        None if is_only => Meant::Here,
+        None => Meant::Unsaid,
+    };
+    let left = table.volumes.iter().filter(is_left);
     Ok(Found {
-        volumes: table.volumes.iter().filter(has).cloned().collect(),
+        volumes: left.map(|entry| (entry.clone(), meant(entry))).collect(),
+        sets: table.real_caches().filter_map(|(_, cache)| cache.set()).collect(),
         engine: engine_of(entry),
         trouble,
         former: former.map(|at| (at, table.caches[at].device.clone(), engine_of(&table.caches[at]))),
@@ -200,12 +239,26 @@ struct Judged {
     dirty_bytes: u64,
     /// Devices that say that they belong to a set which is not there; nothing of them is dirty.
     bound: Vec<String>,
+    /// The sets that are not there.
+    missing: Vec<Uuid>,
 }
 
 impl Judged {
     /// They say so no more: what that set holds of them is void from now on.
     fn forsake(&self) -> Result<(), Failure> {
         self.bound.iter().try_for_each(|device| devices::forsake(device))
+    }
+
+    /// It is none of the sets that there are: what devices say of those would be said of it.
+    fn check_new(&self, found: &Found, superblock: &CacheSuperblock) -> Result<(), Failure> {
+        let set = superblock.set_uuid();
+        if !found.sets.contains(&set) && !self.missing.contains(&set) {
+            return Ok(());
+        }
+        Err(Failure::new(Kind::WrongSet, format!("cannot replace {}", found.name))
+            .why(format!("the new device was made with the UUID of a set that is in use here, {set}"))
+            .next("--wipe-bcache makes it anew, with a UUID of its own")
+            .option("--wipe-bcache"))
     }
 }
 
@@ -233,35 +286,72 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
         geometry: Geometry { block_sectors: block, bucket_sectors: bucket },
         dirty_bytes,
         bound: Vec::new(),
+        missing: Vec::new(),
     })
 }
 
-/// Only the backing devices can be asked.
+/// Only the backing devices can be asked: all that nobody serves, since what was in it may say anything in its section now.
 fn judge_dead(found: &Found) -> Result<Judged, Failure> {
-    let name = &found.name;
-    let trouble = found.trouble.as_ref().map_or_else(String::new, |failure| format!(" ({failure})"));
-    let refused = |why: String| Failure::new(Kind::DataLoss, format!("cannot replace {name}")).why(why);
-    let (mut block, mut bound) = (BLOCK, Vec::new());
-    for entry in found.volumes.iter().filter(|entry| !matches!(entry.state, VolumeState::Served(_))) {
-        let volume = entry.display_name();
-        let device = entry.backing.as_deref().unwrap_or_default();
-        let superblock = devices::look_at_backing(device).map_err(|failure| {
-            refused(format!("it is not there{trouble}, and whether data of {volume} is dirty in it cannot be told: {failure}"))
-                .next(format!("connect that device, or `bcached remove {volume}` first"))
-        })?;
-        match superblock.state() {
-            BackingState::Dirty => {
-                return Err(refused(format!("it is not there{trouble}, and the newest data of {volume} is in it"))
-                    .next(format!(
-                        "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
-                    )));
-            }
-            BackingState::Clean => bound.push(device.to_owned()),
-            BackingState::None | BackingState::Stale => {}
-        }
-        block = block.min(u16::try_from(superblock.block_sectors()).unwrap_or(BLOCK));
+    check_dead(found)?;
+    let geometry = Geometry { block_sectors: BLOCK, bucket_sectors: BUCKET };
+    let mut judged = Judged { geometry, dirty_bytes: 0, bound: Vec::new(), missing: Vec::new() };
+    for (entry, meant) in &found.volumes {
+        judged.judge_left(found, entry, *meant)?;
     }
-    Ok(Judged { geometry: Geometry { block_sectors: block, bucket_sectors: BUCKET }, dirty_bytes: 0, bound })
+    Ok(judged)
+}
+
+/// One whose device may be had soon is not dead.
+fn check_dead(found: &Found) -> Result<(), Failure> {
+    let Some(trouble) = &found.trouble else { return Ok(()) };
+    let is_passing = matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission);
+    if !is_passing && *trouble.what != *NOT_LOOKED {
+        return Ok(());
+    }
+    Err(Failure::new(Kind::InUse, format!("cannot replace {}", found.name))
+        .why(format!("whether it is dead is not known: {trouble}"))
+        .next("ask again when its device answers, or is gone"))
+}
+
+impl Judged {
+    /// What the device of a volume that nobody serves says.
+    fn judge_left(&mut self, found: &Found, entry: &VolumeEntry, meant: Meant) -> Result<(), Failure> {
+        let trouble = found.trouble.as_ref().map_or_else(String::new, |failure| format!(" ({failure})"));
+        let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
+        let (volume, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
+        let superblock = match devices::look_at_backing(device) {
+            Err(_) if meant == Meant::Elsewhere && entry.wanted_cache.as_deref() != Some(NO_CACHE) => return Ok(()),
+            other => other.map_err(|failure| {
+                cannot(Kind::DataLoss)
+                    .why(format!("it is not there{trouble}, and whether data of {volume} is dirty in it cannot be told: {failure}"))
+                    .next(format!("connect that device, or `bcached remove {volume}` first"))
+            })?,
+        };
+        if meant == Meant::Here {
+            let block = u16::try_from(superblock.block_sectors()).unwrap_or(BLOCK);
+            self.geometry.block_sectors = self.geometry.block_sectors.min(block);
+        }
+        let set = superblock.set_uuid();
+        if superblock.state() == BackingState::None || found.sets.contains(&set) {
+            return Ok(());
+        }
+        self.missing.push(set);
+        match (superblock.state(), meant) {
+            (BackingState::Dirty, _) => Err(cannot(Kind::DataLoss)
+                .why(format!("it is not there{trouble}, and the newest data of {volume} is in it, or in another that is not open"))
+                .next(format!(
+                    "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
+                ))),
+            (_, Meant::Here) => {
+                self.bound.push(device.to_owned());
+                Ok(())
+            }
+            (_, Meant::Unsaid) => Err(cannot(Kind::Config)
+                .why(format!("{volume} belongs to a set that is not open, and its section names no cache"))
+                .next(format!("say `cache = \"{}\"`, or another, in [volume.{volume}], and reload", found.name))),
+            (_, Meant::Elsewhere) => Ok(()),
+        }
+    }
 }
 
 /// Nothing may be left in a set that nobody would look for.

@@ -5,7 +5,7 @@ use super::cycle::MoveTo;
 use super::former::name_of_former;
 use super::jobs::{Job, Subject};
 use super::replace::{Asked, What, check_unserved};
-use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, NO_CACHE, SetFile};
 use crate::control::jobs::{Job as Shown, State, Verb};
@@ -13,6 +13,18 @@ use crate::devices::CacheDevice;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
+use bcached_format::BackingState;
+
+/// What is to be kept before it begins.
+struct Plan {
+    index: usize,
+    /// The device that it has.
+    old: String,
+    file: SetFile,
+    config: Config,
+    /// Volumes on it whose sections name no cache, and have to.
+    named: Vec<(usize, String)>,
+}
 
 /// Somebody has.
 pub fn cancelled() -> Failure {
@@ -24,12 +36,17 @@ pub fn cancelled() -> Failure {
 impl Supervisor {
     /// What was judged is begun.
     pub(super) fn replace(&mut self, asked: Asked) {
-        let Asked { name, device, what, uid, answer } = asked;
+        let Asked { name, device, what, uid, is_dead, answer } = asked;
         let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
         let text = format!("replace {name} with {device}");
         let begun = match what {
-            What::Begin(cache) => self.begin_replacing(&name, &device, *cache),
-            What::GoOn => self.move_again(&name),
+            What::Look => {
+                let planned = self.plan_replacing(&name, &device, is_dead);
+                let _gone = answer.send(planned.map(|_| Shown::new(Verb::Replace, name, State::Planned)));
+                return;
+            }
+            What::Begin(cache) => self.begin_replacing(&name, &device, *cache, is_dead),
+            What::GoOn => self.move_again(&name, is_dead),
         };
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
@@ -38,36 +55,76 @@ impl Supervisor {
         let _gone = answer.send(begun);
     }
 
-    fn begin_replacing(&mut self, name: &str, device: &str, cache: CacheDevice) -> Result<Shown, Failure> {
+    /// What the file is to say, if all of that can be kept. `is_dead`: so it was judged.
+    fn plan_replacing(&self, name: &str, device: &str, is_dead: bool) -> Result<Plan, Failure> {
         let index = self.cache_called_so(name)?;
         let refused = |why: &str| {
             Failure::new(Kind::InUse, format!("cannot replace {name}")).why(why).next("ask again")
         };
-        let (old, is_open) = {
+        let path = self.config.set_file.clone().ok_or_else(|| refused("there is no configuration"))?;
+        let mut file = SetFile::read(&path)?;
+        let (old, named) = {
             let shared = self.shared();
-            let entry = &shared.table.caches[index];
-            if shared.table.former_of(index).is_some() || shared.table.former_named(name) {
+            let table = &shared.table;
+            if table.former_of(index).is_some() || table.former_named(name) {
                 return Err(refused(
                     "somebody else has begun that, or a cache is called like what it would leave",
                 ));
             }
-            (entry.device.clone(), matches!(entry.state, CacheState::Open { .. }))
+            if !table.is_as_judged(index, is_dead) {
+                return Err(refused("its device has come or gone meanwhile"));
+            }
+            if is_dead && let Some(flash) = self.flash_of_nobody(table) {
+                return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
+                    .why(format!("{flash} lives in a cache alone that is not open, perhaps in this one"))
+                    .next(format!("bring it back, or take [volume.{flash}] out of the files and reload")));
+            }
+            (table.caches[index].device.clone(), table.to_be_named(index))
         };
-        let path = self.config.set_file.clone().ok_or_else(|| refused("there is no configuration"))?;
-        let mut file = SetFile::read(&path)?;
         let kept = file.kept_of_cache(name);
         kept.device = Some(device.to_owned());
-        (kept.former, kept.moving) = (is_open.then(|| old.clone()), None);
-        let config = Config::load_with(&self.line, Some(&file.text()))?;
-        file.write()?;
-        self.config = config;
-        self.slow_caches.keep(device, cache);
-        self.become_former(index, name, is_open);
-        tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
-        if is_open {
-            return Ok(self.begin_job_of(index, name));
+        (kept.former, kept.moving) = ((!is_dead).then(|| old.clone()), None);
+        // While they belong to none of the two, nothing but their sections says where they are to go.
+        for (_, volume) in &named {
+            *file.cache_of(volume) = Some(name.to_owned());
         }
-        Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done))
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        file.check_writable()?;
+        Ok(Plan { index, old, file, config, named })
+    }
+
+    /// The name of a volume that lives in a cache alone which is not open.
+    fn flash_of_nobody(&self, table: &Table) -> Option<String> {
+        let is_there = |uuid| {
+            let is_it = |entry: &&VolumeEntry| entry.backing.is_none() && entry.uuid == Some(uuid);
+            let cache = table.volumes.iter().find(is_it).and_then(|entry| table.caches.get(entry.cache?));
+            cache.is_some_and(|cache| matches!(cache.state, CacheState::Open { .. }))
+        };
+        self.config.flash.iter().find(|flash| !is_there(flash.uuid)).map(|flash| flash.name.clone())
+    }
+
+    fn begin_replacing(
+        &mut self,
+        name: &str,
+        device: &str,
+        cache: CacheDevice,
+        is_dead: bool,
+    ) -> Result<Shown, Failure> {
+        let Plan { index, old, file, config, named } = self.plan_replacing(name, device, is_dead)?;
+        file.write().map_err(|failure| {
+            failure.next("the new device is a cache now, and nothing else has begun: the same command goes on with that")
+        })?;
+        self.config = config;
+        for (volume, _) in named {
+            self.shared().table.volumes[volume].wanted_cache = Some(name.to_owned());
+        }
+        self.slow_caches.keep(device, cache);
+        self.become_former(index, name, !is_dead);
+        tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
+        if is_dead {
+            return Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done));
+        }
+        Ok(self.begin_job_of(index, name))
     }
 
     /// The entry is what the cache was before, and there is a new one.
@@ -91,27 +148,27 @@ impl Supervisor {
         if is_open {
             return;
         }
-        for entry in &mut table.volumes {
-            if matches!(entry.state, VolumeState::Failed(_))
-                && entry.wanted_cache.as_deref().is_none_or(|it| it == name)
-            {
-                entry.state = VolumeState::Waiting(Failure::new(Kind::NotFound, "its cache was replaced"));
-            }
-        }
+        table.look_again(name);
     }
 
     /// It had been given up.
-    fn move_again(&self, name: &str) -> Result<Shown, Failure> {
+    fn move_again(&self, name: &str, is_dead: bool) -> Result<Shown, Failure> {
         let index = self.cache_called_so(name)?;
         let former = self.shared().table.former_of(index);
         let Some(former) = former else {
             return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
         };
-        let is_open = matches!(self.shared().table.caches[former].state, CacheState::Open { .. });
-        if !is_open {
-            // It is dead, and nothing belongs to it any more.
-            self.shared().table.caches[former].state = CacheState::Released;
+        if !self.shared().table.is_as_judged(former, is_dead) {
+            return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
+                .why("its former device has come or gone meanwhile")
+                .next("ask again"));
+        }
+        if is_dead {
+            // Nothing belongs to it any more.
             self.forget_former(name, None)?;
+            let table = &mut self.shared().table;
+            table.caches[former].state = CacheState::Released;
+            table.look_again(name);
             return Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done));
         }
         self.forget_former(name, Some(true))?;
@@ -246,6 +303,10 @@ impl Supervisor {
             None => {}
         }
         let VolumeState::Served(served) = &entry.state else { return None };
+        let is_dirty = now.dirty_sectors > 0 || now.state == Some(BackingState::Dirty);
+        if now.attached && has_failed && is_dirty {
+            return Some(format!("data of {name} is dirty in a cache that has failed"));
+        }
         let leaves = now.attached && !has_failed;
         let target = if entry.wanted_cache.as_deref() == Some(NO_CACHE) {
             match self.engine_of_none(now.backing_block_sectors.unwrap_or(1)) {

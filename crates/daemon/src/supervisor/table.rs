@@ -14,6 +14,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Why something waits that has just been configured.
+pub const NOT_LOOKED: &str = "its device was not looked for yet";
+
 /// How far a cache has come.
 pub enum CacheState {
     /// Its device is missing; it is looked for again.
@@ -112,6 +115,8 @@ pub struct VolumeEntry {
     pub wait: Duration,
     /// So much of it is served at most, in bytes.
     pub limit: Option<u64>,
+    /// Something acknowledged of it may not be durable, which the next flush of whoever serves it says.
+    pub owes: bool,
     pub state: VolumeState,
     /// The reason to wait that the log was told last.
     pub wait_logged: Option<Box<str>>,
@@ -125,17 +130,6 @@ pub struct Table {
     /// reason ends the program, which prints it; else it is logged here.
     pub strict: bool,
 }
-
-/// What a volume needs next.
-pub enum Step {
-    /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
-    Open(Option<usize>),
-    /// Its cache's device cannot be had yet, for this reason: the volume's own tells what that means for it.
-    Look(CacheName, Failure),
-}
-
-/// What a cache is called, for a sentence.
-pub type CacheName = String;
 
 impl Table {
     /// Nothing has been looked for yet.
@@ -342,90 +336,17 @@ impl Table {
         entry.state = state;
     }
 
-    /// A set is open.
-    pub fn cache_opened(&mut self, index: usize, opened: Opened) {
+    /// A set is open. Its engine, if nobody waits for that any more.
+    pub fn cache_opened(&mut self, index: usize, opened: Opened) -> Option<Engine> {
         let entry = &mut self.caches[index];
-        let state =
-            std::mem::replace(&mut entry.state, CacheState::Failed(Failure::new(Kind::Io, "not opened")));
+        let state = std::mem::replace(&mut entry.state, CacheState::Released);
         let CacheState::Opening { set, thread, .. } = state else {
-            unreachable!("a set opens once, after it was started")
+            entry.state = state;
+            return Some(opened.engine);
         };
         let io = opened.backend.to_string();
         entry.state = CacheState::Open { set, engine: opened.engine, io, thread };
-    }
-
-    /// The device and the next step of a volume that waits, if there is one.
-    pub fn next_step(&mut self, index: usize) -> Option<(String, Step)> {
-        let entry = self.volumes.get(index)?;
-        let VolumeState::Waiting(_) = entry.state else { return None };
-        let device = entry.backing.clone()?;
-        let cache = match &entry.wanted_cache {
-            Some(name) if name == config::NO_CACHE => None,
-            Some(name) => self
-                .lasting_caches()
-                .find(|(_, cache)| cache.name.as_ref() == Some(name))
-                .map(|found| found.0),
-            None => {
-                let mut caches = self.lasting_caches().map(|(index, _)| index);
-                caches.next().filter(|_| caches.next().is_none())
-            }
-        };
-        let is_moving = cache.and_then(|cache| self.former_of(cache)).is_some();
-        let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
-        match state {
-            // Its device says on which of the two it is.
-            Some(_) if is_moving => Some((device, Step::Open(cache))),
-            Some(CacheState::Failed(failure)) => {
-                let failure = reasons::cache_not_served(failure);
-                self.set_volume(index, VolumeState::Failed(failure));
-                None
-            }
-            Some(CacheState::Waiting(reason)) => {
-                let (cache, reason) = (&self.caches[cache?], reason.clone());
-                let name = cache.name.clone().unwrap_or_else(|| cache.device.clone());
-                Some((device, Step::Look(name, reason)))
-            }
-            // An opening takes a moment, which is nothing to be warned of.
-            Some(CacheState::Opening { .. }) => {
-                self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
-                None
-            }
-            Some(CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released) => None,
-            Some(CacheState::Open { .. }) | None => Some((device, Step::Open(cache))),
-        }
-    }
-
-    /// The engine of the volume's cache: the one that is meant, else the one whose set the superblock names.
-    pub fn engine_for(
-        &self,
-        cache: Option<usize>,
-        superblock: &BackingSuperblock,
-    ) -> Result<(usize, Engine), Unserved> {
-        if let Some(elsewhere) = cache.and_then(|cache| self.still_on_former(cache, superblock)) {
-            return elsewhere;
-        }
-        if let Some(index) = cache {
-            return match &self.caches[index].state {
-                CacheState::Open { engine, .. } => Ok((index, engine.clone())),
-                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
-            };
-        }
-        for (index, cache) in self.real_caches() {
-            if let CacheState::Open { set, engine, .. } = &cache.state
-                && *set == superblock.set_uuid()
-            {
-                return Ok((index, engine.clone()));
-            }
-        }
-        if self.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Opening { .. })) {
-            return Err(Unserved::Waits(reasons::its_cache_opens()));
-        }
-        if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
-            return Err(Unserved::Waits(reasons::missing_cache(superblock, None)));
-        }
-        let failure = reasons::no_cache("no cache for it is served", superblock);
-        let next = "say which with `cache = \"NAME\"` in its section, or serve that set too";
-        Err(Unserved::Failed(failure.next(next)))
+        None
     }
 
     /// An engine has answered. The entry, if the volume is served now.
@@ -433,7 +354,8 @@ impl Table {
         match result {
             Ok(mut info) => {
                 let entry = &mut self.volumes[index];
-                entry.kept_mode = Some(info.mode);
+                // Its engine says so from now on.
+                (entry.kept_mode, entry.owes) = (Some(info.mode), false);
                 info.sectors = entry.served_sectors(info.sectors);
                 self.set_volume(index, VolumeState::Served(Box::new(info)));
                 self.volumes.get(index).cloned()
@@ -527,7 +449,7 @@ impl CacheEntry {
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
             wait_logged: false,
-            state: CacheState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
+            state: CacheState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
         }
     }
 }
@@ -573,7 +495,8 @@ impl VolumeEntry {
             shared: volume.shared,
             wait: volume.wait,
             limit: volume.size,
-            state: VolumeState::Waiting(Failure::new(Kind::NotFound, "its device was not looked for yet")),
+            owes: false,
+            state: VolumeState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
             wait_logged: None,
         }
     }
@@ -587,12 +510,4 @@ pub fn name_of(volumes: &[VolumeEntry], cache: usize, volume: VolumeId, infos: &
     let entry = volumes.iter().filter(|entry| entry.cache == Some(cache)).find(is_it);
     let uuid = || infos.iter().find(|info| info.id == volume).map(|info| info.uuid.to_string());
     entry.and_then(|entry| entry.name.clone()).or_else(uuid).unwrap_or_default()
-}
-
-/// Why no engine takes a volume.
-pub enum Unserved {
-    /// Not yet.
-    Waits(Failure),
-    /// For good.
-    Failed(Failure),
 }

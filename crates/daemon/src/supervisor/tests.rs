@@ -266,3 +266,18 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     assert_eq!(only("same").map_err(|all| all.len()), Err(3));
     assert_eq!((only("7777777"), only("one")), (Err(Vec::new()), Ok("one".to_owned())));
 }
+
+/// A device that came while its cache was judged to be dead was taken from an engine that was opening it, which ended the daemon.
+#[test]
+fn a_cache_that_comes_back_is_not_what_was_judged() {
+    let supervisor = supervisor(&["one"]);
+    let judged = |is_dead| supervisor.shared().table.is_as_judged(0, is_dead);
+    assert_eq!((judged(true), judged(false)), (true, false), "it waits");
+    supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
+    assert_eq!((judged(true), judged(false)), (false, false), "it opens");
+    let (engine, _ears) = Engine::deaf();
+    let thread = std::thread::spawn(|| {});
+    let open = CacheState::Open { set: SET, engine, io: String::new(), thread };
+    supervisor.shared().table.set_cache(0, open);
+    assert_eq!((judged(true), judged(false)), (false, true), "it is open");
+}

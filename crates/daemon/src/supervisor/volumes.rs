@@ -1,7 +1,8 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
 use super::patience::Unopened;
-use super::table::{Step, Unserved, VolumeEntry, VolumeState};
+use super::steps::{Step, Unserved};
+use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
 use crate::config::NO_CACHE;
 use crate::devices;
@@ -41,13 +42,19 @@ impl Supervisor {
         };
         let mut shared = self.shared();
         shared.table.name_volume(index, &backing.superblock, cache);
+        let is_meant = shared.table.is_to_be_on(index, cache);
         let entry = &mut shared.table.volumes[index];
-        let mode = entry.options.configured_mode();
+        let (mode, owes) = (entry.options.configured_mode(), entry.owes);
         entry.told = entry.options.volume_options(quiet::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
-        let way = if is_uncached { Way::Uncached } else { Way::Cached };
-        let adding = Adding { device: backing.device, mode, options: entry.told, way, owes: false };
+        let way = match is_uncached {
+            true => Way::Uncached,
+            // What another set holds of it is void, and it is to be this one's.
+            false if superblock.state() == BackingState::Stale && is_meant => Way::Adopted,
+            false => Way::Cached,
+        };
+        let adding = Adding { device: backing.device, mode, options: entry.told, way, owes };
         engine.add_backing(adding, Box::new(added));
         VolumeState::Attaching
     }

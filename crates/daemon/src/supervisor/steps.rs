@@ -1,0 +1,103 @@
+//! What a volume that waits needs next, and who is to serve it.
+
+use super::reasons;
+use super::table::{CacheState, Table, VolumeState};
+use crate::config;
+use crate::engine_thread::Engine;
+use crate::failure::Failure;
+use bcached_format::BackingSuperblock;
+
+/// What a volume needs next.
+pub enum Step {
+    /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
+    Open(Option<usize>),
+    /// Its cache's device cannot be had yet, for this reason: the volume's own tells what that means for it.
+    Look(CacheName, Failure),
+}
+
+/// What a cache is called, for a sentence.
+pub type CacheName = String;
+
+/// Why no engine takes a volume.
+pub enum Unserved {
+    /// Not yet.
+    Waits(Failure),
+    /// For good.
+    Failed(Failure),
+}
+
+impl Table {
+    /// The device and the next step of a volume that waits, if there is one.
+    pub fn next_step(&mut self, index: usize) -> Option<(String, Step)> {
+        let entry = self.volumes.get(index)?;
+        let VolumeState::Waiting(_) = entry.state else { return None };
+        let device = entry.backing.clone()?;
+        let cache = match &entry.wanted_cache {
+            Some(name) if name == config::NO_CACHE => None,
+            Some(name) => self
+                .lasting_caches()
+                .find(|(_, cache)| cache.name.as_ref() == Some(name))
+                .map(|found| found.0),
+            None => {
+                let mut caches = self.lasting_caches().map(|(index, _)| index);
+                caches.next().filter(|_| caches.next().is_none())
+            }
+        };
+        let is_moving = cache.and_then(|cache| self.former_of(cache)).is_some();
+        let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
+        match state {
+            // Its device says on which of the two it is.
+            Some(_) if is_moving => Some((device, Step::Open(cache))),
+            Some(CacheState::Failed(failure)) => {
+                let failure = reasons::cache_not_served(failure);
+                self.set_volume(index, VolumeState::Failed(failure));
+                None
+            }
+            Some(CacheState::Waiting(reason)) => {
+                let (cache, reason) = (&self.caches[cache?], reason.clone());
+                let name = cache.name.clone().unwrap_or_else(|| cache.device.clone());
+                Some((device, Step::Look(name, reason)))
+            }
+            // An opening takes a moment, which is nothing to be warned of.
+            Some(CacheState::Opening { .. }) => {
+                self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
+                None
+            }
+            Some(CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released) => None,
+            Some(CacheState::Open { .. }) | None => Some((device, Step::Open(cache))),
+        }
+    }
+
+    /// The engine of the volume's cache: the one that is meant, else the one whose set the superblock names.
+    pub fn engine_for(
+        &self,
+        cache: Option<usize>,
+        superblock: &BackingSuperblock,
+    ) -> Result<(usize, Engine), Unserved> {
+        if let Some(elsewhere) = cache.and_then(|cache| self.still_on_former(cache, superblock)) {
+            return elsewhere;
+        }
+        if let Some(index) = cache {
+            return match &self.caches[index].state {
+                CacheState::Open { engine, .. } => Ok((index, engine.clone())),
+                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
+            };
+        }
+        for (index, cache) in self.real_caches() {
+            if let CacheState::Open { set, engine, .. } = &cache.state
+                && *set == superblock.set_uuid()
+            {
+                return Ok((index, engine.clone()));
+            }
+        }
+        if self.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Opening { .. })) {
+            return Err(Unserved::Waits(reasons::its_cache_opens()));
+        }
+        if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
+            return Err(Unserved::Waits(reasons::missing_cache(superblock, None)));
+        }
+        let failure = reasons::no_cache("no cache for it is served", superblock);
+        let next = "say which with `cache = \"NAME\"` in its section, or serve that set too";
+        Err(Unserved::Failed(failure.next(next)))
+    }
+}
