@@ -152,3 +152,33 @@ fn what_is_in_use_is_not_released() {
     done(&daemon, &["release", "fast"]);
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// What was removed before is not of the released set: nobody gives it to the kernel, nor brings it back with the others.
+#[test]
+fn a_release_leaves_what_was_removed_before_alone() {
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["remove", "media"]);
+    let released = done(&daemon, &["release", "fast"]);
+    assert!(released.contains(&site.fast) && !released.contains(&site.tank), "{released}");
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    let again = json(&done(&daemon, &["release", "fast", "--json"]));
+    assert_eq!(again["devices"].as_array().map(Vec::len), Some(1), "{again}");
+    done(&daemon, &["import", "fast"]);
+    daemon.wait_for("it is open", |status| status["caches"][0]["state"] == "open");
+    let status = daemon.status();
+    assert_eq!(status["volumes"].as_array().map(Vec::len), Some(0), "{status} {}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// The kernel gets nothing before the set has been let go of, for which nobody would wait.
+#[test]
+fn devices_are_not_registered_without_waiting() {
+    let site = Site::new();
+    let daemon = site.start();
+    refused(&daemon, &["release", "fast", "--register", "--no-wait"], 2, "exclude each other");
+    assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(1), "nothing was done");
+    assert_eq!(daemon.stop().0, 0);
+}

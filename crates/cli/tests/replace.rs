@@ -173,6 +173,10 @@ fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
     );
     let third = site.images.blank("third", CACHE_BYTES);
     refused(&daemon, &["replace", "fast", "--with", &third], 3, "on their way to");
+    // Volumes begin to leave when the new one is open.
+    daemon.wait_for("media leaves", |status| {
+        status["jobs"].as_array().is_some_and(|jobs| jobs.iter().any(|job| job["volume"] == "media"))
+    });
     refused(&daemon, &["flush", "media"], 3, "replace goes on there");
     let late = ask(&daemon, &["replace", "fast", "--with", &site.new, "--timeout", "1s"]);
     assert_eq!((late.exit, late.err.contains("`bcached cancel ")), (6, true), "{late:?}");

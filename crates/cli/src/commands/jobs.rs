@@ -321,11 +321,13 @@ impl<'a> Watch<'a> {
 fn time_limit(jobs: &[Job]) -> Failure {
     let running: Vec<_> = jobs.iter().filter(|job| job.state == State::Running).collect();
     let lines: Vec<_> = running.iter().map(|job| job.progress_text()).collect();
-    let cancels: Vec<_> =
-        running.iter().filter_map(|job| Some(format!("`bcached cancel {}`", job.id?))).collect();
-    Failure::new(Kind::TimeLimit, "it is not done yet, and goes on")
-        .why(lines.join("; "))
-        .next(format!("ask again to wait for it; {} gives it up", cancels.join(", ")))
+    let can_be = running.iter().filter(|job| job.verb != Verb::Release);
+    let cancels: Vec<_> = can_be.filter_map(|job| Some(format!("`bcached cancel {}`", job.id?))).collect();
+    let next = match cancels.as_slice() {
+        [] => "ask again to wait for it".to_owned(),
+        cancels => format!("ask again to wait for it; {} gives it up", cancels.join(", ")),
+    };
+    Failure::new(Kind::TimeLimit, "it is not done yet, and goes on").why(lines.join("; ")).next(next)
 }
 
 /// What has been said of work that goes on, on standard error: now and then, and on a terminal in one line.

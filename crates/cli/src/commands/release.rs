@@ -9,6 +9,12 @@ use bcached_daemon::offline::kernel::Kernel;
 
 /// Lets go.
 pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
+    if flags.register && flags.watch.no_wait {
+        return Err(Failure::new(Kind::Usage, "--register and --no-wait exclude each other")
+            .why("the kernel gets the devices when the set has been let go of")
+            .next("leave one of them out")
+            .option("--register"));
+    }
     let kernel = Kernel::of_this_machine();
     if flags.register {
         // Before anything is done.

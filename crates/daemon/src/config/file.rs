@@ -115,6 +115,8 @@ pub struct Kept {
     pub cache: Option<String>,
     /// Whether it is to be served, if that is said.
     pub served: Option<bool>,
+    /// It is not because its cache was let go of.
+    pub released: Option<bool>,
     /// How much of it is to be served at most, in bytes, if that is said.
     pub size: Option<u64>,
     /// Its options.
@@ -150,6 +152,7 @@ pub struct VolumeSettings {
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
     pub served: Option<bool>,
+    pub released: Option<bool>,
     pub wait: Option<Duration>,
     pub size: Option<u64>,
     pub options: Configured,
@@ -319,6 +322,7 @@ impl Source<'_> {
             read_only: raw.read_only,
             shared: raw.shared,
             served: raw.served,
+            released: raw.released,
             wait: raw.wait.map(|time| time.0),
             options: self.options(raw.options)?,
             size: raw.size.map(|size| size.0),
@@ -420,20 +424,22 @@ impl Settings {
             options.into_iter().map(|(name, setting)| (name, setting.value)).collect()
         };
         let kept = |volume: NamedVolume| {
-            let VolumeSettings { options, backing, flash, cache, served, size, .. } = volume.settings.clone();
+            let VolumeSettings { options, backing, flash, cache, served, released, size, .. } =
+                volume.settings.clone();
             let rest = VolumeSettings {
                 options: Configured::new(),
                 backing: None,
                 flash: None,
                 cache: None,
                 served: None,
+                released: None,
                 size: None,
                 ..volume.settings
             };
             let options = values(options);
             let value = |located: Option<Located<String>>| located.map(|located| located.value);
             let (backing, flash, cache) = (value(backing), value(flash), value(cache));
-            rest.is_empty().then_some(Kept { backing, flash, cache, served, size, options })
+            rest.is_empty().then_some(Kept { backing, flash, cache, served, released, size, options })
         };
         let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
         let volumes: Option<_> = volumes.collect();
@@ -456,16 +462,22 @@ impl VolumeSettings {
         replace(&mut self.read_only, newer.read_only);
         replace(&mut self.shared, newer.shared);
         replace(&mut self.served, newer.served);
+        replace(&mut self.released, newer.released);
         replace(&mut self.wait, newer.wait);
         replace(&mut self.size, newer.size);
         self.options.extend(newer.options);
     }
 
     fn is_empty(&self) -> bool {
-        let Self { backing, flash, cache, read_only, shared, served, wait, size, options } = self;
+        let Self { backing, flash, cache, read_only, shared, served, released, wait, size, options } = self;
         let is_unsaid =
             backing.is_none() && flash.is_none() && cache.is_none() && wait.is_none() && served.is_none();
-        is_unsaid && read_only.is_none() && shared.is_none() && size.is_none() && options.is_empty()
+        is_unsaid
+            && released.is_none()
+            && read_only.is_none()
+            && shared.is_none()
+            && size.is_none()
+            && options.is_empty()
     }
 }
 

@@ -272,7 +272,8 @@ impl Config {
                 let released = &mut config.released;
                 let its =
                     released.iter_mut().find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
-                if let (Some(its), Some(backing)) = (its, merged.backing) {
+                // One that was removed for itself is not the cache's business.
+                if let (Some(its), Some(backing), Some(true)) = (its, merged.backing, merged.released) {
                     its.backings.push((name.clone(), backing.value));
                 }
                 config.not_served.push(name);

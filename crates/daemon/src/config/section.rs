@@ -20,6 +20,7 @@ pub struct RawVolume {
     pub read_only: Option<bool>,
     pub shared: Option<bool>,
     pub served: Option<bool>,
+    pub released: Option<bool>,
     pub wait: Option<Time>,
     pub size: Option<Size>,
     /// Not understood yet: whoever does that knows the line.
@@ -58,6 +59,7 @@ enum Key {
     ReadOnly,
     Shared,
     Served,
+    Released,
     Wait,
     Size,
     Export,
@@ -66,7 +68,7 @@ enum Key {
 
 /// Keys that are no options.
 const OWN: &[&str] =
-    &["backing", "cache", "flash", "read_only", "shared", "served", "wait", "size", "export"];
+    &["backing", "cache", "flash", "read_only", "shared", "served", "released", "wait", "size", "export"];
 
 /// The same of a cache.
 const OWN_OF_CACHE: &[&str] = &["device", "former", "moving", "imported", "served"];
@@ -105,6 +107,7 @@ impl<'de> Deserialize<'de> for Key {
             "read_only" => Self::ReadOnly,
             "shared" => Self::Shared,
             "served" => Self::Served,
+            "released" => Self::Released,
             "wait" => Self::Wait,
             "size" => Self::Size,
             "export" => Self::Export,
@@ -133,6 +136,7 @@ impl<'de> Deserialize<'de> for RawVolume {
                         Key::ReadOnly => raw.read_only = Some(map.next_value()?),
                         Key::Shared => raw.shared = Some(map.next_value()?),
                         Key::Served => raw.served = Some(map.next_value()?),
+                        Key::Released => raw.released = Some(map.next_value()?),
                         Key::Wait => raw.wait = Some(map.next_value()?),
                         Key::Size => raw.size = Some(map.next_value()?),
                         // Checked by its type: this version knows one way.

@@ -95,8 +95,9 @@ impl SetFile {
             let backing = kept.backing.iter().map(|backing| ("backing".to_owned(), text(backing)));
             let flash = kept.flash.iter().map(|flash| ("flash".to_owned(), text(flash)));
             let served = kept.served.iter().map(|is| ("served".to_owned(), toml::Value::Boolean(*is)));
+            let released = kept.released.iter().map(|is| ("released".to_owned(), toml::Value::Boolean(*is)));
             let size = kept.size.iter().map(|size| ("size".to_owned(), text(&typed(*size))));
-            let own = backing.chain(flash).chain(cache).chain(served).chain(size);
+            let own = backing.chain(flash).chain(cache).chain(served).chain(released).chain(size);
             toml::Value::Table(own.chain(options(&kept.options)).collect())
         };
         let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());

@@ -36,7 +36,7 @@ impl Supervisor {
             // It was added, and nobody else knows of it.
             *kept = Kept::default();
         } else {
-            kept.served = Some(false);
+            (kept.served, kept.released) = (Some(false), None);
         }
         self.will_keep(file, planned)
     }
@@ -118,7 +118,7 @@ impl Supervisor {
         }
         let mut file = SetFile::read(&path)?;
         let kept = file.kept_of(name);
-        kept.served = None;
+        (kept.served, kept.released) = (None, None);
         kept.backing = begin.backing.clone().or(kept.backing.take());
         kept.cache = begin.cache.clone().or(kept.cache.take());
         let config = Config::load_with(&self.line, Some(&file.text()))?;

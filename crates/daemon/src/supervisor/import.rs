@@ -116,7 +116,8 @@ impl Supervisor {
                 file.kept_of_cache(&released.name).served = None;
                 shown.devices.extend(released.device.clone());
                 for (volume, device) in &released.backings {
-                    file.kept_of(volume).served = None;
+                    let kept = file.kept_of(volume);
+                    (kept.served, kept.released) = (None, None);
                     shown.devices.push(device.clone());
                     known.push(device.clone());
                 }

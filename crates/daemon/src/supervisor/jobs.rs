@@ -5,7 +5,7 @@
 
 use super::cycle::{MoveTo, Planned, Work};
 use super::options::resolve;
-use super::table::{Table, VolumeState};
+use super::table::{CacheState, Table, VolumeState};
 use super::{Event, Shared, Supervisor};
 use crate::config::Kept;
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
@@ -171,6 +171,11 @@ pub fn cancel(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskJob {
             (Some(_), _) => {}
             (None, _) if matches!(job.subject, Subject::Cache(_)) && job.verb == Verb::Replace => {
                 let Subject::Cache(former) = job.subject else { return show(&shared, number) };
+                let state = &lock(&shared).table.caches[former].state;
+                if !matches!(state, CacheState::Open { .. }) {
+                    return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
+                        .why("all volumes have gone, and the former device is being let go of"));
+                }
                 let _stopping = events.send(Event::StopReplacing(former));
             }
             (None, Some(engine))
@@ -305,6 +310,11 @@ impl Jobs {
         self.last += 1;
         self.all.insert(self.last, job);
         self.last
+    }
+
+    /// The devices that the work of this number lets go of.
+    pub fn devices(&self, number: u64) -> &[String] {
+        self.all.get(&number).map_or(&[], |job| &job.devices)
     }
 
     /// What is done by the work of this number.

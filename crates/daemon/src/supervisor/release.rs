@@ -6,6 +6,7 @@
 
 use super::Supervisor;
 use super::jobs::{Job, Subject};
+use super::replace::is_same;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -20,7 +21,7 @@ impl Supervisor {
         if let Some(already) = self.released_before(&begin.volume) {
             return Ok(already);
         }
-        let running = self.shared().jobs.releasing();
+        let running = self.releasing(&begin.volume)?;
         if let Some((number, cache)) = running {
             let mut shown = Shown::new(
                 Verb::Release,
@@ -79,6 +80,23 @@ impl Supervisor {
         Ok(shown)
     }
 
+    /// Who lets go of that cache, if anybody does.
+    fn releasing(&self, typed: &str) -> Result<Option<(u64, usize)>, Failure> {
+        let shared = self.shared();
+        let Some((number, cache)) = shared.jobs.releasing() else { return Ok(None) };
+        let entry = &shared.table.caches[cache];
+        let uuid = entry.uuid.map(|uuid| uuid.to_string());
+        if entry.display_name() == typed
+            || typed.starts_with('/') && is_same(&entry.device, typed)
+            || uuid.as_deref() == Some(typed)
+        {
+            return Ok(Some((number, cache)));
+        }
+        Err(Failure::new(Kind::InUse, format!("cannot release {typed} now"))
+            .why(format!("release of {} goes on (job {number})", entry.display_name()))
+            .next("ask again when that has ended"))
+    }
+
     /// It was let go of before: since this daemon has begun, or by a former one.
     fn released_before(&self, typed: &str) -> Option<Shown> {
         let is_there = self
@@ -116,6 +134,10 @@ impl Supervisor {
     fn check_idle(&self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
         let refused = |why: String| Failure::new(Kind::InUse, format!("cannot release {name} now")).why(why);
         for (volume, entry) in volumes {
+            if matches!(entry.state, VolumeState::Attaching) {
+                return Err(refused(format!("{} is on its way to a cache", entry.display_name()))
+                    .next("ask again when `bcached status` says that it is served"));
+            }
             let running = {
                 let shared = self.shared();
                 shared.jobs.running(*volume).map(|(number, job)| (number, job.verb))
@@ -173,7 +195,8 @@ impl Supervisor {
         file.kept_of_cache(name).served = served;
         for (_, entry) in volumes.iter().filter(|(_, entry)| entry.backing.is_some()) {
             if let Some(volume) = &entry.name {
-                file.kept_of(volume).served = served;
+                let kept = file.kept_of(volume);
+                (kept.served, kept.released) = (served, is_released.then_some(true));
             }
         }
         Config::load_with(&self.line, Some(&file.text()))?;
@@ -186,7 +209,12 @@ impl Supervisor {
         let volumes: Vec<_> = {
             let shared = self.shared();
             let all = shared.table.volumes.iter().enumerate();
-            let its = all.filter(|(_, entry)| entry.cache == Some(index) && entry.is_removed());
+            // Not those that were removed before.
+            let devices = shared.jobs.devices(number);
+            let is_of_it =
+                |entry: &VolumeEntry| entry.backing.as_ref().is_some_and(|backing| devices.contains(backing));
+            let its =
+                all.filter(|(_, entry)| entry.cache == Some(index) && entry.is_removed() && is_of_it(entry));
             its.map(|(volume, entry)| (volume, entry.clone())).collect()
         };
         let outcome = match result {
