@@ -356,6 +356,12 @@ impl Judged {
 
 /// Nothing may be left in a set that nobody would look for.
 pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
+    if status.walked_percent < 100 {
+        // What is dirty, and of whom, is not known yet.
+        return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
+            .why(format!("its index is still being read after its start ({}%)", status.walked_percent))
+            .next("ask again in a moment"));
+    }
     for left in &status.unserved {
         let called = super::report::unserved(left).name();
         if left.flash_sectors.is_some() {
