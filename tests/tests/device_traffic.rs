@@ -18,6 +18,8 @@ use bcached_tests::failure::{Failure, Outcome};
 const SECTORS: u64 = 8;
 /// Where a backing device's data starts.
 const DATA_START: u64 = 16;
+/// Where a cache device's first bucket behind its superblock starts, or earlier.
+const CACHE_START: u64 = 16;
 /// Long enough for what follows an answer (a fill), too short for a timer of the engine.
 const AFTER_MS: u64 = 2;
 
@@ -49,7 +51,10 @@ impl Traffic {
         let bytes = (operation.sectors.end - operation.sectors.start) * 512;
         match (operation.disk.0, operation.kind) {
             (0, OpKind::Read) => self.cache_read += bytes,
-            (0, OpKind::Write) if !operation.fua => self.cache_written += bytes,
+            // Before it lies the superblock, where a change of mode writes a policy too.
+            (0, OpKind::Write) if !operation.fua && operation.sectors.start >= CACHE_START => {
+                self.cache_written += bytes;
+            }
             (1, OpKind::Read) => self.backing_read += bytes,
             // Before it lies the superblock, rewritten when the first dirty data comes.
             (1, OpKind::Write) if operation.sectors.start >= DATA_START => self.backing_written += bytes,
