@@ -12,7 +12,7 @@ use crate::set::CacheSet;
 use crate::space::Usage;
 use crate::state::State;
 use crate::volume::{Volume, VolumeId, record};
-use crate::work::{BUCKETS_MAX, VISIT_MAX};
+use crate::work::VISIT_MAX;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::join_all;
@@ -54,15 +54,16 @@ fn is_over(set: &CacheSet) -> bool {
 
 async fn count(set: &CacheSet) -> Result<(), Error> {
     while !is_over(set) {
-        let step = set.attempt(State::count_piece).await??;
-        set.with(|s| s.frontier.goes_on());
-        match step {
+        match set.attempt(State::count_piece).await?? {
             Step::Leaf => {}
             Step::Border => {
                 read_ahead(set).await;
                 set.env().yield_now().await;
             }
-            Step::End => return finish(set).await,
+            Step::End => {
+                finish(set).await;
+                break;
+            }
         }
     }
     Ok(())
@@ -80,7 +81,7 @@ async fn read_ahead(set: &CacheSet) {
 }
 
 /// All keys have been counted: what holds no metadata holds data, or nothing.
-async fn finish(set: &CacheSet) -> Result<(), Error> {
+async fn finish(set: &CacheSet) {
     let by_age = by_age(set).await;
     for some in by_age.values().flat_map(|indices| indices.chunks(VISIT_MAX)) {
         set.env().breathe().await;
@@ -106,26 +107,18 @@ async fn finish(set: &CacheSet) -> Result<(), Error> {
         })
         .await;
     }
-    set.wake_all();
-    Ok(())
 }
 
 /// The buckets of which nothing is known, by their stored priority.
 async fn by_age(set: &CacheSet) -> BTreeMap<u32, Vec<u32>> {
     let mut by_age: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    let mut at = 0;
-    while set.with(|s| (at as u64) < s.buckets.count()) {
-        set.env().breathe().await;
-        set.with(|s| {
-            for (id, bucket) in s.buckets.part(at).filter(|(_, bucket)| bucket.usage == Usage::Unknown) {
-                let index =
-                    u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets");
-                by_age.entry(bucket.touched).or_default().push(index);
-            }
-            s.work.buckets(s.buckets.part(at).count());
-        });
-        at += BUCKETS_MAX;
-    }
+    set.each_bucket(|_, id, bucket| {
+        if bucket.usage == Usage::Unknown {
+            let index = u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets");
+            by_age.entry(bucket.touched).or_default().push(index);
+        }
+    })
+    .await;
     by_age
 }
 

@@ -119,11 +119,6 @@ impl Frontier {
         self.trouble = Some((tries, error));
     }
 
-    /// The walk goes on.
-    pub fn goes_on(&mut self) {
-        self.trouble = None;
-    }
-
     /// Why the walk does not come to its end, after so many tries in a row.
     #[must_use]
     pub fn trouble(&self, tries_min: u32) -> Option<Error> {
@@ -250,6 +245,7 @@ impl State {
         }
         work.visit(count);
         let end = node.position();
+        frontier.trouble = None;
         frontier.at = next.unwrap_or(end);
         frontier.at_border = next.is_none();
         Ok(match next {

@@ -248,14 +248,7 @@ impl Oldest {
     async fn begin(set: &CacheSet) -> Self {
         let count = set.with(|s| usize::try_from(s.buckets.count()).expect("a table length"));
         let mut oldest: Vec<Gen> = Vec::with_capacity(count);
-        while oldest.len() < count {
-            set.env().breathe().await;
-            set.with(|s| {
-                let before = oldest.len();
-                oldest.extend(s.buckets.part(before).map(|(_, bucket)| bucket.generation));
-                s.work.buckets(oldest.len() - before);
-            });
-        }
+        set.each_bucket(|_, _, bucket| oldest.push(bucket.generation)).await;
         Self(oldest)
     }
 

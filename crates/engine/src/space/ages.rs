@@ -2,7 +2,6 @@
 //! asks for it without need.
 
 use crate::set::CacheSet;
-use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
 
@@ -27,20 +26,13 @@ impl CacheSet {
     /// Looks at every bucket; others run meanwhile.
     pub async fn ages(&self) -> Ages {
         let mut by_age = alloc::vec![0_u64; usize::from(PRIO_FRESH)];
-        let mut at = 0;
-        while self.with(|s| (at as u64) < s.buckets.count()) {
-            self.env().breathe().await;
-            self.with(|s| {
-                for (id, _) in s.buckets.part(at) {
-                    let prio = s.buckets.prio(id);
-                    if prio != 0 && prio != PRIO_BTREE {
-                        by_age[usize::from(PRIO_FRESH - prio)] += 1;
-                    }
-                }
-                s.work.buckets(s.buckets.part(at).count());
-            });
-            at += BUCKETS_MAX;
-        }
+        self.each_bucket(|s, id, _| {
+            let prio = s.buckets.prio(id);
+            if prio != 0 && prio != PRIO_BTREE {
+                by_age[usize::from(PRIO_FRESH - prio)] += 1;
+            }
+        })
+        .await;
         summed(&by_age, self.with(|s| s.geometry.bucket_sectors))
     }
 }

@@ -13,8 +13,10 @@ mod search;
 pub use search::Invalidated;
 
 use crate::policy::{Place, Rank, Victims};
+use crate::set::CacheSet;
 use crate::space::flushes::Running;
 use crate::space::{Flushes, FreeList};
+use crate::state::State;
 use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
@@ -515,6 +517,22 @@ impl Buckets {
         self.available += u64::from(is_available);
         self.available -= u64::from(was_available);
         self.victims.place(slot(id), rank);
+    }
+}
+
+impl CacheSet {
+    /// Shows every bucket, in pieces; others run between them.
+    pub(crate) async fn each_bucket(&self, mut look: impl FnMut(&State, BucketId, &Bucket)) {
+        let mut at = 0;
+        while self.with(|s| (at as u64) < s.buckets.count()) {
+            self.env().breathe().await;
+            self.with(|s| {
+                let state: &State = s;
+                let count = state.buckets.part(at).map(|(id, bucket)| look(state, id, bucket)).count();
+                s.work.buckets(count);
+            });
+            at += BUCKETS_MAX;
+        }
     }
 }
 
