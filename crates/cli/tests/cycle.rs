@@ -34,17 +34,16 @@ impl Site {
             "version = 1\n[cache.fast]\ndevice = {fast:?}\n[cache.spare]\ndevice = {spare:?}\n\
              [volume.media]\nbacking = {tank:?}\ncache = \"fast\"\nwriteback_running = false\n"
         );
-        std::fs::write(site.images.path("config.toml"), text).expect("a file");
+        site.images.configure(&text);
         site
     }
 
     fn kept(&self) -> String {
-        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+        self.images.kept()
     }
 
     fn start(&self) -> Daemon {
-        let config: PathBuf = self.images.path("config.toml");
-        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     /// Fills the start of the volume; what was written.

@@ -20,10 +20,7 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let images = Images::new();
-        let fast = images.blank("fast", CACHE_BYTES);
-        let tank = images.blank("tank", BACKING_BYTES);
-        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
         let site = Self { images, fast, tank };
         site.configure(&site.tank);
         site
@@ -36,16 +33,15 @@ impl Site {
              writeback_running = false\n",
             self.fast
         );
-        std::fs::write(self.images.path("config.toml"), text).expect("a file");
+        self.images.configure(&text);
     }
 
     fn start(&self) -> Daemon {
-        let config: PathBuf = self.images.path("config.toml");
-        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     fn kept(&self) -> String {
-        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+        self.images.kept()
     }
 
     /// Fills the start of a volume.

@@ -32,7 +32,7 @@ impl Site {
         assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank, "--for", &fast]).exit, 0);
         let set = json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().map(str::to_owned);
         let site = Self { images, fast, tank, set: set.expect("a set") };
-        std::fs::write(site.images.path("config.toml"), "version = 1\n").expect("a file");
+        site.images.configure("version = 1\n");
         site.kernel_has_it();
         site
     }
@@ -86,11 +86,11 @@ impl Site {
     }
 
     fn start(&self) -> Daemon {
-        Daemon::start(&self.images, &["--config", self.images.path("config.toml").to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     fn kept(&self) -> String {
-        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+        self.images.kept()
     }
 
     fn import(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {

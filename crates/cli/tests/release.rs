@@ -19,23 +19,20 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let images = Images::new();
-        let fast = images.blank("fast", CACHE_BYTES);
-        let tank = images.blank("tank", BACKING_BYTES);
-        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
         let text = format!(
             "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.media]\nbacking = {tank:?}\nwriteback_running = false\n"
         );
-        std::fs::write(images.path("config.toml"), text).expect("a file");
+        images.configure(&text);
         Self { images, fast, tank }
     }
 
     fn start(&self) -> Daemon {
-        Daemon::start(&self.images, &["--config", self.images.path("config.toml").to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     fn kept(&self) -> String {
-        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+        self.images.kept()
     }
 
     /// `bcached` on a machine with such a kernel.

@@ -34,16 +34,16 @@ impl Site {
             assert_eq!(bcached(&["make", "--writeback", "--label", volume, "-B", &device]).exit, 0);
             text += &format!("[volume.{volume}]\nbacking = {device:?}\nwriteback_running = false\n");
         }
-        std::fs::write(images.path("config.toml"), text).expect("a file");
+        images.configure(&text);
         Self { images, old, new }
     }
 
     fn start(&self) -> Daemon {
-        Daemon::start(&self.images, &["--config", self.images.path("config.toml").to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     fn kept(&self) -> String {
-        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+        self.images.kept()
     }
 
     fn write(&self, daemon: &Daemon) {

@@ -22,10 +22,7 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let images = Images::new();
-        let fast = images.blank("fast", 100 * MIB);
-        let tank = images.blank("tank", OFFSET + 20 * MIB);
-        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let (fast, tank) = images.pair(100 * MIB, OFFSET + 20 * MIB);
         let site = Self { images, fast, tank };
         site.configure("");
         site
@@ -37,16 +34,15 @@ impl Site {
             "version = 1\n[cache.fast]\ndevice = {:?}\n[volume.media]\nbacking = {:?}\nwriteback_running = false\nsequential_cutoff = 0\n{more}",
             self.fast, self.tank
         );
-        std::fs::write(self.images.path("config.toml"), text).expect("a file");
+        self.images.configure(&text);
     }
 
     fn start(&self) -> Daemon {
-        let config = self.images.path("config.toml");
-        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     fn kept(&self) -> String {
-        std::fs::read_to_string(self.images.path("config.d/99-set.toml")).unwrap_or_default()
+        self.images.kept()
     }
 
     fn resize_device(&self, volume_bytes: u64) {

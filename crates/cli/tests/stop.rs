@@ -20,21 +20,17 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let images = Images::new();
-        let fast = images.blank("fast", CACHE_BYTES);
-        let tank = images.blank("tank", BACKING_BYTES);
-        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
         let text = format!(
             "version = 1\n[daemon]\nstop_timeout = \"5m\"\n[cache.fast]\ndevice = {fast:?}\n[volume.media]\n\
              backing = {tank:?}\nwriteback_running = false\n"
         );
-        std::fs::write(images.path("config.toml"), text).expect("a file");
+        images.configure(&text);
         Self { images, fast, tank }
     }
 
     fn start(&self) -> Daemon {
-        let config = self.images.path("config.toml");
-        Daemon::start(&self.images, &["--config", config.to_str().expect("text")])
+        Daemon::configured(&self.images)
     }
 
     fn write(&self, daemon: &Daemon) -> Vec<u8> {

@@ -87,6 +87,24 @@ impl Images {
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
+
+    /// A cache `fast`, and a backing device `tank` of that label in mode writeback, of so many bytes.
+    pub fn pair(&self, fast_bytes: u64, tank_bytes: u64) -> (String, String) {
+        let (fast, tank) = (self.blank("fast", fast_bytes), self.blank("tank", tank_bytes));
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        (fast, tank)
+    }
+
+    /// What [`Daemon::configured`] is configured by.
+    pub fn configure(&self, text: &str) {
+        std::fs::write(self.path("config.toml"), text).expect("a file");
+    }
+
+    /// What `set` and the like have kept beside that; empty: nothing yet.
+    pub fn kept(&self) -> String {
+        std::fs::read_to_string(self.path("config.d/99-set.toml")).unwrap_or_default()
+    }
 }
 
 /// Everything in a file.
@@ -147,6 +165,11 @@ impl Daemon {
     /// Starts it with its sockets in a folder of `images`, and waits for `ready`.
     pub fn start(images: &Images, words: &[&str]) -> Self {
         Self::start_command(images, Self::command(images, "run", words))
+    }
+
+    /// The same by the configuration of `images`.
+    pub fn configured(images: &Images) -> Self {
+        Self::start(images, &["--config", images.path("config.toml").to_str().expect("text")])
     }
 
     /// The same with a command from [`Daemon::command`] for the folder `run`.
