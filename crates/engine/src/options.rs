@@ -17,6 +17,9 @@ pub struct Options {
     /// Buckets kept free for the next start, so that it need not wait for the walk of the tree; 0: none. `None`: as many as fit the
     /// size of the device. Taken once.
     pub reserve: Option<u64>,
+    /// A bucket that was filled with dirty data ends in a summary of it, by which it is emptied sooner one day, where that takes no
+    /// more than one sector in so many; 0: nowhere. Taken once.
+    pub summary_share: u64,
     /// How long keys wait in the open journal entry when nobody asks for durability (`journal_delay_ms`).
     pub journal_delay: Duration,
     /// How long keys wait in a leaf before it is written for no other reason.
@@ -62,6 +65,7 @@ impl Default for Options {
         Self {
             node_budget_bytes: 128 << 20,
             reserve: None,
+            summary_share: 64,
             journal_delay: Duration::from_millis(100),
             leaf_delay: Duration::from_secs(30),
             cutoff_cache_add: 95,

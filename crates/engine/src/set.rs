@@ -63,6 +63,8 @@ pub struct Signals {
     pub allocator_work: Notify,
     /// Free buckets came.
     pub space: Notify,
+    /// Buckets have been closed, and want a summary.
+    pub summary_work: Notify,
     /// Buckets may be discarded.
     pub discard_work: Notify,
     /// A range was released.
@@ -221,6 +223,7 @@ impl CacheSet {
             &signals.node_progress,
             &signals.allocator_work,
             &signals.space,
+            &signals.summary_work,
             &signals.discard_work,
             &signals.ranges,
             &signals.flushed,

@@ -215,15 +215,16 @@ impl State {
         self.dirty.of(inode) == 0 && (self.frontier.has_passed(inode) || self.volumes.iter().any(says_so))
     }
 
-    /// Takes space for data. Pinned until its key is in the tree or [`State::give_back`].
-    pub fn take_space(&mut self, class: Class, wanted: u64) -> Option<Space> {
+    /// Takes space for data, which begins at `of` if it may have to be moved one day. Pinned until its key is in the tree or
+    /// [`State::unpin`].
+    pub fn take_space(&mut self, class: Class, of: Option<Position>, wanted: u64) -> Option<Space> {
         let keep = match class {
             // Until the tree has been walked there is little, and no more can be had.
             Class::Clean if !self.frontier.is_complete() => return None,
             Class::Moved => BTREE_RESERVE,
             Class::Dirty(_) | Class::Clean => BTREE_RESERVE + MOVING_RESERVE,
         };
-        self.open.take(&mut self.buckets, class, wanted, keep, self.geometry.bucket_sectors)
+        self.open.take(&mut self.buckets, class, of, wanted, keep)
     }
 
     /// The key for the space is in the tree, or will never be: the bucket may be reused when its time comes.

@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::journal::writer;
 use crate::request::flush;
 use crate::set::{CacheSet, Duty};
+use crate::space::summaries;
 
 impl CacheSet {
     /// Stops the set. Afterwards nothing is written any more, whatever is returned; the devices may be given to somebody
@@ -46,6 +47,7 @@ impl CacheSet {
         self.with(|s| s.settled = true);
         self.signals().allocator_work.notify_all();
         self.signals().discard_work.notify_all();
+        self.signals().summary_work.notify_all();
         self.ended(Duty::Allocating).await;
         settled
     }
@@ -56,6 +58,7 @@ impl CacheSet {
             open.close_all(buckets);
         });
         self.check_alive()?;
+        summaries::write_all(self).await;
         // The keys that wait for an entry first: the last one is to have none. Fills are not journalled, and a replay would lay a
         // hole over those made since.
         writer::commit(self).await?;

@@ -58,6 +58,8 @@ pub const BUCKETS_MAX: usize = 16_384;
 
 /// Bytes of a usual key in a set.
 const KEY_BYTES: usize = 24;
+/// Bytes of an extent in a summary.
+const EXTENT_BYTES: usize = 16;
 
 /// The cost of a transition so far.
 #[derive(Default)]
@@ -111,6 +113,12 @@ impl Work {
     /// The generations and priorities of so many buckets were put into a block, and summed.
     pub const fn priorities(&mut self, buckets: u64) {
         self.nanoseconds += priorities_ns(buckets);
+    }
+
+    /// The summary of a bucket with so many extents was made or taken apart, and summed.
+    pub const fn summary(&mut self, extents: usize) {
+        self.copy(extents);
+        self.nanoseconds += sum_ns(EXTENT_BYTES * extents);
     }
 
     /// So many buckets were looked at.

@@ -22,13 +22,15 @@ pub enum Cause {
     Priorities,
     /// The table of volumes.
     Uuids,
+    /// What lies in a bucket of dirty data, at its end.
+    Summaries,
     /// The superblock.
     Superblock,
 }
 
 impl Cause {
     /// All of them: data first, then metadata.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Data,
         Self::Fill,
         Self::Moved,
@@ -36,6 +38,7 @@ impl Cause {
         Self::Journal,
         Self::Priorities,
         Self::Uuids,
+        Self::Summaries,
         Self::Superblock,
     ];
 
@@ -50,6 +53,7 @@ impl Cause {
             Self::Journal => "journal",
             Self::Priorities => "priorities",
             Self::Uuids => "uuids",
+            Self::Summaries => "summaries",
             Self::Superblock => "superblock",
         }
     }
@@ -58,7 +62,7 @@ impl Cause {
     #[must_use]
     pub(crate) const fn doing(self) -> Doing {
         match self {
-            Self::Data | Self::Fill | Self::Moved => Doing::Data,
+            Self::Data | Self::Fill | Self::Moved | Self::Summaries => Doing::Data,
             Self::Btree => Doing::Node,
             Self::Journal => Doing::Journal,
             Self::Priorities => Doing::Priorities,

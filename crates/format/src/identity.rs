@@ -92,6 +92,12 @@ impl SetMagic {
         self.0 ^ 0x3C5D_E4B1_1F9A_6E87
     }
 
+    /// Magic of the summary of a bucket of this set.
+    #[must_use]
+    pub const fn summary(self) -> u64 {
+        self.0 ^ 0x8B1D_47F2_E09C_35A6
+    }
+
     /// Magic of a B-tree set of this set.
     #[must_use]
     pub const fn bset(self) -> u64 {

@@ -83,4 +83,5 @@ pub const STRUCTURES: &[Structure] = &[
     crate::uuid::STRUCTURE,
     crate::uuid::STRUCTURE_OLD,
     crate::stamp::STRUCTURE,
+    crate::summary::STRUCTURE,
 ];

@@ -47,6 +47,7 @@ pub mod layout;
 pub mod node_log;
 pub mod prio;
 pub mod stamp;
+pub mod summary;
 pub mod superblock;
 pub mod units;
 pub mod uuid;

@@ -77,9 +77,9 @@ fn cache() -> Value {
     let mut cache = json!({
         "name": "fast", "device": "/dev/\"fast\"", "state": "open", "set_uuid": UUID,
         "bypass_hits": 5, "bypass_misses": 6, "bypassed_requests": 2, "bypassed": bypassed(),
-        "windows": windows(), "written_bytes": 36,
+        "windows": windows(), "written_bytes": 45,
         "written_by_cause_bytes": { "data": 1, "fill": 2, "moved": 3, "btree": 4, "journal": 5, "priorities": 6,
-            "uuids": 7, "superblock": 8 },
+            "uuids": 7, "superblock": 8, "summaries": 9 },
         "average_key_bytes": 8192, "btree_nodes": 3, "btree_used_percent": 40,
         "btree_gc": times, "btree_split": times, "btree_read": times, "congested_bytes": 0,
         "discarded_bytes": 0

@@ -2,8 +2,9 @@
 //! time.
 //!
 //! `pass` drops stale keys before generations wrap, and makes sparse nodes fewer; `moving` gathers the live data of sparse
-//! buckets; `orphans` makes void what is left of volumes that are no more.
+//! buckets, which `emptying` copies; `orphans` makes void what is left of volumes that are no more.
 
+pub mod emptying;
 pub mod moving;
 pub mod orphans;
 pub mod pass;

@@ -1,31 +1,24 @@
-//! Moves live dirty data out of sparsely filled buckets when buckets run out. Each piece is copied and its key replaced
-//! if it is still the same, in the journal like a write: the old bucket is reused only when that entry is
-//! durable. Clean data in the same buckets is not moved: it can be read again.
+//! Moves live dirty data out of sparsely filled buckets when buckets run out (how: `gc::emptying`). Clean data in the same buckets is
+//! not moved: it can be read again.
 
-use crate::btree::pointer_to_read;
 use crate::error::Error;
+use crate::gc::emptying;
 use crate::journal::writer;
-use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::{Bucket, Buckets, Class, Space, Usage};
+use crate::space::{Bucket, Usage};
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::work::BUCKETS_MAX;
-use crate::written::Cause;
 use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
-use bcached_env::Buffer;
-use bcached_format::{Key, Position};
+use bcached_format::BucketId;
 use core::time::Duration;
 
 /// Data is moved when fewer than one bucket in so many is available, and where writes are slowed down for want of room.
 const AVAILABLE_SHARE: u64 = 8;
-/// Most buckets that are filled in one round, which walks over the whole tree; and of those that are free, one in so many.
+/// Most buckets that are filled in one round; and of those that are free, one in so many.
 const ROUND_MAX: usize = 32;
 const FREE_SHARE: usize = 4;
 /// Most buckets that are emptied in one round.
 const VICTIMS_MAX: usize = 256;
-/// Keys that are copied at once.
-const DEPTH: usize = 16;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -42,8 +35,8 @@ impl Rounds {
         self.begun += 1;
     }
 
-    fn ends(&mut self, gained: u64) {
-        self.vain = (gained == 0).then_some(self.begun);
+    fn ends(&mut self, gained: bool) {
+        self.vain = (!gained).then_some(self.begun);
     }
 
     /// How many have begun: what somebody remembers who begins to wait.
@@ -64,45 +57,75 @@ pub async fn run(set: CacheSet) {
     let _ends_with_the_set = set.walked().await;
     while !set.is_ending() {
         set.with(|s| s.moving.begins());
-        let victims = choose(&set).await;
-        let gained = if victims.is_empty() { 0 } else { empty(&set, &victims).await.unwrap_or(0) };
+        let gained = match choose(&set).await {
+            Some(victims) => empty(&set, &victims).await.unwrap_or(false),
+            None => false,
+        };
         set.with(|s| s.moving.ends(gained));
-        if gained == 0 {
+        if !gained {
             let until = set.env().now() + PAUSE;
             set.env().wait_until(&set.signals().gc_work, until).await;
         }
     }
 }
 
+/// The buckets that are emptied in one round.
+struct Victims {
+    ids: BTreeSet<BucketId>,
+    /// They have no summary.
+    are_unknown: bool,
+}
+
 /// The emptiest buckets with dirty data, as many as a part of the free ones can take the data of; at least two, or nothing is
-/// gained.
-async fn choose(set: &CacheSet) -> BTreeSet<u64> {
-    let mut found: BTreeSet<(u32, u64)> = BTreeSet::new();
+/// gained. Those of which it is known that they have no summary only if there are no others.
+async fn choose(set: &CacheSet) -> Option<Victims> {
+    let mut found: [BTreeSet<(u32, BucketId)>; 2] = Default::default();
     let mut at = 0;
     while set.with(|s| (at as u64) < s.buckets.count() && is_scarce(s)) {
         set.env().breathe().await;
         set.with(|s| {
             for (id, bucket) in s.buckets.part(at).filter(|(_, bucket)| is_sparse(s, bucket)) {
-                found.insert((bucket.dirty, id.index));
-                if found.len() > VICTIMS_MAX {
-                    found.pop_last();
+                let emptiest = &mut found[usize::from(bucket.is_unsummed)];
+                emptiest.insert((bucket.dirty, id));
+                if emptiest.len() > VICTIMS_MAX {
+                    emptiest.pop_last();
                 }
             }
             s.work.buckets(s.buckets.part(at).count());
         });
         at += BUCKETS_MAX;
     }
-    let mut room = set.with(|s| {
+    let room = set.with(|s| {
         let most = if s.is_short_of_room() { ROUND_MAX } else { 1 };
-        s.geometry.bucket_sectors * (s.buckets.free_count() / FREE_SHARE).clamp(1, most) as u64
+        s.open.data_sectors() * (s.buckets.free_count() / FREE_SHARE).clamp(1, most) as u64
     });
-    let fits = |(dirty, _): &(u32, u64)| {
-        let fits = u64::from(*dirty) <= room;
-        room = room.saturating_sub(u64::from(*dirty));
-        fits
+    [false, true].into_iter().zip(found).find_map(|(are_unknown, emptiest)| {
+        let mut room = room;
+        let fits = |(dirty, _): &(u32, BucketId)| {
+            let fits = u64::from(*dirty) <= room;
+            room = room.saturating_sub(u64::from(*dirty));
+            fits
+        };
+        let ids: BTreeSet<BucketId> = emptiest.into_iter().take_while(fits).map(|(_, id)| id).collect();
+        (ids.len() > 1).then_some(Victims { ids, are_unknown })
+    })
+}
+
+/// Empties them; returns whether that has gained anything, or it has come out that there is another way.
+async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
+    let mut learned = false;
+    let moved = if victims.are_unknown {
+        emptying::by_walk(set, &victims.ids).await?
+    } else {
+        let (extents, unsummed) = emptying::extents_of(set, &victims.ids).await;
+        learned = !unsummed.is_empty();
+        set.with(|s| unsummed.into_iter().for_each(|id| s.buckets.set_unsummed(id)));
+        emptying::by_extents(set, &victims.ids, &extents).await?
     };
-    let victims: BTreeSet<u64> = found.into_iter().take_while(fits).map(|(_, index)| index).collect();
-    if victims.len() < 2 { BTreeSet::new() } else { victims }
+    writer::commit(set).await?;
+    set.with(|s| s.stats.moved_bytes += moved * 512);
+    set.signals().allocator_work.notify_all();
+    Ok(moved > 0 || learned)
 }
 
 fn is_scarce(s: &State) -> bool {
@@ -116,107 +139,5 @@ fn is_sparse(s: &State, bucket: &Bucket) -> bool {
     bucket.usage == Usage::Data
         && bucket.dirty > 0
         && bucket.pins == 0
-        && u64::from(bucket.dirty) * 2 <= s.geometry.bucket_sectors
-}
-
-/// Moves what is dirty in `victims`; returns how many sectors were moved.
-async fn empty(set: &CacheSet, victims: &BTreeSet<u64>) -> Result<u64, Error> {
-    let mut at = Position::ZERO;
-    let mut moved = 0;
-    loop {
-        let mut keys: Vec<Key> = Vec::new();
-        let visited = set
-            .attempt(|s| {
-                keys.clear();
-                s.visit_leaf(at, &mut |buckets, key| {
-                    if is_in(buckets, key, victims) {
-                        keys.push(*key);
-                    }
-                })
-            })
-            .await?;
-        for some in keys.chunks(DEPTH) {
-            for sectors in bcached_env::join_all(some.iter().map(|key| move_key(set, key))).await {
-                moved += sectors?;
-            }
-        }
-        if visited.next == Position::MAX || set.with(|s| s.stopping) {
-            break;
-        }
-        at = visited.next;
-        if visited.is_end {
-            set.env().yield_now().await;
-        }
-    }
-    writer::commit(set).await?;
-    set.with(|s| s.stats.moved_bytes += moved * 512);
-    set.signals().allocator_work.notify_all();
-    Ok(moved)
-}
-
-fn is_in(buckets: &Buckets, key: &Key, victims: &BTreeSet<u64>) -> bool {
-    let inside = |pointer| {
-        !buckets.is_stale(pointer) && buckets.of(pointer).is_some_and(|id| victims.contains(&id.index))
-    };
-    key.dirty && key.pointers.as_slice().iter().any(|pointer| inside(*pointer))
-}
-
-/// Copies one key's data and puts the copy in its place, as far as the key is still the same.
-async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
-    // From the check to the end of the copy the old bucket must not be reused.
-    let pinned = set.with(|s| {
-        let valid = key.pointers.as_slice().iter().all(|pointer| !s.buckets.is_stale(*pointer));
-        if valid {
-            s.pin(&key.pointers);
-        }
-        valid
-    });
-    if !pinned {
-        return Ok(0);
-    }
-    let mut moved = 0;
-    let mut at = key.start();
-    while at < key.end {
-        let Some(space) = set.with(|s| s.take_space(Class::Moved, key.end - at)) else { break };
-        let part = key.cut(at, at + space.sectors).expect("space is not longer than asked for");
-        let done = copy(set, &part, space).await;
-        set.with(|s| s.unpin(&space.pointers));
-        match done {
-            Ok(sectors) => moved += sectors,
-            Err(error) => {
-                set.with(|s| s.unpin(&key.pointers));
-                return Err(error);
-            }
-        }
-        at += space.sectors;
-    }
-    set.with(|s| s.unpin(&key.pointers));
-    Ok(moved)
-}
-
-async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
-    let from = pointer_to_read(&part.pointers).expect("a live key has a pointer");
-    let length = usize::try_from(part.sectors() * 512).expect("a key is small");
-    let (read, buffer) = set.read_cache(from.sector(), Buffer::zeroed(length)).await;
-    if read.is_err() {
-        // It stays where it is; whoever needs it is told.
-        return Ok(0);
-    }
-    let payload = buffer.freeze();
-    let _phase = set.begin(Phase::Move);
-    for pointer in space.pointers.as_slice() {
-        if set.write_data(*pointer, payload.clone(), Cause::Moved).await.is_err() {
-            return Ok(0);
-        }
-    }
-    let mut moved = 0;
-    let mut rest = Some(*part);
-    while let Some(expected) = rest {
-        let pointers = space.pointers.advanced(expected.start() - part.start());
-        let new = Key { pointers, ..expected };
-        let (upto, sectors) = set.attempt(|s| s.replace(&expected, &new)).await?;
-        moved += sectors;
-        rest = expected.cut(upto, expected.end);
-    }
-    Ok(moved)
+        && u64::from(bucket.dirty) * 2 <= s.open.data_sectors()
 }

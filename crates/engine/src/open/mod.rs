@@ -20,7 +20,9 @@ use crate::journal::{Journal, writer};
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
-use crate::space::{Buckets, Discards, OpenBuckets, Starvation, Usage, allocator, discards, prios, reserve};
+use crate::space::{
+    Buckets, Discards, OpenBuckets, Starvation, Usage, allocator, discards, prios, reserve, summaries,
+};
 use crate::state::{BTREE_RESERVE, DirtyCounts, PrioChains, State};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
@@ -98,6 +100,7 @@ fn assemble(
     parts.buckets.set_replacement(replacement, env.random());
     let shares = parts.shares;
     let phases = Arc::clone(&options.phases);
+    let open = OpenBuckets::new(&parts.geometry, options.summary_share);
     let state = State {
         geometry: parts.geometry,
         options,
@@ -109,7 +112,7 @@ fn assemble(
         journal: parts.journal,
         note,
         buckets: parts.buckets,
-        open: OpenBuckets::default(),
+        open,
         discards: Discards::default(),
         prios: parts.prios,
         uuids: parts.uuids,
@@ -219,6 +222,7 @@ async fn finish(set: &CacheSet) {
     });
     crate::volume::flash::add_all(set);
     set.spawn(Duty::Allocating, discards::run);
+    set.spawn(Duty::Allocating, summaries::run);
     set.spawn(Duty::Changing, gc::pass::run);
     set.spawn(Duty::Changing, gc::moving::run);
     set.spawn(Duty::Changing, gc::orphans::run);

@@ -12,7 +12,7 @@ use crate::volume::epoch::Stamp;
 use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, IoError, Payload, join_all};
-use bcached_format::{Key, Pointer};
+use bcached_format::{Key, Pointer, Position};
 
 /// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
 const FILL_BYTES_MAX: u64 = 64 << 20;
@@ -44,12 +44,16 @@ impl Chunk {
 impl CacheSet {
     /// Takes space for as much of the range as there is; pinned.
     pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Vec<Chunk> {
+        let of = |start| match class {
+            Class::Dirty(inode) => Some(Position { inode, offset: start }),
+            Class::Clean | Class::Moved => None,
+        };
         let chunks = self.with(|s| {
             let mut chunks = Vec::new();
             let mut at = range.start;
             while at < range.end {
                 let wanted = (range.end - at).min(bcached_format::key::MAX_KEY_SECTORS - 7);
-                let Some(space) = s.take_space(class, wanted) else { break };
+                let Some(space) = s.take_space(class, of(at), wanted) else { break };
                 chunks.push(Chunk { start: at, space });
                 at += space.sectors;
             }
@@ -57,6 +61,9 @@ impl CacheSet {
         });
         if self.with(|s| s.buckets.free_count() < s.free_low()) {
             self.signals().allocator_work.notify_all();
+        }
+        if self.with(|s| s.open.has_closed()) {
+            self.signals().summary_work.notify_all();
         }
         chunks
     }

@@ -23,10 +23,11 @@ pub mod open_buckets;
 pub mod prios;
 pub mod reserve;
 pub mod starvation;
+pub mod summaries;
 
 pub use buckets::{Bucket, Buckets, Usage};
 pub use discards::{DiscardState, Discards};
 pub use flushes::Flushes;
 pub use free::FreeList;
-pub use open_buckets::{Class, OpenBuckets, Space};
+pub use open_buckets::{Class, Closed, OpenBuckets, Space};
 pub use starvation::Starvation;

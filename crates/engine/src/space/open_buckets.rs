@@ -1,9 +1,16 @@
 //! Where the next data goes: one open bucket a class, appended to until full. Sectors of a bucket are written at most
 //! once per generation, and an extent never crosses a bucket's end.
+//!
+//! What will be dirty leaves room at the bucket's end for a summary of it (`space::summaries`), if that is small beside the bucket.
 
 use crate::space::buckets::{Buckets, Usage};
 use alloc::collections::BTreeMap;
-use bcached_format::{BucketId, Inode, Pointer, Pointers};
+use alloc::vec::Vec;
+use bcached_format::summary::{self, Extent};
+use bcached_format::{BucketId, Geometry, Inode, Pointer, Pointers, Position};
+
+/// Most buckets that wait for their summary to be written. Those closed beyond that get none.
+const CLOSED_MAX: usize = 64;
 
 /// What kind of data a bucket is filled with. Kinds are kept apart because they die at different times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -16,6 +23,13 @@ pub enum Class {
     Moved,
 }
 
+impl Class {
+    /// It may have to be moved one day.
+    const fn is_summed(self) -> bool {
+        matches!(self, Self::Dirty(_) | Self::Moved)
+    }
+}
+
 /// Space for one extent: pinned until its key is in the tree or it is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
@@ -25,38 +39,63 @@ pub struct Space {
     pub sectors: u64,
 }
 
-#[derive(Clone, Copy)]
 struct OpenBucket {
     id: BucketId,
     used: u64,
+    /// What was written to it, as far as its summary has room for it.
+    extents: Vec<Extent>,
+}
+
+/// A bucket that is full, pinned until its summary is written.
+pub struct Closed {
+    /// Where the summary goes.
+    pub pointer: Pointer,
+    /// The bucket.
+    pub id: BucketId,
+    /// What was written to it.
+    pub extents: Vec<Extent>,
 }
 
 /// The open buckets of a set.
-#[derive(Default)]
 pub struct OpenBuckets {
     open: BTreeMap<Class, OpenBucket>,
+    closed: Vec<Closed>,
+    bucket_sectors: u64,
+    /// What a summary takes of a bucket; 0: there are none.
+    summary_sectors: u64,
 }
 
 impl OpenBuckets {
+    /// Of a set of that geometry. Buckets get a summary if that takes no more than one sector in `summary_share`; 0: they get none.
+    #[must_use]
+    pub fn new(geometry: &Geometry, summary_share: u64) -> Self {
+        let bucket_sectors = geometry.bucket_sectors;
+        let sectors = summary::sectors(bucket_sectors, geometry.block_sectors);
+        let is_small = summary_share > 0 && sectors * summary_share <= bucket_sectors;
+        let summary_sectors = if is_small { sectors } else { 0 };
+        Self { open: BTreeMap::new(), closed: Vec::new(), bucket_sectors, summary_sectors }
+    }
+
     /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket ends there. `None`
-    /// if a new bucket is needed and no more than `keep` are free.
+    /// if a new bucket is needed and no more than `keep` are free. What will lie there begins at `of`, for the summary.
     pub fn take(
         &mut self,
         buckets: &mut Buckets,
         class: Class,
+        of: Option<Position>,
         wanted: u64,
         keep: usize,
-        bucket_sectors: u64,
     ) -> Option<Space> {
         assert!(wanted > 0, "space for nothing");
+        let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
         let open = match self.open.get_mut(&class) {
             Some(open) => open,
             None => {
                 let id = buckets.take(Usage::Open, keep)?;
-                self.open.entry(class).or_insert(OpenBucket { id, used: 0 })
+                self.open.entry(class).or_insert(OpenBucket { id, used: 0, extents: Vec::new() })
             }
         };
-        let sectors = wanted.min(bucket_sectors - open.used);
+        let sectors = wanted.min(end - open.used);
         let pointer = Pointer::new(
             open.id.device,
             buckets.sector(open.id) + open.used,
@@ -65,30 +104,75 @@ impl OpenBuckets {
         open.used += sectors;
         buckets.pin(pointer);
         buckets.touch(pointer);
-        if open.used == bucket_sectors {
-            buckets.set_usage(open.id, Usage::Data);
-            self.open.remove(&class);
+        if let Some(of) = of.filter(|_| class.is_summed()) {
+            open.remember(of, sectors, summary::extents_in(self.summary_sectors));
+        }
+        if open.used == end {
+            self.close(class, buckets);
         }
         Some(Space { pointers: Pointers::one(pointer), sectors })
     }
 
-    /// Closes the open bucket of a class that ends.
+    /// Closes the open bucket of a class that is full or ends.
     pub fn close(&mut self, class: Class, buckets: &mut Buckets) {
-        if let Some(open) = self.open.remove(&class) {
-            buckets.set_usage(open.id, Usage::Data);
+        let Some(OpenBucket { id, extents, .. }) = self.open.remove(&class) else { return };
+        buckets.set_usage(id, Usage::Data);
+        if extents.is_empty() || self.closed.len() >= CLOSED_MAX {
+            return;
         }
+        let sector = buckets.sector(id) + self.data_sectors();
+        let pointer = Pointer::new(id.device, sector, buckets.get(id).generation);
+        buckets.pin(pointer);
+        self.closed.push(Closed { pointer, id, extents });
     }
 
     /// Closes every open bucket, at stop.
     pub fn close_all(&mut self, buckets: &mut Buckets) {
-        for open in core::mem::take(&mut self.open).into_values() {
-            buckets.set_usage(open.id, Usage::Data);
+        let classes: Vec<Class> = self.open.keys().copied().collect();
+        for class in classes {
+            self.close(class, buckets);
         }
+    }
+
+    /// Buckets that were closed and want a summary, for who writes it.
+    pub fn take_closed(&mut self) -> Vec<Closed> {
+        core::mem::take(&mut self.closed)
+    }
+
+    /// Some wait for that.
+    #[must_use]
+    pub const fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
+    /// Sectors of a bucket that dirty data may take.
+    #[must_use]
+    pub const fn data_sectors(&self) -> u64 {
+        self.bucket_sectors - self.summary_sectors
+    }
+
+    /// Sectors that a summary takes; `None`: buckets get none.
+    #[must_use]
+    pub fn summary_sectors(&self) -> Option<u64> {
+        Some(self.summary_sectors).filter(|sectors| *sectors > 0)
     }
 
     /// Buckets open now.
     #[must_use]
     pub fn count(&self) -> usize {
         self.open.len()
+    }
+}
+
+impl OpenBucket {
+    /// What lies behind the rest begins at `of`. Of more than `most` extents some are forgotten.
+    fn remember(&mut self, of: Position, sectors: u64, most: usize) {
+        let sectors = u32::try_from(sectors).expect("a bucket has fewer");
+        let goes_on = |last: &&mut Extent| last.inode == of.inode && last.end() == of.offset;
+        if let Some(last) = self.extents.last_mut().filter(goes_on) {
+            last.sectors += sectors;
+        } else if self.extents.len() < most {
+            self.extents.push(Extent { inode: of.inode, start: of.offset, sectors });
+        }
     }
 }

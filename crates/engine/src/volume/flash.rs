@@ -151,7 +151,7 @@ impl State {
         let kept = (BTREE_RESERVE + MOVING_RESERVE + open + batch) as u64 + self.reserve_wanted;
         let metadata = self.buckets.count_of(Usage::Meta);
         let buckets = self.buckets.count().saturating_sub(metadata).saturating_sub(kept);
-        let (bucket, block) = (u128::from(geometry.bucket_sectors), u128::from(geometry.block_sectors));
+        let (bucket, block) = (u128::from(self.open.data_sectors()), u128::from(geometry.block_sectors));
         let node_bytes = u128::from(geometry.node_sectors()) * 512;
         // So many buckets a sector: 2 / bucket + INDEX_BYTES / (block * node_bytes).
         let sectors = u128::from(buckets) * bucket * block * node_bytes

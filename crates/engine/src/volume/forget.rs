@@ -142,6 +142,7 @@ impl CacheSet {
             let State { open, buckets, .. } = s;
             open.close(Class::Dirty(inode), buckets);
         });
+        self.signals().summary_work.notify_all();
         orphans::make_void(self, inode, |_| false, |buckets, key| !buckets.is_dead(key)).await?;
         // Whoever finds a volume that is not known finds nothing dirty of it either.
         writer::commit(self).await?;

@@ -11,6 +11,7 @@ mod detach;
 mod discards;
 mod distrust;
 mod durable;
+mod emptying;
 mod explain;
 mod failed_flush;
 mod forget;

@@ -120,6 +120,8 @@ fn options(geometry: &Geometry) -> Options {
         congested_write_threshold: congested.1,
         node_budget_bytes: (small(node_budget_mib) << 20).max(least),
         reserve: Some(reserve(geometry)),
+        // Buckets here are small.
+        summary_share: 16,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),

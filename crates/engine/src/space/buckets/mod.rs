@@ -60,6 +60,8 @@ pub struct Bucket {
     pub oldest: Gen,
     /// What it is used for.
     pub usage: Usage,
+    /// A summary of what it holds was looked for in vain.
+    pub is_unsummed: bool,
     /// Clock of the last hit or write, in units of [`Buckets::age`]; 0 = long ago.
     pub touched: u32,
     /// Operations in flight that read from it or write to it, and keys not yet in the tree.
@@ -119,6 +121,7 @@ impl Buckets {
                 generation,
                 oldest: generation,
                 usage: if index < first_bucket { Usage::Meta } else { Usage::Unknown },
+                is_unsummed: false,
                 touched: u32::from(prio.min(PRIO_FRESH)),
                 pins: 0,
                 live: 0,
@@ -409,6 +412,11 @@ impl Buckets {
         self.settle(id, was_available);
     }
 
+    /// There is no summary of what the bucket holds.
+    pub fn set_unsummed(&mut self, id: BucketId) {
+        self.table[slot(id) as usize].is_unsummed = true;
+    }
+
     /// Which bucket is given up first, from here on. `seed`: of what is drawn where any may be.
     pub const fn set_replacement(&mut self, policy: Replacement, seed: u64) {
         self.victims.set_policy(policy, seed);
@@ -481,7 +489,8 @@ impl Buckets {
         }
         let id = self.free.pop()?;
         assert_eq!(self.get(id).usage, Usage::Free, "bucket {id} on the free list is not free");
-        self.table[slot(id) as usize].touched = self.clock;
+        let bucket = &mut self.table[slot(id) as usize];
+        (bucket.touched, bucket.is_unsummed) = (self.clock, false);
         self.set_usage(id, usage);
         Some(id)
     }

@@ -1,0 +1,179 @@
+//! Empties buckets of what is dirty in them: each piece is copied and its key replaced if it is still the same, in the journal like
+//! a write, so the old bucket is reused only when that entry is durable.
+//!
+//! Where the keys are, the buckets' summaries say (`space::summaries`): as many looks into the tree as there were extents. Only for
+//! buckets without one the whole tree is walked. All that moves together moves in the order of the volumes, so that
+//! neighbours lie beside each other afterwards.
+
+use crate::btree::pointer_to_read;
+use crate::error::Error;
+use crate::phases::Phase;
+use crate::set::CacheSet;
+use crate::space::{Buckets, Class, Space, summaries};
+use crate::written::Cause;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use bcached_env::{Buffer, join_all};
+use bcached_format::summary::{Extent, extents_in};
+use bcached_format::{BucketId, Key, Position};
+
+/// Keys that are copied at once, and summaries that are read at once.
+const DEPTH: usize = 16;
+
+/// What the summaries of `ids` say, in the order of the keys; and the buckets without one that says all.
+pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (Vec<Extent>, Vec<BucketId>) {
+    let full = set.with(|s| s.open.summary_sectors().map_or(0, extents_in));
+    let ids: Vec<BucketId> = ids.iter().copied().collect();
+    let (mut extents, mut unsummed) = (Vec::new(), Vec::new());
+    for some in ids.chunks(DEPTH) {
+        for (id, found) in some.iter().zip(summaries::read(set, some).await) {
+            if found.as_ref().is_none_or(|found| found.len() >= full) {
+                unsummed.push(*id);
+            }
+            extents.extend(found.into_iter().flatten());
+        }
+    }
+    extents.sort_unstable();
+    extents.dedup();
+    (extents, unsummed)
+}
+
+/// Moves what is dirty in `victims` and lies in `extents`; returns how many sectors were moved.
+pub async fn by_extents(
+    set: &CacheSet,
+    victims: &BTreeSet<BucketId>,
+    extents: &[Extent],
+) -> Result<u64, Error> {
+    let mut moved = 0;
+    let mut keys: Vec<Key> = Vec::new();
+    for extent in extents {
+        let mut at = extent.start;
+        while at < extent.end() && !set.with(|s| s.stopping) {
+            let before = keys.len();
+            at = set
+                .attempt(|s| {
+                    keys.truncate(before);
+                    s.keys_in_leaf(extent.inode, at, extent.end(), &mut |buckets, key| {
+                        if is_in(buckets, key, victims) && keys.last() != Some(key) {
+                            keys.push(*key);
+                        }
+                    })
+                })
+                .await?;
+        }
+        if keys.len() >= DEPTH {
+            moved += move_keys(set, &keys).await?;
+            keys.clear();
+        }
+        set.env().breathe().await;
+    }
+    Ok(moved + move_keys(set, &keys).await?)
+}
+
+/// Moves what is dirty in `victims`, wherever in the tree its keys are; returns how many sectors were moved.
+pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64, Error> {
+    let mut at = Position::ZERO;
+    let mut moved = 0;
+    loop {
+        let mut keys: Vec<Key> = Vec::new();
+        let visited = set
+            .attempt(|s| {
+                keys.clear();
+                s.visit_leaf(at, &mut |buckets, key| {
+                    if is_in(buckets, key, victims) {
+                        keys.push(*key);
+                    }
+                })
+            })
+            .await?;
+        moved += move_keys(set, &keys).await?;
+        if visited.next == Position::MAX || set.with(|s| s.stopping) {
+            return Ok(moved);
+        }
+        at = visited.next;
+        if visited.is_end {
+            set.env().yield_now().await;
+        }
+    }
+}
+
+fn is_in(buckets: &Buckets, key: &Key, victims: &BTreeSet<BucketId>) -> bool {
+    let inside =
+        |pointer| !buckets.is_stale(pointer) && buckets.of(pointer).is_some_and(|id| victims.contains(&id));
+    key.dirty && key.pointers.as_slice().iter().any(|pointer| inside(*pointer))
+}
+
+/// Copies them, several at once; returns how many sectors were moved.
+async fn move_keys(set: &CacheSet, keys: &[Key]) -> Result<u64, Error> {
+    let mut moved = 0;
+    for some in keys.chunks(DEPTH) {
+        for sectors in join_all(some.iter().map(|key| move_key(set, key))).await {
+            moved += sectors?;
+        }
+    }
+    if set.with(|s| s.open.has_closed()) {
+        set.signals().summary_work.notify_all();
+    }
+    Ok(moved)
+}
+
+/// Copies one key's data and puts the copy in its place, as far as the key is still the same.
+async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
+    // From the check to the end of the copy the old bucket must not be reused.
+    let pinned = set.with(|s| {
+        let valid = key.pointers.as_slice().iter().all(|pointer| !s.buckets.is_stale(*pointer));
+        if valid {
+            s.pin(&key.pointers);
+        }
+        valid
+    });
+    if !pinned {
+        return Ok(0);
+    }
+    let mut moved = 0;
+    let mut at = key.start();
+    while at < key.end {
+        let of = Position { inode: key.inode, offset: at };
+        let Some(space) = set.with(|s| s.take_space(Class::Moved, Some(of), key.end - at)) else { break };
+        let part = key.cut(at, at + space.sectors).expect("space is not longer than asked for");
+        let done = copy(set, &part, space).await;
+        set.with(|s| s.unpin(&space.pointers));
+        match done {
+            Ok(sectors) => moved += sectors,
+            Err(error) => {
+                set.with(|s| s.unpin(&key.pointers));
+                return Err(error);
+            }
+        }
+        at += space.sectors;
+    }
+    set.with(|s| s.unpin(&key.pointers));
+    Ok(moved)
+}
+
+async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
+    let from = pointer_to_read(&part.pointers).expect("a live key has a pointer");
+    let length = usize::try_from(part.sectors() * 512).expect("a key is small");
+    let (read, buffer) = set.read_cache(from.sector(), Buffer::zeroed(length)).await;
+    if read.is_err() {
+        // It stays where it is; whoever needs it is told.
+        return Ok(0);
+    }
+    let payload = buffer.freeze();
+    let _phase = set.begin(Phase::Move);
+    for pointer in space.pointers.as_slice() {
+        if set.write_data(*pointer, payload.clone(), Cause::Moved).await.is_err() {
+            return Ok(0);
+        }
+    }
+    let mut moved = 0;
+    let mut rest = Some(*part);
+    while let Some(expected) = rest {
+        let pointers = space.pointers.advanced(expected.start() - part.start());
+        let new = Key { pointers, ..expected };
+        let (upto, sectors) = set.attempt(|s| s.replace(&expected, &new)).await?;
+        moved += sectors;
+        rest = expected.cut(upto, expected.end);
+    }
+    Ok(moved)
+}
