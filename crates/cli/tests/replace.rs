@@ -4,7 +4,7 @@
 mod common;
 
 use common::{
-    Daemon, Images, ask, bcached, bytes, content, done, fill, json, pattern, refused, requires, tool,
+    Daemon, Images, Locked, ask, bcached, bytes, content, done, fill, json, pattern, refused, requires, tool,
 };
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -399,5 +399,65 @@ fn volumes_that_name_no_cache_are_named_before_they_leave() {
     let daemon = site.start();
     done(&daemon, &["replace", "fast", "--with", &site.new]);
     assert_eq!(site.kept().matches("cache = \"fast\"").count(), 2, "{}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// The old one fails in the middle, with data that nothing else has: no other set may be given the volume, or nobody would serve it. It
+/// stays, the job says why, and it goes when the old one is back.
+#[test]
+fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
+    site.images.configure(&config.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"1s\"\n"));
+    let daemon = site.start();
+    site.write(&daemon);
+    site.hold_back(&daemon, 7);
+    done(&daemon, &["replace", "fast", "--with", &site.new, "--no-wait"]);
+    let volume = |status: &serde_json::Value, name: &str| {
+        let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
+        volumes.into_iter().find(|volume| volume["name"] == name).unwrap_or_default()
+    };
+    daemon.wait_for("the other has gone", |status| {
+        let pond = volume(status, "pond");
+        pond["cache"] == "fast" && pond["attached"] == true
+    });
+    daemon.kill();
+
+    // It goes on when the new one can be had, and until then the old one serves.
+    let new = Locked::new(&site.new);
+    let daemon = site.start();
+    daemon.wait_for("it is served", |status| volume(status, "media")["state"] == "served");
+    done(&daemon, &["set", "media", "on_cache_error=fail", "--runtime"]);
+    let mended = site.images.path("mended");
+    std::fs::copy(&site.old, &mended).expect("a copy");
+    let file = std::fs::File::options().write(true).open(&site.old);
+    file.and_then(|file| file.set_len(1 << 20)).expect("cut");
+    let change = ["-f", "raw", "-c", "discard 1M 64k", "-c", "flush", &daemon.uri("media")];
+    let _it_fails = common::run(tool("qemu-io").args(change));
+    daemon.wait_for("it has failed", |_| daemon.log().contains("event=cache-stopped-writing"));
+    let dirty = volume(&daemon.status(), "media")["dirty_bytes"].clone();
+    drop(new);
+    daemon.wait_for("it says why", |status| {
+        let jobs = status["jobs"].as_array().cloned().unwrap_or_default();
+        jobs.iter().any(|job| job["blocked_by"] == "data of media is dirty in a cache that has failed")
+    });
+    let media = volume(&daemon.status(), "media");
+    let found = (media["state"].as_str(), media["cache"].as_str(), media["attached"].as_bool());
+    assert_eq!(found, (Some("degraded"), Some("fast (former)"), Some(true)), "{media}");
+    assert!(media["dirty_bytes"] == dirty && dirty != 0, "{media}");
+    daemon.kill();
+    std::fs::rename(&mended, &site.old).expect("it is back");
+
+    let daemon = site.start();
+    daemon
+        .wait_for("it goes on", |status| status["caches"].as_array().is_some_and(|caches| caches.len() == 1));
+    site.old_is_gone();
+    site.expect(&daemon);
+    let read = ["-f", "raw", "-c", "read -P 7 60M 64k", &daemon.uri("media")];
+    let ran = common::run(tool("qemu-io").args(read));
+    assert!(ran.out.contains("read 65536/65536"), "{ran:?}");
     assert_eq!(daemon.stop().0, 0);
 }

@@ -160,6 +160,24 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
     }
 }
 
+/// Why the device at `path` does not take the place of the one that was under the volume.
+pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
+    let failure = not_taken_up(name, path);
+    match error {
+        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
+            .why(error.to_string())
+            .next(format!(
+                "look at what is on it; `bcached remove {name}` and `bcached add {name}` serve it as a start would"
+            )),
+        _ => failure.why(error.to_string()).next("it is tried again"),
+    }
+}
+
+/// The same, before it is known why.
+pub fn not_taken_up(name: &str, path: &Path) -> Failure {
+    Failure::new(Kind::Io, format!("cannot take up {} for {name}", path.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

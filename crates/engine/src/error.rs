@@ -202,6 +202,9 @@ pub enum Error {
         /// The set's, in sectors.
         set: u64,
     },
+    /// A device that is to take the place of the one under a volume is not what that was.
+    #[error("it is not as it was: {0}")]
+    NotAsItWas(&'static str),
     /// The table of volumes has no free slot.
     #[error("no room for another volume: all {0} slots of the table are used up")]
     NoSlot(usize),

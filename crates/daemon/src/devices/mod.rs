@@ -1,6 +1,7 @@
 //! From a name in the configuration to an open, claimed device with a sound superblock.
 
 pub mod memory;
+mod returned;
 mod twins;
 
 use crate::failure::{Failure, Kind};
@@ -9,6 +10,7 @@ use bcached_format::{
     SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_uring::{Access, Device};
+pub use returned::open_returned;
 use std::path::PathBuf;
 
 /// A claimed cache device.

@@ -54,7 +54,7 @@ fn candidates(uuid: Uuid) -> Vec<PathBuf> {
 }
 
 /// Which device `path` is, if it carries the UUID.
-fn identity_with(path: &Path, wanted: Uuid) -> Option<Identity> {
+pub fn identity_with(path: &Path, wanted: Uuid) -> Option<Identity> {
     let device = Device::open(path, Access::Look).ok()?;
     let carries_it = match read_superblock(&device).ok()? {
         Superblock::Backing(superblock) => superblock.uuid() == wanted,

@@ -5,6 +5,7 @@
 //! | `pump` | takes requests and commands |
 //! | `keeper` | which set serves which volume |
 //! | `revival` | a set that has failed is opened again |
+//! | `returned` | a backing device comes back as another one |
 //! | `frozen` | requests that wait for that |
 //!
 //! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
@@ -15,6 +16,7 @@ mod frozen;
 mod keeper;
 mod pump;
 mod resize;
+mod returned;
 mod revival;
 mod unserved;
 
@@ -157,6 +159,8 @@ enum Command {
     /// Somebody else gets it: it must have left a set that has failed.
     HandOver(VolumeId, Answer<Result<Given, Error>>),
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
+    /// Its backing device is this one from now on.
+    TakeBack(VolumeId, Device, Answer<Result<Option<Error>, Error>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     Cancel(u64),
     Under(VolumeId, Answer<Option<Under>>),

@@ -2,7 +2,9 @@
 
 use super::frozen::Desk;
 use super::keeper::Keeper;
-use super::{Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, Way, resize, revival};
+use super::{
+    Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, Way, resize, returned, revival,
+};
 use bcached_engine::{CacheSet, Cancel, Client, Error, Removed, VolumeId};
 use bcached_env::Env;
 use bcached_env::sync::Semaphore;
@@ -125,6 +127,12 @@ impl Pump {
             },
             Command::HandOver(volume, answer) => match keeper.settled(volume) {
                 Ok(set) => env.spawn(async move { answer(hand_over(set, &keeper, volume).await) }),
+                Err(error) => answer(Err(error)),
+            },
+            Command::TakeBack(volume, device, answer) => match keeper.settled(volume) {
+                Ok(set) => env.spawn(async move {
+                    answer(returned::take_back(set, &keeper, volume, device).await);
+                }),
                 Err(error) => answer(Err(error)),
             },
             Command::Long(number, long, volume, answer) => match keeper.settled(volume) {

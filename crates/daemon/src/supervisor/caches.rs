@@ -270,6 +270,7 @@ impl Supervisor {
                     None => {}
                 }
             }
+            self.look_for_absent(index, &status);
         }
     }
 }

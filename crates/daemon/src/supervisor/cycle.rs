@@ -15,7 +15,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How long who uses a volume may wait for its move.
-const MOVE_LIMIT: Duration = Duration::from_secs(10);
+pub const MOVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A volume, and the cache that it goes to.
 pub struct MoveTo {

@@ -71,6 +71,8 @@ impl Table {
             wait: Duration::ZERO,
             limit: None,
             owes: false,
+            opened: None,
+            absent: None,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,
                 _ => VolumeState::Served(Box::new(info)),

@@ -30,6 +30,7 @@ mod replace;
 mod replacing;
 mod report;
 mod resize;
+mod returning;
 mod steps;
 mod stop;
 mod table;
@@ -99,6 +100,8 @@ enum Event {
     StopReplacing(usize),
     /// That cache's engine has taken it up.
     Moved(u64, usize, Box<Result<Added, Error>>),
+    /// An engine has taken up the backing device of a volume that has come back, or says why not.
+    Returned(usize, Box<Result<Option<Error>, Error>>),
 }
 
 /// Where the daemon is in its life.
@@ -134,6 +137,8 @@ struct Supervisor {
     slow_looks: Patience<BackingSuperblock>,
     /// Backing devices whose opening hangs.
     slow_backings: Patience<BackingDevice>,
+    /// Backing devices that are looked for while their volumes are served.
+    returns: returning::Returns,
     /// What it has said of openings.
     openings: caches::Openings,
     /// When it has said what it waits for, since the start.
@@ -211,6 +216,7 @@ impl Supervisor {
             slow_caches: Patience::default(),
             slow_looks: Patience::default(),
             slow_backings: Patience::default(),
+            returns: returning::Returns::default(),
             openings: caches::Openings::default(),
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
@@ -252,10 +258,12 @@ impl Supervisor {
             self.tell_waits(self.started.elapsed());
             self.apply_options();
             self.look_after_moves();
+            self.look_after_returns();
             self.go_on_replacing();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
+                    || self.returns.is_busy()
                     || shared.table.caches.iter().any(|cache| cache.is_moving && cache.is_real());
                 shared.phase == Phase::Starting || shared.table.is_waiting() || is_busy
             };
@@ -276,6 +284,7 @@ impl Supervisor {
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
+                Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),

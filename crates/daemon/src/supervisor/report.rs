@@ -171,6 +171,9 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
                 nodes: &status.unreadable,
             });
             let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());
+            let absent = entry.absent.as_deref().map(str::to_owned);
+            let told: Vec<_> = absent.into_iter().chain(trouble).collect();
+            let trouble = (!told.is_empty()).then(|| told.join("; "));
             (
                 if trouble.is_some() { "degraded" } else { "served" },
                 trouble,

@@ -9,6 +9,7 @@ use crate::options::layers::{Configured, Layers};
 use crate::supervisor::reasons;
 use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
+use bcached_uring::Presence;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -117,6 +118,10 @@ pub struct VolumeEntry {
     pub limit: Option<u64>,
     /// Something acknowledged of it may not be durable, which the next flush of whoever serves it says.
     pub owes: bool,
+    /// Its backing device, as it was opened last.
+    pub opened: Option<Presence>,
+    /// That is gone, or why what has come in its place is not taken up.
+    pub absent: Option<Box<str>>,
     pub state: VolumeState,
     /// The reason to wait that the log was told last.
     pub wait_logged: Option<Box<str>>,
@@ -496,6 +501,8 @@ impl VolumeEntry {
             wait: volume.wait,
             limit: volume.size,
             owes: false,
+            opened: None,
+            absent: None,
             state: VolumeState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
             wait_logged: None,
         }

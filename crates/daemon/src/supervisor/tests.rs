@@ -1,5 +1,7 @@
 //! The supervisor with engines that misbehave: threads of our own in their place.
 
+mod moves;
+
 use super::caches::Openings;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, report};

@@ -45,6 +45,7 @@ impl Supervisor {
         let is_meant = shared.table.is_to_be_on(index, cache);
         let entry = &mut shared.table.volumes[index];
         let (mode, owes) = (entry.options.configured_mode(), entry.owes);
+        (entry.opened, entry.absent) = (Some(backing.device.presence()), None);
         entry.told = entry.options.volume_options(quiet::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));

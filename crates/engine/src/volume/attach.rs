@@ -237,10 +237,15 @@ impl CacheSet {
             };
             s.volumes.add(number, volume)
         });
+        self.begin_workers(id);
+        id
+    }
+
+    /// The volume's own tasks begin.
+    pub(super) fn begin_workers(&self, id: VolumeId) {
         self.spawn_worker(id, task::run);
         self.spawn_worker(id, parked::run);
         self.signals().writeback_work.notify_all();
-        id
     }
 
     /// The volumes being served.

@@ -33,6 +33,10 @@ pub struct Epoch {
     doubtful: u64,
     /// The newest in doubt of which a flush has said so since.
     reported: u64,
+    /// Those up to here had ended when the newest flush began,
+    covered: u64,
+    /// and up to here when one began that has succeeded.
+    proven: u64,
     /// Writes of clients that have begun.
     client_writes: u64,
     /// Writes that have begun and not ended.
@@ -184,6 +188,7 @@ impl Epoch {
         }
         self.running = true;
         self.begun += 1;
+        self.covered = self.changes;
         Turn::Run
     }
 
@@ -192,7 +197,7 @@ impl Epoch {
         assert!(self.running, "a flush that ends has begun");
         self.running = false;
         if succeeded {
-            self.good = self.begun;
+            (self.good, self.proven) = (self.begun, self.covered);
         } else {
             self.era += 1;
             (self.doubtful, self.reported) = (self.changes, 0);
@@ -225,6 +230,13 @@ impl Epoch {
     #[must_use]
     pub const fn answers(&self) -> Answers {
         Answers { upto: self.changes, reported: self.reported, era: self.era }
+    }
+
+    /// The device may have lost all that no flush has proven: true if that may be a change of a client, or if there is one in doubt of
+    /// which no flush has said so yet.
+    #[must_use]
+    pub const fn may_have_lost(&self) -> bool {
+        self.volatile && (self.changes > self.proven || self.doubtful > self.reported)
     }
 
     /// At the end of a client's flush: true if it must say that something it answers for may be gone; then that has been
@@ -381,6 +393,27 @@ mod tests {
         assert!(epoch.change_ends(asked, None));
         let next = epoch.answers();
         assert!(!epoch.report(next));
+    }
+
+    #[test]
+    fn what_no_flush_has_proven_goes_with_the_power() {
+        let mut epoch = Epoch::new(true);
+        assert!(epoch.may_have_lost(), "a former process may have written something");
+        begin(&mut epoch);
+        epoch.flush_ends(true);
+        written(&mut epoch);
+        assert!(!epoch.may_have_lost(), "it was no client's");
+        begin(&mut epoch);
+        asked_and_written(&mut epoch);
+        epoch.flush_ends(true);
+        assert!(epoch.may_have_lost(), "the flush had begun before it ended");
+        fail(&mut epoch);
+        begin(&mut epoch);
+        epoch.flush_ends(true);
+        assert!(epoch.may_have_lost(), "nobody has heard of the failure");
+        let answers = epoch.answers();
+        assert!(epoch.report(answers) && !epoch.may_have_lost());
+        assert!(!Epoch::new(false).may_have_lost(), "it loses nothing");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod record;
 pub mod remove;
 pub mod resize;
 pub mod resume;
+pub mod returned;
 
 use crate::error::Error;
 use crate::latency::Latencies;

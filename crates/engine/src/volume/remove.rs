@@ -32,13 +32,7 @@ impl CacheSet {
     /// changed.
     pub async fn remove_volume(&self, id: VolumeId) -> Result<Removed, Error> {
         let target = self.with(|s| s.begin_course(id, Course::Leaving))?;
-        // Its workers go on until then: a request may wait for room that write-back makes.
-        while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.requests > 0)) {
-            self.signals().ranges.wait().await;
-        }
-        self.signals().writeback_work.notify_all();
-        self.signals().parked_work.notify_all();
-        self.idle(id).await;
+        self.quiet(id).await;
         let lost = self.flush_before_leaving(&target).await.err();
         // What that flush has made durable enters the tree.
         self.idle(id).await;
@@ -57,6 +51,17 @@ impl CacheSet {
     async fn flush_before_leaving(&self, target: &Target) -> Result<(), Error> {
         let committed = if target.inode.is_some() { writer::commit(self).await } else { Ok(()) };
         committed.and(flush::last_flush(self, target).await)
+    }
+
+    /// Of a volume that leaves: until its requests have ended, and then its workers.
+    pub(super) async fn quiet(&self, id: VolumeId) {
+        // Its workers go on until then: a request may wait for room that write-back makes.
+        while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.requests > 0)) {
+            self.signals().ranges.wait().await;
+        }
+        self.signals().writeback_work.notify_all();
+        self.signals().parked_work.notify_all();
+        self.idle(id).await;
     }
 
     /// Until none of the set's tasks works on the volume any more.

@@ -28,6 +28,7 @@ mod remove;
 mod replacement;
 mod resize;
 mod resume;
+mod returned;
 mod rig;
 mod room;
 mod stopped;

@@ -25,6 +25,7 @@ const IDLE_MAX: u64 = 100_000;
 /// Most operations that end in one wait.
 const ENDINGS_MAX: u64 = 16;
 
+#[derive(Clone)]
 enum Sector {
     Filled(u8),
     Mixed(Box<[u8; SECTOR]>),
@@ -98,6 +99,13 @@ impl World {
     /// Somebody makes a device larger or smaller.
     pub fn resize(&mut self, disk: usize, sectors: u64) {
         self.disks[disk].resize_with(index(sectors), || Sector::Filled(0));
+    }
+
+    /// One more device, on which stands what stands on that one.
+    pub fn copy(&mut self, disk: DiskId) -> DiskId {
+        let copy = self.disks[disk.0 as usize].clone();
+        self.disks.push(copy);
+        DiskId(u32::try_from(self.disks.len() - 1).expect("few"))
     }
 
     /// Puts whole sectors on a device from outside.

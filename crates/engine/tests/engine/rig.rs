@@ -86,8 +86,13 @@ pub const DATA_OFFSET: u64 = 16;
 
 /// What the backing device says of itself.
 pub fn backing_superblock(rig: &Rig) -> BackingSuperblock {
+    superblock_on(&rig.world.borrow(), BACKING)
+}
+
+/// What that backing device says of itself.
+pub fn superblock_on(world: &World, disk: DiskId) -> BackingSuperblock {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    rig.world.borrow().look(1, SUPERBLOCK_SECTOR, &mut bytes);
+    world.look(disk.0 as usize, SUPERBLOCK_SECTOR, &mut bytes);
     let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
     match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
         Ok(Superblock::Backing(superblock)) => superblock,

@@ -118,6 +118,11 @@ pub(super) fn sysfs(major: u32, minor: u32) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
+/// The number that no other disk has had since the boot, of the disk or the partition's disk.
+pub(super) fn disk_sequence(sysfs: &Path) -> Option<u64> {
+    attribute(sysfs, "", "diskseq")?.parse().ok()
+}
+
 /// Sectors of the whole blocks in `bytes`.
 const fn whole_blocks(bytes: u64, block: u32) -> u64 {
     let block = block as u64;

@@ -16,10 +16,12 @@ mod error;
 mod holders;
 mod limits;
 mod offline;
+mod presence;
 mod shrink;
 
 pub use error::{DeviceError, DeviceErrorKind};
 pub use holders::Holder;
+pub use presence::Presence;
 
 use crate::ioctl::Lock;
 use bcached_env::DiskInfo;

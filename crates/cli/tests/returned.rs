@@ -1,0 +1,239 @@
+//! A backing device that is pulled while its volume is served, and comes back as another one, as processes. A file that is cut stands for
+//! the pulled disk: whatever it was, nothing is read from it or written to it any more. A copy of it, of before that, is the disk that comes
+//! back, under the same name.
+
+mod common;
+
+use common::{Daemon, Images, bcached, bytes, content, done, fill, pattern, requires, reseal, tool};
+use std::io::{BufRead as _, Write as _};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+/// A client that has no answer by then has none.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const DATA_BYTES: usize = 1 << 20;
+/// Where the volume begins on its device.
+const DATA_OFFSET: usize = 8 << 10;
+/// State and other flags in the last byte of their word.
+const FLAGS: u64 = 111;
+const STALE: u8 = 0x60;
+
+/// A cache with two volumes in mode writeback that nothing is written back of, each on a file.
+struct Site {
+    images: Images,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let fast = images.blank("fast", 36 << 20);
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+        let mut text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n");
+        // The one that stays comes first: it is looked at before the other.
+        for volume in ["stays", "tank"] {
+            let device = images.blank(volume, 20 << 20);
+            assert_eq!(bcached(&["make", "--writeback", "--label", volume, "-B", &device]).exit, 0);
+            text += &format!("[volume.{volume}]\nbacking = {device:?}\nwriteback_running = false\n");
+        }
+        images.configure(&text);
+        Self { images }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.images.path(name).to_str().expect("text").to_owned()
+    }
+
+    /// The disk of the volume as it is now, which may come back.
+    fn copy(&self, volume: &str) -> String {
+        let copy = self.file(&format!("{volume} elsewhere"));
+        std::fs::copy(self.file(volume), &copy).expect("a copy");
+        copy
+    }
+
+    /// From now on nothing is to be had from the disk.
+    fn pull(&self, volume: &str) {
+        let file = std::fs::File::options().write(true).open(self.file(volume));
+        file.and_then(|file| file.set_len(0)).expect("cut");
+    }
+
+    /// Another one has its name from now on.
+    fn plug(&self, copy: &str, volume: &str) {
+        std::fs::rename(copy, self.file(volume)).expect("another file");
+    }
+}
+
+/// A client that stays connected.
+struct Client {
+    child: Child,
+    asks: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Client {
+    fn connect(daemon: &Daemon, volume: &str) -> Self {
+        let mut child = tool("sh")
+            .args(["-c", "exec qemu-io -f raw --cache writeback \"$0\" 2>&1", &daemon.uri(volume)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let (asks, answers) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in std::io::BufReader::new(answers).lines().map_while(Result::ok) {
+                let _nobody_asks_any_more = send.send(line.trim_start_matches("qemu-io> ").to_owned());
+            }
+        });
+        Self { child, asks, answers: receive }
+    }
+
+    #[track_caller]
+    fn ask(&mut self, asked: &str, answer: &str) {
+        writeln!(self.asks, "{asked}").expect("it listens");
+        let mut line = self.answers.recv_timeout(LIMIT).expect("it answers");
+        while line.contains("ops/sec") {
+            line = self.answers.recv_timeout(LIMIT).expect("it answers");
+        }
+        assert!(line.starts_with(answer), "{asked}: {line}");
+    }
+
+    fn leave(mut self) {
+        drop(self.asks);
+        let _exit_of_a_failed_command = self.child.wait().expect("ends");
+    }
+}
+
+fn volume(status: &serde_json::Value, name: &str) -> serde_json::Value {
+    let volumes = status["volumes"].as_array().expect("a list");
+    volumes.iter().find(|volume| volume["name"] == name).expect("it is there").clone()
+}
+
+fn wait_for_event(daemon: &Daemon, event: &str) {
+    daemon.wait_for(event, |_| daemon.log().contains(&format!("event={event}")));
+}
+
+/// Incident F10: who pulled a disk and put it back had a volume that failed until somebody took it away and added it again.
+#[test]
+fn a_backing_device_that_comes_back_is_taken_up_under_its_clients() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = Daemon::configured(&site.images);
+    let (old, new) = (pattern(DATA_BYTES, 3), pattern(DATA_BYTES, 5));
+    fill(&site.images, &daemon, "stays", &old);
+    fill(&site.images, &daemon, "tank", &new);
+    let mut client = Client::connect(&daemon, "tank");
+    client.ask("write -P 9 1M 64k", "wrote 65536/65536");
+    let copy = site.copy("tank");
+    site.pull("tank");
+    client.ask("read -P 0 8M 64k", "read failed: Input/output error");
+    client.ask("read -P 9 1M 64k", "read 65536/65536");
+    client.ask("write -P 7 1M 64k", "wrote 65536/65536");
+    daemon.wait_for("it is degraded", |status| volume(status, "tank")["state"] == "degraded");
+    // What works is left alone, whatever its name leads to by now.
+    let other = site.copy("stays");
+    site.plug(&other, "stays");
+    site.plug(&copy, "tank");
+    wait_for_event(&daemon, "device-returned");
+    daemon.wait_for("both are served", |status| {
+        ["stays", "tank"].iter().all(|name| volume(status, name)["state"] == "served")
+    });
+    assert!(!daemon.log().contains("volume stays: its device"), "{}", daemon.log());
+    client.ask("read -P 0 8M 64k", "read 65536/65536");
+    client.ask("read -P 7 1M 64k", "read 65536/65536");
+    client.ask("write -P 8 2M 64k", "wrote 65536/65536");
+    client.leave();
+
+    let dirty = volume(&daemon.status(), "tank")["dirty_bytes"].as_u64();
+    assert_eq!(dirty, Some(DATA_BYTES as u64 + (128 << 10)), "{}", daemon.log());
+    done(&daemon, &["set", "tank", "writeback_running=true"]);
+    done(&daemon, &["flush", "tank"]);
+    let found = bytes(site.file("tank"));
+    let found = &found[DATA_OFFSET..];
+    assert!(found[..DATA_BYTES] == new, "the newest data is on the device that came back");
+    assert!(found[DATA_BYTES..DATA_BYTES + (64 << 10)].iter().all(|byte| *byte == 7));
+    assert!(found[2 << 20..(2 << 20) + (64 << 10)].iter().all(|byte| *byte == 8));
+    assert_eq!(volume(&daemon.status(), "tank")["backing_state"], "clean");
+    assert!(content(&site.images, &daemon, "stays")[..DATA_BYTES] == old);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+/// What was acknowledged and not flushed may be gone with the power of the disk: whoever flushes next must hear of it, and not that all is
+/// well because the new one has nothing to flush.
+#[test]
+fn a_flush_fails_for_what_a_pulled_device_may_have_lost() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = Daemon::configured(&site.images);
+    fill(&site.images, &daemon, "tank", &pattern(DATA_BYTES, 5));
+    done(&daemon, &["set", "tank", "cache_mode=writearound"]);
+    let mut client = Client::connect(&daemon, "tank");
+    client.ask("write -P 1 4M 64k", "wrote 65536/65536");
+    client.ask("write -f -P 1 8M 4k", "wrote 4096/4096");
+    let copy = site.copy("tank");
+    client.ask("write -P 2 4M 64k", "wrote 65536/65536");
+    site.pull("tank");
+    client.ask("read -P 0 8M 64k", "read failed");
+    site.plug(&copy, "tank");
+    wait_for_event(&daemon, "device-returned");
+    assert_eq!(daemon.log().matches("event=flush-failed").count(), 1, "{}", daemon.log());
+    client.ask("read -P 1 4M 64k", "read 65536/65536");
+    client.ask("write -f -P 3 8M 4k", "write failed: Input/output error");
+    client.ask("write -f -P 3 8M 4k", "wrote 4096/4096");
+    client.leave();
+    assert!(content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 5));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+/// A disk that was given to somebody else in between holds newer data than what the cache believes of it, or misses its end.
+#[test]
+fn a_device_that_somebody_else_has_used_is_not_taken_up() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = Daemon::configured(&site.images);
+    fill(&site.images, &daemon, "tank", &pattern(DATA_BYTES, 5));
+    let mut client = Client::connect(&daemon, "tank");
+    let copies = [(); 3].map(|()| {
+        let copy = site.copy("tank");
+        let kept = format!("{copy} {}", std::fs::read_dir(site.images.path("")).expect("a folder").count());
+        std::fs::rename(&copy, &kept).expect("kept");
+        kept
+    });
+    let [stale, shorter, same] = &copies;
+    reseal(stale, FLAGS, STALE);
+    let file = std::fs::File::options().write(true).open(shorter);
+    file.and_then(|file| file.set_len(16 << 20)).expect("cut");
+    site.pull("tank");
+    client.ask("read -P 0 8M 64k", "read failed");
+    let before = bytes(stale);
+    for (copy, why) in [(stale, "somebody else has used it meanwhile"), (shorter, "it is shorter")] {
+        site.plug(copy, "tank");
+        let wanted = format!("it is not as it was: {why}");
+        daemon.wait_for(why, |status| {
+            let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
+            reason.contains(&wanted)
+        });
+        client.ask("read -P 0 8M 64k", "read failed");
+        assert_eq!(volume(&daemon.status(), "tank")["dirty_bytes"], DATA_BYTES);
+        if why != "it is shorter" {
+            assert!(bytes(site.file("tank")) == before, "it was written to");
+        }
+    }
+    assert_eq!(daemon.log().matches("event=device-not-taken").count(), 2, "told once: {}", daemon.log());
+    site.plug(same, "tank");
+    wait_for_event(&daemon, "device-returned");
+    client.ask("read -P 0 8M 64k", "read 65536/65536");
+    client.leave();
+    assert!(content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 5));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}

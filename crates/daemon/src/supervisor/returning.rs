@@ -1,0 +1,231 @@
+//! Backing devices that go away while they are served, and come back as another device: a cable, a bus that was reset, a SAN.
+//!
+//! What is open never works again. While it fails its like is looked for, as at a start: where the configuration says, or, once the system
+//! has it no more, anywhere by its UUID. Requests fail meanwhile as those of any bad device do, unless the cache has what they need. When
+//! it is there the volume is held, as for a move to another cache, its engine lets go of the old device and has the new one, and who was
+//! connected goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
+
+use super::cycle::MOVE_LIMIT;
+use super::patience::{Patience, Unopened};
+use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::{Event, RETRY, Supervisor};
+use crate::devices::{self, BackingDevice};
+use crate::engine_failure;
+use crate::failure::{Failure, Kind};
+use bcached_engine::{DiskHealth, Error, Status, VolumeInfo};
+use bcached_uring::Presence;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long a device that was not taken up is left alone at most.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What the loop knows of backing devices that fail.
+#[derive(Default)]
+pub struct Returns {
+    /// By volume, those that are looked for.
+    absent: BTreeMap<usize, Absent>,
+    /// Those that their engines are about to take up.
+    returning: BTreeMap<usize, Returning>,
+    /// Looks that hang.
+    slow: Patience<Option<BackingDevice>>,
+}
+
+struct Absent {
+    /// When it is looked for next.
+    next: Instant,
+    pause: Duration,
+    /// The log has said that it is gone.
+    is_gone: bool,
+    /// Why it is not taken up, as the log was told.
+    told: Option<Failure>,
+}
+
+struct Returning {
+    since: Instant,
+    served: Box<VolumeInfo>,
+    presence: Presence,
+    path: PathBuf,
+}
+
+impl Returns {
+    /// There is something to look at soon.
+    pub fn is_busy(&self) -> bool {
+        !self.absent.is_empty() || !self.returning.is_empty()
+    }
+}
+
+/// Nothing has succeeded since it failed last.
+fn fails(health: &DiskHealth) -> bool {
+    health.last_error.is_some() && health.successes_since == 0
+}
+
+impl Supervisor {
+    /// Looks for the backing devices of the volumes of this cache that are gone, or fail.
+    pub(super) fn look_for_absent(&mut self, cache: usize, status: &Status) {
+        let served: Vec<_> = {
+            let shared = self.shared();
+            let all = shared.table.volumes.iter().enumerate();
+            let is_idle = |(volume, entry): &(usize, &VolumeEntry)| {
+                entry.cache == Some(cache) && shared.jobs.running(*volume).is_none()
+            };
+            all.filter(is_idle).map(|(volume, entry)| (volume, entry.clone())).collect()
+        };
+        for (volume, entry) in served {
+            let (Some(known), VolumeState::Served(info)) = (entry.opened, &entry.state) else { continue };
+            let now = status.volumes.iter().find(|now| now.id == info.id);
+            let Some(health) = now.and_then(|now| now.backing_health) else { continue };
+            let is_gone = known.is_gone();
+            if !is_gone && !fails(&health) {
+                if self.returns.absent.remove(&volume).is_some() {
+                    self.shared().table.volumes[volume].absent = None;
+                }
+            } else if health.waiting == 0 {
+                // What it has not answered yet it may still do, and who uses the volume would wait for that.
+                self.look_for(volume, &entry, known, is_gone);
+            }
+        }
+    }
+
+    fn look_for(&mut self, volume: usize, entry: &VolumeEntry, known: Presence, is_gone: bool) {
+        let (Some(device), Some(uuid)) = (&entry.backing, entry.uuid) else { return };
+        let now = Instant::now();
+        let fresh = || Absent { next: now, pause: RETRY, is_gone: false, told: None };
+        let absent = self.returns.absent.entry(volume).or_insert_with(fresh);
+        if is_gone && !std::mem::replace(&mut absent.is_gone, true) {
+            let told = format!(
+                "{device} is gone: the system has it no more; it is taken up again when a device with its UUID comes"
+            );
+            tracing::error!(event = "device-gone", "volume {}: {told}", entry.display_name());
+            self.shared().table.volumes[volume].absent = Some(told.into());
+        }
+        let Some(absent) = self.returns.absent.get_mut(&volume).filter(|absent| absent.next <= now) else {
+            return;
+        };
+        absent.next = now + absent.pause;
+        let found = self.returns.slow.open(device, move |device| devices::open_returned(device, uuid, known));
+        match found {
+            Ok(Some(backing)) => self.begin_return(volume, backing),
+            Ok(None) | Err(Unopened::Hangs(_)) => {}
+            Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound => {}
+            Err(Unopened::Failed(failure)) => self.not_taken(volume, failure),
+        }
+    }
+
+    /// Its engine has it, when all that was asked of the volume has been answered; what is asked from now on waits.
+    fn begin_return(&mut self, volume: usize, backing: BackingDevice) {
+        let (engine, served, name) = {
+            let mut shared = self.shared();
+            let entry = &shared.table.volumes[volume];
+            let cache = entry.cache.and_then(|cache| shared.table.caches.get(cache));
+            let (Some(CacheState::Open { engine, .. }), VolumeState::Served(served)) =
+                (cache.map(|cache| &cache.state), &entry.state)
+            else {
+                return;
+            };
+            let found = (engine.clone(), served.clone(), entry.display_name().to_owned());
+            // Nobody begins anything with it meanwhile.
+            shared.table.volumes[volume].state = VolumeState::Attaching;
+            found
+        };
+        let device = backing.device;
+        let (presence, path) = (device.presence(), device.path().to_owned());
+        let id = served.id;
+        self.returns.returning.insert(volume, Returning { since: Instant::now(), served, presence, path });
+        let sender = self.sender.clone();
+        let answer = move |taken| drop(sender.send(Event::Returned(volume, Box::new(taken))));
+        let take = move || engine.take_back(id, device, Box::new(answer));
+        match self.exports.route(&name) {
+            Some(route) => route.hold(take),
+            None => take(),
+        }
+    }
+
+    /// Its engine has taken it up, or says why not. What is lost is what the next flush of a client says.
+    pub(super) fn returned(&mut self, volume: usize, taken: Result<Option<Error>, Error>) {
+        let Some(Returning { served, presence, path, .. }) = self.returns.returning.remove(&volume) else {
+            return;
+        };
+        let entry = {
+            let entry = &mut self.shared().table.volumes[volume];
+            entry.state = VolumeState::Served(served);
+            if taken.is_ok() {
+                (entry.opened, entry.absent) = (Some(presence), None);
+            }
+            entry.clone()
+        };
+        let name = entry.display_name();
+        match &taken {
+            Err(error) => {
+                let failure = engine_failure::of_return(name, &path, error);
+                self.not_taken(volume, failure);
+            }
+            Ok(lost) => {
+                self.returns.absent.remove(&volume);
+                // The log knows nothing of this one yet.
+                entry.backing.as_ref().map(|device| self.said.remove(device));
+                let path = path.display();
+                tracing::info!(event = "device-returned", "volume {name}: its device is back as {path}");
+                if let Some(error) = lost {
+                    tracing::error!(
+                        event = "flush-failed",
+                        "{name}: what was not flushed by who wrote it may be lost: {error}"
+                    );
+                }
+            }
+        }
+        self.publish(&entry);
+    }
+
+    /// Nobody waits for a volume for longer than a moment because requests to the old device do not end.
+    pub(super) fn look_after_returns(&mut self) {
+        let is_served: Vec<_> = {
+            let is_served =
+                |entry: &VolumeEntry| matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
+            self.shared().table.volumes.iter().map(is_served).collect()
+        };
+        self.returns.absent.retain(|volume, _| is_served.get(*volume) == Some(&true));
+        let is_late = |returning: &&Returning| returning.since.elapsed() >= MOVE_LIMIT;
+        let returning = &self.returns.returning;
+        let late: Vec<_> =
+            returning.iter().filter(|(_, one)| is_late(one)).map(|(volume, _)| *volume).collect();
+        for volume in late {
+            let entry = self.shared().table.volumes[volume].clone();
+            if !matches!(entry.state, VolumeState::Attaching) {
+                // Its engine is gone.
+                self.returns.returning.remove(&volume);
+                self.let_clients_go(&entry);
+                self.name_export(&entry);
+                continue;
+            }
+            let route = self.exports.route(entry.display_name());
+            if !route.is_some_and(|route| route.release_unless_idle()) {
+                // Its engine has it in hand.
+                continue;
+            }
+            let Some(Returning { served, path, .. }) = self.returns.returning.remove(&volume) else {
+                continue;
+            };
+            self.shared().table.volumes[volume].state = VolumeState::Served(served);
+            let limit = MOVE_LIMIT.as_secs();
+            let failure = engine_failure::not_taken_up(entry.display_name(), &path)
+                .why(format!("requests of it have not ended for {limit} s"));
+            self.not_taken(volume, failure);
+        }
+    }
+
+    /// It is left alone for a while.
+    fn not_taken(&mut self, volume: usize, failure: Failure) {
+        let Some(absent) = self.returns.absent.get_mut(&volume) else { return };
+        absent.pause = (absent.pause * 2).min(PAUSE_MAX);
+        absent.next = Instant::now() + absent.pause;
+        if absent.told.as_ref() == Some(&failure) {
+            return;
+        }
+        absent.told = Some(failure.clone());
+        let entry = &mut self.shared().table.volumes[volume];
+        tracing::error!(event = "device-not-taken", "volume {}: {failure}", entry.display_name());
+        entry.absent = Some(failure.to_string().into());
+    }
+}

@@ -1,0 +1,142 @@
+//! Volumes on their way between engines, which are real and stand for having no cache: what a volume is owed goes with it, and an engine
+//! that comes too late changes nothing.
+
+use super::supervisor;
+use crate::config::NO_CACHE;
+use crate::engine_thread::News;
+use crate::supervisor::cycle::MoveTo;
+use crate::supervisor::table::{CacheState, VolumeState};
+use crate::supervisor::{Event, Supervisor};
+use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
+use bcached_port::{ErrorKind, Operation};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SECTORS: u64 = 4096;
+
+/// A backing device without a cache.
+fn backing(path: &Path) -> String {
+    let superblock = BackingSuperblock::format(BackingFormat {
+        uuid: Uuid([3; 16]),
+        set_uuid: Uuid([0; 16]),
+        block_sectors: 8,
+        bucket_sectors: 128,
+        data_offset: None,
+        cache_mode: CacheMode::Writeback,
+        device_sectors: SECTORS,
+    });
+    let bytes = superblock.expect("sizes that can be run").seal();
+    let file = File::create(path).expect("a file");
+    file.set_len(SECTORS * 512).expect("a size");
+    file.write_all_at(&bytes[..], SUPERBLOCK_SECTOR * 512).expect("room");
+    path.to_str().expect("text").to_owned()
+}
+
+/// Takes every step and every event until it is so.
+fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        supervisor.try_volume(0);
+        if is_so(supervisor) {
+            return;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        match supervisor.events.recv_timeout(left).expect("it comes in time") {
+            Event::Cache(index, News::Opened(result)) => supervisor.cache_opened(index, result),
+            Event::VolumeAdded(volume, result) => supervisor.volume_added(volume, *result),
+            Event::Given(number, volume, to, given) => supervisor.given(number, volume, to, *given),
+            Event::Moved(number, volume, added) => supervisor.moved(number, volume, *added),
+            _ => panic!("nothing else is asked for"),
+        }
+    }
+}
+
+fn is_open(supervisor: &Supervisor, cache: usize) -> bool {
+    matches!(supervisor.shared().table.caches[cache].state, CacheState::Open { .. })
+}
+
+fn serves(supervisor: &Supervisor, cache: usize) -> bool {
+    let shared = supervisor.shared();
+    let entry = &shared.table.volumes[0];
+    entry.cache == Some(cache) && matches!(entry.state, VolumeState::Served(_))
+}
+
+/// The volume goes there, and has come.
+fn go_to(supervisor: &mut Supervisor, cache: usize) {
+    let (engine, id) = {
+        let shared = supervisor.shared();
+        let entry = &shared.table.volumes[0];
+        let at = entry.cache.and_then(|cache| shared.table.caches.get(cache)).map(|cache| &cache.state);
+        let (Some(CacheState::Open { engine, .. }), VolumeState::Served(info)) = (at, &entry.state) else {
+            panic!("it is not served")
+        };
+        (engine.clone(), info.id)
+    };
+    supervisor.begin_move(1, MoveTo { volume: 0, cache }, &engine, id);
+    go_on(supervisor, |supervisor| serves(supervisor, cache));
+}
+
+/// What a client's flush is answered.
+fn flush(supervisor: &Supervisor) -> Result<(), ErrorKind> {
+    let route = supervisor.exports.route("one").expect("it is served");
+    let (requests, mut replies) = route.connect::<()>(1);
+    requests.submit_by((), &route, Operation::Flush);
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(((), reply)) = replies.try_next() {
+            return reply.result;
+        }
+        assert!(Instant::now() < deadline, "no answer");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A flush had failed when the volume left its engine, and it went on before a client had asked: the second engine knew nothing of that, and
+/// who flushed at the third was told that all was well.
+#[test]
+fn what_a_flush_is_owed_outlives_two_moves_in_succession() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut supervisor = supervisor(&["one"]);
+    {
+        let entry = &mut supervisor.shared().table.volumes[0];
+        (entry.backing, entry.wanted_cache) =
+            (Some(backing(&folder.path().join("one"))), Some(NO_CACHE.to_owned()));
+        entry.owes = true;
+    }
+    go_on(&mut supervisor, |supervisor| serves(supervisor, 1));
+    assert!(supervisor.engine_of_none(1).is_err(), "it opens");
+    go_on(&mut supervisor, |supervisor| is_open(supervisor, 2));
+    go_to(&mut supervisor, 2);
+    go_to(&mut supervisor, 1);
+    assert_eq!((flush(&supervisor), flush(&supervisor)), (Err(ErrorKind::Io), Ok(())));
+    go_to(&mut supervisor, 2);
+    assert_eq!(flush(&supervisor), Ok(()), "it has been said");
+    supervisor.stop_engines().expect("they stop");
+}
+
+/// A cache was released, or judged to be dead and replaced, while its engine was opening it. That ended the daemon.
+#[test]
+fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
+    let mut supervisor = supervisor(&[]);
+    assert!(supervisor.engine_of_none(8).is_err(), "it opens");
+    let Ok(Event::Cache(1, News::Opened(opened))) = supervisor.events.recv_timeout(LIMIT) else {
+        panic!("it has opened")
+    };
+    let opening = {
+        let state = &mut supervisor.shared().table.caches[1].state;
+        std::mem::replace(state, CacheState::Released)
+    };
+    let CacheState::Opening { thread, .. } = opening else { panic!("nobody has looked at it") };
+    supervisor.cache_opened(1, opened);
+    assert!(matches!(supervisor.shared().table.caches[1].state, CacheState::Released));
+    assert!(supervisor.shared().table.open_engines().is_empty());
+    let deadline = Instant::now() + LIMIT;
+    while !thread.is_finished() {
+        assert!(Instant::now() < deadline, "it goes on, with the device in its hands");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread.join().expect("in order");
+}

@@ -1,0 +1,106 @@
+//! Another way to the backing device of a volume that is served: it was pulled, or its bus was reset, and it is back as another device of
+//! the system. What was open is what is left of the old one, and never works again.
+//!
+//! Nobody has used it meanwhile, as far as a device can tell: what its superblock says is what was last written there. Any kernel and any
+//! bcached that serves it without this cache says so there first, durably (*inconsistent*, or another set); so what the cache holds is
+//! still right, and what is dirty is still the newest.
+//!
+//! It may have lost its volatile cache. Nothing in the tree depends on what was there: keys turn clean, and clean keys enter, when the
+//! device has been flushed. What waited for that is dropped here. A write that went past the cache and was acknowledged may be gone,
+//! which the next flush of a client has to say. The old device is not asked for a flush: its word would count for nothing.
+
+use crate::error::Error;
+use crate::request::parked;
+use crate::set::CacheSet;
+use crate::state::State;
+use crate::volume::epoch::Epoch;
+use crate::volume::remove::Removed;
+use crate::volume::{Backing, Course, Volume, VolumeId, record};
+use bcached_env::{Disk, DiskId};
+use bcached_format::{BackingState, BackingSuperblock, Superblock};
+
+impl CacheSet {
+    /// The volume is served from `disk` from now on, which must be its backing device, as it was. For the moment of that new requests are
+    /// refused; those in flight end as they would have ended.
+    ///
+    /// # Errors
+    /// It is not, or cannot be read; or the volume is on its way to or from the cache, or the set is being stopped. Then nothing has
+    /// changed.
+    pub async fn take_back(&self, id: VolumeId, disk: DiskId) -> Result<Removed, Error> {
+        let disk = self.env().disk(disk);
+        let Superblock::Backing(found) = record::read_superblock(&disk).await? else {
+            return Err(Error::NotABacking);
+        };
+        // Who is not the same is refused before anybody has to wait.
+        self.with(|s| check_same(s, id, &disk, &found))?;
+        // Its tasks end as if it left: they would go on with the old device.
+        self.with(|s| s.begin_course(id, Course::Leaving))?;
+        self.quiet(id).await;
+        let taken = self.with(|s| {
+            // Somebody may have been about to write the superblock when it was compared.
+            let same = check_same(s, id, &disk, &found);
+            same.and_then(|()| exchange(s, id, disk, found))
+        });
+        self.with(|s| {
+            if let Some(volume) = s.volumes.get_mut(id) {
+                volume.course = Course::Steady;
+            }
+        });
+        self.begin_workers(id);
+        self.with(|s| s.background -= 1);
+        self.signals().ranges.notify_all();
+        taken
+    }
+}
+
+/// The new device takes the place of the old one.
+fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: BackingSuperblock) -> Result<Removed, Error> {
+    parked::drop_all(s, id);
+    let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+    let backing = volume.backing.as_mut().ok_or(Error::FlashOnly)?;
+    let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
+    let former = backing.disk.id();
+    let is_volatile = disk.info().volatile_cache;
+    // What was read may stand in its volatile cache only.
+    volume.dirty_marked = found.state() == BackingState::Dirty && !is_volatile;
+    (volume.writeback_trouble, volume.marking_trouble) = (None, None);
+    *backing = Backing {
+        disk,
+        superblock: found,
+        in_doubt: is_volatile,
+        epoch: Epoch::new(is_volatile),
+        record_lock: backing.record_lock.clone(),
+    };
+    Ok(Removed { disk: Some(former), lost })
+}
+
+/// Refuses what is not the volume's backing device, or what somebody else has used since it was.
+fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperblock) -> Result<(), Error> {
+    let volume = s.volumes.get(id).ok_or(Error::NoVolume)?;
+    let backing = volume.backing.as_ref().ok_or(Error::FlashOnly)?;
+    if found.uuid() != volume.uuid {
+        return Err(Error::NotAsItWas("it is another device"));
+    }
+    if disk.info().sectors < backing.disk.info().sectors {
+        return Err(Error::NotAsItWas("it is shorter"));
+    }
+    // Its sum is that of what was written.
+    let is_same = found.seal() == backing.superblock.seal();
+    let is_same = is_same || backing.in_doubt && may_be_ours(s, volume, found);
+    if is_same { Ok(()) } else { Err(Error::NotAsItWas("somebody else has used it meanwhile")) }
+}
+
+/// After a write of the superblock that has failed, or of which a power cut may have left nothing, the device may say what it said before
+/// or after that. It says *clean* only if nothing was dirty when that was written, and nothing has become so since.
+fn may_be_ours(s: &State, volume: &Volume, found: &BackingSuperblock) -> bool {
+    let Some(backing) = &volume.backing else { return false };
+    let ours = &backing.superblock;
+    let is_attached = |state| matches!(state, BackingState::Clean | BackingState::Dirty);
+    let is_all_clean =
+        volume.inode.is_none_or(|inode| s.frontier.has_passed(inode) && s.dirty.of(inode) == 0);
+    found.set_uuid() == ours.set_uuid()
+        && found.data_offset() == ours.data_offset()
+        && found.block_sectors() == ours.block_sectors()
+        && (found.state() == ours.state() || is_attached(ours.state()) && is_attached(found.state()))
+        && (found.state() != BackingState::Clean || is_all_clean)
+}

@@ -1,0 +1,208 @@
+//! A backing device that goes away under its volume and comes back as another one.
+
+use crate::beside::{Beside, asking};
+use crate::memory::{Mishap, World};
+use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, superblock_on, write};
+use bcached_engine::{CacheSet, Cancel, Error, Options, Removed, Request, VolumeId, VolumeOptions};
+use bcached_env::{Buffer, DiskId, Env, Op};
+use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::{BackingState, BackingSuperblock, CacheMode, Uuid};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 20_000 };
+
+/// Nothing is written back unasked, and what waits for a flush waits for long.
+fn options() -> Options {
+    Options {
+        parked_delay: Duration::from_secs(600),
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
+/// Everything that the device is asked from now on fails.
+fn pull(world: &RefCell<World>) {
+    world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == BACKING).then_some(Mishap::Fails)));
+}
+
+fn taking(env: &Env, set: &CacheSet, volume: VolumeId, disk: DiskId) -> Beside<Result<Removed, Error>> {
+    let set = set.clone();
+    Beside::start(env, async move { set.take_back(volume, disk).await })
+}
+
+/// The superblock of a device says something else.
+fn change(world: &RefCell<World>, disk: DiskId, change: impl FnOnce(&mut BackingSuperblock)) {
+    let mut superblock = superblock_on(&world.borrow(), disk);
+    change(&mut superblock);
+    world.borrow_mut().place(disk.0 as usize, SUPERBLOCK_SECTOR, &superblock.seal()[..]);
+}
+
+const fn not_as_it_was(why: &'static str) -> Result<Removed, Error> {
+    Err(Error::NotAsItWas(why))
+}
+
+/// What was dirty still is, is read as before, and goes to the new one; the old one is asked for nothing any more.
+#[test]
+fn the_new_device_has_the_place_of_the_old_one() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        let new = world.borrow_mut().copy(BACKING);
+        pull(&world);
+        let missed = set.serve(volume, Request::Read { sector: 800, buffer: Buffer::zeroed(4096) }).await;
+        assert!(matches!(missed.result, Err(Error::Io { .. })), "{:?}", missed.result);
+        assert!(set.write_back(volume, &Cancel::default()).await.is_err());
+        assert!(set.volumes()[0].writeback_trouble.is_some());
+
+        let asked = Rc::new(RefCell::new(0));
+        let counted = Rc::clone(&asked);
+        let taken = set.take_back(volume, new).await;
+        assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: None }));
+        world.borrow_mut().fate = Some(Box::new(move |disk, _| {
+            *counted.borrow_mut() += u32::from(disk == BACKING);
+            None
+        }));
+        let now = &set.volumes()[0];
+        assert_eq!((now.id, now.dirty_sectors, &now.writeback_trouble), (volume, 8, &None));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        ask(&set, volume, write(16, 8, 2)).await;
+        assert_eq!(bytes(&set, volume, 800, 8).await, [0; 8]);
+        set.write_back(volume, &Cancel::default()).await.expect("the new one is well");
+        set.remove_volume(volume).await.expect("it is there");
+        set.stop().await.expect("it stops");
+        assert_eq!(*asked.borrow(), 0, "the old one was asked for something");
+        let mut found = vec![0; 24 * 512];
+        world.borrow().look(new.0 as usize, DATA_OFFSET, &mut found);
+        assert_eq!((found[0], found[7 * 512], found[16 * 512]), (1, 1, 2));
+        assert_eq!(superblock_on(&world.borrow(), new).state(), BackingState::Clean);
+        set.assert_invariants();
+    });
+}
+
+/// A write through the cache was acknowledged and stood in the old device's volatile cache. It is gone, also from here, or it would be seen
+/// until the next restart and not after; and whoever flushes next must hear of it, whatever the old device would say.
+#[test]
+fn what_no_flush_had_proven_is_gone_and_said_to_be() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is well");
+        ask(&set, volume, write(0, 8, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        let new = world.borrow_mut().copy(BACKING);
+        ask(&set, volume, write(0, 8, 2)).await;
+        assert_eq!(bytes(&set, volume, 0, 8).await, [2; 8]);
+        let taken = set.take_back(volume, new).await;
+        assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: Some(Error::LostWrites) }));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// Who used it meanwhile has said so on it, and what the cache holds may be older by now.
+#[test]
+fn a_device_that_is_not_as_it_was_changes_nothing() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let copy = |made: &dyn Fn(&mut BackingSuperblock)| {
+            let new = world.borrow_mut().copy(BACKING);
+            change(&world, new, made);
+            new
+        };
+        let used = "somebody else has used it meanwhile";
+        let stale = copy(&|superblock| superblock.set_state(BackingState::Stale));
+        let clean = copy(&|superblock| superblock.set_state(BackingState::Clean));
+        let elsewhere = copy(&|superblock| superblock.set_set_uuid(Uuid([9; 16])));
+        let shorter = copy(&|_| ());
+        world.borrow_mut().resize(shorter.0 as usize, SIZES.backing - 8);
+        pull(&world);
+        for (new, why) in [(stale, used), (clean, used), (elsewhere, used), (shorter, "it is shorter")] {
+            assert_eq!(set.take_back(volume, new).await, not_as_it_was(why));
+        }
+        assert_eq!(set.take_back(volume, DiskId(0)).await, Err(Error::NotABacking));
+        assert_eq!(set.take_back(VolumeId(7), stale).await, Err(Error::NoVolume));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        world.borrow_mut().fate = None;
+        assert_eq!(bytes(&set, volume, 800, 8).await, [0; 8]);
+        set.write_back(volume, &Cancel::default()).await.expect("the old one serves");
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// The disk went away in the middle of a write of its superblock, so that it may say what it said before or after that; but never that
+/// nothing is dirty while something is.
+#[test]
+fn a_superblock_in_doubt_may_be_either_of_two() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        let lands =
+            |disk, op: &Op| (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
+        world.borrow_mut().fate = Some(Box::new(lands));
+        let refused = set.serve(volume, write(0, 8, 1)).await;
+        assert!(refused.result.is_err(), "*dirty* is not known to be durable");
+        assert_eq!(set.volumes()[0].state, Some(BackingState::Clean));
+        let new = world.borrow_mut().copy(BACKING);
+        assert_eq!(superblock_on(&world.borrow(), new).state(), BackingState::Dirty);
+        set.take_back(volume, new).await.expect("it may be ours");
+        world.borrow_mut().fate = None;
+        ask(&set, volume, write(0, 8, 1)).await;
+
+        // Here it is the mode.
+        world.borrow_mut().fate = Some(Box::new(move |disk, _| (disk == new).then_some(Mishap::Fails)));
+        assert!(set.set_cache_mode(volume, CacheMode::Writethrough).await.is_err());
+        let clean = world.borrow_mut().copy(new);
+        change(&world, clean, |superblock| superblock.set_state(BackingState::Clean));
+        let used = "somebody else has used it meanwhile";
+        assert_eq!(set.take_back(volume, clean).await, not_as_it_was(used), "8 sectors are dirty");
+        let other = world.borrow_mut().copy(new);
+        change(&world, other, |superblock| superblock.set_cache_mode(CacheMode::Writethrough));
+        set.take_back(volume, other).await.expect("it may be ours");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// What was asked for before is answered by the old device, however late, and a stop waits for all of it.
+#[test]
+fn requests_in_flight_end_on_the_old_device() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let new = world.borrow_mut().copy(BACKING);
+        let waits =
+            |disk, op: &Op| (disk == BACKING && matches!(op, Op::Read { .. })).then_some(Mishap::Waits);
+        world.borrow_mut().fate = Some(Box::new(waits));
+        let read = asking(&env, &set, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) });
+        env.sleep(Duration::from_millis(1)).await;
+        let taking = taking(&env, &set, volume, new);
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(!read.is_over() && !taking.is_over());
+        assert_eq!(set.serve(volume, write(0, 8, 1)).await.result, Err(Error::NoVolume));
+        assert_eq!(set.take_back(volume, new).await, Err(Error::OnItsWay));
+        let its = set.clone();
+        let stopping = Beside::start(&env, async move { its.stop().await });
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(!stopping.is_over());
+        pull(&world);
+        assert!(matches!(read.result(&env).await, Err(Error::Io { .. })));
+        let taken = taking.result(&env).await.expect("nothing keeps it");
+        assert_eq!(taken.disk, Some(BACKING));
+        stopping.result(&env).await.expect("it stops");
+        set.assert_invariants();
+    });
+}

@@ -1,0 +1,96 @@
+//! Which device a name has led to, for who must tell later whether it is still there. The descriptor does not tell: of a disk that was
+//! pulled it stays open, and every operation fails, as those of one that is ill do.
+//!
+//! The kernel takes such a disk out of sysfs at once, and while a descriptor is open its number is nobody else's; where it is (another
+//! medium in the same drive) the disk's sequence number is another one (Linux 5.15).
+
+use super::{Device, Identity, limits};
+use std::path::Path;
+
+/// A device that was opened, without the claim on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Presence {
+    identity: Identity,
+    /// What sysfs said of it: `None`, nothing at all, as where there is no sysfs.
+    listed: Option<Listed>,
+}
+
+/// A block device as sysfs has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Listed {
+    /// Of the disk, or of the partition's disk. `None`: the kernel numbers none.
+    sequence: Option<u64>,
+}
+
+impl Device {
+    /// Which one it is, to be asked later whether it is gone.
+    #[must_use]
+    pub fn presence(&self) -> Presence {
+        Presence { identity: self.identity, listed: listed(self.identity) }
+    }
+}
+
+impl Presence {
+    /// Which device it is, by any path.
+    #[must_use]
+    pub const fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Whether `path` leads to it. What it leads to is not opened.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        super::identify(path).is_ok_and(|(_, identity)| identity == self.identity)
+    }
+
+    /// The system has the device no more, and what is open of it never works again. Not known of files.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let Some(then) = self.listed else { return false };
+        listed(self.identity) != Some(then)
+    }
+}
+
+fn listed(identity: Identity) -> Option<Listed> {
+    let Identity::Block { major, minor } = identity else { return None };
+    let place = limits::sysfs(major, minor);
+    let is_there = place.exists();
+    is_there.then(|| Listed { sequence: limits::disk_sequence(&place) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Access;
+
+    /// What was seen in sysfs and is there no more, or under another disk's number, is gone; what was never seen there is not.
+    #[test]
+    fn a_device_is_gone_when_the_system_has_it_no_more() {
+        let nobody = Identity::Block { major: 511, minor: 99_999 };
+        let known = |sequence| Presence { identity: nobody, listed: Some(Listed { sequence }) };
+        assert!(known(None).is_gone() && known(Some(7)).is_gone());
+        assert!(!Presence { identity: nobody, listed: None }.is_gone(), "a system without sysfs");
+
+        let all = std::fs::read_dir("/sys/dev/block").into_iter().flatten().flatten();
+        let names = all.filter_map(|entry| entry.file_name().into_string().ok());
+        for identity in names.filter_map(|name| Identity::of_block(&name)) {
+            let here = Presence { identity, listed: listed(identity) };
+            assert!(here.listed.is_some() && !here.is_gone(), "{here:?}");
+            let sequence = Some(u64::MAX);
+            assert!(Presence { listed: Some(Listed { sequence }), ..here }.is_gone(), "another medium");
+        }
+    }
+
+    #[test]
+    fn a_file_is_where_its_name_leads_and_never_gone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        for path in [&one, &other] {
+            std::fs::write(path, [0; 4096]).expect("a file");
+        }
+        let here = Device::open(&one, Access::Look).expect("it is there").presence();
+        assert!(here.is_at(&one) && !here.is_at(&other) && !here.is_at(&folder.path().join("none")));
+        std::fs::rename(&other, &one).expect("another file");
+        assert!(!here.is_at(&one) && !here.is_gone());
+    }
+}
