@@ -75,6 +75,8 @@ pub use volume::forget::{Forgetting, Lost};
 pub use volume::remove::Removed;
 pub use volume::{Course, VolumeId, VolumeInfo};
 pub use windows::{Counted, Window};
+pub use writeback::age::DirtyAge;
+pub use writeback::places::Unwritable;
 pub use writeback::rate::RateInfo;
 pub use writeback::stripes::stripe_bytes;
 pub use writeback::trouble::WritebackTrouble;

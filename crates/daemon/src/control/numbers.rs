@@ -141,6 +141,9 @@ pub struct VolumeNumbers {
     pub windows: Windows,
     /// By the way that the requests went; ways that none went are absent.
     pub latency: BTreeMap<String, Latency>,
+    /// Operations of the backing device that failed since it was opened; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_errors: Option<u64>,
     /// Number of the volume on the cache device: the kernel would call it `bdevN`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,

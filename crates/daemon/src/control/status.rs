@@ -298,9 +298,15 @@ pub struct VolumeFacts {
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Writeback {
     pub dirty_target_bytes: u64,
-    /// No data has been dirty for longer; absent if nothing is.
+    /// No data has been dirty for longer; absent if nothing is, or if nobody knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_dirty_seconds: Option<u64>,
+    /// Some of it was dirty at the last start, and nobody knows since when.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dirty_age_unknown: bool,
+    /// Dirty data that could not be written back when it was last tried; absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwritable: Option<Unwritable>,
     /// Absent: as fast as the devices go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_rate_bytes: Option<u64>,
@@ -310,6 +316,25 @@ pub struct Writeback {
     /// Stripes that are written in parts are expensive.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial_stripes_expensive: bool,
+}
+
+/// Dirty data that could not be written back, and the first range of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Unwritable {
+    /// In so many ranges. There are 256 at most: beyond that neighbours count as one, with what lies between them.
+    pub ranges: u64,
+    /// They are so long.
+    pub bytes: u64,
+    /// Where the first begins.
+    pub start_bytes: u64,
+    /// How long it is.
+    pub length_bytes: u64,
+    /// What was met there.
+    pub error: String,
+    /// It was tried so often,
+    pub tries: u32,
+    /// and will be again after so long.
+    pub retry_seconds: u64,
 }
 
 /// A connected client.

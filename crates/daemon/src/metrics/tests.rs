@@ -99,7 +99,9 @@ fn volume() -> Value {
         "bypass_misses": 6, "bypassed_requests": 2, "bypassed": bypassed(), "windows": windows(),
         "latency": { "read_hit": { "requests": 300, "mean_us": 100, "p50_us": 90, "p90_us": 120, "p99_us": 200,
             "p999_us": 300, "max_us": 301 } },
-        "number": 4, "writeback_proportional_bytes": -1, "writeback_integral_bytes": 2,
+        "unwritable": { "ranges": 2, "bytes": 4608, "start_bytes": 512, "length_bytes": 512, "error": "bad", "tries": 3,
+            "retry_seconds": 4 },
+        "io_errors": 11, "number": 4, "writeback_proportional_bytes": -1, "writeback_integral_bytes": 2,
         "writeback_change_bytes": -3
     })
 }
@@ -160,6 +162,9 @@ fn every_number_has_its_name_and_labels() {
         "bcached_volume_healthy{volume=\"tank\"} 1",
         "bcached_volume_dirty_bytes{volume=\"tank\"} 1024",
         "bcached_volume_oldest_dirty_seconds{volume=\"tank\"} 9",
+        "bcached_volume_unwritable_bytes{volume=\"tank\"} 4608",
+        "bcached_volume_unwritable_ranges{volume=\"tank\"} 2",
+        "bcached_volume_io_errors_total{volume=\"tank\"} 11",
         "bcached_volume_hit_percent{volume=\"tank\",window=\"five_minute\"} 75",
         "bcached_volume_bypassed_requests_total{volume=\"tank\",reason=\"sequential\"} 2",
         "bcached_volume_request_seconds_bucket{volume=\"tank\",path=\"read_hit\",le=\"0.000064\"} 30",

@@ -16,11 +16,28 @@ fn metrics() -> Vec<Metric<VolumeFacts>> {
         }),
         gauge(
             "bcached_volume_oldest_dirty_seconds",
-            "No data has been dirty for longer; 0 if nothing is dirty.",
+            "No data has been dirty for longer; 0 if nothing is dirty, absent if some was at the last start.",
             |facts| {
-                let writeback = facts.writeback.as_ref()?;
+                let writeback = facts.writeback.as_ref().filter(|writeback| !writeback.dirty_age_unknown)?;
                 Some(writeback.oldest_dirty_seconds.unwrap_or(0) as f64)
             },
+        ),
+        gauge(
+            "bcached_volume_unwritable_bytes",
+            "Dirty data that could not be written back when it was last tried.",
+            |facts| {
+                let writeback = facts.writeback.as_ref()?;
+                Some(writeback.unwritable.as_ref().map_or(0, |unwritable| unwritable.bytes) as f64)
+            },
+        ),
+        gauge("bcached_volume_unwritable_ranges", "Ranges that this lies in.", |facts| {
+            let writeback = facts.writeback.as_ref()?;
+            Some(writeback.unwritable.as_ref().map_or(0, |unwritable| unwritable.ranges) as f64)
+        }),
+        counter(
+            "bcached_volume_io_errors_total",
+            "Operations of the backing device that failed since it was opened.",
+            |facts| Some(facts.numbers.as_ref()?.io_errors? as f64),
         ),
         gauge(
             "bcached_volume_writeback_rate_bytes",

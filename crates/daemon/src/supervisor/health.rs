@@ -2,7 +2,10 @@
 
 use crate::engine_failure;
 use crate::options::value::Value;
-use bcached_engine::{DiskHealth, Error, OnCacheError, UnreadableNode, VolumeId, VolumeInfo};
+use crate::sizes::human;
+use bcached_engine::{
+    DiskHealth, Error, OnCacheError, UnreadableNode, Unwritable, VolumeId, VolumeInfo, WritebackTrouble,
+};
 use bcached_env::IoErrorKind;
 use std::time::Duration;
 
@@ -119,6 +122,19 @@ fn without_cache(info: &VolumeInfo, error: &Error) -> String {
     format!("its cache has stopped writing: {what}")
 }
 
+/// Where write-back meets trouble first.
+pub fn range(trouble: &WritebackTrouble) -> String {
+    format!("sectors {} to {}", trouble.sector, trouble.sector + trouble.sectors)
+}
+
+/// What else stands on the list of ranges.
+fn others(unwritable: &Unwritable) -> String {
+    match unwritable.ranges {
+        0 | 1 => String::new(),
+        ranges => format!(" and of {} other ranges, {} in all,", ranges - 1, human(unwritable.sectors * 512)),
+    }
+}
+
 /// A cache whose device has failed so often that it takes nothing more.
 pub fn failing(errors: u64) -> String {
     format!(
@@ -145,8 +161,8 @@ pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -
     let cache = failed.map(|error| without_cache(info, error)).or_else(worn);
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
     let writeback = info.writeback_trouble.as_ref().map(|trouble| {
-        let (sector, end) = (trouble.sector, trouble.sector + trouble.sectors);
-        format!("dirty data of sectors {sector} to {end} cannot be written back ({})", trouble.error)
+        let others = others(&info.unwritable);
+        format!("dirty data of {}{others} cannot be written back ({})", range(trouble), trouble.error)
     });
     let marking = info
         .marking_trouble
@@ -210,6 +226,7 @@ mod tests {
             writeback_rate: RateInfo::default(),
             stats: VolumeStats::default(),
             writeback_trouble: None,
+            unwritable: Unwritable::default(),
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
         };
@@ -242,6 +259,9 @@ mod tests {
             stands.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
             "{stands}"
         );
+        info.unwritable = Unwritable { ranges: 3, sectors: 24, ..Unwritable::default() };
+        let stands = told(&info, false);
+        assert!(stands.contains("16 to 24 and of 2 other ranges, 12 KiB in all, cannot"), "{stands}");
         (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
         assert!(told(&info, false).starts_with("nothing is dirty, but its"), "{}", told(&info, false));
 

@@ -6,14 +6,14 @@
 use super::cycle::{MoveTo, Planned, Work};
 use super::options::resolve;
 use super::table::{CacheState, Table, VolumeState};
-use super::{Event, Shared, Supervisor};
+use super::{Event, Shared, Supervisor, health};
 use crate::config::Kept;
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
 use crate::control::{AskBegin, AskJob, AskJobs};
 use crate::engine_failure;
 use crate::engine_thread::{Engine, Long};
 use crate::failure::{Failure, Kind};
-use bcached_engine::{Error, VolumeId, VolumeInfo};
+use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
 use bcached_format::Uuid;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -233,25 +233,25 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     let running = job.engine.as_ref().filter(|_| job.ended.is_none());
     if let Some(status) = running.and_then(Engine::status) {
         let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
-        let (dirty_sectors, trouble) = match &job.subject {
+        let dirty_sectors = match &job.subject {
             Subject::Volume(_, served) => {
                 let info = status.volumes.iter().find(|info| info.id == served.id);
-                (info.map(|info| info.dirty_sectors), info.and_then(|info| info.writeback_trouble.as_ref()))
+                info.map(|info| info.dirty_sectors)
             }
             Subject::Unserved(uuid) => {
                 let left = status.unserved.iter().find(|left| left.uuid == *uuid);
-                (left.map(|left| left.dirty_sectors), None)
+                left.map(|left| left.dirty_sectors)
             }
-            Subject::Cache(_) => {
-                let trouble = status.volumes.iter().find_map(|info| info.writeback_trouble.as_ref());
-                (Some(status.dirty_sectors), trouble)
-            }
+            Subject::Cache(_) => Some(status.dirty_sectors),
         };
         if let Some(dirty_sectors) = dirty_sectors {
             let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
             shown = shown.with_progress(dirty, milliseconds);
         }
-        let trouble = trouble.map(|trouble| format!("write-back meets trouble: {}", trouble.error));
+        let trouble = job.trouble(&status);
+        let trouble = trouble.map(|trouble| {
+            format!("write-back meets trouble at {}: {}", health::range(trouble), trouble.error)
+        });
         shown.blocked_by = trouble.or_else(|| job.blocked.clone());
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());
@@ -278,6 +278,29 @@ impl Job {
             size: shown.size_bytes,
             before: Before::default(),
             ended: None,
+        }
+    }
+
+    /// What write-back meets of all that is to be written back for it.
+    fn trouble<'a>(&self, status: &'a EngineStatus) -> Option<&'a WritebackTrouble> {
+        let mut volumes = status.volumes.iter();
+        match &self.subject {
+            Subject::Volume(_, served) => {
+                volumes.find(|info| info.id == served.id)?.writeback_trouble.as_ref()
+            }
+            Subject::Unserved(_) => None,
+            Subject::Cache(_) => volumes.find_map(|info| info.writeback_trouble.as_ref()),
+        }
+    }
+
+    /// Why it has come to nothing.
+    fn failure(&self, error: &Error) -> Failure {
+        let failure = engine_failure::of_job(self.verb, &self.name, error);
+        let status =
+            self.engine.as_ref().filter(|_| matches!(error, Error::Io { .. })).and_then(Engine::status);
+        match status.as_ref().and_then(|status| self.trouble(status)) {
+            Some(trouble) => failure.why(format!("{}: {}", health::range(trouble), trouble.error)),
+            None => failure,
         }
     }
 
@@ -477,7 +500,7 @@ impl Supervisor {
         let outcome = match outcome {
             // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
             Err(Error::NotAttached | Error::Attached) => Ok(()),
-            other => other.map_err(|error| engine_failure::of_job(job.verb, &job.name, &error)),
+            other => other.map_err(|error| job.failure(&error)),
         };
         if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace) {
             let mut shared = self.shared();

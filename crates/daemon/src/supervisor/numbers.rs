@@ -59,6 +59,7 @@ pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeNumb
         latency: paths
             .filter_map(|(path, histogram)| Some((path.name().to_owned(), latency(histogram)?)))
             .collect(),
+        io_errors: info.backing_health.map(|health| health.errors),
         number: info.inode.filter(|_| !info.flash_only).map(|inode| inode.0),
         writeback_proportional_bytes: bytes(rate.proportional),
         writeback_integral_bytes: bytes(rate.integral),

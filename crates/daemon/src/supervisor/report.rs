@@ -10,8 +10,8 @@ use crate::control::status::{
 };
 use crate::engine_thread::Engine;
 use bcached_engine::{
-    Ages, Bypass, Bypassed, Cause, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
-    VolumeInfo,
+    Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
+    Unwritable, VolumeInfo,
 };
 use bcached_format::BackingState;
 use bcached_front_nbd::NbdServer;
@@ -217,7 +217,9 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         dirty_bytes: info.dirty_sectors * 512,
         writeback: (info.attached && !info.flash_only).then(|| Writeback {
             dirty_target_bytes: info.dirty_target_sectors * 512,
-            oldest_dirty_seconds: info.oldest_dirty.map(|age| age.as_secs()),
+            oldest_dirty_seconds: info.oldest_dirty.and_then(DirtyAge::known).map(|age| age.as_secs()),
+            dirty_age_unknown: info.dirty_sectors > 0 && info.oldest_dirty == Some(DirtyAge::Unknown),
+            unwritable: unwritable(info),
             writeback_rate_bytes: info.writeback_rate.rate.map(|sectors| sectors.saturating_mul(512)),
             stripe_bytes: info.stripe_sectors.map(|sectors| sectors * 512),
             partial_stripes_expensive: info.partial_stripes_expensive,
@@ -231,6 +233,21 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         }),
         numbers: Some(numbers::of_volume(info, latencies)),
     }
+}
+
+/// `None`: all that is dirty can be written back, as far as it was tried.
+fn unwritable(info: &VolumeInfo) -> Option<status::Unwritable> {
+    let Unwritable { ranges, sectors, tries, retry_in } = info.unwritable;
+    let first = info.writeback_trouble.as_ref().filter(|_| ranges > 0)?;
+    Some(status::Unwritable {
+        ranges,
+        bytes: sectors * 512,
+        start_bytes: first.sector * 512,
+        length_bytes: first.sectors * 512,
+        error: first.error.to_string(),
+        tries,
+        retry_seconds: retry_in.as_secs(),
+    })
 }
 
 fn bypass(reads: &Reads, bypassed: &Bypassed) -> BypassCounts {

@@ -218,14 +218,14 @@ impl CacheSet {
             let sectors = info.sectors.saturating_sub(data_offset);
             // A former process may have died between the write of what was read and its flush.
             let in_doubt = info.volatile_cache;
-            let is_dirty = superblock.state() == BackingState::Dirty && !in_doubt;
-            let volume = Volume {
+            let is_dirty = superblock.state() == BackingState::Dirty;
+            let mut volume = Volume {
                 sectors,
                 data_offset,
                 cacheable_end: cacheable_end(data_offset, sectors, block),
                 mode: superblock.cache_mode(),
                 writeback_from: data_offset,
-                dirty_marked: is_dirty,
+                dirty_marked: is_dirty && !in_doubt,
                 backing: Some(Backing {
                     disk,
                     superblock: superblock.clone(),
@@ -235,6 +235,9 @@ impl CacheSet {
                 }),
                 ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
             };
+            if is_dirty {
+                volume.pace.age.inherits(s.now);
+            }
             s.volumes.add(number, volume)
         });
         self.begin_workers(id);
@@ -315,10 +318,11 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         stripe_sectors,
         partial_stripes_expensive,
         full_stripes: volume.inode.and_then(|inode| Some(s.dirty.stripes(inode)?.full_count())),
-        oldest_dirty: volume.pace.age.oldest(s.now),
+        oldest_dirty: volume.oldest_dirty(s.now),
         writeback_rate: volume.pace.rate.info(s.now, &volume.options),
         stats: volume.stats.as_of(s.now),
-        writeback_trouble: volume.writeback_trouble.clone(),
+        writeback_trouble: volume.shown_trouble(),
+        unwritable: volume.places.shown(s.now),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
     }

@@ -45,7 +45,7 @@ impl CacheSet {
         let seconds = self.env().wall_seconds();
         self.with(|s| {
             if let Some(volume) = s.volumes.get_mut(target.id) {
-                volume.writeback_trouble = None;
+                volume.is_rid_of_dirty();
                 volume.marking_trouble = None;
             }
             if let Some(slot) = s.uuids.slot_mut(inode).filter(|slot| slot.is_used()) {

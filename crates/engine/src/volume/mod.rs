@@ -19,7 +19,9 @@ use crate::options::VolumeOptions;
 use crate::policy::Streams;
 use crate::request::ranges::Ranges;
 use crate::stats::VolumeStats;
+use crate::writeback::age::DirtyAge;
 use crate::writeback::pace::Pace;
+use crate::writeback::places::{Places, Unwritable};
 use crate::writeback::rate::RateInfo;
 use crate::writeback::stripes::Cursor;
 use crate::writeback::trouble::WritebackTrouble;
@@ -27,7 +29,6 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
-use core::time::Duration;
 use epoch::Epoch;
 
 /// Names a volume of a running set.
@@ -85,8 +86,12 @@ pub struct Volume {
     pub writeback_from: u64,
     /// Where it is among stripes that are dirty throughout.
     pub stripes: Cursor,
-    /// Why dirty data cannot be written back, if that is so.
+    /// Why dirty data cannot be written back, if that has nothing to do with its place.
     pub writeback_trouble: Option<WritebackTrouble>,
+    /// Where it cannot.
+    pub places: Places,
+    /// Write-back has met trouble and nothing else.
+    pub stands_still: bool,
     /// Why the backing device cannot be marked clean, if that is so.
     pub marking_trouble: Option<Box<Error>>,
     /// Whoever works on the volume beside its requests: its tasks, fills, what somebody has asked for.
@@ -156,6 +161,8 @@ impl Volume {
             writeback_from: 0,
             stripes: Cursor::default(),
             writeback_trouble: None,
+            places: Places::default(),
+            stands_still: false,
             marking_trouble: None,
             hands: 0,
             requests: 0,
@@ -203,7 +210,20 @@ impl Volume {
     /// Its dirty data is on its way to its backing device, sooner or later.
     #[must_use]
     pub fn is_written_back(&self) -> bool {
-        self.backing.is_some() && self.options.writeback_running && self.writeback_trouble.is_none()
+        self.backing.is_some() && self.options.writeback_running && !self.stands_still
+    }
+
+    /// No data has been dirty for longer; `None`: nothing is dirty.
+    #[must_use]
+    pub fn oldest_dirty(&self, now: Time) -> Option<DirtyAge> {
+        self.pace.age.oldest(now).max(self.places.oldest(now))
+    }
+
+    /// Nothing is dirty any more, and nothing is about to become so.
+    pub fn is_rid_of_dirty(&mut self) {
+        self.pace.age.cleaned();
+        self.places.clear();
+        (self.writeback_trouble, self.stands_still) = (None, false);
     }
 
     /// State on the backing superblock, as it was last durable; a flash-only volume has none.
@@ -299,13 +319,15 @@ pub struct VolumeInfo {
     /// Stripes that are dirty throughout, as far as they are counted; `None`: nobody counts them.
     pub full_stripes: Option<u64>,
     /// No data has been dirty for longer; `None`: nothing is dirty.
-    pub oldest_dirty: Option<Duration>,
+    pub oldest_dirty: Option<DirtyAge>,
     /// How fast it is written back.
     pub writeback_rate: RateInfo,
     /// Counters since it was added.
     pub stats: VolumeStats,
-    /// Why dirty data stands still in the cache, if write-back cannot go on.
+    /// Why dirty data stands still in the cache, if some does.
     pub writeback_trouble: Option<WritebackTrouble>,
+    /// Dirty data that could not be written back when it was last tried.
+    pub unwritable: Unwritable,
     /// Nothing is dirty, and the backing device cannot be told: why.
     pub marking_trouble: Option<Box<Error>>,
     /// How the backing device has fared; `None` without one.

@@ -8,7 +8,7 @@
 //! durable.
 
 use crate::btree::{Attempt, Need};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::ranges::Claim;
 use crate::request::{Target, flush};
@@ -17,6 +17,7 @@ use crate::state::State;
 use crate::volume::epoch::Stamp;
 use crate::writeback::copy::{self, Copied};
 use crate::writeback::pace::Size;
+use crate::writeback::places::Parts;
 use crate::writeback::stripes;
 use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
@@ -30,6 +31,8 @@ const PIECE_KEYS: usize = 128;
 pub struct Work {
     /// The key.
     pub key: Key,
+    /// It has failed before, and is no neighbour's companion.
+    pub is_alone: bool,
     claim: Claim,
 }
 
@@ -54,7 +57,7 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     let Chosen { works, is_round, are_stripes } = match hurries {
         // Who waits for all of it waits for a sweep.
         true => choose(set, target, size, &mut round).await,
-        false => match choose_stripes(set, target, size).await {
+        false => match choose_stripes(set, target, size, &mut round).await {
             Some(chosen) => chosen,
             None => choose(set, target, size, &mut round).await,
         },
@@ -70,10 +73,12 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
         s.stats.writeback_keys_failed += overtaken;
         s.stats.writeback_errors += failed;
         let now = s.now;
-        let trouble = round.shows(s, target);
+        // The places of the list have ages of their own.
+        let has_met = round.has_met();
+        let trouble = round.shows(s, target, sectors);
         if let Some(volume) = s.volumes.get_mut(target.id) {
             // What has become less than was chosen has been written anew meanwhile, or moved: on the backing device it is all.
-            if trouble.is_some() {
+            if has_met {
                 volume.pace.age.passes_by();
             }
             if is_round {
@@ -134,14 +139,16 @@ async fn clean(
             }
         };
         match turned {
-            Ok(0) => {
-                cleaned.overtaken += 1;
+            Ok(sectors) => {
+                set.with(|s| s.place_succeeds(target, &work.key));
+                cleaned.sectors += sectors;
+                cleaned.keys += u64::from(sectors > 0);
+                cleaned.overtaken += u64::from(sectors == 0);
                 continue;
             }
-            Ok(sectors) => {
-                cleaned.sectors += sectors;
-                cleaned.keys += 1;
-                continue;
+            Err(error @ Error::Io { doing: Doing::Backing | Doing::Data, .. }) => {
+                set.with(|s| s.place_fails(target, &work.key, &error));
+                round.leaves(error);
             }
             // What the device said of its flush says more than that the data is not proven.
             Err(Error::LostWrites) => {
@@ -172,21 +179,20 @@ async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
 }
 
 /// Keys of stripes that are dirty throughout; `None`: there are none, or none of them can be written back now.
-async fn choose_stripes(set: &CacheSet, target: &Target, size: Size) -> Option<Chosen> {
+async fn choose_stripes(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Option<Chosen> {
     let stripe_sectors = set.with(|s| Some(s.dirty.stripes(target.inode?)?.sectors()))?;
-    let (mut works, mut sectors) = (Vec::new(), 0);
+    let mut taken = Taken::default();
     stripes::offer(set, target, async |stripe| {
         let mut at = stripe.start;
-        while at < stripe.end && works.len() < size.keys && sectors < size.sectors {
-            let chosen = set
-                .attempt(|s| choose_in_leaf(s, target, at, stripe.end, (&mut works, &mut sectors), size))
-                .await;
+        while at < stripe.end && taken.takes_more(size) {
+            let chosen = set.attempt(|s| choose_in_leaf(s, target, (at, stripe.end), &mut taken, size)).await;
             // A leaf that cannot be read is named when the sweep comes past it.
             at = chosen.unwrap_or(stripe.end);
         }
         at
     })
     .await;
+    let works = taken.ends(round);
     (!works.is_empty()).then_some(Chosen { works, is_round: false, are_stripes: Some(stripe_sectors) })
 }
 
@@ -194,22 +200,18 @@ async fn choose_stripes(set: &CacheSet, target: &Target, size: Size) -> Option<C
 /// passed by: the others' dirty data does not wait for it.
 async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Chosen {
     let inode = target.inode.expect("only attached volumes are written back");
-    let mut works = Vec::new();
-    let mut sectors = 0;
+    let mut taken = Taken::default();
     let mut is_round = false;
     let from = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.writeback_from));
     for (start, end) in [(from, target.cacheable_end), (target.data_offset, from)] {
         let mut at = start;
-        while at < end
-            && works.len() < size.keys
-            && sectors < size.sectors
-            && set.with(|s| s.dirty.of(inode) > 0)
-        {
-            let chosen =
-                set.attempt(|s| choose_in_leaf(s, target, at, end, (&mut works, &mut sectors), size)).await;
+        while at < end && taken.takes_more(size) && set.with(|s| s.dirty.of(inode) > 0) {
+            let chosen = set.attempt(|s| choose_in_leaf(s, target, (at, end), &mut taken, size)).await;
             at = match chosen {
                 Ok(upto) => upto,
-                Err(Error::Failed(_)) => return Chosen { works, is_round, are_stripes: None },
+                Err(Error::Failed(_)) => {
+                    return Chosen { works: taken.ends(round), is_round, are_stripes: None };
+                }
                 Err(error) => {
                     let upto = set.with(|s| end_of_missing_leaf(s, inode, at, end));
                     round.meets(at, upto, error);
@@ -219,11 +221,11 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
         }
         round.passes(start, at);
         let is_end = at >= target.cacheable_end;
-        is_round |= is_end && !works.is_empty();
+        is_round |= is_end && !taken.works.is_empty();
         set.with(|s| {
             let now = s.now;
             if let Some(volume) = s.volumes.get_mut(target.id) {
-                if is_end && works.is_empty() {
+                if is_end && taken.works.is_empty() {
                     // What is chosen from here on is of the next sweep.
                     if round.has_met() {
                         volume.pace.age.passes_by();
@@ -233,11 +235,33 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
                 volume.writeback_from = if at >= target.cacheable_end { target.data_offset } else { at };
             }
         });
-        if !works.is_empty() {
+        if !taken.works.is_empty() {
             break;
         }
     }
-    Chosen { works, is_round, are_stripes: None }
+    Chosen { works: taken.ends(round), is_round, are_stripes: None }
+}
+
+/// What has been taken so far.
+#[derive(Default)]
+struct Taken {
+    works: Vec<Work>,
+    sectors: u64,
+    /// Why places were left out, if some were.
+    barred: Option<Error>,
+}
+
+impl Taken {
+    const fn takes_more(&self, size: Size) -> bool {
+        self.works.len() < size.keys && self.sectors < size.sectors
+    }
+
+    fn ends(self, round: &mut Round) -> Vec<Work> {
+        if let Some(error) = self.barred {
+            round.leaves(error);
+        }
+        self.works
+    }
 }
 
 /// What has been chosen.
@@ -261,9 +285,8 @@ fn end_of_missing_leaf(s: &mut State, inode: Inode, at: u64, end: u64) -> u64 {
 fn choose_in_leaf(
     s: &mut State,
     target: &Target,
-    start: u64,
-    end: u64,
-    (works, sectors): (&mut Vec<Work>, &mut u64),
+    (start, end): (u64, u64),
+    taken: &mut Taken,
     size: Size,
 ) -> Attempt<u64> {
     let inode = target.inode.expect("only attached volumes are written back");
@@ -277,25 +300,59 @@ fn choose_in_leaf(
     if dirty.len() == PIECE_KEYS {
         upto = dirty.last().expect("it is full").end;
     }
+    let now = s.now;
+    if let Some(volume) = s.volumes.get_mut(target.id) {
+        volume.places.keep_dirty(start, upto, &dirty);
+    }
     for key in dirty {
-        if works.len() >= size.keys || *sectors >= size.sectors {
+        if !taken.takes_more(size) {
             return Attempt::Done(key.start());
         }
         let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
-        // A range that is being written is dirty again soon; a later pass takes it, and what is left of the older data.
-        let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else {
-            if volume.ranges.is_being_replaced(key.start(), key.end) {
-                volume.pace.age.leaves_to_writes(key.start(), key.end);
-            } else {
-                volume.pace.age.passes_by();
-            }
-            continue;
-        };
-        s.pin(&key.pointers);
-        *sectors += key.sectors();
-        works.push(Work { key, claim });
+        let Parts { free, barred } = volume.places.parts(&key, now);
+        taken.barred = taken.barred.take().or(barred);
+        for (part, is_alone) in free {
+            take(s, target, part, is_alone, taken);
+        }
     }
     Attempt::Done(upto)
+}
+
+/// Takes a key, unless it is in use.
+fn take(s: &mut State, target: &Target, key: Key, is_alone: bool, taken: &mut Taken) {
+    let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
+    // A range that is being written is dirty again soon; a later pass takes it, and what is left of the older data.
+    let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else {
+        if volume.ranges.is_being_replaced(key.start(), key.end) {
+            volume.pace.age.leaves_to_writes(key.start(), key.end);
+        } else {
+            volume.pace.age.passes_by();
+        }
+        return;
+    };
+    s.pin(&key.pointers);
+    taken.sectors += key.sectors();
+    taken.works.push(Work { key, is_alone, claim });
+}
+
+impl State {
+    /// The data of a key has been written back.
+    fn place_succeeds(&mut self, target: &Target, key: &Key) {
+        let now = self.now;
+        if let Some(volume) = self.volumes.get_mut(target.id) {
+            volume.places.succeeds(key.start(), key.end, now);
+        }
+    }
+
+    /// It could not be.
+    fn place_fails(&mut self, target: &Target, key: &Key, error: &Error) {
+        let now = self.now;
+        if let Some(volume) = self.volumes.get_mut(target.id) {
+            let since = volume.pace.age.since();
+            let is_unread = matches!(error, Error::Io { doing: Doing::Data, .. });
+            volume.places.fails(key, is_unread, now, since, error.clone());
+        }
+    }
 }
 
 /// The key turns clean wherever it is still the same, if what was written with `stamp` is proven durable: asked in the

@@ -22,6 +22,8 @@ use core::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most sectors of one write.
 const RUN_SECTORS_MAX: u64 = 2048;
+/// When so many writes in a row have failed it is the device, and which of several keys was the cause is not asked any more.
+const FAILURES_IN_A_ROW_MAX: u32 = 32;
 
 /// What became of one key's data.
 #[derive(Clone, Debug)]
@@ -48,6 +50,7 @@ struct Carriers<'a> {
     hurries: bool,
     began: Time,
     longest: Cell<Duration>,
+    failures_in_a_row: Cell<u32>,
     copied: RefCell<Vec<Copied>>,
 }
 
@@ -75,6 +78,7 @@ pub async fn copy_all(
         hurries,
         began: set.env().now(),
         longest: Cell::default(),
+        failures_in_a_row: Cell::default(),
         copied: RefCell::new(vec![Copied::NotBegun; works.len()]),
     };
     join_all((0..carriers).map(|_| all.carry())).await;
@@ -93,6 +97,7 @@ fn runs(works: &[Work], sectors: u64) -> Vec<Range<usize>> {
     for (index, work) in works.iter().enumerate() {
         if let Some(run) = runs.last_mut()
             && works[run.end - 1].key.end == work.key.start()
+            && !(work.is_alone || works[run.end - 1].is_alone)
             && work.key.end - works[run.start].key.start() <= sectors
         {
             run.end = index + 1;
@@ -150,15 +155,27 @@ impl Carriers<'_> {
 
     /// Copies what lies side by side, in one write; if that fails, key by key, so that one bad place keeps no other waiting.
     async fn copy_run(&self, keys: &[Key]) -> Vec<Result<Stamp, Error>> {
-        let copied = self.copy(keys).await;
+        let copied = self.try_to_copy(keys).await;
         if keys.len() == 1 || copied.is_ok() {
             return vec![copied; keys.len()];
         }
         let mut results = Vec::with_capacity(keys.len());
         for key in keys {
-            results.push(self.copy(core::slice::from_ref(key)).await);
+            let is_vain = self.failures_in_a_row.get() >= FAILURES_IN_A_ROW_MAX;
+            results.push(if is_vain {
+                copied.clone()
+            } else {
+                self.try_to_copy(core::slice::from_ref(key)).await
+            });
         }
         results
+    }
+
+    async fn try_to_copy(&self, keys: &[Key]) -> Result<Stamp, Error> {
+        let copied = self.copy(keys).await;
+        let failures = if copied.is_ok() { 0 } else { self.failures_in_a_row.get().saturating_add(1) };
+        self.failures_in_a_row.set(failures);
+        copied
     }
 
     /// The stamp of what was written.

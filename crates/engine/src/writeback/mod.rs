@@ -11,11 +11,13 @@
 //! | `stripes` | dirty sectors by stripe, and what follows from them |
 //! | `urgent` | when somebody waits for it |
 //! | `trouble` | why data cannot be written back |
+//! | `places` | where it cannot, and when that is tried again |
 
 pub mod age;
 pub mod batch;
 pub mod copy;
 pub mod pace;
+pub mod places;
 pub mod rate;
 pub mod room;
 pub mod stripes;

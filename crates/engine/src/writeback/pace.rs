@@ -172,11 +172,11 @@ impl State {
     fn step(&mut self, target: &Target) -> Option<Step> {
         let (now, measured) = (self.now, self.measured(target.id));
         let volume = self.volumes.get_mut(target.id)?;
-        let (options, pace) = (volume.options, &mut volume.pace);
-        if measured.dirty > 0 {
-            // A former process has left it.
-            pace.age.dirtied(now);
+        if measured.dirty > 0 && volume.pace.age.inherits(now) {
+            // A former process has left it, whatever it has said of that.
+            volume.writeback_from = volume.data_offset;
         }
+        let (options, pace) = (volume.options, &mut volume.pace);
         let needed = pace.age.needed(now, measured.dirty, options.max_dirty_age);
         if pace.rate.is_due(now, &options) {
             pace.rate.update(now, &options, &measured, needed);

@@ -201,7 +201,9 @@ impl State {
         let volume = self.volumes.get_mut(target.id)?;
         // What is old is taken in the order of addresses, which comes past everything.
         let (limit, oldest) = (volume.options.max_dirty_age, volume.pace.age.oldest(now));
-        let is_old = limit.is_some_and(|limit| oldest.is_some_and(|oldest| oldest >= limit / 2));
+        let is_old = limit.is_some_and(|limit| {
+            oldest.is_some_and(|oldest| oldest.known().is_none_or(|age| age >= limit / 2))
+        });
         let cursor = &mut volume.stripes;
         if is_old || cursor.in_a_row >= IN_A_ROW_MAX {
             cursor.in_a_row = 0;

@@ -110,7 +110,7 @@ pub async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
     set.with(|s| {
         // Who makes something dirty from here on says so on the superblock first.
         if let Some(volume) = s.volumes.get_mut(id).filter(|volume| !volume.dirty_marked) {
-            volume.pace.age.cleaned();
+            volume.is_rid_of_dirty();
         }
     });
     Ok(())

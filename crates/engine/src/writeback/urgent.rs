@@ -48,6 +48,7 @@ pub async fn write_back(
 ) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
     walked(set, cancel).await?;
+    set.with(|s| s.retry_places(target));
     let mut fruitless = 0;
     loop {
         check(set, cancel)?;
@@ -80,11 +81,12 @@ pub async fn write_back(
 async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
     walked(set, cancel).await?;
+    set.with(|s| s.retry_places(target));
     let mut fruitless = 0;
     loop {
         match sweep_once(set, target, cancel).await? {
             Swept { is_clean: true, .. } => return Ok(()),
-            Swept { has_gaps: false, .. } => {
+            Swept { has_gaps: false, trouble: None, .. } => {
                 // What was left to writes in progress is theirs only once they have come.
                 if changes_have_ended(set, target, cancel).await? {
                     return Ok(());
@@ -151,6 +153,14 @@ async fn sweep_once(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<
 }
 
 impl State {
+    /// Places that could not be written back are tried again, whenever that was to be.
+    fn retry_places(&mut self, target: &Target) {
+        let now = self.now;
+        if let Some(volume) = self.volumes.get_mut(target.id) {
+            volume.places.retry(now);
+        }
+    }
+
     /// A sweep begins at the start of the volume; how many have ended.
     fn sweep_begins(&mut self, target: &Target) -> u64 {
         let now = self.now;

@@ -2,6 +2,7 @@
 
 mod answers;
 mod attach;
+mod bad_places;
 mod beside;
 mod budget;
 mod cleaning;

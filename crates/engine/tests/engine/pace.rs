@@ -2,7 +2,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
-use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, DirtyAge, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -78,7 +78,7 @@ fn a_request_ends_the_hurry_of_an_idle_set() {
         pass(&env, &set, volume, 20).await;
         let left = set.volumes()[0].dirty_sectors;
         assert!(left > 500, "{left}: at the least rate after the first step");
-        let oldest = set.volumes()[0].oldest_dirty.expect("there is some");
+        let oldest = set.volumes()[0].oldest_dirty.and_then(DirtyAge::known).expect("there is some");
         assert!((20 * SECOND..25 * SECOND).contains(&oldest), "{oldest:?}");
     });
 }
@@ -128,7 +128,10 @@ fn a_bad_place_keeps_only_what_lies_there() {
         assert_eq!(info.dirty_sectors, 8);
         let trouble = info.writeback_trouble.expect("it is named");
         assert_eq!((trouble.sector, trouble.sectors), (400, 8));
-        assert!(info.oldest_dirty.expect("there is some") >= 59 * SECOND, "the sweeps have passed by it");
+        assert!(
+            info.oldest_dirty.and_then(DirtyAge::known).expect("there is some") >= 59 * SECOND,
+            "the sweeps have passed by it"
+        );
     });
 }
 
@@ -146,7 +149,7 @@ fn data_leaves_before_it_is_older_than_it_may_be() {
             ask(&set, volume, write(round * 7919 % 140_000, 64, 1)).await;
             pass(&env, &set, volume, 1).await;
             let info = set.volumes().remove(0);
-            oldest = oldest.max(info.oldest_dirty.unwrap_or_default());
+            oldest = oldest.max(info.oldest_dirty.and_then(DirtyAge::known).unwrap_or_default());
             most = most.max(info.dirty_sectors);
         }
         assert!(oldest <= limit, "{oldest:?}");
@@ -241,5 +244,41 @@ fn a_batch_that_has_become_slow_holds_nobody_up() {
         }
         let taken = env.now().since(began);
         assert!(taken < 10 * SECOND, "{taken:?}");
+    });
+}
+
+/// The age of data was counted from the last start: with one each ten hours a limit of twelve bounded nothing. Nobody knows how old
+/// what a former process has left is, so it is too old for any limit, and the status says so.
+#[test]
+fn what_a_former_process_has_left_is_too_old() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let mut rig = Rig::new(SIZES, 1);
+    let quiet =
+        |limit| VolumeOptions { writeback_quiet: true, max_dirty_age: limit, ..VolumeOptions::default() };
+    let writes = data_writes(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options(quiet(Some(24 * HOUR)))).await.expect("sound");
+        dirty(&set, volume, 10, 80).await;
+        env.sleep(10 * HOUR).await;
+        let age = set.volumes()[0].oldest_dirty.and_then(DirtyAge::known).expect("it is of this process");
+        assert!(age >= 10 * HOUR && writes.borrow().is_empty(), "{age:?}: it is not too old yet");
+        set.stop().await.expect("it stops");
+    });
+    let writes = data_writes(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options(quiet(None))).await.expect("sound");
+        ask(&set, volume, write(0, 8, 2)).await;
+        env.sleep(HOUR).await;
+        assert_eq!(set.volumes()[0].oldest_dirty, Some(DirtyAge::Unknown), "not the hour of this process");
+        assert!(writes.borrow().is_empty(), "nobody has set a limit");
+        let limit = |options: &mut VolumeOptions| options.max_dirty_age = Some(24 * HOUR);
+        set.change_volume_options(volume, limit).expect("it is served");
+        env.sleep(10 * SECOND).await;
+        assert_eq!((set.volumes()[0].dirty_sectors, set.volumes()[0].oldest_dirty), (0, None));
+        assert_eq!(writes.borrow().len(), 10);
+        // What is dirty from here on has the time that it may take.
+        ask(&set, volume, write(0, 8, 3)).await;
+        env.sleep(10 * HOUR).await;
+        assert_eq!((set.volumes()[0].dirty_sectors, writes.borrow().len()), (8, 10));
     });
 }

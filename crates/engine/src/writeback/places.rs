@@ -1,0 +1,373 @@
+//! Places of a volume whose dirty data could not be written back: each is tried again, ever later, from a second to an hour, and
+//! sweeps leave it out meanwhile. A bad sector of a disk takes seconds each time, and everything else is to leave at full pace.
+//!
+//! A place leaves the list when its data has been written back or is not dirty any more; if the cache could not read it, also
+//! when there is other data. Whoever waits for all of a volume has each tried at once, and so has a place that could be written
+//! after all: a device that was away is back.
+//!
+//! The list is short. Beyond [`PLACES_MAX`] the two that lie nearest to each other become one, with what lies between them: it
+//! waits as long as they do.
+
+use crate::error::Error;
+use crate::writeback::age::DirtyAge;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use bcached_env::Time;
+use bcached_format::Key;
+use core::time::Duration;
+
+/// Most places of a volume; some 50 KiB of memory.
+const PLACES_MAX: usize = 256;
+/// A place is tried again after so long, then after twice as long, and so on.
+const FIRST: Duration = Duration::from_secs(1);
+/// And at least so often.
+const LAST: Duration = Duration::from_secs(3600);
+
+/// One place.
+#[derive(Clone, Debug)]
+struct Place {
+    end: u64,
+    /// How often it was tried.
+    tries: u32,
+    /// The same, since it was last to be tried at once.
+    delays: u32,
+    due: Time,
+    /// Nothing there has been dirty for longer; `None`: nobody knows, and that comes before any moment.
+    since: Option<Time>,
+    error: Error,
+    /// What the cache could not read.
+    unread: Option<Key>,
+    /// It was several.
+    is_merged: bool,
+}
+
+/// The places of a volume, by where they begin. Key space.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    by_start: BTreeMap<u64, Place>,
+}
+
+/// What may be written back of a dirty key now.
+#[derive(Default)]
+pub struct Parts {
+    /// The parts, and whether each had better go alone, because it has failed before: else its neighbours failed with it.
+    pub free: Vec<(Key, bool)>,
+    /// Why others are left out, if some are.
+    pub barred: Option<Error>,
+}
+
+/// Dirty data that could not be written back when it was last tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Unwritable {
+    /// In so many ranges.
+    pub ranges: u64,
+    /// They are so long, in sectors.
+    pub sectors: u64,
+    /// The first of them was tried so often,
+    pub tries: u32,
+    /// and is tried again after so long.
+    pub retry_in: Duration,
+}
+
+impl Places {
+    /// There are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_start.is_empty()
+    }
+
+    /// How long they are, in sectors.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.by_start.iter().map(|(start, place)| place.end - start).sum()
+    }
+
+    /// Where the first begins and ends, and what was met there.
+    #[must_use]
+    pub fn first(&self) -> Option<(u64, u64, &Error)> {
+        self.by_start.iter().next().map(|(start, place)| (*start, place.end, &place.error))
+    }
+
+    /// For those who look.
+    #[must_use]
+    pub fn shown(&self, now: Time) -> Unwritable {
+        let first = self.by_start.values().next();
+        Unwritable {
+            ranges: self.by_start.len() as u64,
+            sectors: self.sectors(),
+            tries: first.map_or(0, |place| place.tries),
+            retry_in: first.map_or(Duration::ZERO, |place| place.due.since(now)),
+        }
+    }
+
+    /// How long what is there may have been dirty; `None`: there is nothing.
+    #[must_use]
+    pub fn oldest(&self, now: Time) -> Option<DirtyAge> {
+        self.by_start.values().map(|place| DirtyAge::of(place.since, now)).max()
+    }
+
+    /// What of a dirty key may be tried now.
+    pub fn parts(&mut self, key: &Key, now: Time) -> Parts {
+        if self.is_empty() {
+            return Parts { free: alloc::vec![(*key, false)], barred: None };
+        }
+        self.forget_replaced(key);
+        let mut parts = Parts::default();
+        let mut at = key.start();
+        for (start, place) in self.overlapping(key.start(), key.end) {
+            parts.free.extend(key.cut(at, start).map(|part| (part, false)));
+            if place.due > now {
+                parts.barred.get_or_insert_with(|| place.error.clone());
+            } else {
+                parts.free.extend(key.cut(start, place.end).map(|part| (part, !place.is_merged)));
+            }
+            at = place.end;
+        }
+        parts.free.extend(key.cut(at, key.end).map(|part| (part, false)));
+        parts
+    }
+
+    /// Dirty in `[start, end)` is what `keys` say, in order, and nothing else.
+    pub fn keep_dirty(&mut self, start: u64, end: u64, keys: &[Key]) {
+        if self.is_empty() {
+            return;
+        }
+        let mut at = start;
+        for key in keys {
+            self.cut(at, key.start());
+            at = key.end;
+        }
+        self.cut(at, end);
+    }
+
+    /// The data of `key`, dirty `since` then or later, could not be written back; if it was not even read, that may be the cache's
+    /// fault.
+    pub fn fails(&mut self, key: &Key, is_unread: bool, now: Time, since: Option<Time>, error: Error) {
+        let (start, end) = (key.start(), key.end);
+        let (mut tries, mut delays, mut oldest) = (0, 0, since);
+        for (_, place) in self.overlapping(start, end) {
+            tries = place.tries.max(tries);
+            delays = place.delays.max(delays);
+            oldest = oldest.min(place.since);
+        }
+        self.take_out(start, end);
+        let place = Place {
+            end,
+            tries: tries.saturating_add(1),
+            delays: delays.saturating_add(1),
+            due: now + delay(delays),
+            since: oldest,
+            error,
+            unread: is_unread.then_some(*key),
+            is_merged: false,
+        };
+        self.by_start.insert(start, place);
+        self.bound();
+    }
+
+    /// `[start, end)` has been written back. If that has failed before, all others are worth a try now.
+    pub fn succeeds(&mut self, start: u64, end: u64, now: Time) {
+        if self.overlapping(start, end).next().is_none() {
+            return;
+        }
+        self.cut(start, end);
+        for place in self.by_start.values_mut() {
+            place.due = place.due.min(now);
+        }
+    }
+
+    /// Somebody waits: each is tried at once, and again soon.
+    pub fn retry(&mut self, now: Time) {
+        for place in self.by_start.values_mut() {
+            (place.due, place.delays) = (now, 0);
+        }
+    }
+
+    /// Nothing is dirty.
+    pub fn clear(&mut self) {
+        self.by_start.clear();
+    }
+
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Place)> {
+        let before = self.by_start.range(..start).next_back().filter(|(_, place)| place.end > start);
+        let from = before.map_or(start, |(at, _)| *at).min(end);
+        self.by_start.range(from..end).map(|(at, place)| (*at, place))
+    }
+
+    /// Where other data stands by now than the cache could not read, that may be tried.
+    fn forget_replaced(&mut self, key: &Key) {
+        let is_other = |place: &Place| {
+            let then = place.unread.as_ref()?.cut(key.start(), key.end)?;
+            let now = key.cut(then.start(), then.end)?;
+            (then.pointers != now.pointers).then_some((then.start(), then.end))
+        };
+        let replaced: Vec<_> =
+            self.overlapping(key.start(), key.end).filter_map(|(_, place)| is_other(place)).collect();
+        for (start, end) in replaced {
+            self.cut(start, end);
+        }
+    }
+
+    /// Nothing of `[start, end)` is on the list any more.
+    fn cut(&mut self, start: u64, end: u64) {
+        if start < end {
+            self.take_out(start, end);
+            self.bound();
+        }
+    }
+
+    /// The same, and there may be one more than there may be: what is cut in the middle.
+    fn take_out(&mut self, start: u64, end: u64) {
+        loop {
+            let Some(at) = self.overlapping(start, end).next().map(|(at, _)| at) else { break };
+            let place = self.by_start.remove(&at).expect("it was found there");
+            if place.end > end {
+                self.by_start.insert(end, place.clone());
+            }
+            if at < start {
+                self.by_start.insert(at, Place { end: start, ..place });
+            }
+        }
+    }
+
+    /// Neighbours become one until there are no more than there may be.
+    fn bound(&mut self) {
+        while self.by_start.len() > PLACES_MAX {
+            let pairs = self.by_start.iter().zip(self.by_start.iter().skip(1));
+            let nearest = pairs.min_by_key(|((_, place), (start, _))| **start - place.end);
+            let Some(next) = nearest.map(|(_, (start, _))| *start) else { return };
+            let next = self.by_start.remove(&next).expect("it was found there");
+            let before = self.by_start.range_mut(..next.end).next_back().expect("it has one before it").1;
+            before.end = next.end;
+            before.tries = before.tries.max(next.tries);
+            before.delays = before.delays.max(next.delays);
+            before.due = before.due.min(next.due);
+            before.since = before.since.min(next.since);
+            (before.unread, before.is_merged) = (None, true);
+        }
+    }
+}
+
+/// How long a place waits that has waited so often before.
+fn delay(waits: u32) -> Duration {
+    let factor = 1_u32.checked_shl(waits).unwrap_or(u32::MAX);
+    FIRST.saturating_mul(factor).min(LAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{DeviceIndex, Gen, Inode, Pointer, Pointers};
+
+    fn at(seconds: u64) -> Time {
+        Time::default() + Duration::from_secs(seconds)
+    }
+
+    /// A key whose data stands at `sector` of the cache.
+    fn key_at(start: u64, end: u64, sector: u64) -> Key {
+        let pointers = Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(0)));
+        let size = u16::try_from(end - start).expect("it is short");
+        Key { inode: Inode(0), size, dirty: true, end, pointers }
+    }
+
+    fn key(start: u64, end: u64) -> Key {
+        key_at(start, end, 1000 + start)
+    }
+
+    fn fails(places: &mut Places, start: u64, end: u64, now: u64) {
+        places.fails(&key(start, end), false, at(now), Some(at(0)), Error::LostWrites);
+    }
+
+    /// What may be tried of `[start, end)`, and whether alone.
+    fn free(places: &mut Places, start: u64, end: u64, now: u64) -> Vec<(u64, u64, bool)> {
+        let parts = places.parts(&key(start, end), at(now));
+        parts.free.iter().map(|(part, alone)| (part.start(), part.end, *alone)).collect()
+    }
+
+    #[test]
+    fn a_place_is_left_out_for_twice_as_long_each_time() {
+        let mut places = Places::default();
+        assert_eq!(free(&mut places, 0, 100, 0), [(0, 100, false)]);
+        let (mut now, mut waits) = (0, Vec::new());
+        for _ in 0..14 {
+            fails(&mut places, 40, 48, now);
+            let wait = (0..).find(|wait| free(&mut places, 0, 100, now + wait).len() == 3);
+            waits.extend(wait);
+            now += wait.unwrap_or(0);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600]);
+        assert_eq!(free(&mut places, 0, 100, now), [(0, 40, false), (40, 48, true), (48, 100, false)]);
+        assert_eq!(free(&mut places, 0, 100, now - 1), [(0, 40, false), (48, 100, false)]);
+        assert_eq!(places.shown(at(now)).tries, 14);
+        places.retry(at(now - 1));
+        assert_eq!(free(&mut places, 0, 100, now - 1).len(), 3, "somebody waits for it");
+        fails(&mut places, 40, 48, now);
+        let shown = places.shown(at(now));
+        assert_eq!((shown.tries, shown.retry_in), (15, FIRST), "and goes on to");
+    }
+
+    #[test]
+    fn a_place_leaves_when_its_data_does() {
+        let mut places = Places::default();
+        fails(&mut places, 40, 48, 0);
+        fails(&mut places, 80, 88, 0);
+        places.keep_dirty(0, 60, &[key(30, 44)]);
+        assert_eq!(free(&mut places, 30, 100, 0), [(30, 40, false), (44, 80, false), (88, 100, false)]);
+        assert_eq!((places.shown(at(0)).ranges, places.sectors()), (2, 12));
+        fails(&mut places, 80, 88, 1);
+        places.succeeds(200, 208, at(1));
+        assert_eq!(places.shown(at(1)).ranges, 2, "that was no such place");
+        places.succeeds(40, 44, at(1));
+        assert_eq!(free(&mut places, 80, 88, 1), [(80, 88, true)], "one has come round: the others are due");
+        places.succeeds(80, 88, at(1));
+        assert!(places.is_empty());
+    }
+
+    #[test]
+    fn other_data_may_be_read_where_some_could_not() {
+        let mut places = Places::default();
+        places.fails(&key_at(40, 48, 5000), true, at(0), Some(at(0)), Error::LostWrites);
+        let parts = places.parts(&key_at(32, 48, 4992), at(0));
+        assert_eq!(
+            (parts.free.len(), parts.barred),
+            (1, Some(Error::LostWrites)),
+            "the same data in a longer key"
+        );
+        let parts = places.parts(&key_at(44, 48, 9000), at(0));
+        assert_eq!((parts.free.len(), parts.barred), (1, None));
+        assert_eq!(places.sectors(), 4, "the other half is what it was");
+    }
+
+    #[test]
+    fn the_nearest_become_one_when_there_are_too_many() {
+        let mut places = Places::default();
+        for n in 0..PLACES_MAX as u64 {
+            fails(&mut places, 100 * n, 100 * n + 8, 10 + n);
+        }
+        assert_eq!(places.shown(at(0)).ranges, PLACES_MAX as u64);
+        fails(&mut places, 516, 524, 5);
+        assert_eq!(places.shown(at(0)).ranges, PLACES_MAX as u64);
+        assert_eq!(free(&mut places, 490, 600, 5), [(490, 500, false), (524, 600, false)]);
+        assert_eq!(
+            free(&mut places, 500, 524, 6),
+            [(500, 524, false)],
+            "due with the first, and not each alone"
+        );
+        for n in 0..100_000 {
+            fails(&mut places, 40_000 + 16 * n, 40_000 + 16 * n + 8, 5);
+        }
+        assert_eq!(places.shown(at(0)).ranges, PLACES_MAX as u64);
+        assert_eq!(places.parts(&key(39_000, 39_008), at(0)).barred, None, "what lies far from all is free");
+    }
+
+    #[test]
+    fn what_is_there_may_be_as_old_as_it_was_when_it_failed_first() {
+        let mut places = Places::default();
+        assert_eq!(places.oldest(at(0)), None);
+        places.fails(&key(40, 48), false, at(9), Some(at(5)), Error::LostWrites);
+        places.fails(&key(40, 48), false, at(19), Some(at(15)), Error::LostWrites);
+        assert_eq!(places.oldest(at(25)), Some(DirtyAge::AtMost(Duration::from_secs(20))));
+        places.fails(&key(60, 68), false, at(19), None, Error::LostWrites);
+        assert_eq!(places.oldest(at(25)), Some(DirtyAge::Unknown));
+    }
+}

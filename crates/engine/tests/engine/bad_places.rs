@@ -1,0 +1,200 @@
+//! Places of a backing device that take no data, or of the cache that give none: they are tried ever less often, everything else is
+//! written back meanwhile, and they are too when they can be.
+
+use crate::memory::{Fate, Mishap};
+use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
+use bcached_engine::{CacheSet, Cancel, DirtyAge, Error, Options, Unwritable, VolumeId, VolumeOptions};
+use bcached_env::Op;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Writes of so many sectors lie side by side.
+const PIECE: u64 = 8;
+
+fn options() -> Options {
+    let volume = VolumeOptions { writeback_percent: 0, writeback_delay: SECOND, ..VolumeOptions::default() };
+    Options { volume, ..Options::default() }
+}
+
+/// `count` pieces side by side, written backwards, so that each is a key of its own.
+async fn dirty(set: &CacheSet, volume: VolumeId, first: u64, count: u64, byte: u8) {
+    for n in (0..count).rev() {
+        ask(set, volume, write(first + n * PIECE, 8, byte)).await;
+    }
+}
+
+/// How often each bad place was to be written, by its sector.
+type Tries = Rc<RefCell<BTreeMap<u64, u32>>>;
+
+/// The backing device takes nothing for the sectors `bad` of the volume.
+fn refuse(bad: Vec<u64>, tries: &Tries) -> Fate {
+    let tries = Rc::clone(tries);
+    Box::new(move |disk, op| {
+        let Op::Write { sector, payload, .. } = op else { return None };
+        let (start, end) = (*sector, *sector + payload.len() as u64 / 512);
+        let hit = bad.iter().filter(|bad| disk == BACKING && (start..end).contains(&(DATA_OFFSET + **bad)));
+        let hit: Vec<_> = hit.collect();
+        for bad in &hit {
+            *tries.borrow_mut().entry(**bad).or_default() += 1;
+        }
+        (!hit.is_empty()).then_some(Mishap::Fails)
+    })
+}
+
+/// Each sweep tried each bad sector again, for ever, and each of them takes a disk seconds.
+#[test]
+fn bad_places_are_tried_ever_less_often_and_the_rest_leaves() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let (tries, bad) = (Tries::default(), (0..40).map(|n| 84 + n * 160).collect::<Vec<_>>());
+        world.borrow_mut().fate = Some(refuse(bad.clone(), &tries));
+        dirty(&set, volume, 0, 1000, 1).await;
+        env.sleep(5 * SECOND).await;
+        assert_eq!(set.status().dirty_sectors, 40 * PIECE, "the rest has left");
+        for hour in 0..4 {
+            // Somebody works beside it.
+            dirty(&set, volume, 0, 10, hour).await;
+            dirty(&set, volume, 88, 9, hour).await;
+            env.sleep(HOUR).await;
+            assert_eq!(set.status().dirty_sectors, 40 * PIECE);
+        }
+        // In the run, for itself, and then after 1, 2, 4 .. 2048, 3600 s.
+        let most = tries.borrow().values().copied().max();
+        assert!(most.is_some_and(|most| (12..=20).contains(&most)), "{most:?} in four hours");
+        let info = set.volumes().remove(0);
+        let trouble = info.writeback_trouble.expect("the first is named");
+        assert_eq!((trouble.sector, trouble.sectors), (80, PIECE));
+        assert_eq!((info.unwritable.ranges, info.unwritable.sectors), (40, 40 * PIECE));
+        assert!(info.unwritable.tries >= 12 && info.unwritable.retry_in <= HOUR, "{:?}", info.unwritable);
+        let oldest = info.oldest_dirty.and_then(DirtyAge::known).expect("there is some");
+        assert!(oldest >= 4 * HOUR, "{oldest:?}: they have been dirty from the beginning");
+
+        world.borrow_mut().fate = None;
+        env.sleep(HOUR).await;
+        let info = set.volumes().remove(0);
+        assert_eq!((info.dirty_sectors, info.writeback_trouble), (0, None), "they can be written again");
+        assert_eq!((info.unwritable, info.oldest_dirty), (Unwritable::default(), None));
+    });
+}
+
+/// Keys beside a bad place were read and written with it again each time that it was tried.
+#[test]
+fn a_place_that_has_failed_is_tried_alone() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let tries = Tries::default();
+        world.borrow_mut().fate = Some(refuse(vec![84], &tries));
+        dirty(&set, volume, 0, 20, 1).await;
+        env.sleep(300 * SECOND).await;
+        let before = tries.borrow()[&84];
+        // It becomes due, and its neighbours are dirty then.
+        set.change_volume_options(volume, |options| options.writeback_running = false).expect("it is served");
+        dirty(&set, volume, 0, 10, 2).await;
+        dirty(&set, volume, 88, 9, 2).await;
+        env.sleep(300 * SECOND).await;
+        assert_eq!(set.volumes()[0].unwritable.retry_in, Duration::ZERO);
+        set.change_volume_options(volume, |options| options.writeback_running = true).expect("it is served");
+        env.sleep(5 * SECOND).await;
+        assert_eq!(tries.borrow()[&84], before + 1, "once, and not with its neighbours before");
+        assert_eq!(set.status().dirty_sectors, PIECE);
+    });
+}
+
+/// Whoever asks for a flush or a detach has each place tried at once, whenever that was to be, and hears soon what blocks it.
+#[test]
+fn who_waits_for_all_of_it_has_bad_places_tried_at_once() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let tries = Tries::default();
+        world.borrow_mut().fate = Some(refuse(vec![84, 884], &tries));
+        dirty(&set, volume, 0, 200, 1).await;
+        env.sleep(2 * HOUR).await;
+        for detaches in [false, true] {
+            let (before, began) = (tries.borrow()[&884], env.now());
+            let ended = if detaches {
+                set.detach(volume, &Cancel::default()).await
+            } else {
+                set.write_back(volume, &Cancel::default()).await
+            };
+            assert!(matches!(ended, Err(Error::Io { .. })), "{ended:?}");
+            let (tried, taken) = (tries.borrow()[&884] - before, env.now().since(began));
+            assert!((2..=4).contains(&tried) && taken < 10 * SECOND, "{tried} tries in {taken:?}");
+            assert_eq!(set.volumes()[0].unwritable.ranges, 2);
+        }
+        env.sleep(2 * HOUR).await;
+        assert!(set.volumes()[0].unwritable.retry_in > 60 * SECOND);
+        world.borrow_mut().fate = None;
+        set.write_back(volume, &Cancel::default()).await.expect("they can be written again");
+        assert_eq!((set.status().dirty_sectors, set.volumes()[0].unwritable.ranges), (0, 0));
+    });
+}
+
+/// More places than the list holds: it stays short, what lies far from them leaves, and all of it does in the end.
+#[test]
+fn a_device_that_takes_nothing_is_a_list_that_stays_short() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let takes_from = DATA_OFFSET + 100_000;
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let is_bad =
+                matches!(op, Op::Write { sector, .. } if *sector > DATA_OFFSET && *sector < takes_from);
+            (disk == BACKING && is_bad).then_some(Mishap::Fails)
+        }));
+        for n in (1..=1000).rev() {
+            ask(&set, volume, write(n * 24, 8, 1)).await;
+        }
+        dirty(&set, volume, 110_000, 100, 1).await;
+        env.sleep(600 * SECOND).await;
+        let info = set.volumes().remove(0);
+        assert_eq!(info.dirty_sectors, 1000 * PIECE);
+        assert!((100..=256).contains(&info.unwritable.ranges), "{:?}", info.unwritable);
+        assert!(info.unwritable.sectors >= 1000 * PIECE, "{:?}", info.unwritable);
+        world.borrow_mut().fate = None;
+        env.sleep(1100 * SECOND).await;
+        assert_eq!(set.status().dirty_sectors, 0, "it was away for ten minutes");
+        assert_eq!(bytes(&set, volume, 24 * 999, 1).await, [1]);
+    });
+}
+
+/// A sector of the cache cannot be read. What is written over it stands elsewhere, and need not wait.
+#[test]
+fn other_data_where_the_cache_could_not_read_is_written_back_at_once() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        // The first piece of data that is read stands at a bad place.
+        let bad = RefCell::new(None);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Read { sector, buffer } if disk == CACHE && buffer.len() == 4096 => {
+                (*bad.borrow_mut().get_or_insert(*sector) == *sector).then_some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        ask(&set, volume, write(0, 8, 1)).await;
+        env.sleep(2 * HOUR).await;
+        assert_eq!((set.status().dirty_sectors, set.volumes()[0].unwritable.ranges), (8, 1));
+        assert!(set.volumes()[0].unwritable.retry_in > 60 * SECOND);
+        ask(&set, volume, write(0, 4, 2)).await;
+        env.sleep(5 * SECOND).await;
+        assert_eq!((set.status().dirty_sectors, set.volumes()[0].unwritable.sectors), (4, 4), "a half of it");
+        ask(&set, volume, write(4, 4, 3)).await;
+        env.sleep(5 * SECOND).await;
+        assert_eq!((set.status().dirty_sectors, set.volumes()[0].unwritable.ranges), (0, 0));
+        assert_eq!(bytes(&set, volume, 0, 8).await, [2, 2, 2, 2, 3, 3, 3, 3]);
+    });
+}
