@@ -104,6 +104,7 @@ const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("max_dirty_age", "none", "12h", "12h", "0", "below the least value, 1s"),
     ("quiet_hours", "none", "23:00-7:00", "23:00-07:00", "23-7", "as 23:00-07:00"),
     ("writeback_latency", "none", "50ms", "50ms", "2h", "above the greatest value, 1m"),
+    ("spindown_after", "none", "600", "10m", "1ms", "below the least value, 1s"),
     ("stripe_size", "none", "192k", "4224k", "1MB", "decimal units are not used"),
     ("partial_stripes_expensive", "none", "1", "1", "raid5", "is neither 1 nor 0"),
     ("on_cache_error", "freeze", "read-only", "read-only", "detach", "is none of freeze, read-only, fail"),

@@ -128,8 +128,11 @@ pub struct VolumeOptions {
     pub max_dirty_age: Option<Duration>,
     /// Nothing is written back now that need not be: it is one of the quiet hours. Not of the kernel.
     pub writeback_quiet: bool,
-    /// Write-back slows down while writes of a batch take longer than this. Not of the kernel.
+    /// Write-back slows down while its writes to the backing device, or what clients ask of it, take longer than this. Not of the
+    /// kernel.
     pub writeback_latency: Option<Duration>,
+    /// Write-back wakes no disk that no client has used for so long, unless it must. Not of the kernel.
+    pub spindown_after: Option<Duration>,
     /// Length of the backing device's stripes, in bytes; 0: it has none; `None`: what it says. The kernel's can only be read.
     pub stripe_size: Option<u64>,
     /// Writes of parts of them are expensive, as on RAID 5 and 6; `None`: if the device says so. The kernel's can only be read.
@@ -186,6 +189,7 @@ impl Default for VolumeOptions {
             max_dirty_age: None,
             writeback_quiet: false,
             writeback_latency: None,
+            spindown_after: None,
             stripe_size: None,
             partial_stripes_expensive: None,
             on_cache_error: OnCacheError::Freeze,

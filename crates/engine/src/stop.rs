@@ -6,6 +6,7 @@ use crate::journal::writer;
 use crate::request::flush;
 use crate::set::{CacheSet, Duty};
 use crate::space::summaries;
+use crate::writeback::task;
 
 impl CacheSet {
     /// Stops the set. Afterwards nothing is written any more, whatever is returned; the devices may be given to somebody
@@ -39,6 +40,10 @@ impl CacheSet {
         for id in volumes {
             if let Some(target) = self.target(id) {
                 settled = settled.and(flush::last_flush(self, &target).await);
+                // It stays *dirty* if it cannot be marked: that costs nothing but the freedom to go without the cache.
+                if self.with(|s| task::stays_marked(s, id)) {
+                    let _ = task::mark_clean(self, id).await;
+                }
             }
         }
         while self.with(|s| s.background > 0) {

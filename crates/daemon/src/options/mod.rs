@@ -256,7 +256,13 @@ pub static OPTIONS: &[Definition] = &[
         "writeback_latency",
         Kind::Time(1, 60_000),
         engine!(optional Time, writeback_latency),
-        "write-back slows down while its own writes take longer than this",
+        "write-back slows down while its own writes, or what clients ask of the disk, take longer than this",
+    ),
+    Definition::goal(
+        "spindown_after",
+        Kind::Time(1000, TIME_MAX),
+        engine!(optional Time, spindown_after),
+        "a disk that no client has used for so long is left asleep: dirty data waits until somebody wakes it",
     ),
     Definition::of_kernel(
         "stripe_size",

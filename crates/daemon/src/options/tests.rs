@@ -46,6 +46,7 @@ fn what_is_printed_is_understood_again() {
         ("writeback_delay", "1500ms", "1500ms"),
         ("max_dirty_age", "12h", "12h"),
         ("writeback_latency", "50ms", "50ms"),
+        ("spindown_after", "600", "10m"),
         ("writeback_percent", "40", "40"),
         ("writeback_running", "7", "1"),
         ("writeback_running", "false", "0"),

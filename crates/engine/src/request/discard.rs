@@ -11,6 +11,7 @@ use crate::request::write::{self, Survey};
 use crate::request::{Range, Target, flush};
 use crate::set::CacheSet;
 use crate::volume::epoch::Stamp;
+use crate::writeback::company::beside;
 use bcached_env::{Buffer, IoErrorKind};
 
 /// Zeroes written through the cache at once, in sectors.
@@ -51,7 +52,7 @@ fn passes_down(target: &Target) -> bool {
 async fn pass_down(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     // Whether it is carried out is the device's business.
-    let _ = disk.discard(range.start, range.sectors()).await;
+    let _ = beside(set, target, disk.discard(range.start, range.sectors())).await;
     write::end_backing_write(set, target, begun).map(drop)
 }
 
@@ -111,7 +112,7 @@ async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Sur
     target.goes(Path::WriteAround);
     write::invalidate(set, target, range, survey).await?;
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
-    let zeroed = disk.zero(range.start, range.sectors()).await;
+    let zeroed = beside(set, target, disk.zero(range.start, range.sectors())).await;
     let stamp = write::end_backing_write(set, target, begun);
     zeroed.map_err(Error::io(Doing::Backing))?;
     stamp

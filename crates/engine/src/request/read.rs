@@ -8,6 +8,7 @@ use crate::request::ranges::Claim;
 use crate::request::{Range, Target, flush, insert, release, write};
 use crate::set::CacheSet;
 use crate::state::State;
+use crate::writeback::company::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, join_all};
@@ -138,7 +139,7 @@ async fn read_without_cache(
     let is_clean = || set.with(|s| target.inode.is_some_and(|inode| s.is_clean(inode)));
     match &target.backing {
         Some(backing) if is_clean() => {
-            let (result, buffer) = read_instead(set, backing, range.start, buffer).await;
+            let (result, buffer) = read_instead(set, target, backing, range.start, buffer).await;
             // What has become dirty meanwhile may not be what was read, nor what the next one reads.
             (if is_clean() { result } else { Err(error) }, buffer)
         }
@@ -149,12 +150,13 @@ async fn read_without_cache(
 /// The backing device has the same data: a cache that fails is no reason to fail (incident F4).
 async fn read_instead(
     set: &CacheSet,
+    target: &Target,
     backing: &Disk,
     start: u64,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     set.with(|s| s.stats.read_retries += 1);
-    let (result, buffer) = backing.read(start, buffer).await;
+    let (result, buffer) = beside(set, target, backing.read(start, buffer)).await;
     (result.map_err(Error::io(Doing::Backing)), buffer)
 }
 
@@ -341,7 +343,7 @@ async fn read_again(
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let backing = target.backing.as_ref().expect("clean data has an original");
-    let (result, buffer) = read_instead(set, backing, range.start, buffer).await;
+    let (result, buffer) = read_instead(set, target, backing, range.start, buffer).await;
     match write::survey(set, target, range).await {
         Ok(survey) if !survey.dirty => (result, buffer),
         Ok(_) => {
@@ -363,7 +365,7 @@ async fn read_hole(
         return (Ok(()), buffer);
     };
     let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
-    let (result, buffer) = backing.read(planned.piece.start, buffer).await;
+    let (result, buffer) = beside(set, target, backing.read(planned.piece.start, buffer)).await;
     if let Some(claim) = planned.miss {
         release(set, target, claim);
     }

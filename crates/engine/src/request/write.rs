@@ -27,6 +27,7 @@ use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::epoch::{Begun, Epoch, Stamp};
 use crate::volume::{Volume, record};
+use crate::writeback::company::beside;
 use crate::writeback::room;
 use crate::written::Cause;
 use alloc::vec::Vec;
@@ -467,8 +468,8 @@ pub(crate) async fn write_backing(
     // to one of the two only.
     let at_once = fua && disk.info().fua;
     let written = match at_once {
-        true => disk.write_fua(range.start, payload).await,
-        false => disk.write(range.start, payload).await,
+        true => beside(set, target, disk.write_fua(range.start, payload)).await,
+        false => beside(set, target, disk.write(range.start, payload)).await,
     };
     let stamp = end_backing_write(set, target, begun);
     written.map_err(Error::io(Doing::Backing))?;

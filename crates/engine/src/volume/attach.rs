@@ -235,6 +235,7 @@ impl CacheSet {
                 }),
                 ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
             };
+            volume.company.wakes(s.now);
             if is_dirty {
                 volume.pace.age.inherits(s.now);
             }

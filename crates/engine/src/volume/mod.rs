@@ -20,6 +20,7 @@ use crate::policy::Streams;
 use crate::request::ranges::Ranges;
 use crate::stats::VolumeStats;
 use crate::writeback::age::DirtyAge;
+use crate::writeback::company::Company;
 use crate::writeback::pace::Pace;
 use crate::writeback::places::{Places, Unwritable};
 use crate::writeback::rate::RateInfo;
@@ -90,6 +91,8 @@ pub struct Volume {
     pub writeback_trouble: Option<WritebackTrouble>,
     /// Where it cannot.
     pub places: Places,
+    /// Who else uses the backing device.
+    pub company: Company,
     /// Write-back has met trouble and nothing else.
     pub stands_still: bool,
     /// Why the backing device cannot be marked clean, if that is so.
@@ -162,6 +165,7 @@ impl Volume {
             stripes: Cursor::default(),
             writeback_trouble: None,
             places: Places::default(),
+            company: Company::default(),
             stands_still: false,
             marking_trouble: None,
             hands: 0,

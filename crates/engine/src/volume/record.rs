@@ -57,6 +57,7 @@ async fn write_while_served(
 ) -> Result<(), Error> {
     let target = set.target(volume).ok_or(Error::NoVolume)?;
     let begun = flush::epoch(set, volume, Epoch::write_begins).ok_or(Error::NoVolume)?;
+    set.with(|s| s.disk_wakes(volume));
     let placed = place_superblock(disk, bytes).await;
     let stamp = flush::epoch(set, volume, |epoch| epoch.write_ends(begun));
     placed?;

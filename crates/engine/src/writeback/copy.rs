@@ -85,7 +85,8 @@ pub async fn copy_all(
     set.with(|s| {
         if let Some(volume) = s.volumes.get_mut(target.id) {
             let limit = volume.options.writeback_latency;
-            volume.pace.learns_latency(all.longest.get(), limit);
+            let longest = all.longest.get().max(volume.company.take_slowest());
+            volume.pace.learns_latency(longest, limit);
         }
     });
     all.copied.into_inner()

@@ -6,6 +6,7 @@
 //! | `batch` | choosing, flushing, turning clean |
 //! | `copy` | the data on its way |
 //! | `pace` | when, and how much at a time |
+//! | `company` | who else uses the backing device |
 //! | `room` | how fast clients may make data dirty meanwhile |
 //! | `rate`, `age` | the controller; how long data has been dirty |
 //! | `stripes` | dirty sectors by stripe, and what follows from them |
@@ -15,6 +16,7 @@
 
 pub mod age;
 pub mod batch;
+pub mod company;
 pub mod copy;
 pub mod pace;
 pub mod places;

@@ -20,6 +20,8 @@ const BATCH_KEYS_MAX: usize = 2048;
 const BATCH_SECTORS_MAX: u64 = 128 << 11;
 /// Writes to a backing device at once: as many as a disk can order.
 const DEPTH_MAX: usize = 32;
+/// The longest pause between two that are not at once.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The pace of one volume.
 #[derive(Clone, Debug)]
@@ -32,6 +34,10 @@ pub struct Pace {
     batch_keys: usize,
     /// Writes at once, by how long the last ones took.
     depth: usize,
+    /// Between the beginnings of two of them, when one at once is too many.
+    pause: Duration,
+    /// The next may begin then.
+    paused_until: Time,
     /// Between two sweeps nothing is written back before then that need not be.
     rest_until: Time,
     /// A batch has come to nothing: no other is tried before then.
@@ -45,6 +51,8 @@ impl Default for Pace {
             age: Age::default(),
             batch_keys: BATCH_KEYS_MIN,
             depth: DEPTH_MAX,
+            pause: Duration::ZERO,
+            paused_until: Time::default(),
             rest_until: Time::default(),
             retry_at: Time::default(),
         }
@@ -75,6 +83,8 @@ pub enum Call {
 struct Step {
     options: VolumeOptions,
     is_urgent: bool,
+    /// The disk is.
+    is_asleep: bool,
     /// It rests for so long.
     rest_until: Time,
     has_dirty: bool,
@@ -116,12 +126,17 @@ impl Pace {
         self.batch_keys = fitting.clamp(BATCH_KEYS_MIN, BATCH_KEYS_MAX);
     }
 
-    /// The longest write to the backing device took so long, which is not meant to be beyond `limit`.
+    /// The longest operation on the backing device took so long, which is not meant to be beyond `limit`.
     pub fn learns_latency(&mut self, longest: Duration, limit: Option<Duration>) {
-        self.depth = match limit {
-            Some(limit) if longest > limit => (self.depth / 2).max(1),
-            _ => (self.depth * 2).min(DEPTH_MAX),
-        };
+        match limit {
+            Some(limit) if longest > limit && self.depth == 1 => {
+                self.pause = (2 * self.pause).max(limit).min(PAUSE_MAX);
+            }
+            Some(limit) if longest > limit => self.depth /= 2,
+            Some(limit) if self.pause > limit => self.pause /= 2,
+            _ if !self.pause.is_zero() => self.pause = Duration::ZERO,
+            _ => self.depth = (self.depth * 2).min(DEPTH_MAX),
+        }
     }
 }
 
@@ -170,7 +185,7 @@ impl State {
 
     /// A step of the volume's controller, if one is due, and what has become urgent, or not any more, since the last.
     fn step(&mut self, target: &Target) -> Option<Step> {
-        let (now, measured) = (self.now, self.measured(target.id));
+        let (now, mut measured) = (self.now, self.measured(target.id));
         let volume = self.volumes.get_mut(target.id)?;
         if measured.dirty > 0 && volume.pace.age.inherits(now) {
             // A former process has left it, whatever it has said of that.
@@ -178,28 +193,43 @@ impl State {
         }
         let (options, pace) = (volume.options, &mut volume.pace);
         let needed = pace.age.needed(now, measured.dirty, options.max_dirty_age);
+        let is_urgent = measured.is_full || needed == UNLIMITED;
+        let has_dirty = measured.dirty > 0;
+        let is_too_much = options.writeback_percent > 0 && measured.dirty > 2 * measured.target;
+        if has_dirty && volume.company.is_asleep(now, &options) && (is_urgent || is_too_much) {
+            volume.company.wakes(now);
+        }
+        if !has_dirty {
+            volume.company.rests();
+        }
+        let is_asleep = volume.company.is_asleep(now, &options);
+        // Once it is awake, all of it leaves, so that it can sleep again.
+        measured.is_idle |= options.spindown_after.is_some() && !is_asleep;
         if pace.rate.is_due(now, &options) {
             pace.rate.update(now, &options, &measured, needed);
         } else {
             pace.rate.allow(now, &options, &measured, needed);
         }
-        let is_urgent = measured.is_full || needed == UNLIMITED;
-        let has_dirty = measured.dirty > 0;
         let may_rest = measured.dirty <= measured.target && !is_urgent;
         let rest_until = if may_rest { pace.rest_until.max(pace.retry_at) } else { pace.retry_at };
-        Some(Step { options, is_urgent, rest_until, has_dirty, due: pace.rate.due(now) })
+        let due = pace.rate.due(now).max(if is_urgent { now } else { pace.paused_until });
+        Some(Step { options, is_urgent, is_asleep, rest_until, has_dirty, due })
     }
 
     /// What the volume's write-back may do now.
     pub fn call_write_back(&mut self, target: &Target) -> Call {
         let now = self.now;
-        let Some(Step { options, is_urgent, rest_until, has_dirty, due }) = self.step(target) else {
+        let Some(Step { options, is_urgent, is_asleep, rest_until, has_dirty, due }) = self.step(target)
+        else {
             return Call::Wait(now + IDLE);
         };
         // Whatever it waits for, the controller is asked again: a ring that nobody heard costs no more than that.
         let next_step = now + options.writeback_rate_update;
         let is_still = !options.writeback_running || options.writeback_quiet && !is_urgent;
-        if !has_dirty || is_still {
+        if is_still && let Some(volume) = self.volumes.get_mut(target.id) {
+            volume.company.rests();
+        }
+        if !has_dirty || is_still || is_asleep {
             return Call::Wait(next_step);
         }
         let due = due.max(rest_until);
@@ -215,6 +245,7 @@ impl State {
             Some(_) => {
                 if let Some(volume) = self.volumes.get_mut(target.id) {
                     volume.pace.rate.charge(now, sectors);
+                    volume.pace.paused_until = now + volume.pace.pause;
                 }
                 Ok(())
             }
@@ -265,9 +296,18 @@ mod tests {
             pace.depth
         });
         assert_eq!(depths, [16, 8, 4, 2, 1, 1, 1]);
+        let pauses = [second, second, 2 * second, short, short].map(|longest| {
+            pace.learns_latency(longest, Some(short));
+            (pace.depth, pace.pause.as_millis())
+        });
+        assert_eq!(pauses, [(1, 40), (1, 80), (1, 160), (1, 80), (1, 40)], "and pauses between them");
+        for _ in 0..9 {
+            pace.learns_latency(second, Some(short));
+        }
+        assert_eq!(pace.pause, second, "none is longer");
+        pace.learns_latency(second, None);
+        assert_eq!((pace.depth, pace.pause), (1, Duration::ZERO));
         pace.learns_latency(short, Some(short));
         assert_eq!(pace.depth, 2);
-        pace.learns_latency(second, None);
-        assert_eq!(pace.depth, 4);
     }
 }

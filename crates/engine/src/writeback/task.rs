@@ -63,9 +63,30 @@ async fn turn(set: &CacheSet, id: VolumeId) -> Time {
             set.env().now()
         }
     };
+    if !set.with(|s| stays_marked(s, id)) {
+        mark_if_clean(set, id).await;
+    }
+    next
+}
+
+/// *Clean* on the superblock when nothing is dirty; what keeps it from being written is told. For who holds the volume's write-back.
+pub async fn mark_if_clean(set: &CacheSet, id: VolumeId) {
     let marked = mark_clean(set, id).await;
     set.with(|s| tell_marking(s, id, marked));
-    next
+}
+
+/// A volume whose disk is to sleep stays *dirty* when nothing is: else the next write would have to wake the disk to say so.
+/// Whoever waits for it to be clean, a stop too, has it marked.
+pub fn stays_marked(s: &mut State, id: VolumeId) -> bool {
+    let is_clean = is_clean(s, id);
+    let Some(volume) = s.volumes.get_mut(id) else { return false };
+    if volume.options.spindown_after.is_none() {
+        return false;
+    }
+    if is_clean {
+        volume.is_rid_of_dirty();
+    }
+    true
 }
 
 /// How long the volume rests after a batch.
@@ -80,6 +101,7 @@ fn after(set: &CacheSet, target: &Target, batch: &Batch) {
     set.with(|s| {
         let now = s.now;
         let Some(volume) = s.volumes.get_mut(target.id) else { return };
+        volume.company.rests();
         // Two sweeps and a rest between them keep the limit.
         let limit = volume.options.max_dirty_age.map_or(Duration::MAX, |limit| limit / 4);
         let rest = volume.options.writeback_delay.min(limit);

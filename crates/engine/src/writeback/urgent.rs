@@ -9,7 +9,7 @@ use crate::request::Target;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
-use crate::writeback::batch;
+use crate::writeback::{batch, task};
 use alloc::rc::Rc;
 use bcached_env::sync::Permit;
 use core::cell::Cell;
@@ -239,8 +239,12 @@ impl CacheSet {
             (_, None) => Ok(()),
             _ => sweep(self, &target, cancel).await,
         };
+        if written.is_ok()
+            && let Ok(_alone) = alone(self, id).await
+        {
+            task::mark_if_clean(self, id).await;
+        }
         self.let_go(id);
-        // What has become clean is to be marked so.
         self.signals().writeback_work.notify_all();
         written
     }

@@ -7,6 +7,7 @@ mod beside;
 mod budget;
 mod cleaning;
 mod coalesce;
+mod company;
 mod copies;
 mod detach;
 mod discards;
