@@ -253,15 +253,7 @@ mod tests {
         assert!(told(&info, false).starts_with("sdb has not answered for 9 s"), "{}", told(&info, false));
         assert!(told(&info, true).contains("in all; sdb has not"), "{}", told(&info, true));
         info.backing_health = None;
-        info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
-        let stands = told(&info, false);
-        assert!(
-            stands.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
-            "{stands}"
-        );
-        info.unwritable = Unwritable { ranges: 3, sectors: 24, ..Unwritable::default() };
-        let stands = told(&info, false);
-        assert!(stands.contains("16 to 24 and of 2 other ranges, 12 KiB in all, cannot"), "{stands}");
+        told_of_places(&mut info);
         (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
         assert!(told(&info, false).starts_with("nothing is dirty, but its"), "{}", told(&info, false));
 
@@ -274,6 +266,20 @@ mod tests {
         assert!(shown.starts_with(wanted), "{shown}");
         let told = degraded(&info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
         assert_eq!(told.as_deref(), Some("the index of its sectors 64 to 72 cannot be read"));
+    }
+
+    /// Dirty data that cannot be written back.
+    fn told_of_places(info: &mut VolumeInfo) {
+        let told = |info: &VolumeInfo| degraded(info, SetTrouble::default(), None).unwrap_or_default();
+        info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
+        let one = told(info);
+        assert!(
+            one.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
+            "{one}"
+        );
+        info.unwritable = Unwritable { ranges: 3, sectors: 24, ..Unwritable::default() };
+        let several = told(info);
+        assert!(several.contains("16 to 24 and of 2 other ranges, 12 KiB in all, cannot"), "{several}");
     }
 
     /// What else may become of a volume with dirty data.
