@@ -139,5 +139,5 @@ fn is_sparse(s: &State, bucket: &Bucket) -> bool {
     bucket.usage == Usage::Data
         && bucket.dirty > 0
         && bucket.pins == 0
-        && u64::from(bucket.dirty) * 2 <= s.open.data_sectors()
+        && u64::from(bucket.dirty) * 100 <= s.open.data_sectors() * s.sparse_percent()
 }

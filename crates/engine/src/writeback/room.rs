@@ -1,10 +1,12 @@
 //! How fast clients may make data dirty in a cache that is nearly full of it.
 //!
-//! Below the cut-off of write-back lies a band. When writes come to it write-back hurries, sparse buckets are gathered
-//! (`gc::moving`), and they are let in at a pace: that at which buckets become free again, and so much more that what is left
-//! of the band lasts for half a sweep over all dirty data, since a sweep that begins frees few buckets. Both in proportion to
-//! what is left of the band by what is used, so that there is no limit where it begins. So the cache stays somewhere in the
-//! band, and its clients have the pace of sorted write-back instead of that of a disk that is written at random places.
+//! Below the cut-off of write-back lies a band. When it is reached write-back hurries, sparse buckets are gathered
+//! (`gc::moving`), and writes are let in at the pace at which write-back makes data clean, somewhat more where much is left of the
+//! band and somewhat less where little is: so dirty data stays at about what it is, in the band. (A sweep that begins
+//! frees few buckets, and then many: the band has to last until sparse ones can be gathered.) So clients have the pace of
+//! sorted write-back instead of that of a disk that is written at random places.
+//!
+//! Nor do they fall to it: above the band the pace sinks by a part of it each second, as early as it takes to be there in time.
 //!
 //! Nobody waits long for room that does not come: such a write goes past the cache, if there is none, and so do others until
 //! some has come.
@@ -17,7 +19,7 @@ use bcached_format::CacheMode;
 use core::time::Duration;
 
 /// The band begins so many percent of the buckets below the cut-off.
-const BAND_PERCENT: u64 = 30;
+const BAND_PERCENT: u64 = 25;
 /// No write waits longer.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often a write that has had its turn looks whether there is room, if nobody tells it.
@@ -28,16 +30,28 @@ const SAMPLE: Duration = Duration::from_millis(100);
 const FADES: Duration = Duration::from_secs(2);
 /// Sectors a second that write-back is expected to make before it has been seen to: what a disk does at least, asked in order.
 const EXPECTED: u64 = 16 << 10;
+/// What the pace is above the lasting one sinks to a third in so many seconds, if there is room for it.
+const SINKS_SECONDS: u64 = 4;
+/// In the last of so many parts of the band the pace sinks to nothing.
+const LAST_PART: u64 = 4;
+/// Most writes over what is dirty already, for one that makes more dirty, that are reckoned with; in percent.
+const REWRITES_MAX: u64 = 400;
 const SECOND_NS: u128 = 1_000_000_000;
 
 /// The pace at which clients are let in.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
-    /// When the counters were last looked at, and what they were: sectors freed, sectors turned clean.
+    /// Sectors that were let in, since the set was opened.
+    admitted: u64,
+    /// When the counters were last looked at, and what they were: sectors let in, made clean, made dirty.
     sampled: Time,
-    seen: [u64; 2],
+    seen: [u64; 3],
     /// The same by second, of late.
-    rates: [u64; 2],
+    rates: [u64; 3],
+    /// Sectors a second, while there is a limit.
+    pace: Option<u64>,
+    /// When there was one last.
+    limited: Option<Time>,
     /// When the next write may begin.
     next: Time,
     /// Somebody has waited in vain when so much had become free, in sectors: until it is more nobody waits.
@@ -47,52 +61,97 @@ pub struct Room {
 /// What the pace depends on, in sectors.
 #[derive(Clone, Copy, Debug)]
 struct Level {
+    /// Up to the cut-off.
+    whole: u64,
     /// Of the band.
     band: u64,
-    /// Left of it; 0: the cut-off is reached.
+    /// Left up to the cut-off; 0: it is reached.
     left: u64,
+    /// That are dirty.
     dirty: u64,
-    /// That have become free, and have turned clean, since the set was opened.
-    counters: [u64; 2],
+    /// That have turned clean since the set was opened.
+    cleaned: u64,
+    /// The same of what has become free.
+    freed: u64,
 }
 
 impl Room {
-    /// Looks at the counters; false if the last look was a moment ago.
-    fn sample(&mut self, now: Time, counters: [u64; 2]) -> bool {
+    /// Looks at the counters, and sets the pace anew; false if the last look was a moment ago.
+    fn sample(&mut self, now: Time, level: Level) -> bool {
         let passed = now.since(self.sampled);
         if passed < SAMPLE {
             return false;
         }
+        let counters = [self.admitted, level.cleaned, level.dirty + level.cleaned];
         let weight = passed.min(FADES).as_nanos();
-        for (rate, (new, old)) in self.rates.iter_mut().zip(counters.into_iter().zip(self.seen)) {
+        let mut newest = [0; 3];
+        for (index, (new, old)) in counters.into_iter().zip(self.seen).enumerate() {
             let measured = u128::from(new.saturating_sub(old)) * SECOND_NS / passed.as_nanos();
-            let mixed =
-                (u128::from(*rate) * (FADES.as_nanos() - weight) + measured * weight) / FADES.as_nanos();
-            *rate = u64::try_from(mixed).unwrap_or(u64::MAX);
+            let kept = u128::from(self.rates[index]) * (FADES.as_nanos() - weight);
+            newest[index] = u64::try_from(measured).unwrap_or(u64::MAX);
+            self.rates[index] =
+                u64::try_from((kept + measured * weight) / FADES.as_nanos()).unwrap_or(u64::MAX);
         }
         (self.sampled, self.seen) = (now, counters);
+        let now_rate = newest[0].max(self.rates[0]);
+        self.pace = self.limit(level, now_rate, passed.min(FADES));
+        if self.pace.is_some() {
+            self.limited = Some(now);
+        }
         true
     }
 
-    /// Sectors a second.
-    fn rate(&self, level: Level) -> u64 {
-        let [freed, cleaned] = self.rates.map(u128::from);
-        let [band, left, dirty] = [level.band, level.left, level.dirty].map(u128::from);
-        // Half a sweep takes the time in which half of what is dirty is cleaned.
-        let lent = 2 * band * cleaned.max(u128::from(EXPECTED)) / dirty.max(1);
-        let rate = (freed + lent) * left / (band - left).max(1);
-        u64::try_from(rate).unwrap_or(u64::MAX)
+    /// The pace from now on, after `passed`: `None` if there is so much room that there need be none. Clients had `rate` of late.
+    fn limit(&self, level: Level, rate: u64, passed: Duration) -> Option<u64> {
+        let lasting = self.lasting(level);
+        let Some(above) = level.left.checked_sub(level.band).filter(|above| *above > 0) else {
+            return Some(lasting);
+        };
+        // What is let in above the lasting pace while the pace sinks to it; of what lies above the band half, if that is too much.
+        let most = level.whole.saturating_sub(level.band) / 2;
+        let lets_in =
+            |pace: u64, seconds: u64| pace.saturating_sub(lasting).saturating_mul(seconds).min(most);
+        let pace = match self.pace {
+            None if above > lets_in(rate, SINKS_SECONDS) => return None,
+            None => rate,
+            // It ends later than it begins, or it would end as soon as the pace has sunk.
+            Some(pace) if above > lets_in(pace.max(rate), 2 * SINKS_SECONDS) => return None,
+            Some(pace) if above > lets_in(pace, SINKS_SECONDS) => return Some(pace.max(lasting)),
+            Some(pace) => pace,
+        };
+        // So that it is there when the band is.
+        let excess = u128::from(pace.saturating_sub(lasting));
+        let sinks = excess * excess * passed.as_nanos() / (u128::from(above) * SECOND_NS);
+        Some(lasting + u64::try_from(excess.saturating_sub(sinks)).unwrap_or(u64::MAX))
     }
 
-    /// When a write of `sectors` may begin.
-    fn turn(&mut self, now: Time, sectors: u64, level: Level) -> Time {
+    /// The pace at which what is dirty stays at a level in the band, in sectors a second.
+    fn lasting(&self, level: Level) -> u64 {
+        let [admitted, cleaned, dirtied] = self.rates.map(u128::from);
+        let rewrites = (100 * admitted / dirtied.max(1)).clamp(100, u128::from(REWRITES_MAX));
+        let sustained = cleaned.max(u128::from(EXPECTED)) * rewrites / 100;
+        let [band, left] = [level.band.max(1), level.left.min(level.band)].map(u128::from);
+        let last = band.div_ceil(u128::from(LAST_PART));
+        let lasting = sustained * 3 * (band + left) / (4 * band) * left.min(last) / last;
+        u64::try_from(lasting).unwrap_or(u64::MAX)
+    }
+
+    /// When a write of `sectors` may begin; `None` if there is no limit now.
+    fn turn(&mut self, now: Time, sectors: u64, level: Level) -> Option<Time> {
+        self.admitted += sectors;
+        if level.left <= level.band {
+            // A small cache is full before the counters are looked at again.
+            self.pace = Some(self.lasting(level));
+            self.limited = Some(now);
+        }
+        let pace = self.pace?;
         let turn = self.next.max(now);
         if turn < now + WAIT_MAX {
-            let takes = u128::from(sectors) * SECOND_NS / u128::from(self.rate(level).max(1));
+            let takes = u128::from(sectors) * SECOND_NS / u128::from(pace.max(1));
             let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
             self.next = turn + takes.min(WAIT_MAX);
         }
-        turn
+        Some(turn)
     }
 }
 
@@ -100,10 +159,25 @@ impl State {
     /// Writes are let in at a pace, or were a moment ago.
     #[must_use]
     pub fn is_short_of_room(&self) -> bool {
-        self.room.sampled > Time::default() && self.now < self.room.sampled + FADES
+        self.room.limited.is_some_and(|limited| self.now < limited + FADES)
     }
 
-    /// How full the cache is of dirty data, if so much that writes to this volume are slowed down that would add to it.
+    /// How full of dirty data a bucket may be that is emptied, in percent: the fuller, the less is left of the room that is to last until
+    /// write-back makes more. Up to a half two of them fill one.
+    #[must_use]
+    pub fn sparse_percent(&self) -> u64 {
+        let [_, band, left] = self.room();
+        if self.is_short_of_room() { 50 + 30 * band.saturating_sub(left) / band.max(1) } else { 50 }
+    }
+
+    /// Buckets up to the cut-off, in the band, and left of both.
+    fn room(&self) -> [u64; 3] {
+        let (count, cutoff) = (self.buckets.count(), self.options.cutoff_writeback);
+        let whole = count * cutoff / 100;
+        [whole, count * BAND_PERCENT.min(cutoff) / 100, whole.saturating_sub(self.used_buckets())]
+    }
+
+    /// How full the cache is of dirty data, if writes to this volume are slowed down that would add to it.
     fn level(&self, target: &Target) -> Option<Level> {
         let cutoff = self.options.cutoff_writeback;
         let is_slowed =
@@ -116,14 +190,15 @@ impl State {
         if !is_slowed || !is_cleaned || self.stopping || self.failed.is_some() || cutoff > 100 {
             return None;
         }
-        let (count, size) = (self.buckets.count(), self.geometry.bucket_sectors);
-        let band = count * BAND_PERCENT.min(cutoff) / 100;
-        let left = (count * cutoff / 100).saturating_sub(self.used_buckets());
-        (left < band).then(|| Level {
-            band: band * size,
-            left: left * size,
+        let size = self.geometry.bucket_sectors;
+        let [whole, band, left] = self.room().map(|buckets| buckets * size);
+        Some(Level {
+            whole,
+            band,
+            left,
             dirty: self.dirty.total(),
-            counters: [self.buckets.freed() * size, self.stats.written_back_bytes / 512],
+            cleaned: self.stats.written_back_bytes / 512,
+            freed: self.buckets.freed() * size,
         })
     }
 }
@@ -133,8 +208,8 @@ pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
     let begun = set.env().now();
     let Some((turn, is_new)) = set.with(|s| {
         let level = s.level(target)?;
-        let is_new = s.room.sample(s.now, level.counters);
-        Some((s.room.turn(s.now, range.sectors(), level), is_new))
+        let is_new = s.room.sample(s.now, level);
+        Some((s.room.turn(s.now, range.sectors(), level)?, is_new))
     }) else {
         return;
     };
@@ -146,11 +221,13 @@ pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
     loop {
         let until = set.with(|s| {
             let level = s.level(target)?;
+            s.room.sample(s.now, level);
+            s.room.pace?;
             let last = begun + WAIT_MAX;
             if s.now >= last {
-                s.room.in_vain = Some(level.counters[0]);
+                s.room.in_vain = Some(level.freed);
             }
-            if s.room.in_vain == Some(level.counters[0]) || s.now >= turn && level.left > 0 {
+            if s.room.in_vain == Some(level.freed) || s.now >= turn && level.left > 0 {
                 return None;
             }
             Some(if s.now < turn { turn } else { s.now + LOOK }.min(last))
@@ -163,48 +240,78 @@ pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     const BAND: u64 = 300_000;
+    const WHOLE: u64 = 900_000;
 
-    fn level(left: u64, freed: u64, cleaned: u64) -> Level {
-        Level { band: BAND, left, dirty: 900_000, counters: [freed, cleaned] }
+    fn level(left: u64, cleaned: u64, dirty: u64) -> Level {
+        Level { whole: WHOLE, band: BAND, left, dirty, cleaned, freed: 0 }
     }
 
-    /// Writes of `sectors` that begin in a second from `from` on.
-    fn admitted(room: &mut Room, from: Time, sectors: u64, level: Level) -> usize {
-        (0..1_000_000)
-            .take_while(|_| room.turn(from, sectors, level) < from + Duration::from_millis(999))
-            .count()
+    const fn at(ms: u64) -> Time {
+        Time(1_000_000_000 + ms * 1_000_000)
+    }
+
+    /// Clients are let in at `rate` or what the pace is, sectors a second, and write-back makes `cleans` clean, for so many tenths
+    /// of a second from `from` on; what is left shrinks by what more was let in. Returns the paces.
+    fn run(
+        room: &mut Room,
+        from: u64,
+        tenths: u64,
+        rate: u64,
+        cleans: u64,
+        left: &mut u64,
+    ) -> Vec<Option<u64>> {
+        (from..from + tenths)
+            .map(|n| {
+                let let_in = room.pace.unwrap_or(rate).min(rate) / 10;
+                room.admitted += let_in;
+                *left = (*left + cleans / 10).saturating_sub(let_in).min(WHOLE);
+                let dirty = WHOLE - *left;
+                room.sample(at(100 * n), level(*left, cleans / 10 * n, dirty));
+                room.pace
+            })
+            .collect()
     }
 
     #[test]
-    fn the_pace_is_that_of_room_that_comes_and_sinks_with_what_is_left() {
+    fn the_pace_sinks_by_a_part_each_second_and_comes_to_that_of_write_back() {
         let mut room = Room::default();
-        let at = |ms: u64| Time(1_000_000_000) + Duration::from_millis(ms);
-        for n in 0..100 {
-            // 40,000 sectors turn clean in a second, and 20,000 become free.
-            room.sample(at(100 * n), [2000 * n, 4000 * n]);
+        let mut left = WHOLE;
+        let paces = run(&mut room, 0, 400, 100_000, 30_000, &mut left);
+        let first = paces.iter().position(Option::is_some).expect("it comes to a limit");
+        assert!(first > 20, "half of what lies above the band is filled at once: {first}");
+        let limited: Vec<u64> = paces[first..].iter().map(|pace| pace.expect("for good")).collect();
+        for (n, pair) in limited.windows(11).enumerate() {
+            assert!(pair[10] * 100 >= pair[0] * 70, "{} after {} in tenth {n}", pair[10], pair[0]);
         }
-        let rates = [BAND * 9 / 10, BAND / 2, BAND / 4, 0].map(|left| room.rate(level(left, 0, 0)));
-        let lent = 2 * 40_000 * BAND / 900_000;
-        assert!(
-            rates[1].abs_diff(20_000 + lent) < 500,
-            "{rates:?}: in the middle as much as comes and is lent"
-        );
-        assert!(rates[0] > 8 * rates[1] && rates[2].abs_diff(rates[1] / 3) < 100, "{rates:?}");
-        assert_eq!(rates[3], 0);
-        let begun = at(10_000);
-        let level = level(BAND / 2, 200_000, 400_000);
-        let admitted = admitted(&mut room, begun, 8, level) as u64 * 8;
-        assert!(admitted.abs_diff(rates[1]) < rates[1] / 20, "{admitted} of {}", rates[1]);
+        let last = limited[limited.len() - 1];
+        assert!(last.abs_diff(30_000) < 3000, "{last}");
+        assert!(left > BAND / 4, "{left}");
     }
 
     #[test]
-    fn before_anything_was_written_back_a_disk_is_expected() {
+    fn room_that_is_left_makes_the_pace_faster_and_the_last_of_it_is_kept() {
+        let mut room = Room { rates: [40_000; 3], ..Room::default() };
+        let lasting = |room: &Room, left| room.lasting(level(left, 0, WHOLE - left));
+        assert_eq!(lasting(&room, BAND), 60_000);
+        assert_eq!(lasting(&room, BAND / 2), 45_000);
+        assert!(lasting(&room, BAND / 16) < 15_000, "{}", lasting(&room, BAND / 16));
+        assert_eq!(lasting(&room, 0), 0);
+        room.rates = [60_000, 40_000, 40_000];
+        assert_eq!(lasting(&room, BAND / 2), 67_500, "what is written over takes no room for long");
+        room.rates = [0; 3];
+        assert_eq!(lasting(&room, BAND / 3), EXPECTED, "before anything was written back a disk is expected");
+    }
+
+    #[test]
+    fn a_pace_ends_when_there_is_room_again() {
         let mut room = Room::default();
-        room.sample(Time(1_000_000_000), [0, 0]);
-        let expected = 2 * EXPECTED * BAND / 900_000;
-        assert!(room.rate(level(BAND / 2, 0, 0)).abs_diff(expected) < 10);
+        let mut left = BAND;
+        assert!(run(&mut room, 0, 10, 50_000, 20_000, &mut left)[9].is_some());
+        let paces = run(&mut room, 10, 300, 1000, 60_000, &mut left);
+        assert_eq!(paces[299], None, "{left}");
     }
 
     #[test]
@@ -212,7 +319,7 @@ mod tests {
         let mut room = Room::default();
         let now = Time(5_000_000_000);
         for _ in 0..1000 {
-            let turn = room.turn(now, 1 << 20, level(0, 0, 0));
+            let turn = room.turn(now, 1 << 20, level(0, 0, WHOLE)).expect("there is a limit");
             assert!(turn.since(now) <= 2 * WAIT_MAX);
         }
     }
