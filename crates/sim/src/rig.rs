@@ -124,6 +124,7 @@ impl Rig {
         let data_starts: Vec<u64> = snapshot.devices.iter().map(Device::data_start).collect();
         let mut world = World::new(snapshot.devices, mix(&[seed, 1]));
         world.one_flush = system.flushes_alone();
+        world.node_reads = geometry.slow_nodes();
         let oracle = Rc::new(RefCell::new(snapshot.oracle));
         let (volumes, judge) = (geometry.volumes.len(), Rc::clone(&oracle));
         let number = |volume: usize| u32::try_from(volume).expect("few volumes");

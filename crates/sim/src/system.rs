@@ -57,6 +57,13 @@ impl Geometry {
         self.buckets * u64::from(self.bucket_sectors)
     }
 
+    /// Some reads of the cache device of so many sectors take so many nanoseconds more, if any do.
+    #[must_use]
+    pub fn slow_nodes(&self) -> Option<(u64, u64)> {
+        let more = self.tuning.devices.node_read_us * 1000;
+        (more > 0).then_some((u64::from(self.bucket_sectors), more))
+    }
+
     /// The cache device, empty.
     #[must_use]
     pub fn cache_device(&self) -> Device {

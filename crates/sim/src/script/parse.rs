@@ -185,9 +185,12 @@ impl<'a> Reader<'a> {
         let seed = self.number("seed", 0..=u64::MAX)?;
         let depth = self.number("depth", DEPTH)?;
         let troubled = self.is("troubled")?;
-        let grown = self.choice("start", &[None, Some(Brink::ThirdLevel), Some(Brink::InteriorSplit)])?;
+        let grown = self.choice(
+            "start",
+            &[None, Some(Brink::ThirdLevel), Some(Brink::InteriorSplit), Some(Brink::Copse)],
+        )?;
         let geometry = self.geometry()?;
-        if grown.is_some() && geometry != growth::geometry(geometry.tuning) {
+        if grown.is_some_and(|brink| geometry != growth::geometry(brink, geometry.tuning)) {
             return Err(Damage::NotGrown);
         }
         let origin = Origin::Script { file: file.to_owned(), after: Vec::new() };
@@ -212,6 +215,25 @@ impl<'a> Reader<'a> {
         T: FromStr + PartialOrd + Debug,
     {
         number(key, self.field(key)?, range)
+    }
+
+    /// The same of a line that may be left out, for `without`.
+    pub(super) fn number_or<T>(
+        &mut self,
+        key: &'static str,
+        without: T,
+        range: RangeInclusive<T>,
+    ) -> Result<T, Damage>
+    where
+        T: FromStr + PartialOrd + Debug,
+    {
+        let (lines, line) = (self.lines.clone(), self.line);
+        let found = self.number(key, range);
+        if matches!(found, Err(Damage::Field { .. })) {
+            (self.lines, self.line) = (lines, line);
+            return Ok(without);
+        }
+        found
     }
 
     pub(super) fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {

@@ -147,6 +147,7 @@ const fn reserve(geometry: &Geometry) -> u64 {
     match (geometry.buckets, geometry.buckets % 4) {
         // A set that has grown.
         (growth::BUCKETS, _) => 120,
+        (growth::COPSE_BUCKETS, _) => 96,
         (_, 0) => 0,
         (_, 1) => 48,
         _ => 80,

@@ -104,6 +104,22 @@ const fn half_of_them_prompt(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
+/// The same, and nodes are read slowly: the tree is walked for long.
+const fn walked_slowly(tuning: Tuning) -> Tuning {
+    let mut tuning = half_of_them_prompt(tuning);
+    if tuning.devices.node_read_us == 0 {
+        tuning.devices.node_read_us = 20_000;
+    }
+    tuning
+}
+
+/// The same, and so much more slowly as a smaller tree takes to be walked for as long.
+const fn walked_more_slowly(tuning: Tuning) -> Tuning {
+    let mut tuning = walked_slowly(tuning);
+    tuning.devices.node_read_us *= 5;
+    tuning
+}
+
 /// The cache device of a shape.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Buckets {
@@ -119,6 +135,8 @@ pub(super) enum Buckets {
     Many,
     /// A set that has grown.
     Grown,
+    /// One that has grown a little.
+    Copse,
 }
 
 const MIXED: Weights = Weights {
@@ -161,7 +179,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
-const SHAPES: [Shape; 16] = [
+const SHAPES: [Shape; 17] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -285,7 +303,21 @@ const SHAPES: [Shape; 16] = [
         longest: 16,
         fua_one_in: 8,
         buckets: Buckets::Grown,
-        tune: half_of_them_prompt,
+        tune: walked_slowly,
+        ..PLAIN
+    },
+    // A tree of two levels and two volumes, with all that may be asked for before it has been walked, and late operations: most
+    // starts end before their walk.
+    Shape {
+        name: "early",
+        weights: Weights { flush: 8, restart: 8, settle: 1, delay: 6, ..MIXED },
+        steps: 160,
+        depth: 12,
+        volumes: 2,
+        span: growth::COPSE_SPAN,
+        longest: 16,
+        buckets: Buckets::Copse,
+        tune: walked_more_slowly,
         ..PLAIN
     },
     // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
