@@ -95,7 +95,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 38] = [
+const KINDS: [Kind; 40] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
@@ -104,6 +104,8 @@ const KINDS: [Kind; 38] = [
     crashing("trouble", 100),
     repeated("moves-trouble", 4),
     plain("hot"),
+    plain("sizes"),
+    Kind { times: 4, ..crashing("sizes", 80) },
     Kind { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
     Kind { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),

@@ -251,6 +251,15 @@ impl Rig {
         self.geometry.tuning.set = self.geometry.tuning.set.hurried();
     }
 
+    /// While nobody runs: devices that have been cut are as long as they were at first, with zeroes where they had ended. Nobody is told.
+    pub fn lengthen(&mut self) {
+        let mut world = self.world.borrow_mut();
+        for (device, sectors) in world.devices[1..].iter_mut().zip(&self.geometry.volumes) {
+            let sectors = device.data_start() + sectors;
+            let _longer = device.model.sectors >= sectors || device.resize(sectors);
+        }
+    }
+
     /// Ends what is left of the last life as `crash` would.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         self.world.borrow_mut().reboot(crash, survivors);

@@ -107,6 +107,9 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             (None, _) => return Ok(false),
         }
         rig.inspect()?;
+        if place.next.get().is_multiple_of(3) {
+            rig.lengthen();
+        }
     }
 }
 

@@ -336,6 +336,15 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         ["attach", volume] => Step::Attach { volume: volume_of(volume)? },
         ["clean", volume] => Step::Clean { volume: volume_of(volume)? },
         ["readd", volume] => Step::Readd { volume: volume_of(volume)? },
+        ["shrink", volume, sectors] => {
+            let (volume, sectors) = size_of(volume, sectors, workload)?;
+            Step::Shrink { volume, sectors }
+        }
+        ["grow", volume, sectors] => {
+            let (volume, sectors) = size_of(volume, sectors, workload)?;
+            Step::Grow { volume, sectors }
+        }
+        ["forget", volume] => Step::Forget { volume: volume_of(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),
@@ -410,6 +419,14 @@ fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
     } else {
         Err(Damage::Absent { what: "volume", found: u64::from(found), count })
     }
+}
+
+/// A volume and another size of it: less than it is made with, or as much.
+fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), Damage> {
+    let (volume, block) = (volume(volume_word, workload)?, u64::from(workload.geometry.block_sectors));
+    let size = number("size", sectors, 1..=workload.geometry.volumes[volume as usize])?;
+    let is_whole = size.is_multiple_of(block);
+    is_whole.then_some((volume, size)).ok_or_else(|| value("size", "whole blocks", sectors))
 }
 
 /// A volume and what is asked of it.

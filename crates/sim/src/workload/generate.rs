@@ -158,8 +158,25 @@ impl<'a> Painter<'a> {
             11 => Step::Attach { volume: self.volume() },
             12 => self.delay(),
             13 => Step::Clean { volume: self.volume() },
-            _ => Step::Readd { volume: self.volume() },
+            14 => Step::Readd { volume: self.volume() },
+            15 => self.shrinking(),
+            16 => self.growing(),
+            _ => Step::Forget { volume: self.volume() },
         }
+    }
+
+    /// Whole blocks of any set stay.
+    fn shrinking(&mut self) -> Step {
+        const BLOCK: u64 = 8;
+        let sectors = BLOCK * (1 + self.rng.below(self.shape.span / BLOCK - 1));
+        Step::Shrink { volume: self.volume(), sectors }
+    }
+
+    /// Half of the time to what it had at first, else to any end.
+    fn growing(&mut self) -> Step {
+        let blocks = self.shape.span / self.unit;
+        let blocks = if self.rng.one_in(2) { blocks } else { 1 + self.rng.below(blocks) };
+        Step::Grow { volume: self.volume(), sectors: blocks * self.unit }
     }
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.
