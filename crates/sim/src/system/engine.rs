@@ -437,7 +437,8 @@ impl Running for Open {
     fn begin_forget(&self, volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
         let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
         Box::pin(async move {
-            match berth.set() {
+            // Who lets go of a set waits for those who hold it: nobody does who waits for a seat.
+            match seat.id().await.and_then(|_| berth.set()) {
                 Some(set) => lost::begin(&set, &seat).await,
                 None => Ok(None),
             }
