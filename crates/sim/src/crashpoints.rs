@@ -33,6 +33,8 @@ pub struct Depth {
     pub novel: u64,
     /// Of the workload itself judge only points inside one of these phases, bits as of [`Phases::inside`]; 0: all points.
     pub within: u32,
+    /// Of recoveries too.
+    pub recoveries_within: bool,
     /// Seeded subsets tried at each power cut, besides nothing and everything.
     pub subsets: u64,
     /// Crash inside the recovery of one crash in so many; 0: of none.
@@ -43,7 +45,7 @@ pub struct Depth {
     pub recovery_subsets: u64,
     /// The same for the recovery from a crash inside a recovery.
     pub third_one_in: u64,
-    /// Of the workload itself only processes die, and only the power of what comes after them is cut, both inside `within`: what
+    /// Of the workload itself only processes die, and only the power of what comes after them is cut: what
     /// the dead had written and not flushed is there, is read, and is gone.
     pub dies_first: bool,
     /// Steps done after each recovery.
@@ -66,6 +68,7 @@ impl Depth {
         every: 1,
         novel: 0,
         within: 0,
+        recoveries_within: false,
         subsets: 2,
         recovery_one_in: 64,
         recovery_every: 1,
@@ -276,7 +279,7 @@ impl Judge {
             return false;
         }
         let inside = phases.inside();
-        if (level == 0 || depth.dies_first) && depth.within != 0 && inside & depth.within == 0 {
+        if (level == 0 || depth.recoveries_within) && depth.within != 0 && inside & depth.within == 0 {
             return false;
         }
         let is_novel = || {

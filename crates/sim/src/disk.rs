@@ -348,6 +348,26 @@ impl Device {
         self.complete(number);
     }
 
+    /// Puts content on the medium from outside, where nobody uses the device at present; elsewhere requests may be in flight.
+    pub fn overwrite(&mut self, range: Range<u64>, content: Content) {
+        let number = self.take(range, content, true);
+        self.complete(number);
+    }
+
+    /// The device ends there from now on; or there again, with zeroes where it had been cut. False: somebody is writing behind the new end.
+    #[must_use]
+    pub fn resize(&mut self, sectors: u64) -> bool {
+        let former = self.model.sectors;
+        if sectors < former {
+            if self.in_flight.values().any(|write| write.range.end > sectors) {
+                return false;
+            }
+            self.overwrite(sectors..former, Content::Zero);
+        }
+        self.model.sectors = sectors;
+        true
+    }
+
     /// What would be read, for checks from outside.
     #[must_use]
     pub const fn view(&self) -> &Store {

@@ -133,6 +133,8 @@ pub struct World {
     pub trace: Trace,
     /// A second flush of a device beside the first is a fault, see [`World::refused`].
     pub one_flush: bool,
+    /// One read in four of so many sectors of the cache device, at multiples of that, takes so many nanoseconds more.
+    pub node_reads: Option<(u64, u64)>,
     now: u64,
     deadline: u64,
     /// Nanoseconds by which faults have delayed operations so far, all added up; without stalls.
@@ -171,6 +173,7 @@ impl World {
             devices,
             trace: Trace::default(),
             one_flush: false,
+            node_reads: None,
             now: 0,
             deadline: u64::MAX,
             late: 0,

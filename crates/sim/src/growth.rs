@@ -23,6 +23,8 @@ pub enum Brink {
     ThirdLevel,
     /// A node above the leaves that is not the root becomes two.
     InteriorSplit,
+    /// There are some twenty leaves, of two volumes: enough for a walk, and few enough to crash it often.
+    Copse,
 }
 
 /// Buckets of such a set.
@@ -35,11 +37,17 @@ const BATCH: usize = 24;
 const REST_MS: u64 = 40;
 /// Sectors of the volume a set grows over: every other one is written.
 pub const SPAN: u64 = 56 * 1024;
+/// Buckets of a copse: its priorities are a short chain, and data in them does not all stay.
+pub const COPSE_BUCKETS: u64 = 1100;
+/// Sectors of each of its volumes.
+pub const COPSE_SPAN: u64 = 4096;
+/// Leaves of it, at the least.
+const COPSE_LEAVES: u64 = 20;
 
 /// Sizes of a set that grows: the smallest nodes that there are. Of `tuning` what shows on the devices does not count: they
 /// are those on which it grew, in write-back mode.
 #[must_use]
-pub fn geometry(tuning: Tuning) -> Geometry {
+pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
     const DEVICES: DeviceTuning = DeviceTuning {
         cache_fua_flushes: false,
         backing_fua_flushes: false,
@@ -49,18 +57,24 @@ pub fn geometry(tuning: Tuning) -> Geometry {
         backing_discard: false,
         // Write-back.
         first_mode: 2,
+        node_read_us: 0,
+    };
+    let devices = DeviceTuning { node_read_us: tuning.devices.node_read_us, ..DEVICES };
+    let (buckets, volumes) = match brink {
+        Brink::ThirdLevel | Brink::InteriorSplit => (BUCKETS, vec![SPAN]),
+        Brink::Copse => (COPSE_BUCKETS, vec![COPSE_SPAN; 2]),
     };
     Geometry {
         block_sectors: 1,
         set_block_sectors: 1,
         bucket_sectors: 8,
-        buckets: BUCKETS,
-        volumes: vec![SPAN],
+        buckets,
+        volumes,
         torn_sectors: 1,
         backing_volatile: true,
         cache_volatile: true,
         note_records: 1024,
-        tuning: Tuning { devices: DEVICES, ..tuning },
+        tuning: Tuning { devices, ..tuning },
     }
 }
 
@@ -87,14 +101,15 @@ pub fn grown(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
 fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
     let mut tuning = Tuning::draw(2 << 40);
     tuning.set.leaf_delay_ms = REST_MS / 8;
-    let mut rig = Rig::new(Rc::clone(system), geometry(tuning), DEPTH, 1);
+    tuning.devices.node_read_us = 0;
+    let mut rig = Rig::new(Rc::clone(system), geometry(brink, tuning), DEPTH, 1);
     let (note, oracle, phases) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle), Arc::clone(&rig.phases));
-    let places = places();
+    let places = places(brink);
     let lived = rig.live(move |client| async move {
         // The last two: one is of before it happened.
         let mut images: VecDeque<Snapshot> = VecDeque::new();
         for batch in places.chunks(BATCH) {
-            let write = |at: &u64| Step::Write { volume: 0, sectors: *at..at + 1, fua: false };
+            let write = |&(volume, at): &(u32, u64)| Step::Write { volume, sectors: at..at + 1, fua: false };
             client.go_through(batch.iter().map(write).collect()).await;
             // The leaves are written, and an entry of the journal says so and names the root that there is by now: who starts
             // from this image has little to replay.
@@ -113,6 +128,7 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
                 // The first one makes the root a node above leaves.
                 Brink::ThirdLevel => phases.begun(Phase::RootSplit) > 1,
                 Brink::InteriorSplit => phases.begun(Phase::InteriorSplit) > 0,
+                Brink::Copse => phases.begun(Phase::LeafSplit) > COPSE_LEAVES,
             };
             if is_over {
                 break;
@@ -123,9 +139,11 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
     Ok(lived.expect("nobody ends this world"))
 }
 
-/// Every other sector, in disorder.
-fn places() -> Vec<u64> {
-    let mut places: Vec<u64> = (0..SPAN / 2).map(|place| 2 * place).collect();
+/// Every other sector of each volume, in disorder.
+fn places(brink: Brink) -> Vec<(u32, u64)> {
+    let (volumes, span) = if brink == Brink::Copse { (2, COPSE_SPAN) } else { (1, SPAN) };
+    let of_volume = |volume| (0..span / 2).map(move |place| (volume, 2 * place));
+    let mut places: Vec<(u32, u64)> = (0..volumes).flat_map(of_volume).collect();
     let mut rng = Rng::new(1);
     for last in (1..places.len()).rev() {
         let pick = rng.below(last as u64 + 1);

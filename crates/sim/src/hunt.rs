@@ -38,11 +38,23 @@ const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 const INHERITED: Depth = Depth {
     within: TABLE_PHASES,
     dies_first: true,
+    recoveries_within: true,
     novel: 8,
     tries: None,
     recovery_one_in: 1,
     recovery_subsets: 2,
     work: Some(3 * WORK),
+    ..DEPTH
+};
+
+/// Before the tree has been walked, and so again in what comes after that.
+const UNWALKED: Depth = Depth {
+    within: Phase::Walk.bit(),
+    recoveries_within: true,
+    novel: 32,
+    recovery_one_in: 4,
+    third_one_in: 4,
+    work: Some(2 * WORK_LARGE),
     ..DEPTH
 };
 
@@ -83,7 +95,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 35] = [
+const KINDS: [Kind; 40] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
@@ -92,6 +104,8 @@ const KINDS: [Kind; 35] = [
     crashing("trouble", 100),
     repeated("moves-trouble", 4),
     plain("hot"),
+    plain("sizes"),
+    Kind { times: 4, ..crashing("sizes", 80) },
     Kind { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
     Kind { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),
@@ -101,6 +115,8 @@ const KINDS: [Kind; 35] = [
     repeated("scatter", 1),
     crashing("points", 100),
     plain("trouble"),
+    repeated("early", 12),
+    Kind { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },
     Kind { times: 2, ..crashing("through", 150) },
     crashing("turnover", 700),
     repeated("turnover", 1),
@@ -110,6 +126,7 @@ const KINDS: [Kind; 35] = [
     repeated("moves", 1),
     Kind { times: 2, ..crashing("leaving", 100) },
     plain("leaving-trouble"),
+    Kind { depth: Some(UNWALKED), ..crashing("walks", 80) },
     repeated("chains", 24),
     crashing("chains", 60),
     crashing("scarce", 600),

@@ -124,6 +124,7 @@ impl Rig {
         let data_starts: Vec<u64> = snapshot.devices.iter().map(Device::data_start).collect();
         let mut world = World::new(snapshot.devices, mix(&[seed, 1]));
         world.one_flush = system.flushes_alone();
+        world.node_reads = geometry.slow_nodes();
         let oracle = Rc::new(RefCell::new(snapshot.oracle));
         let (volumes, judge) = (geometry.volumes.len(), Rc::clone(&oracle));
         let number = |volume: usize| u32::try_from(volume).expect("few volumes");
@@ -248,6 +249,15 @@ impl Rig {
     /// From the next life on, work in the background neither rests nor waits long.
     pub fn hurry(&mut self) {
         self.geometry.tuning.set = self.geometry.tuning.set.hurried();
+    }
+
+    /// While nobody runs: devices that have been cut are as long as they were at first, with zeroes where they had ended. Nobody is told.
+    pub fn lengthen(&mut self) {
+        let mut world = self.world.borrow_mut();
+        for (device, sectors) in world.devices[1..].iter_mut().zip(&self.geometry.volumes) {
+            let sectors = device.data_start() + sectors;
+            let _longer = device.model.sectors >= sectors || device.resize(sectors);
+        }
     }
 
     /// Ends what is left of the last life as `crash` would.

@@ -107,6 +107,9 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             (None, _) => return Ok(false),
         }
         rig.inspect()?;
+        if place.next.get().is_multiple_of(3) {
+            rig.lengthen();
+        }
     }
 }
 
@@ -224,17 +227,23 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     })
 }
 
-/// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked.
+/// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked. Where nodes are read slowly the
+/// steps come first: they are to be asked for beside the walk, and so are crashes inside it.
 ///
 /// # Errors
 /// The first fault.
 pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
     rig.heal();
+    let (beside_walk, afterwards) =
+        if rig.geometry.slow_nodes().is_some() { (steps, Vec::new()) } else { (Vec::new(), steps) };
     inspected_life(rig, move |client| async move {
+        client.go_through(beside_walk).await;
         client.verify().await;
         client.world().borrow_mut().stop_observing();
-        client.go_through(steps).await;
-        client.verify().await;
+        if !afterwards.is_empty() {
+            client.go_through(afterwards).await;
+            client.verify().await;
+        }
         client.stop().await
     })
 }

@@ -159,6 +159,7 @@ const fn start_word(grown: Option<Brink>) -> &'static str {
         None => "new",
         Some(Brink::ThirdLevel) => "third-level",
         Some(Brink::InteriorSplit) => "interior-split",
+        Some(Brink::Copse) => "copse",
     }
 }
 

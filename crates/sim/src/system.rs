@@ -5,6 +5,7 @@
 
 mod berth;
 pub mod engine;
+mod lost;
 pub mod mutant;
 pub mod passthrough;
 mod seat;
@@ -12,10 +13,11 @@ pub mod tuning;
 
 use crate::disk::{Background, Device, Model};
 use crate::note::MemoryNote;
-use bcached_engine::{BucketCount, Phases};
-use bcached_env::{Buffer, Env, Payload};
+use bcached_engine::{BucketCount, Forgetting, Phases};
+use bcached_env::{Buffer, DiskId, Env, Payload};
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -55,6 +57,13 @@ impl Geometry {
     #[must_use]
     pub fn cache_sectors(&self) -> u64 {
         self.buckets * u64::from(self.bucket_sectors)
+    }
+
+    /// Some reads of the cache device of so many sectors take so many nanoseconds more, if any do.
+    #[must_use]
+    pub fn slow_nodes(&self) -> Option<(u64, u64)> {
+        let more = self.tuning.devices.node_read_us * 1000;
+        (more > 0).then_some((u64::from(self.bucket_sectors), more))
     }
 
     /// The cache device, empty.
@@ -154,6 +163,16 @@ impl Refusal {
     }
 }
 
+/// What a disk that has died takes with it.
+pub struct Lost {
+    /// Sectors of the volume, in order.
+    pub ranges: Vec<Range<u64>>,
+    /// The engine's word for what is under way.
+    pub forgetting: Forgetting,
+    /// What was under the volume.
+    pub disk: DiskId,
+}
+
 /// A volume's form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeShape {
@@ -222,6 +241,30 @@ pub trait Running {
     /// cache set has failed, that is let go of and opened again instead, for all volumes, which is no flush.
     fn readd(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
+    }
+
+    /// Serves so many sectors of a volume and no more. False: not now, or not at all.
+    fn shrink(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
+        Box::pin(async { Ok(false) })
+    }
+
+    /// Serves so many sectors of a volume, whose device has them. False: not now, or not at all.
+    fn grow(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
+        Box::pin(async { Ok(false) })
+    }
+
+    /// Serves a volume no more, which is a flush, and says what is lost if its device is; requests wait from here on until the end of
+    /// [`Running::forget`], which must follow. `None`: not now, or not at all, and the volume is served as before.
+    fn begin_forget(&self, _volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    /// Another disk for that of a volume which is not served, with the content that stands on it and an identity of its own.
+    fn exchange(&self, _device: &mut Device) {}
+
+    /// The cache gives up what it holds of the volume, and serves the disk that stands in its place.
+    fn forget(&self, volume: u32, _lost: Lost) -> Soon<Result<(), Refusal>> {
+        Box::pin(async move { unreachable!("volume {volume} is not being forgotten") })
     }
 
     /// Data that is not on the backing devices yet, in sectors.

@@ -90,6 +90,27 @@ pub enum Step {
         /// Volume.
         volume: u32,
     },
+    /// Serve so many sectors of a volume and no more, with requests in flight; then its device is cut there. What lies behind is gone.
+    Shrink {
+        /// Volume.
+        volume: u32,
+        /// Sectors that stay.
+        sectors: u64,
+    },
+    /// The device of a volume becomes so much larger that this many sectors can be served, and they are, with requests in flight. What
+    /// is new is zeroes.
+    Grow {
+        /// Volume.
+        volume: u32,
+        /// Sectors from then on.
+        sectors: u64,
+    },
+    /// The disk of a volume dies, and the cache forgets the volume; then a new disk takes its place, with everything that the old one had
+    /// and zeroes where that was not the newest. Requests that come in between wait.
+    Forget {
+        /// Volume.
+        volume: u32,
+    },
     /// Let this many virtual milliseconds pass, for background work.
     Pause(u64),
     /// Wait for all answers.
@@ -265,6 +286,9 @@ impl fmt::Display for Step {
             Self::Attach { volume } => write!(f, "attach {volume}"),
             Self::Clean { volume } => write!(f, "clean {volume}"),
             Self::Readd { volume } => write!(f, "readd {volume}"),
+            Self::Shrink { volume, sectors } => write!(f, "shrink {volume} {sectors}"),
+            Self::Grow { volume, sectors } => write!(f, "grow {volume} {sectors}"),
+            Self::Forget { volume } => write!(f, "forget {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
             Self::Restart(restart) => write!(f, "restart {restart}"),

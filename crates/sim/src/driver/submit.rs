@@ -1,9 +1,13 @@
 //! Taking an operation: is its form acceptable, which fault strikes it, when does it land and end.
 
 use super::{Due, Ending, OpView, World};
+use crate::digest::mix;
 use crate::disk::{Content, Fault, Landed, OpKind};
 use bcached_env::{Buffer, DiskId, IoErrorKind, Op, Token};
 use std::ops::Range;
+
+/// One bucket in so many is read slowly, of a cache that has such.
+const SLOW_ONE_IN: u64 = 4;
 
 /// How much longer than a write a flush takes.
 const FLUSH_FACTOR: u64 = 4;
@@ -64,7 +68,7 @@ impl World {
         let Screened::Taken(fault) = self.screen(&view, Some(&buffer)) else {
             return self.refuse(token, &view, IoErrorKind::Invalid, Some(buffer));
         };
-        let latency = self.latency(disk, 1);
+        let latency = self.latency(disk, 1) + self.node_read(&view);
         let done = OpView { completed: true, ..view };
         let index = disk.0 as usize;
         match fault {
@@ -183,6 +187,19 @@ impl World {
         self.late += late;
         self.deadline = self.deadline.saturating_add(late);
         late
+    }
+
+    /// How much longer than other reads this one takes. The nodes that take so long are always the same ones: requests that want
+    /// others are served meanwhile, and the walk waits for each.
+    fn node_read(&self, view: &OpView) -> u64 {
+        let Range { start, end } = view.sectors;
+        let is_slow = |(sectors, _): &(u64, u64)| {
+            start.is_multiple_of(*sectors)
+                && end == start + sectors
+                && mix(&[start]).is_multiple_of(SLOW_ONE_IN)
+        };
+        let slow = self.node_reads.filter(|_| view.disk.0 == 0).filter(is_slow);
+        slow.map_or(0, |(_, more)| more)
     }
 
     /// From a quarter of the device's middle latency to four times of it; one in 64 takes ten times as long.

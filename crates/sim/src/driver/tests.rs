@@ -217,3 +217,33 @@ fn an_answer_does_not_wait_for_one_who_works_for_long() {
     // The device takes less than one millisecond, and a breath 80 microseconds.
     assert!(answered.unwrap() < 1_200_000, "{answered:?}");
 }
+
+/// The same whole buckets of the cache take their time at every read, others and parts of them none.
+#[test]
+fn some_nodes_are_read_slowly() {
+    const MORE: u64 = 1_000_000_000;
+    let slow = || {
+        let world = world(1);
+        world.borrow_mut().node_reads = Some((8, MORE));
+        let mut executor = executor(&world, 1);
+        let env = executor.env();
+        let timed = executor.block_on(async move {
+            let mut slow = Vec::new();
+            for (disk, bucket, sectors) in
+                (0..64).flat_map(|bucket| [(0, bucket, 8), (0, bucket, 4), (1, bucket, 8)])
+            {
+                let begun = env.now().0;
+                env.disk(DiskId(disk)).read(8 * bucket, Buffer::zeroed(512 * sectors)).await.0.unwrap();
+                if env.now().0 - begun >= MORE {
+                    slow.push((disk, bucket, sectors));
+                }
+            }
+            slow
+        });
+        timed.unwrap()
+    };
+    let found = slow();
+    assert!((4..32).contains(&found.len()), "{found:?}");
+    assert!(found.iter().all(|(disk, _, sectors)| (*disk, *sectors) == (0, 8)), "{found:?}");
+    assert_eq!(found, slow());
+}

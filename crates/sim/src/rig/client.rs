@@ -2,6 +2,7 @@
 //! fault.
 
 mod liveness;
+mod sizes;
 
 use crate::driver::World;
 use crate::failure::Fault;
@@ -13,6 +14,7 @@ use crate::workload::Step;
 use bcached_engine::{BucketCount, Phases};
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Env};
+use sizes::Size;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -74,7 +76,9 @@ impl Birth {
         }
         running.assert_invariants();
         self.world.borrow_mut().progress(PATIENCE_NS);
+        let sizes = RefCell::new(shapes.iter().map(|shape| Size::of(shape.sectors)).collect());
         let shared = Shared {
+            sizes,
             env: self.env,
             running,
             shapes,
@@ -98,6 +102,7 @@ struct Shared {
     env: Env,
     running: Rc<dyn Running>,
     shapes: Vec<VolumeShape>,
+    sizes: RefCell<Vec<Size>>,
     world: Rc<RefCell<World>>,
     oracle: Rc<RefCell<Oracle>>,
     /// One for each request in flight.
@@ -198,7 +203,10 @@ impl Client {
             let shape = self.shared.shapes[volume as usize];
             let unit = u64::from(shape.unit_sectors);
             let start = touched.start / unit * unit;
-            let end = (touched.end.div_ceil(unit) * unit + unit).min(shape.sectors);
+            let end = (touched.end.div_ceil(unit) * unit + unit).min(self.limit(volume));
+            if start >= end {
+                continue;
+            }
             match ranges.last_mut() {
                 Some((last, range)) if *last == volume && range.end + VERIFY_GAP >= start => {
                     range.end = range.end.max(end);
@@ -245,9 +253,13 @@ impl Client {
 
     /// One request from asking to answer; a refusal is a fault, unless a device has failed.
     pub async fn ask(&self, step: Step) {
+        if !self.is_within(&step) {
+            return;
+        }
         let words = step.to_string();
-        if let Err(refusal) = self.attempt(step).await
+        if let Err(refusal) = self.attempt(step.clone()).await
             && !self.may_refuse()
+            && !self.may_be_outside(&step, &refusal)
         {
             self.notice(Fault::Refused { request: words, refusal });
         }
@@ -269,6 +281,9 @@ impl Client {
             Step::Attach { volume } => self.shared.running.attach(volume).await,
             Step::Clean { volume } => self.shared.running.clean(volume).await,
             Step::Readd { volume } => self.readd(volume).await,
+            Step::Shrink { volume, sectors } => self.shrink(volume, sectors).await,
+            Step::Grow { volume, sectors } => self.grow(volume, sectors).await,
+            Step::Forget { volume } => self.forget(volume).await,
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);

@@ -25,6 +25,8 @@ pub const NOTE_RECORDS: RangeInclusive<usize> = 1..=1 << 16;
 pub const NODE_BUDGET_MIB: RangeInclusive<u64> = 0..=256;
 /// Middle latency of a device, in microseconds.
 pub const LATENCY_US: RangeInclusive<u64> = 1..=20_000;
+/// What reading a whole bucket takes besides, in microseconds.
+pub const NODE_READ_US: RangeInclusive<u64> = 1..=100_000;
 /// A delay of the set, in milliseconds.
 pub const DELAY_MS: RangeInclusive<u64> = 1..=60_000;
 /// Pieces that may be parked.

@@ -185,9 +185,12 @@ impl<'a> Reader<'a> {
         let seed = self.number("seed", 0..=u64::MAX)?;
         let depth = self.number("depth", DEPTH)?;
         let troubled = self.is("troubled")?;
-        let grown = self.choice("start", &[None, Some(Brink::ThirdLevel), Some(Brink::InteriorSplit)])?;
+        let grown = self.choice(
+            "start",
+            &[None, Some(Brink::ThirdLevel), Some(Brink::InteriorSplit), Some(Brink::Copse)],
+        )?;
         let geometry = self.geometry()?;
-        if grown.is_some() && geometry != growth::geometry(geometry.tuning) {
+        if grown.is_some_and(|brink| geometry != growth::geometry(brink, geometry.tuning)) {
             return Err(Damage::NotGrown);
         }
         let origin = Origin::Script { file: file.to_owned(), after: Vec::new() };
@@ -212,6 +215,25 @@ impl<'a> Reader<'a> {
         T: FromStr + PartialOrd + Debug,
     {
         number(key, self.field(key)?, range)
+    }
+
+    /// The same of a line that may be left out, for `without`.
+    pub(super) fn number_or<T>(
+        &mut self,
+        key: &'static str,
+        without: T,
+        range: RangeInclusive<T>,
+    ) -> Result<T, Damage>
+    where
+        T: FromStr + PartialOrd + Debug,
+    {
+        let (lines, line) = (self.lines.clone(), self.line);
+        let found = self.number(key, range);
+        if matches!(found, Err(Damage::Field { .. })) {
+            (self.lines, self.line) = (lines, line);
+            return Ok(without);
+        }
+        found
     }
 
     pub(super) fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {
@@ -314,6 +336,15 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         ["attach", volume] => Step::Attach { volume: volume_of(volume)? },
         ["clean", volume] => Step::Clean { volume: volume_of(volume)? },
         ["readd", volume] => Step::Readd { volume: volume_of(volume)? },
+        ["shrink", volume, sectors] => {
+            let (volume, sectors) = size_of(volume, sectors, workload)?;
+            Step::Shrink { volume, sectors }
+        }
+        ["grow", volume, sectors] => {
+            let (volume, sectors) = size_of(volume, sectors, workload)?;
+            Step::Grow { volume, sectors }
+        }
+        ["forget", volume] => Step::Forget { volume: volume_of(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),
@@ -388,6 +419,14 @@ fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
     } else {
         Err(Damage::Absent { what: "volume", found: u64::from(found), count })
     }
+}
+
+/// A volume and another size of it: less than it is made with, or as much.
+fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), Damage> {
+    let (volume, block) = (volume(volume_word, workload)?, u64::from(workload.geometry.block_sectors));
+    let size = number("size", sectors, 1..=workload.geometry.volumes[volume as usize])?;
+    let is_whole = size.is_multiple_of(block);
+    is_whole.then_some((volume, size)).ok_or_else(|| value("size", "whole blocks", sectors))
 }
 
 /// A volume and what is asked of it.

@@ -1,8 +1,8 @@
 //! Sizes and tuning in a script: one line each, in one order, written and read here.
 
 use super::limits::{
-    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, LATENCY_US, NODE_BUDGET_MIB, NOTE_RECORDS, PARKED,
-    VOLUME_SECTORS, VOLUMES_MAX,
+    BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, LATENCY_US, NODE_BUDGET_MIB, NODE_READ_US,
+    NOTE_RECORDS, PARKED, VOLUME_SECTORS, VOLUMES_MAX,
 };
 use super::parse::{Damage, Reader, number, value};
 use super::yes;
@@ -11,6 +11,8 @@ use crate::system::tuning::{DeviceTuning, SetTuning, Tuning};
 use std::fmt;
 
 const VOLUMES: &str = "volume-sectors";
+/// Left out where it is 0: older scripts know nothing of it.
+const NODE_READ: &str = "node-read-us";
 
 /// Writes the lines of `geometry`.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Result {
@@ -29,6 +31,9 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "backing-fua-flushes {}", yes(devices.backing_fua_flushes))?;
     writeln!(f, "cache-latency-us {}", devices.cache_latency_us)?;
     writeln!(f, "backing-latency-us {}", devices.backing_latency_us)?;
+    if devices.node_read_us > 0 {
+        writeln!(f, "{NODE_READ} {}", devices.node_read_us)?;
+    }
     writeln!(f, "discard {}", yes(devices.discard))?;
     writeln!(f, "backing-discard {}", yes(devices.backing_discard))?;
     writeln!(f, "first-mode {}", devices.first_mode)?;
@@ -96,6 +101,7 @@ impl Reader<'_> {
             backing_fua_flushes: self.is("backing-fua-flushes")?,
             cache_latency_us: self.number("cache-latency-us", LATENCY_US)?,
             backing_latency_us: self.number("backing-latency-us", LATENCY_US)?,
+            node_read_us: self.number_or(NODE_READ, 0, NODE_READ_US)?,
             discard: self.is("discard")?,
             backing_discard: self.is("backing-discard")?,
             first_mode: self.number("first-mode", 0..=5)?,

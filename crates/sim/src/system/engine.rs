@@ -4,9 +4,10 @@
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
 use super::berth::Berth;
+use super::lost;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
-use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Where the data of a backing device starts: what the usual tools choose.
-const DATA_START: u64 = 16;
+pub(super) const DATA_START: u64 = 16;
 
 /// A cache set of the real engine.
 pub struct Engine;
@@ -147,6 +148,7 @@ const fn reserve(geometry: &Geometry) -> u64 {
     match (geometry.buckets, geometry.buckets % 4) {
         // A set that has grown.
         (growth::BUCKETS, _) => 120,
+        (growth::COPSE_BUCKETS, _) => 96,
         (_, 0) => 0,
         (_, 1) => 48,
         _ => 80,
@@ -367,6 +369,15 @@ fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
     }
 }
 
+/// Whether a volume has another size now; it cannot while it is on its way.
+fn if_it_stays(done: Result<(), Error>) -> Result<bool, Refusal> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(Error::OnItsWay) => Ok(false),
+        Err(error) => Err(Refusal::from_error(error)),
+    }
+}
+
 impl Running for Open {
     fn volumes(&self) -> Vec<VolumeShape> {
         self.shapes.clone()
@@ -406,6 +417,43 @@ impl Running for Open {
             }
             let Some(set) = berth.set() else { return Ok(false) };
             seats[volume].readd(&set).await
+        })
+    }
+
+    fn shrink(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        self.with(volume, move |set, id| {
+            let set = set.clone();
+            Box::pin(async move { if_it_stays(set.shrink(id, sectors, &Cancel::default()).await) })
+        })
+    }
+
+    fn grow(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        self.with(volume, move |set, id| {
+            let set = set.clone();
+            Box::pin(async move { if_it_stays(set.grow(id, sectors).await) })
+        })
+    }
+
+    fn begin_forget(&self, volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            // Who lets go of a set waits for those who hold it: nobody does who waits for a seat.
+            match seat.id().await.and_then(|_| berth.set()) {
+                Some(set) => lost::begin(&set, &seat).await,
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn exchange(&self, device: &mut Device) {
+        lost::exchange(device);
+    }
+
+    fn forget(&self, volume: u32, lost: Lost) -> Soon<Result<(), Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            let set = berth.set().expect("nobody opens it again while a volume is away");
+            lost::end(&set, &seat, lost).await
         })
     }
 

@@ -17,6 +17,8 @@ pub struct DeviceTuning {
     pub backing_latency_us: u64,
     /// The cache discards buckets that it has emptied.
     pub discard: bool,
+    /// By how much longer the cache takes to read a whole bucket, as a node is, of some buckets. So a walk lasts.
+    pub node_read_us: u64,
     /// Backing devices carry out discards, now and then.
     pub backing_discard: bool,
     /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
@@ -67,6 +69,7 @@ impl DeviceTuning {
             discard: number.is_multiple_of(3),
             backing_discard: number >> 54 & 1 == 1,
             first_mode: (number >> 40) % 6,
+            node_read_us: [0, 0, 1000, 8000][(number >> 55 & 3) as usize],
         }
     }
 

@@ -21,6 +21,8 @@ const DRAWINGS: &[u64] = &[
     0xe791_c8c6_3b7d_a5da,
     0xfd33_fa78_52f9_f67b,
     0x7610_0374_6634_9849,
+    0xd2db_e680_f1b7_feea,
+    0x8ee4_bc61_d2df_a820,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

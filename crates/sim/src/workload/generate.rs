@@ -16,9 +16,16 @@ impl Shape {
     #[must_use]
     pub fn draw(&self, seed: u64) -> Workload {
         let mut rng = Rng::new(mix(&[seed, self.steps as u64]));
-        let geometry = self.geometry(&mut rng);
-        let grown = matches!(self.buckets, Buckets::Grown)
-            .then(|| if rng.one_in(2) { Brink::ThirdLevel } else { Brink::InteriorSplit });
+        let grown = match self.buckets {
+            Buckets::Grown if rng.one_in(2) => Some(Brink::ThirdLevel),
+            Buckets::Grown => Some(Brink::InteriorSplit),
+            Buckets::Copse => Some(Brink::Copse),
+            _ => None,
+        };
+        let geometry = match grown {
+            Some(brink) => growth::geometry(brink, (self.tune)(Tuning::draw(rng.next()))),
+            None => self.geometry(&mut rng),
+        };
         let mut painter = Painter::new(self, rng, &geometry);
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
@@ -50,10 +57,9 @@ impl Shape {
     fn geometry(&self, rng: &mut Rng) -> Geometry {
         let block_sectors = if rng.one_in(2) { 1 } else { 8 };
         let bucket_sectors = match self.buckets {
-            Buckets::Grown => return growth::geometry((self.tune)(Tuning::draw(rng.next()))),
             Buckets::Usual => 128,
             Buckets::Small if rng.one_in(2) => 32,
-            Buckets::Small | Buckets::Scarce | Buckets::Fewest | Buckets::Many => 16,
+            _ => 16,
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
         Geometry {
@@ -152,8 +158,25 @@ impl<'a> Painter<'a> {
             11 => Step::Attach { volume: self.volume() },
             12 => self.delay(),
             13 => Step::Clean { volume: self.volume() },
-            _ => Step::Readd { volume: self.volume() },
+            14 => Step::Readd { volume: self.volume() },
+            15 => self.shrinking(),
+            16 => self.growing(),
+            _ => Step::Forget { volume: self.volume() },
         }
+    }
+
+    /// Whole blocks of any set stay.
+    fn shrinking(&mut self) -> Step {
+        const BLOCK: u64 = 8;
+        let sectors = BLOCK * (1 + self.rng.below(self.shape.span / BLOCK - 1));
+        Step::Shrink { volume: self.volume(), sectors }
+    }
+
+    /// Half of the time to what it had at first, else to any end.
+    fn growing(&mut self) -> Step {
+        let blocks = self.shape.span / self.unit;
+        let blocks = if self.rng.one_in(2) { blocks } else { 1 + self.rng.below(blocks) };
+        Step::Grow { volume: self.volume(), sectors: blocks * self.unit }
     }
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.

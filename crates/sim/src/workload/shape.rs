@@ -21,16 +21,20 @@ pub(super) struct Weights {
     pub(super) delay: u64,
     pub(super) clean: u64,
     pub(super) readd: u64,
+    pub(super) shrink: u64,
+    pub(super) grow: u64,
+    pub(super) forget: u64,
 }
 
 impl Weights {
     /// As the drawing of a step numbers the kinds.
-    pub(super) const fn in_order(self) -> [u64; 15] {
+    pub(super) const fn in_order(self) -> [u64; 18] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
         let Self { pause, settle, restart, trouble, detach, attach, delay, clean, readd, .. } = self;
+        let Self { shrink, grow, forget, .. } = self;
         [
             write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay,
-            clean, readd,
+            clean, readd, shrink, grow, forget,
         ]
     }
 }
@@ -104,6 +108,22 @@ const fn half_of_them_prompt(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
+/// The same, and nodes are read slowly: the tree is walked for long.
+const fn walked_slowly(tuning: Tuning) -> Tuning {
+    let mut tuning = half_of_them_prompt(tuning);
+    if tuning.devices.node_read_us == 0 {
+        tuning.devices.node_read_us = 20_000;
+    }
+    tuning
+}
+
+/// The same, and so much more slowly as a smaller tree takes to be walked for as long.
+const fn walked_more_slowly(tuning: Tuning) -> Tuning {
+    let mut tuning = walked_slowly(tuning);
+    tuning.devices.node_read_us *= 5;
+    tuning
+}
+
 /// The cache device of a shape.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Buckets {
@@ -119,6 +139,8 @@ pub(super) enum Buckets {
     Many,
     /// A set that has grown.
     Grown,
+    /// One that has grown a little.
+    Copse,
 }
 
 const MIXED: Weights = Weights {
@@ -138,10 +160,14 @@ const MIXED: Weights = Weights {
     delay: 1,
     clean: 1,
     readd: 1,
+    // Most of the time a volume has its full size.
+    shrink: 1,
+    grow: 3,
+    forget: 1,
 };
 
 /// Volumes stay attached, and what is dirty is not written back because somebody asks.
-const STAYING: Weights = Weights { detach: 0, attach: 0, clean: 0, ..MIXED };
+const STAYING: Weights = Weights { detach: 0, attach: 0, clean: 0, shrink: 0, grow: 0, forget: 0, ..MIXED };
 
 /// What most shapes do not say.
 const PLAIN: Shape = Shape {
@@ -161,7 +187,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
 
-const SHAPES: [Shape; 16] = [
+const SHAPES: [Shape; 18] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -285,7 +311,41 @@ const SHAPES: [Shape; 16] = [
         longest: 16,
         fua_one_in: 8,
         buckets: Buckets::Grown,
-        tune: half_of_them_prompt,
+        tune: walked_slowly,
+        ..PLAIN
+    },
+    // A tree of two levels and two volumes, with all that may be asked for before it has been walked, and late operations: most
+    // starts end before their walk.
+    Shape {
+        name: "early",
+        weights: Weights { flush: 8, restart: 8, settle: 1, delay: 6, ..MIXED },
+        steps: 160,
+        depth: 12,
+        volumes: 2,
+        span: growth::COPSE_SPAN,
+        longest: 16,
+        buckets: Buckets::Copse,
+        tune: walked_more_slowly,
+        ..PLAIN
+    },
+    // Volumes that become smaller and larger, and lose their disks.
+    Shape {
+        name: "sizes",
+        weights: Weights {
+            shrink: 5,
+            grow: 8,
+            forget: 3,
+            flush: 8,
+            restart: 3,
+            detach: 1,
+            delay: 3,
+            ..MIXED
+        },
+        steps: 200,
+        volumes: 2,
+        span: 1024,
+        longest: 32,
+        buckets: Buckets::Small,
         ..PLAIN
     },
     // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.

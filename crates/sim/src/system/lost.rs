@@ -1,0 +1,101 @@
+//! A volume of the engine whose disk dies: what is told of it, what the cache forgets, and the disk that takes its place.
+
+use super::engine::{DATA_START, Image};
+use super::seat::{Seat, gone, tried};
+use super::{Lost, Refusal};
+use crate::digest::mix;
+use crate::disk::{Content, Device};
+use bcached_check::ReadAt;
+use bcached_engine::{CacheSet, Error, Forgetting, Removed, VolumeId};
+use bcached_format::{
+    BackingState, BackingSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    Superblock, Uuid,
+};
+use std::ops::Range;
+
+/// See [`super::Running::begin_forget`]. A volume that is past the cache is nothing to forget.
+pub async fn begin(set: &CacheSet, seat: &Seat) -> Result<Option<Lost>, Refusal> {
+    let Some(id) = seat.id().await.filter(|_| set.failure().is_none()) else { return Ok(None) };
+    let found = set.volumes().into_iter().find(|info| info.id == id);
+    let Some(info) = found.filter(|info| info.attached && !seat.is_away()) else { return Ok(None) };
+    seat.leave();
+    let disk = match set.remove_volume(id).await {
+        Err(Error::OnItsWay) => {
+            seat.back(Some(id));
+            return Ok(None);
+        }
+        Ok(Removed { lost: None, disk: Some(disk) }) => disk,
+        outcome => {
+            seat.back(None);
+            return Err(outcome.err().map_or_else(gone, Refusal::from_error));
+        }
+    };
+    match set_out(set, info.uuid).await {
+        Ok((ranges, forgetting)) => Ok(Some(Lost { ranges, forgetting, disk })),
+        Err(refusal) => {
+            seat.back(None);
+            Err(refusal)
+        }
+    }
+}
+
+/// What is lost with a volume, all of it, as sectors of the volume.
+async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, Forgetting), Refusal> {
+    set.walked().await.map_err(Refusal::from_error)?;
+    let forgetting = set.begin_forgetting(uuid).map_err(Refusal::from_error)?;
+    let (mut ranges, mut next) = (Vec::new(), Some(0));
+    while let Some(at) = next {
+        let (some, rest) = set.lost(&forgetting, at).await.map_err(Refusal::from_error)?;
+        ranges.extend(some.into_iter().map(|lost| lost.start - DATA_START..lost.end - DATA_START));
+        next = rest;
+    }
+    let told: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    if told != forgetting.dirty_sectors {
+        let counted = forgetting.dirty_sectors;
+        return Err(Refusal(format!("{told} sectors are told as lost, and {counted} were counted")));
+    }
+    Ok((ranges, forgetting))
+}
+
+/// See [`super::Running::forget`].
+pub async fn end(set: &CacheSet, seat: &Seat, lost: Lost) -> Result<(), Refusal> {
+    let forgotten = set.forget(lost.forgetting).await;
+    let added = tried(async || set.add_backing(lost.disk, None).await).await;
+    let id: Option<VolumeId> = added.as_ref().ok().copied();
+    seat.back(id);
+    forgotten.and(added.map(drop)).map_err(Refusal::from_error)
+}
+
+/// See [`super::Running::exchange`].
+pub fn exchange(device: &mut Device) {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    Image(device).read_at(SUPERBLOCK_SECTOR, &mut bytes).expect("it lies on the device");
+    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    let Ok(Superblock::Backing(former)) = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
+    else {
+        unreachable!("a volume was served from it");
+    };
+    let mut another = former.uuid();
+    let first = u64::from_le_bytes(another.0[..8].try_into().expect("eight bytes"));
+    another.0[..8].copy_from_slice(&mix(&[first, 1]).to_le_bytes());
+    let superblock = renamed(&former, another, device.model.sectors);
+    let end = SUPERBLOCK_SECTOR + (SUPERBLOCK_BYTES as u64).div_ceil(512);
+    let bytes = superblock.seal()[..].to_vec();
+    device.overwrite(SUPERBLOCK_SECTOR..end, Content::Data(bytes.into_boxed_slice().into()));
+}
+
+fn renamed(former: &BackingSuperblock, uuid: Uuid, device_sectors: u64) -> BackingSuperblock {
+    let superblock = BackingSuperblock::format(bcached_format::BackingFormat {
+        uuid,
+        set_uuid: former.set_uuid(),
+        block_sectors: u16::try_from(former.block_sectors()).expect("blocks are small"),
+        // Nobody reads that of a backing device.
+        bucket_sectors: 128,
+        data_offset: None,
+        cache_mode: former.cache_mode(),
+        device_sectors,
+    });
+    let superblock = superblock.expect("as it was made");
+    assert_eq!(superblock.state(), BackingState::None, "nobody's");
+    superblock
+}
