@@ -75,6 +75,13 @@ struct Level {
     freed: u64,
 }
 
+impl Level {
+    /// What is left of the band when the pace has sunk to the lasting one.
+    const fn landing(&self) -> u64 {
+        self.band / 4 * 3
+    }
+}
+
 impl Room {
     /// Looks at the counters, and sets the pace anew; false if the last look was a moment ago.
     fn sample(&mut self, now: Time, level: Level) -> bool {
@@ -104,9 +111,10 @@ impl Room {
     /// The pace from now on, after `passed`: `None` if there is so much room that there need be none. Clients had `rate` of late.
     fn limit(&self, level: Level, rate: u64, passed: Duration) -> Option<u64> {
         let lasting = self.lasting(level);
-        let Some(above) = level.left.checked_sub(level.band).filter(|above| *above > 0) else {
+        let above = level.left.saturating_sub(level.landing());
+        if above == 0 {
             return Some(lasting);
-        };
+        }
         // What is let in above the lasting pace while the pace sinks to it; of what lies above the band half, if that is too much.
         let most = level.whole.saturating_sub(level.band) / 2;
         let lets_in =
@@ -132,14 +140,14 @@ impl Room {
         let sustained = cleaned.max(u128::from(EXPECTED)) * rewrites / 100;
         let [band, left] = [level.band.max(1), level.left.min(level.band)].map(u128::from);
         let last = band.div_ceil(u128::from(LAST_PART));
-        let lasting = sustained * 3 * (band + left) / (4 * band) * left.min(last) / last;
+        let lasting = sustained * (7 * band + 6 * left) / (8 * band) * left.min(last) / last;
         u64::try_from(lasting).unwrap_or(u64::MAX)
     }
 
     /// When a write of `sectors` may begin; `None` if there is no limit now.
     fn turn(&mut self, now: Time, sectors: u64, level: Level) -> Option<Time> {
         self.admitted += sectors;
-        if level.left <= level.band {
+        if level.left <= level.landing() {
             // A small cache is full before the counters are looked at again.
             self.pace = Some(self.lasting(level));
             self.limited = Some(now);
@@ -288,21 +296,25 @@ mod tests {
         }
         let last = limited[limited.len() - 1];
         assert!(last.abs_diff(30_000) < 3000, "{last}");
-        assert!(left > BAND / 4, "{left}");
+        assert!(left > BAND / 5, "{left}");
     }
 
     #[test]
     fn room_that_is_left_makes_the_pace_faster_and_the_last_of_it_is_kept() {
         let mut room = Room { rates: [40_000; 3], ..Room::default() };
         let lasting = |room: &Room, left| room.lasting(level(left, 0, WHOLE - left));
-        assert_eq!(lasting(&room, BAND), 60_000);
-        assert_eq!(lasting(&room, BAND / 2), 45_000);
+        assert_eq!(lasting(&room, BAND), 65_000);
+        assert_eq!(lasting(&room, BAND / 2), 50_000);
         assert!(lasting(&room, BAND / 16) < 15_000, "{}", lasting(&room, BAND / 16));
         assert_eq!(lasting(&room, 0), 0);
         room.rates = [60_000, 40_000, 40_000];
-        assert_eq!(lasting(&room, BAND / 2), 67_500, "what is written over takes no room for long");
+        assert_eq!(lasting(&room, BAND / 2), 75_000, "what is written over takes no room for long");
         room.rates = [0; 3];
-        assert_eq!(lasting(&room, BAND / 3), EXPECTED, "before anything was written back a disk is expected");
+        assert_eq!(
+            lasting(&room, BAND / 2),
+            EXPECTED * 5 / 4,
+            "before anything was written back a disk is expected"
+        );
     }
 
     #[test]
