@@ -68,7 +68,7 @@ pub enum Work {
 
 impl Planned {
     /// Of which nothing is to be done.
-    fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
+    pub fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
         Self {
             verb,
             name: name.to_owned(),
@@ -170,7 +170,11 @@ impl Supervisor {
     }
 
     /// The engine that serves the volume, and what it says of it now.
-    fn engine_and_info(&self, entry: &VolumeEntry, verb: Verb) -> Result<(Engine, VolumeInfo), Failure> {
+    pub(super) fn engine_and_info(
+        &self,
+        entry: &VolumeEntry,
+        verb: Verb,
+    ) -> Result<(Engine, VolumeInfo), Failure> {
         let name = entry.display_name();
         let VolumeState::Served(served) = &entry.state else {
             let why = match &entry.state {
@@ -356,6 +360,8 @@ impl Supervisor {
             Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove | Verb::Stop => None,
+            // It had gone without its cache, and is to have it.
+            Verb::Attach if job.volume().is_some_and(|volume| self.stays_without(volume)) => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
             Verb::Attach => Some(Some(NO_CACHE.to_owned())),
             Verb::Detach => Some(job.before.wanted.clone()),

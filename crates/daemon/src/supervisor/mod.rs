@@ -38,6 +38,7 @@ mod table;
 mod tests;
 mod told;
 mod volumes;
+mod without;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
@@ -260,6 +261,7 @@ impl Supervisor {
             self.look_after_moves();
             self.look_after_returns();
             self.go_on_replacing();
+            self.take_caches_back();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
