@@ -98,6 +98,17 @@ impl Pump {
                     env.spawn(async move { answer(set.ages().await) });
                 }
             }
+            Command::Nodes(wanted, answer) => match keeper.main() {
+                Ok(set) => env.spawn(async move {
+                    let has = set.set_node_budget(wanted).await.ok();
+                    if let Some(has) = has {
+                        // Also when it is opened again.
+                        keeper.inner().recipe.options.borrow_mut().node_budget_bytes = has;
+                    }
+                    answer(has);
+                }),
+                Err(_) => answer(None),
+            },
             Command::Do(work) => {
                 // The same.
                 if let Ok(set) = keeper.main() {

@@ -20,6 +20,7 @@ mod health;
 mod import;
 mod jobs;
 mod label;
+mod memory;
 mod numbers;
 mod options;
 mod owner;
@@ -103,6 +104,8 @@ enum Event {
     Moved(u64, usize, Box<Result<Added, Error>>),
     /// An engine has taken up the backing device of a volume that has come back, or says why not.
     Returned(usize, Box<Result<Option<Error>, Error>>),
+    /// The engine of this cache has so much memory for nodes from now on, or as much as before.
+    NodesChanged(usize, Option<usize>),
 }
 
 /// Where the daemon is in its life.
@@ -262,6 +265,7 @@ impl Supervisor {
             self.look_after_returns();
             self.go_on_replacing();
             self.take_caches_back();
+            self.divide_memory();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
@@ -289,6 +293,7 @@ impl Supervisor {
                 Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
+                Ok(Event::NodesChanged(index, has)) => self.nodes_changed(index, has),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }

@@ -6,6 +6,7 @@ use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::{Configured, Layers};
+use crate::supervisor::memory::Nodes;
 use crate::supervisor::reasons;
 use crate::supervisor::without::{self, Lack};
 use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
@@ -58,6 +59,8 @@ pub struct CacheEntry {
     /// What its superblock says, once seen.
     pub kept: Option<Settings>,
     pub state: CacheState,
+    /// What its engine has for nodes.
+    pub nodes: Nodes,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
     /// Why it discards nothing, as the log was told.
@@ -457,6 +460,7 @@ impl CacheEntry {
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),
             kept: None,
+            nodes: Nodes::default(),
             failure_logged: false,
             no_discard_logged: None,
             failing_logged: false,

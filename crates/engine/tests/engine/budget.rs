@@ -188,3 +188,50 @@ fn the_least_budget_suffices_and_less_is_refused() {
         set.stop().await.expect("it stops");
     });
 }
+
+/// Another cache needs some of the memory, and gives it back later: requests go on meanwhile, and no byte more is used than there is
+/// at each moment, which the node cache asserts.
+#[test]
+fn memory_is_given_up_and_taken_back_under_requests() {
+    const SPAN: u64 = 12_000;
+    const BUDGET: usize = 2 << 20;
+    let sizes = Sizes { block: 4, bucket: 8, buckets: 8_000, backing: SPAN * BLOCK + 64 };
+    let mut rig = Rig::new(sizes, 3);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options(BUDGET)).await.expect("a sound set");
+        let resizing = set.clone();
+        let done = Rc::new(RefCell::new(Vec::new()));
+        let heard = Rc::clone(&done);
+        env.spawn(async move {
+            // Less than any tree needs: as little as this one does.
+            for wanted in [BUDGET / 2, 0, BUDGET, 1, BUDGET + 7] {
+                let has = resizing.set_node_budget(wanted).await.expect("it works");
+                let status = resizing.status();
+                assert!(
+                    status.node_bytes <= has as u64 && status.node_budget_bytes == has as u64,
+                    "{status:?}"
+                );
+                heard.borrow_mut().push(has);
+            }
+        });
+        let worker = set.clone();
+        in_flight(&env, SPAN, DEPTH, move |number| {
+            let (set, block) = (worker.clone(), number * 7_919 % SPAN);
+            async move {
+                write(&set, volume, block).await;
+                assert_eq!(read(&set, volume, block * BLOCK).await, content(block));
+            }
+        })
+        .await;
+        set.assert_invariants();
+        let done = done.borrow().clone();
+        assert_eq!((done.len(), done[0], done[2], done[4]), (5, BUDGET / 2, BUDGET, BUDGET + 7), "{done:?}");
+        let least = node_budget_min(8, set.status().tree_depth);
+        assert!(done[1] >= node_budget_min(8, 0) && done[1] < 2 * least, "{done:?}, {least}");
+        // All tickets are there again: as many as fit are taken at once.
+        for block in 0..SPAN {
+            assert_eq!(read(&set, volume, block * BLOCK).await, content(block));
+        }
+        set.stop().await.expect("it stops");
+    });
+}
