@@ -30,7 +30,7 @@ impl Site {
             assert_eq!(bcached(&["make", "--writeback", "-B", backing]).exit, 0);
         }
         images.configure(&format!(
-            "version = 1\n[cache.fast]\ndevice = {cache:?}\n[defaults]\nwait = \"1s\"\nwriteback_running = false\n\
+            "version = 1\n[cache.fast]\ndevice = {cache:?}\ncongested_write_threshold_us = 0\n[defaults]\nwait = \"1s\"\nwriteback_running = false\n\
              [volume.media]\nbacking = {media:?}\n[volume.pond]\nbacking = {pond:?}\n"
         ));
         let away = images.path("unplugged");

@@ -4,6 +4,7 @@
 //! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
+mod blockers;
 mod caches;
 mod change;
 mod claims;

@@ -52,7 +52,8 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
         return missing_cache(superblock, cache);
     }
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
-    Failure { what: format!("its cache{cache} is in use").into(), ..reason.clone() }
+    let next = reason.next.as_deref().unwrap_or("it is taken up when it is given up").into();
+    Failure { what: format!("its cache{cache} is in use").into(), next: Some(next), ..reason.clone() }
 }
 
 /// No cache for the volume with `superblock` is among those that are served.
