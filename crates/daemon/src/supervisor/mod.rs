@@ -122,6 +122,8 @@ struct Shared {
     phase: Phase,
     table: Table,
     jobs: jobs::Jobs,
+    /// How long a stop waits for users.
+    stop_timeout: Duration,
     /// Volumes that go from one engine to another at this moment.
     moves: BTreeMap<usize, cycle::Moving>,
 }
@@ -176,8 +178,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let (stops, ending, timeout) =
-        (Arc::clone(&nbd), supervisor.ending.clone(), supervisor.config.stop_timeout);
+    let (stops, ending) = (Arc::clone(&nbd), supervisor.ending.clone());
     control
         .start(Handlers {
             status: report::status_of(Arc::clone(&shared), nbd, supervisor.started),
@@ -190,7 +191,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
-            stop: ending::stop(shared, stops, ending.clone(), timeout, supervisor.sender.clone()),
+            stop: ending::stop(shared, stops, ending.clone(), supervisor.sender.clone()),
             stopped: ending::stopped(ending),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
@@ -209,7 +210,7 @@ impl Supervisor {
         let (sender, events) = mpsc::channel();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
         let table = Table::of(&config, strict);
-        let is_machines = line.config.is_none();
+        let (is_machines, stop_timeout) = (line.config.is_none(), config.stop_timeout);
         let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };
         Self {
             line,
@@ -228,6 +229,7 @@ impl Supervisor {
                 phase: Phase::Starting,
                 table,
                 jobs: jobs::Jobs::default(),
+                stop_timeout,
                 moves: BTreeMap::new(),
             })),
             exports: ExportTable::new(),
@@ -379,15 +381,18 @@ impl Supervisor {
         match loaded {
             Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
             Ok(config) => {
+                for told in self.not_reloaded(&config) {
+                    tracing::warn!(event = "reload-kept", "{told}");
+                }
                 let gone: BTreeSet<_> = self.shared().table.adopt(&config);
                 for name in gone {
                     tracing::warn!(event = "reload-kept", "{name} is served until the next start");
                 }
                 warn_of(&config);
-                if config.metrics != self.config.metrics {
-                    tracing::warn!(event = "reload-kept", "`metrics` is as it was until the next start");
-                }
-                self.config = config;
+                self.shared().stop_timeout = config.stop_timeout;
+                // The rest is what runs.
+                let Config { control, memory_bytes, listen, metrics, .. } = self.config.clone();
+                self.config = Config { control, memory_bytes, listen, metrics, ..config };
                 self.name_exports();
                 self.apply_options();
                 let volumes = self.shared().table.volumes.len();
