@@ -1,8 +1,10 @@
 //! More or less memory for nodes, while the set is served.
 //!
-//! Memory is given up as an attempt takes it: a ticket, then what a node may take, set aside; then both are gone for good. One node
-//! at a time, so nobody who waits for tickets in between waits for longer than for any attempt.
+//! Memory is given up as an attempt takes it: tickets, then what their nodes may take, set aside; then both are gone for good. A quarter
+//! at a time: who waits for tickets behind that waits for those who hold some to end, and there are enough for others meanwhile; node by
+//! node it would stand in line behind all requests as often as there are nodes.
 
+use crate::btree::budget::node_budget_min;
 use crate::btree::load;
 use crate::error::Error;
 use crate::set::CacheSet;
@@ -43,8 +45,10 @@ impl CacheSet {
         if shares.budget <= wanted {
             return None;
         }
-        let upto = shares.budget.saturating_sub(shares.node_bytes).max(wanted);
-        let less = shares.with_budget(upto, self.with(|s| s.root.level)).ok()?;
+        let level = self.with(|s| s.root.level);
+        let upto =
+            (shares.budget - shares.budget / 4).max(wanted).max(node_budget_min(shares.node_sectors, level));
+        let less = shares.with_budget(upto, level).ok().filter(|less| less.budget < shares.budget)?;
         Some((upto, shares.tickets - less.tickets))
     }
 }
