@@ -254,7 +254,8 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
             shown = shown.with_progress(dirty, milliseconds);
         }
         let told = blockers::of(&lock(shared).table, (job.verb, &job.subject), &status);
-        shown.blocked_by = told.or_else(|| job.blocked.clone());
+        // What the loop has found is about this work alone.
+        shown.blocked_by = job.blocked.clone().or(told);
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());
     }
