@@ -263,12 +263,7 @@ impl Supervisor {
             self.announce_if_ready();
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
-            self.apply_options();
-            self.look_after_moves();
-            self.look_after_returns();
-            self.go_on_replacing();
-            self.take_caches_back();
-            self.divide_memory();
+            self.look_after_all();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
@@ -302,6 +297,16 @@ impl Supervisor {
             }
             self.advance()?;
         }
+    }
+
+    /// What may be due after whatever has happened.
+    fn look_after_all(&mut self) {
+        self.apply_options();
+        self.look_after_moves();
+        self.look_after_returns();
+        self.go_on_replacing();
+        self.take_caches_back();
+        self.divide_memory();
     }
 
     /// Takes every step that can be taken now.
