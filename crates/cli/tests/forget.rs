@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires};
+use common::{
+    Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, run, tool,
+};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -187,6 +189,43 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
         volume["reason"].as_str().is_some_and(|why| why.contains("the set does not know it")),
         "{volume}"
     );
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}
+
+/// Who thinks better of it in time has lost nothing; afterwards it is told that it is too late.
+#[test]
+fn a_forget_can_be_cancelled_before_anything_is_given_up() {
+    if !requires("nbdcopy") || !requires("mkfifo") {
+        return;
+    }
+    use std::io::Read as _;
+    let (site, uuid) = orphaned();
+    let daemon = site.start();
+    let list = site.images.path("list.json");
+    let words = ["forget", &uuid, "--accept-loss", "2M", "--lost-ranges", list.to_str().expect("text")];
+    // It is written under this name first: whoever opens that waits for a reader.
+    let pipe = site.images.path("list.new");
+    assert_eq!(run(tool("mkfifo").arg(&pipe)).exit, 0);
+    let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));
+    let number = job["id"].to_string();
+    let listed = done(&daemon, &["list"]);
+    assert!(listed.contains("media: forget, 0% given up, 2 MiB dirty"), "{listed}");
+    let cancelled = std::thread::scope(|scope| {
+        let cancel = scope.spawn(|| ask(&daemon, &["cancel", &number]));
+        daemon.wait_for("it is to be cancelled", |_| daemon.log().contains("event=job-cancel"));
+        let mut head = String::new();
+        std::fs::File::open(&pipe)
+            .and_then(|mut pipe| pipe.read_to_string(&mut head))
+            .expect("it is written");
+        cancel.join().expect("no panic")
+    });
+    let is_told = cancelled.out.starts_with("media: forget was cancelled\n");
+    assert_eq!((cancelled.exit, is_told), (0, true), "{cancelled:?}");
+    assert!(!list.exists() && !pipe.exists(), "there is no list of what was not lost");
+    assert_eq!(daemon.status()["caches"][0]["unserved"][0]["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
+    done(&daemon, &words);
+    assert!(list.exists());
     assert_eq!(daemon.stop().0, 0);
     site.check();
 }

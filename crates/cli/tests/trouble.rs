@@ -143,6 +143,30 @@ fn what_is_waited_for_is_named() {
     assert_eq!(log.matches("volume gone is waited for").count(), 1, "told once: {log}");
 }
 
+/// The first line that its full file system did not take ended the daemon.
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    let images = Images::new();
+    let (cache, backing) = set(&images);
+    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
+    let before = daemon.log();
+    daemon.fail_writes_beyond(before.len() as u64);
+    for percent in ["11", "12", "13"] {
+        let option = format!("writeback_percent={percent}");
+        let set = bcached(&["set", "tank", &option, "--runtime", "--control", daemon.control()]);
+        assert_eq!(set.exit, 0, "{set:?}");
+    }
+    assert_eq!(daemon.log(), before, "nothing could be written");
+    daemon.writes_succeed();
+    assert_eq!(
+        bcached(&["set", "tank", "writeback_percent=14", "--runtime", "--control", daemon.control()]).exit,
+        0
+    );
+    daemon.wait_for("it is written again", |_| daemon.log().contains("writeback_percent=14"));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
 /// A volume that refuses writes was "served" like any other.
 #[test]
 fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {

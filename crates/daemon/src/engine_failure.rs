@@ -30,6 +30,12 @@ pub fn of_note(error: &NoteError) -> Failure {
     }
 }
 
+/// It has not answered in time.
+pub fn silent(name: &str) -> Failure {
+    Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"))
+        .next("`bcached status` says which device does not answer; ask again")
+}
+
 /// True if the file system below a file, or the pool below a volume, has no room for a write.
 pub fn is_full(error: &Error) -> bool {
     match error {

@@ -20,6 +20,8 @@ pub fn init() {
     // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
     let lines = Lines { priorities: std::env::var_os("JOURNAL_STREAM").is_some() };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written (its file system is full) would be told of on the same standard error, by a panic.
+    let builder = builder.log_internal_errors(false);
     let _already = builder.event_format(lines).finish().with(Keeper).try_init();
 }
 

@@ -12,7 +12,8 @@ use core::time::Duration;
 /// Options of a cache set. What says so is taken once, when the set is opened; all others can be changed while it runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused. Taken once.
+    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused. To change it
+    /// later: [`crate::CacheSet::set_node_budget`].
     pub node_budget_bytes: usize,
     /// Buckets kept free for the next start, so that it need not wait for the walk of the tree; 0: none. `None`: as many as fit the
     /// size of the device. Taken once.

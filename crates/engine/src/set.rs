@@ -93,7 +93,9 @@ pub(crate) struct Inner {
     /// Nodes that may be held across waits, see `btree::budget`.
     pub(crate) tickets: Semaphore,
     /// How the memory for nodes is shared.
-    pub(crate) shares: Shares,
+    pub(crate) shares: Cell<Shares>,
+    /// One change of that at a time.
+    pub(crate) resizing: Semaphore,
     /// One change of the tree's shape at a time.
     pub(crate) structure: Semaphore,
     /// One write of the priorities or the uuid table at a time.

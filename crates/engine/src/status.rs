@@ -227,6 +227,10 @@ impl CacheSet {
         self.with(|s| {
             s.check_invariants();
             s.nodes.check_invariants();
+            let shares = self.inner.shares.get();
+            assert_eq!(s.nodes.budget(), shares.budget, "there is as much memory as was shared out");
+            let tickets = self.inner.tickets.available();
+            assert!(tickets <= shares.tickets, "{tickets} tickets for memory for {}", shares.tickets);
             let open = s.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Open).count();
             assert_eq!(open, s.open.count(), "open buckets are known");
         });

@@ -90,6 +90,11 @@ impl Semaphore {
         Acquire { inner: Rc::clone(&self.inner), count, ticket: None }
     }
 
+    /// From now on there are `count` permits more.
+    pub fn add(&self, count: usize) {
+        drop(Permit { inner: Rc::clone(&self.inner), count });
+    }
+
     /// Takes `count` permits if they are free and nobody waits.
     #[must_use]
     pub fn try_acquire(&self, count: usize) -> Option<Permit> {
@@ -106,6 +111,13 @@ impl Semaphore {
 pub struct Permit {
     inner: Rc<Inner>,
     count: usize,
+}
+
+impl Permit {
+    /// From now on there are so many permits less.
+    pub fn retire(mut self) {
+        self.count = 0;
+    }
 }
 
 impl Drop for Permit {

@@ -321,7 +321,7 @@ impl<'a> Watch<'a> {
 fn time_limit(jobs: &[Job]) -> Failure {
     let running: Vec<_> = jobs.iter().filter(|job| job.state == State::Running).collect();
     let lines: Vec<_> = running.iter().map(|job| job.progress_text()).collect();
-    let can_be = running.iter().filter(|job| job.verb != Verb::Release);
+    let can_be = running.iter().filter(|job| job.verb.can_be_cancelled());
     let cancels: Vec<_> = can_be.filter_map(|job| Some(format!("`bcached cancel {}`", job.id?))).collect();
     let next = match cancels.as_slice() {
         [] => "ask again to wait for it".to_owned(),
@@ -352,8 +352,11 @@ impl Told {
         let _unread = if is_terminal {
             if !std::mem::replace(&mut self.has_hint, true) {
                 let id = job.id.unwrap_or_default();
-                let _unread =
-                    writeln!(out, "job {id}; Ctrl-C leaves it running, `bcached cancel {id}` gives it up");
+                let cancel = match job.verb.can_be_cancelled() {
+                    true => format!(", `bcached cancel {id}` gives it up"),
+                    false => String::new(),
+                };
+                let _unread = writeln!(out, "job {id}; Ctrl-C leaves it running{cancel}");
             }
             self.has_line = true;
             write!(out, "\r\x1b[K{}", job.progress_text()).and_then(|()| out.flush())

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
 use bcached_daemon::control::client;
+use bcached_daemon::control::jobs::Job;
 use bcached_daemon::control::status::{Cache, Status, Volume};
 use bcached_daemon::sizes::human;
 use serde::Serialize;
@@ -13,7 +14,13 @@ pub fn run(flags: &flags::List) -> Result<Report, Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let caches = status.caches.iter().map(Line::of_cache);
     let volumes = status.volumes.iter().map(Line::of_volume);
-    Report::of(&List { entries: caches.chain(volumes).collect() })
+    let mut entries: Vec<Line> = caches.chain(volumes).collect();
+    for entry in &mut entries {
+        let jobs = status.jobs.iter().filter(|job| job.volume == entry.name);
+        let work: Vec<_> = jobs.map(Job::progress_text).collect();
+        entry.work = (!work.is_empty()).then(|| work.join("; "));
+    }
+    Report::of(&List { entries })
 }
 
 #[derive(Serialize)]
@@ -42,6 +49,9 @@ struct Line {
     device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<String>,
+    /// What goes on there, how far it is, and what keeps it from going on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    work: Option<String>,
 }
 
 impl Line {
@@ -58,6 +68,7 @@ impl Line {
             flash_only: false,
             device: Some(cache.device.clone()),
             uuid: counts.map(|counts| counts.set_uuid.clone()),
+            work: None,
         }
     }
 
@@ -74,6 +85,7 @@ impl Line {
             flash_only: facts.is_some_and(|facts| facts.flash_only),
             device: volume.backing.clone(),
             uuid: facts.map(|facts| facts.uuid.clone()),
+            work: None,
         }
     }
 
@@ -105,6 +117,7 @@ impl Show for List {
             let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
             format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
         };
-        rows.iter().map(line).collect()
+        let work = self.entries.iter().filter_map(|entry| Some(format!("{}\n", entry.work.as_ref()?)));
+        rows.iter().map(line).chain(work).collect()
     }
 }

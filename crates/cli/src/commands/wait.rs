@@ -5,6 +5,7 @@ use crate::flags::{self, WaitFor};
 use crate::output::{Report, Show};
 use bcached_daemon::config;
 use bcached_daemon::control::client;
+use bcached_daemon::control::jobs::Job;
 use bcached_daemon::control::status::{Status, Volume};
 use bcached_daemon::names::refusal;
 use std::thread;
@@ -19,32 +20,43 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     loop {
-        let volume = look(flags)?;
+        let (volume, work) = look(flags)?;
         let reason = volume.reason.clone().unwrap_or_default();
         if is_as_wanted(&volume, flags.wanted) {
             return Report::of(&Waited { volume });
         }
         if volume.backing.is_none() && volume.facts.is_some() {
             return Err(Failure::new(Kind::No, format!("{} is not going to be", volume.name))
-                .why("it lives on its cache alone"));
+                .why("it lives on its cache alone")
+                .next("`bcached remove` and `bcached forget` delete it"));
         }
         if volume.state == "failed" || volume.state == "stopped" {
-            return Err(Failure::new(Kind::No, format!("{} is not served", volume.name)).why(reason));
+            let next = match volume.state == "failed" {
+                true => format!("mend that and start anew, or `bcached remove {}`", volume.name),
+                false => format!("`bcached add {}` serves it again", volume.name),
+            };
+            let failure = Failure::new(Kind::No, format!("{} is not served", volume.name));
+            return Err(failure.why(reason).next(next));
         }
         if until.is_some_and(|until| Instant::now() >= until) {
             return Err(Failure::new(Kind::TimeLimit, format!("{} is not as wanted yet", volume.name))
-                .why(volume.line()));
+                .why(std::iter::once(volume.line()).chain(work).collect::<Vec<_>>().join("; "))
+                .next("wait again; `bcached status` says what it waits for"));
         }
         thread::sleep(LOOK);
     }
 }
 
-fn look(flags: &flags::Wait) -> Result<Volume, Failure> {
+/// The volume, and what goes on on it.
+fn look(flags: &flags::Wait) -> Result<(Volume, Vec<String>), Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let names: Vec<_> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
-    status.volume(&flags.volume).map_err(|meant| {
+    let jobs = status.jobs.clone();
+    let volume = status.volume(&flags.volume).map_err(|meant| {
         refusal(&flags.volume, meant.iter().map(String::as_str), names.iter().map(String::as_str))
-    })
+    })?;
+    let work = jobs.iter().filter(|job| job.volume == volume.name).map(Job::progress_text).collect();
+    Ok((volume, work))
 }
 
 fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {

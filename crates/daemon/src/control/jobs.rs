@@ -37,6 +37,14 @@ pub enum Verb {
     Import,
 }
 
+impl Verb {
+    /// It can be given up while it goes on. The others end soon, or cannot be left half done.
+    #[must_use]
+    pub const fn can_be_cancelled(self) -> bool {
+        matches!(self, Self::Flush | Self::Detach | Self::Forget | Self::Shrink | Self::Replace)
+    }
+}
+
 impl fmt::Display for Verb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

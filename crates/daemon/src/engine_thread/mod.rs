@@ -164,6 +164,8 @@ enum Command {
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     Cancel(u64),
     Under(VolumeId, Answer<Option<Under>>),
+    /// So much memory for nodes; the answer is how much it is then, `None` as much as before.
+    Nodes(usize, Answer<Option<usize>>),
     /// Something short, or that begins a task.
     Do(Do),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
@@ -374,6 +376,11 @@ impl Engine {
     /// Changes all of a volume's options.
     pub fn set_options(&self, volume: VolumeId, options: VolumeOptions, answer: Answer<Result<(), Error>>) {
         self.send(Command::SetOptions(volume, options, answer));
+    }
+
+    /// Gives the set's nodes so much memory, or takes as much of it as they can do without; how much it is then. `None`: as before.
+    pub fn set_node_budget(&self, wanted: usize, answer: Answer<Option<usize>>) {
+        self.send(Command::Nodes(wanted, answer));
     }
 
     /// Changes options of the set.

@@ -98,6 +98,7 @@ impl Pump {
                     env.spawn(async move { answer(set.ages().await) });
                 }
             }
+            Command::Nodes(wanted, answer) => set_node_budget(keeper, &env, wanted, answer),
             Command::Do(work) => {
                 // The same.
                 if let Ok(set) = keeper.main() {
@@ -186,6 +187,18 @@ impl Pump {
         }
         answer(stopped);
     }
+}
+
+/// So much memory for nodes, also when the set is opened again.
+fn set_node_budget(keeper: Keeper, env: &Env, wanted: usize, answer: Answer<Option<usize>>) {
+    let Ok(set) = keeper.main() else { return answer(None) };
+    env.spawn(async move {
+        let has = set.set_node_budget(wanted).await.ok();
+        if let Some(has) = has {
+            keeper.inner().recipe.options.borrow_mut().node_budget_bytes = has;
+        }
+        answer(has);
+    });
 }
 
 /// How long a device that was given up may take to be let go by the driver.

@@ -1,5 +1,6 @@
 //! Caches: from a name to a device, an engine, an open set; and what becomes of it.
 
+use super::memory::Nodes;
 use super::options::Done;
 use super::patience::Unopened;
 use super::steps::Unserved;
@@ -33,13 +34,22 @@ impl Supervisor {
                 CacheState::Waiting(failure)
             }
             Err(Unopened::Failed(failure)) => CacheState::Failed(failure),
-            Ok(cache) => self.start_engine(index, cache).unwrap_or_else(CacheState::Failed),
+            Ok(cache) => {
+                let Some(nodes) = self.nodes_for(index) else {
+                    let waits = Failure::new(Kind::InUse, "memory for its index is not free yet")
+                        .why("other caches give some of theirs up for it")
+                        .next("it is opened when they have");
+                    self.shared().table.caches[index].state = CacheState::Waiting(waits);
+                    return self.slow_caches.keep(&device, cache);
+                };
+                self.start_engine(index, cache, nodes).unwrap_or_else(CacheState::Failed)
+            }
         };
         self.shared().table.set_cache(index, state);
     }
 
     /// Gives the device to an engine of its own, which opens the set on it.
-    fn start_engine(&self, index: usize, cache: CacheDevice) -> Result<CacheState, Failure> {
+    fn start_engine(&self, index: usize, cache: CacheDevice, nodes: usize) -> Result<CacheState, Failure> {
         let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
         let name = self.shared().table.name_cache(index, label, set);
         let superblock = &cache.superblock;
@@ -50,7 +60,7 @@ impl Supervisor {
             entry.kept = Some(Settings { discard: Some(discard), replacement: Some(replacement) });
         }
         let note = notes::of_set(&self.notes, set)?;
-        let options = self.engine_options(index);
+        let options = self.engine_options(index, nodes);
         let progress = Arc::clone(&options.opening);
         let start = Start { device: cache.device, set_uuid: set, note: Some(note), options };
         self.start_thread(index, &name, start, progress)
@@ -97,16 +107,14 @@ impl Supervisor {
         Err(Unserved::Waits(reasons::its_cache_opens()))
     }
 
-    /// What is said of the cache. Half of the memory is for nodes, shared among the sets; the rest is for requests and what
-    /// surrounds them.
-    fn engine_options(&self, index: usize) -> Options {
-        let share = self.config.memory_bytes / 2 / (self.config.caches.len().max(1) as u64);
-        let node_budget_bytes = usize::try_from(share).unwrap_or(usize::MAX);
+    /// What is said of the cache, with so much memory for its nodes.
+    fn engine_options(&self, index: usize, node_budget_bytes: usize) -> Options {
         let mut options = Options { node_budget_bytes, ..Options::default() };
         let mut shared = self.shared();
         let entry = &mut shared.table.caches[index];
         entry.options.apply_to_cache(&mut options);
         entry.told = entry.options.clone();
+        entry.nodes = Nodes::of(node_budget_bytes);
         options
     }
 

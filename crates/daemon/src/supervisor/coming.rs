@@ -74,6 +74,7 @@ impl Supervisor {
             let mut shared = self.shared();
             let entry = &mut shared.table.volumes[volume];
             entry.state = if is_stopped { VolumeState::Stopped } else { VolumeState::Removed };
+            entry.lack = None;
             entry.clone()
         };
         let name = entry.display_name();

@@ -68,7 +68,7 @@ pub enum Work {
 
 impl Planned {
     /// Of which nothing is to be done.
-    fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
+    pub fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
         Self {
             verb,
             name: name.to_owned(),
@@ -118,13 +118,19 @@ impl Supervisor {
             let running = running.map(|(number, job)| (number, job.verb, job.dirty_at_start));
             (shared.table.volumes.get(volume).cloned(), running)
         };
-        let entry = entry.ok_or_else(|| Failure::new(Kind::UnknownName, "it is gone"))?;
+        let entry = entry.ok_or_else(|| {
+            Failure::new(Kind::UnknownName, "it is gone").next("`bcached list` shows what there is")
+        })?;
         let name = entry.display_name();
         if let Some((number, verb, dirty)) = running {
             if verb != begin.verb {
+                let next = match verb.can_be_cancelled() {
+                    true => format!("wait for it, or `bcached cancel {number}`"),
+                    false => "wait for it: `bcached status` shows it until it has ended".to_owned(),
+                };
                 return Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
                     .why(format!("{verb} goes on there (job {number})"))
-                    .next(format!("wait for it, or `bcached cancel {number}`")));
+                    .next(next));
             }
             return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
         }
@@ -170,29 +176,27 @@ impl Supervisor {
     }
 
     /// The engine that serves the volume, and what it says of it now.
-    fn engine_and_info(&self, entry: &VolumeEntry, verb: Verb) -> Result<(Engine, VolumeInfo), Failure> {
+    pub(super) fn engine_and_info(
+        &self,
+        entry: &VolumeEntry,
+        verb: Verb,
+    ) -> Result<(Engine, VolumeInfo), Failure> {
         let name = entry.display_name();
         let VolumeState::Served(served) = &entry.state else {
-            let why = match &entry.state {
-                VolumeState::Waiting(failure) | VolumeState::Failed(failure) => failure.to_string(),
-                VolumeState::Stopped => {
-                    return Err(Failure::new(Kind::NotFound, format!("{name} is not served"))
-                        .why("somebody has stopped it")
-                        .next(format!("`bcached add {name}` serves it again")));
-                }
-                _ => "its cache takes it up at this moment".to_owned(),
-            };
-            return Err(Failure::new(Kind::NotFound, format!("{name} is not served")).why(why));
+            return Err(not_served(entry));
         };
         if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop) {
             return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
-                .why("there is no device behind it that its data could go to"));
+                .why("there is no device behind it that its data could go to")
+                .next(format!(
+                    "copy it elsewhere; `bcached remove {name}` and `bcached forget {name}` delete it"
+                )));
         }
         let engine = entry.cache.and_then(|index| match &self.shared().table.caches.get(index)?.state {
             CacheState::Open { engine, .. } => Some(engine.clone()),
             _ => None,
         });
-        let silent = || Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"));
+        let silent = || engine_failure::silent(name);
         let engine = engine.ok_or_else(silent)?;
         let status = engine.status().ok_or_else(silent)?;
         let now = status.volumes.into_iter().find(|now| now.id == served.id).ok_or_else(silent)?;
@@ -356,6 +360,8 @@ impl Supervisor {
             Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove | Verb::Stop => None,
+            // It had gone without its cache, and is to have it.
+            Verb::Attach if job.volume().is_some_and(|volume| self.stays_without(volume)) => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
             Verb::Attach => Some(Some(NO_CACHE.to_owned())),
             Verb::Detach => Some(job.before.wanted.clone()),
@@ -566,5 +572,26 @@ impl Supervisor {
         self.apply_cache_mode(volume, Done::nobody());
         self.give_up_the_rest(volume);
         self.leave_unwanted_cache(volume);
+    }
+}
+
+/// Nobody serves the volume: why, and what can be done.
+pub fn not_served(entry: &VolumeEntry) -> Failure {
+    let name = entry.display_name();
+    let failure = Failure::new(Kind::NotFound, format!("{name} is not served"));
+    match &entry.state {
+        VolumeState::Waiting(reason) | VolumeState::Failed(reason) => {
+            let next = reason.next.as_deref().unwrap_or("mend that, or `bcached remove` it").to_owned();
+            failure.why(Failure { next: None, ..reason.clone() }.to_string()).next(next)
+        }
+        VolumeState::Stopped => {
+            failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))
+        }
+        VolumeState::Removed => {
+            failure.why("somebody has removed it").next(format!("`bcached add {name}` serves it again"))
+        }
+        VolumeState::Served(_) | VolumeState::Attaching => {
+            failure.why("its cache takes it up at this moment").next("ask again in a moment")
+        }
     }
 }

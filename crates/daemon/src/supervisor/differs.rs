@@ -9,6 +9,7 @@ use crate::control::AskDifferences;
 use crate::control::differences::{Difference, Differences};
 use crate::failure::{Failure, Kind};
 use crate::options::layers::Layers;
+use crate::options::value::Value;
 use crate::options::{OPTIONS, Place};
 use crate::sizes::typed;
 use std::sync::mpsc::{self, Sender};
@@ -21,6 +22,9 @@ const LIMIT: Duration = Duration::from_secs(8);
 pub type Answer = Sender<Result<Differences, Failure>>;
 
 const RESTART: &str = "the next start";
+const OF_DEVICE: &str = "the next start; `bcached replace` moves its volumes to another device now";
+const OF_CACHE: &str = "the next start, or `bcached attach` and `detach`";
+const OF_SIZE: &str = "the next start, or `bcached grow` and `shrink`";
 const RELOAD: &str = "a reload, or the next start";
 
 /// What the control thread calls.
@@ -46,16 +50,39 @@ impl Supervisor {
             return Err(Failure::new(Kind::Usage, "there is nothing to compare")
                 .why("the daemon serves devices of its command line, without a configuration"));
         }
-        let files = Config::load(&self.line)?;
+        let differences = self.differences_from(&Config::load(&self.line)?);
+        Ok(Differences { differences })
+    }
+
+    /// What a reload of `files` leaves as it is, and what mends that, a sentence each.
+    pub(super) fn not_reloaded(&self, files: &Config) -> Vec<String> {
+        let all = self.differences_from(files).into_iter();
+        let left = all.filter(|difference| difference.mends.starts_with(RESTART));
+        let sentence = |difference: Difference| {
+            let Difference { section, key, running, mends, .. } = difference;
+            let runs = running.unwrap_or_else(|| "unset".to_owned());
+            Some(format!("`{}` of [{section}] stays {runs}; what changes it: {mends}", key?))
+        };
+        // Whole sections that are gone are told of as such.
+        left.filter_map(sentence).collect()
+    }
+
+    fn differences_from(&self, files: &Config) -> Vec<Difference> {
         let mut found = Found(Vec::new());
-        found.of_daemon(&self.config, &files);
+        found.of_daemon(&self.config, files);
+        found.of_flash(&self.config, files);
         let shared = self.shared();
         let running: Vec<_> = shared.table.lasting_caches().map(|(_, cache)| cache).collect();
         for cache in &running {
             let said = files.caches.iter().find(|said| said.name == cache.name);
             let section = format!("cache.{}", cache.display_name());
             let device = said.map(|said| said.device.clone());
-            found.value(&section, "device", Some(cache.device.clone()), device, RESTART);
+            // One that is not there any more is told of as a section.
+            if device.is_some() {
+                found.value(&section, "device", Some(cache.device.clone()), device, OF_DEVICE);
+            } else {
+                found.section(&section, true, RESTART);
+            }
         }
         for said in files.caches.iter().filter(|said| !running.iter().any(|cache| cache.name == said.name)) {
             let section = format!("cache.{}", said.name.as_deref().unwrap_or_default());
@@ -75,7 +102,7 @@ impl Supervisor {
                 found.section(&format!("volume.{}", said.name.as_deref().unwrap_or_default()), false, RELOAD);
             }
         }
-        Ok(Differences { differences: found.0 })
+        found.0
     }
 }
 
@@ -115,7 +142,6 @@ impl Found {
             [
                 ("daemon", "control", Some(config.control.display().to_string())),
                 ("daemon", "memory", Some(typed(config.memory_bytes))),
-                ("daemon", "stop_timeout", Some(format!("{}s", config.stop_timeout.as_secs()))),
                 ("daemon", "metrics", config.metrics.map(|address| address.to_string())),
                 ("nbd", "listen", Some(listen.join(", "))),
             ]
@@ -123,16 +149,30 @@ impl Found {
         for ((section, key, runs), (.., said)) in each(running).into_iter().zip(each(files)) {
             self.value(section, key, runs, said, RESTART);
         }
+        let timeout = |config: &Config| Some(Value::Time(config.stop_timeout).to_string());
+        self.value("daemon", "stop_timeout", timeout(running), timeout(files), RELOAD);
+    }
+
+    fn of_flash(&mut self, running: &Config, files: &Config) {
+        for said in &files.flash {
+            let Some(runs) = running.flash.iter().find(|runs| runs.uuid == said.uuid) else { continue };
+            let section = format!("volume.{}", runs.name);
+            let of = |is: bool| Some(is.to_string());
+            self.value(&section, "read_only", of(runs.read_only), of(said.read_only), RESTART);
+            self.value(&section, "shared", of(runs.shared), of(said.shared), RESTART);
+        }
     }
 
     fn of_volume(&mut self, entry: &VolumeEntry, said: &Volume) {
         let section = format!("volume.{}", entry.display_name());
         let of = |is: bool| Some(is.to_string());
         self.value(&section, "backing", entry.backing.clone(), Some(said.backing.clone()), RESTART);
-        self.value(&section, "cache", entry.wanted_cache.clone(), said.cache.clone(), RESTART);
+        self.value(&section, "cache", entry.wanted_cache.clone(), said.cache.clone(), OF_CACHE);
         self.value(&section, "read_only", of(entry.read_only), of(said.read_only), RESTART);
         self.value(&section, "shared", of(entry.shared), of(said.shared), RESTART);
-        self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), RESTART);
+        self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), OF_SIZE);
+        let time = |wait| Some(Value::Time(wait).to_string());
+        self.value(&section, "wait", time(entry.wait), time(said.wait), RESTART);
         let configured = Layers { configured: said.options.clone(), ..Layers::default() };
         let runs = Facts::of(entry, None);
         let files = runs.with(&configured, entry.kept_mode, None);

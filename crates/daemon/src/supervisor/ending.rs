@@ -55,10 +55,10 @@ pub fn stop(
     shared: Arc<Mutex<Shared>>,
     nbd: Arc<Mutex<Option<NbdServer>>>,
     ending: Ending,
-    timeout: Duration,
     events: Sender<Event>,
 ) -> AskStop {
     Box::new(move |asked, uid| {
+        let timeout = shared.lock().unwrap_or_else(PoisonError::into_inner).stop_timeout;
         let now = Stopping {
             pid: Some(std::process::id()),
             dry_run: asked.dry_run,

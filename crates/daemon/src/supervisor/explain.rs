@@ -1,10 +1,12 @@
 //! Where the data of an offset is, and why it is not in the cache, as far as that can be told.
 
 use super::Shared;
+use super::cycle::not_served;
 use super::options::{resolve, served_by};
 use super::table::VolumeState;
 use crate::control::AskExplain;
 use crate::control::explain::Explained as Shown;
+use crate::engine_failure;
 use crate::failure::{Failure, Kind};
 use crate::sizes::human;
 use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
@@ -30,24 +32,25 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
         };
         let name = entry.display_name().to_owned();
         let (VolumeState::Served(served), Some(engine)) = (&entry.state, engine) else {
-            return Err(Failure::new(Kind::NotFound, format!("{name} is not served"))
-                .next("`bcached status` says what it waits for"));
+            return Err(not_served(&entry));
         };
         let (send, receive) = mpsc::channel();
         engine.explain(served.id, offset / 512, Box::new(move |told| drop(send.send(told))));
-        let silent =
-            || Failure::new(Kind::TimeLimit, format!("the engine of {name} does not answer at present"));
+        let silent = || Failure { kind: Kind::TimeLimit, ..engine_failure::silent(&name) };
         let (explained, now) = receive.recv_timeout(LIMIT).map_err(|_| silent())?;
         let explained = explained.map_err(|error| match error {
             Error::Range { volume_sectors, .. } => {
-                Failure::new(Kind::Usage, format!("{name} has no byte {offset}")).why(format!(
-                    "it is {} large ({} bytes)",
-                    human(volume_sectors * 512),
-                    volume_sectors * 512
-                ))
+                Failure::new(Kind::Usage, format!("{name} has no byte {offset}"))
+                    .why(format!(
+                        "it is {} large ({} bytes)",
+                        human(volume_sectors * 512),
+                        volume_sectors * 512
+                    ))
+                    .next("name an offset before that")
             }
             error => Failure::new(Kind::Io, format!("where that is cannot be told of {name}"))
-                .why(error.to_string()),
+                .why(error.to_string())
+                .next("`bcached status` names what of the index cannot be read"),
         })?;
         let within = offset % 512;
         let (state, place) = match explained.whereabouts {

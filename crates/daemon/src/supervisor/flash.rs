@@ -73,6 +73,7 @@ impl Table {
             owes: false,
             opened: None,
             absent: None,
+            lack: None,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,
                 _ => VolumeState::Served(Box::new(info)),

@@ -15,6 +15,8 @@ use crate::sizes::{self, human, typed};
 use bcached_engine::{Error, Unserved};
 use bcached_format::Uuid;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
 /// A volume of a set's table that is not served, and who has it.
@@ -23,6 +25,31 @@ struct Found {
     cache: String,
     set_uuid: Uuid,
     left: Unserved,
+}
+
+/// Whose turn it is: who gives the work up, or who gives up what is forgotten. One of them comes first, and the other one finds that out.
+#[derive(Clone, Default)]
+pub struct Turn(Arc<AtomicU8>);
+
+const OPEN: u8 = 0;
+const GIVEN_UP: u8 = 1;
+const BEGUN: u8 = 2;
+
+impl Turn {
+    fn take(&self, what: u8) -> bool {
+        let found = self.0.compare_exchange(OPEN, what, Ordering::SeqCst, Ordering::SeqCst);
+        found.map_or_else(|found| found == what, |_| true)
+    }
+
+    /// It is not to be forgotten after all. False: too late.
+    pub fn gives_up(&self) -> bool {
+        self.take(GIVEN_UP)
+    }
+
+    /// Until it is begun.
+    fn is_given_up(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == GIVEN_UP
+    }
 }
 
 /// What is to be forgotten, judged.
@@ -59,11 +86,13 @@ impl Supervisor {
         }
         shown.state = State::Running;
         let subject = Subject::Unserved(uuid);
-        let number = self.shared().jobs.add(Job::new(&shown, subject, Some(plan.found.engine.clone())));
+        let job = Job::new(&shown, subject, Some(plan.found.engine.clone()));
+        let turn = job.turn.clone();
+        let number = self.shared().jobs.add(job);
         shown.id = Some(number);
         let sender = self.sender.clone();
         let work = move || {
-            let forgotten = carry_out(plan);
+            let forgotten = carry_out(plan, &turn);
             drop(sender.send(Event::Forgotten(number, uuid, forgotten)));
         };
         if let Err(error) = thread::Builder::new().name("forget".to_owned()).spawn(work) {
@@ -118,9 +147,7 @@ impl Supervisor {
         let engines: Vec<_> = open.iter().map(|(_, _, engine)| Some(engine.clone())).collect();
         let mut all = Vec::new();
         for ((_, cache, engine), status) in open.into_iter().zip(Engine::status_of_all(&engines)) {
-            let silent =
-                || Failure::new(Kind::Io, format!("the engine of {cache} does not answer at present"));
-            let status = status.ok_or_else(silent)?;
+            let status = status.ok_or_else(|| engine_failure::silent(&cache))?;
             all.extend(status.unserved.into_iter().map(|left| Found {
                 engine: engine.clone(),
                 cache: cache.clone(),
@@ -247,7 +274,7 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
 }
 
 /// Writes down what is lost, and then has it forgotten.
-fn carry_out(plan: Plan) -> Result<(), Failure> {
+fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
     let Plan { found: Found { engine, cache, set_uuid, left }, name, accepted, list, .. } = plan;
     let failed = |error: Error| engine_failure::of_job(Verb::Forget, &name, &error);
     let forgetting = engine.begin_forgetting(left.uuid).map_err(failed)?;
@@ -257,11 +284,25 @@ fn carry_out(plan: Plan) -> Result<(), Failure> {
     } else if dirty > 0 {
         let (label, flash_only) = (left.label.to_string(), forgetting.flash_only);
         let owner = Owner { uuid: left.uuid, label, set_uuid, flash_only };
-        lost::write(&list, &owner, |at| engine.lost(&forgetting, at).map_err(failed)).map(drop)
+        let more = |at| match turn.is_given_up() {
+            true => Err(cancelled(&name)),
+            false => engine.lost(&forgetting, at).map_err(failed),
+        };
+        lost::write(&list, &owner, more).map(drop)
     } else {
         Ok(())
     };
-    if let Err(failure) = written {
+    let begun = written.and_then(|()| {
+        if turn.take(BEGUN) {
+            return Ok(());
+        }
+        // Nothing is lost of what it lists.
+        if dirty > 0 {
+            let _never_made = std::fs::remove_file(&list);
+        }
+        Err(cancelled(&name))
+    });
+    if let Err(failure) = begun {
         engine.keep(forgetting);
         return Err(failure);
     }
@@ -272,6 +313,12 @@ fn carry_out(plan: Plan) -> Result<(), Failure> {
         if dirty > 0 { list.display().to_string() } else { "no list".to_owned() }
     );
     engine.forget(forgetting).map_err(failed)
+}
+
+fn cancelled(name: &str) -> Failure {
+    Failure::new(Kind::Cancelled, format!("{name} is not forgotten"))
+        .why("it was cancelled")
+        .next("nothing of it was given up")
 }
 
 fn in_words(left: &Unserved) -> String {

@@ -3,7 +3,9 @@
 //! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
 //! is taken back when the work fails or is given up.
 
+use super::blockers;
 use super::cycle::{MoveTo, Planned, Work};
+use super::forget::Turn;
 use super::options::resolve;
 use super::table::{CacheState, Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
@@ -68,6 +70,8 @@ pub struct Job {
     size: Option<u64>,
     /// What is to be kept again if it fails.
     pub before: Before,
+    /// Of what is forgotten: whether it still can be kept.
+    pub turn: Turn,
     ended: Option<Ended>,
 }
 
@@ -133,9 +137,9 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
                     .why("a device is slow to answer")
                     .next("ask again: if it has begun by then, that is joined"))
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(Failure::new(Kind::Io, "nothing was begun").why("the daemon is stopping"))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(Failure::new(Kind::Io, "nothing was begun")
+                .why("the daemon is stopping")
+                .next("ask the next one, when it has started")),
         }
     })
 }
@@ -174,24 +178,25 @@ pub fn cancel(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskJob {
                 let state = &lock(&shared).table.caches[former].state;
                 if !matches!(state, CacheState::Open { .. }) {
                     return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                        .why("all volumes have gone, and the former device is being let go of"));
+                        .why("all volumes have gone, and the former device is being let go of")
+                        .next("wait for it: the same command does"));
                 }
                 let _stopping = events.send(Event::StopReplacing(former));
             }
-            (None, Some(engine))
-                if matches!(job.verb, Verb::Flush | Verb::Detach | Verb::Shrink | Verb::Replace) =>
-            {
-                tracing::info!(
-                    event = "job-cancel",
-                    "{}: {} (job {number}) is to be cancelled",
-                    job.name,
-                    job.verb
-                );
+            (None, Some(engine)) if job.verb.can_be_cancelled() => {
+                let (name, verb) = (&job.name, job.verb);
+                if verb == Verb::Forget && !job.turn.gives_up() {
+                    return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
+                        .why(format!("what the cache holds of {name} is being given up already"))
+                        .next("wait for it: the same command does"));
+                }
+                tracing::info!(event = "job-cancel", "{name}: {verb} (job {number}) is to be cancelled");
                 engine.cancel(number);
             }
             (None, _) => {
                 return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                    .why(format!("{} goes on to its end", job.verb)));
+                    .why(format!("{} goes on to its end", job.verb))
+                    .next("wait for it: `bcached status` shows it until it has ended"));
             }
         }
         show(&shared, number)
@@ -248,11 +253,9 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
             let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
             shown = shown.with_progress(dirty, milliseconds);
         }
-        let trouble = job.trouble(&status);
-        let trouble = trouble.map(|trouble| {
-            format!("write-back meets trouble at {}: {}", health::range(trouble), trouble.error)
-        });
-        shown.blocked_by = trouble.or_else(|| job.blocked.clone());
+        let told = blockers::of(&lock(shared).table, (job.verb, &job.subject), &status);
+        // What the loop has found is about this work alone.
+        shown.blocked_by = job.blocked.clone().or(told);
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());
     }
@@ -277,6 +280,7 @@ impl Job {
             lost: (shown.lost_bytes, shown.lost_ranges.clone()),
             size: shown.size_bytes,
             before: Before::default(),
+            turn: Turn::default(),
             ended: None,
         }
     }

@@ -4,6 +4,7 @@
 //! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
+mod blockers;
 mod caches;
 mod change;
 mod claims;
@@ -20,6 +21,7 @@ mod health;
 mod import;
 mod jobs;
 mod label;
+mod memory;
 mod numbers;
 mod options;
 mod owner;
@@ -38,6 +40,7 @@ mod table;
 mod tests;
 mod told;
 mod volumes;
+mod without;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
@@ -102,6 +105,8 @@ enum Event {
     Moved(u64, usize, Box<Result<Added, Error>>),
     /// An engine has taken up the backing device of a volume that has come back, or says why not.
     Returned(usize, Box<Result<Option<Error>, Error>>),
+    /// The engine of this cache has so much memory for nodes from now on, or as much as before.
+    NodesChanged(usize, Option<usize>),
 }
 
 /// Where the daemon is in its life.
@@ -117,6 +122,8 @@ struct Shared {
     phase: Phase,
     table: Table,
     jobs: jobs::Jobs,
+    /// How long a stop waits for users.
+    stop_timeout: Duration,
     /// Volumes that go from one engine to another at this moment.
     moves: BTreeMap<usize, cycle::Moving>,
 }
@@ -171,8 +178,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let (stops, ending, timeout) =
-        (Arc::clone(&nbd), supervisor.ending.clone(), supervisor.config.stop_timeout);
+    let (stops, ending) = (Arc::clone(&nbd), supervisor.ending.clone());
     control
         .start(Handlers {
             status: report::status_of(Arc::clone(&shared), nbd, supervisor.started),
@@ -185,7 +191,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
-            stop: ending::stop(shared, stops, ending.clone(), timeout, supervisor.sender.clone()),
+            stop: ending::stop(shared, stops, ending.clone(), supervisor.sender.clone()),
             stopped: ending::stopped(ending),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
@@ -204,7 +210,7 @@ impl Supervisor {
         let (sender, events) = mpsc::channel();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
         let table = Table::of(&config, strict);
-        let is_machines = line.config.is_none();
+        let (is_machines, stop_timeout) = (line.config.is_none(), config.stop_timeout);
         let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };
         Self {
             line,
@@ -223,6 +229,7 @@ impl Supervisor {
                 phase: Phase::Starting,
                 table,
                 jobs: jobs::Jobs::default(),
+                stop_timeout,
                 moves: BTreeMap::new(),
             })),
             exports: ExportTable::new(),
@@ -256,10 +263,7 @@ impl Supervisor {
             self.announce_if_ready();
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
-            self.apply_options();
-            self.look_after_moves();
-            self.look_after_returns();
-            self.go_on_replacing();
+            self.look_after_all();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
@@ -287,11 +291,22 @@ impl Supervisor {
                 Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
+                Ok(Event::NodesChanged(index, has)) => self.nodes_changed(index, has),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }
             self.advance()?;
         }
+    }
+
+    /// What may be due after whatever has happened.
+    fn look_after_all(&mut self) {
+        self.apply_options();
+        self.look_after_moves();
+        self.look_after_returns();
+        self.go_on_replacing();
+        self.take_caches_back();
+        self.divide_memory();
     }
 
     /// Takes every step that can be taken now.
@@ -371,15 +386,18 @@ impl Supervisor {
         match loaded {
             Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
             Ok(config) => {
+                for told in self.not_reloaded(&config) {
+                    tracing::warn!(event = "reload-kept", "{told}");
+                }
                 let gone: BTreeSet<_> = self.shared().table.adopt(&config);
                 for name in gone {
                     tracing::warn!(event = "reload-kept", "{name} is served until the next start");
                 }
                 warn_of(&config);
-                if config.metrics != self.config.metrics {
-                    tracing::warn!(event = "reload-kept", "`metrics` is as it was until the next start");
-                }
-                self.config = config;
+                self.shared().stop_timeout = config.stop_timeout;
+                // The rest is what runs.
+                let Config { control, memory_bytes, listen, metrics, .. } = self.config.clone();
+                self.config = Config { control, memory_bytes, listen, metrics, ..config };
                 self.name_exports();
                 self.apply_options();
                 let volumes = self.shared().table.volumes.len();

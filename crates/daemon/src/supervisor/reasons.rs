@@ -1,11 +1,14 @@
 //! Why a volume is not served because of its cache, in the program's words.
 
 use crate::failure::{Failure, Kind};
+use crate::options::value::Value;
 use bcached_format::{BackingState, BackingSuperblock};
+use std::time::Duration;
 
 /// Its cache recovers.
 pub fn its_cache_opens() -> Failure {
     Failure::new(Kind::NotFound, "its cache is not open yet")
+        .next("it is served when that is; `bcached status` says how far it is")
 }
 
 /// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
@@ -27,17 +30,30 @@ pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Fail
     }
 }
 
-/// Its cache will not be served, for this reason.
-pub fn cache_not_served(failure: &Failure) -> Failure {
-    Failure::new(failure.kind, "its cache is not served").why(failure.to_string())
+/// The same, where the volume goes without it after `wait`: nothing of it is dirty there.
+pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
+    let wait = Value::Time(wait);
+    waits.next(format!(
+        "connect the cache's device: after {wait} it is served without that, which is cold then"
+    ))
 }
 
-/// What it means for a volume that the device of its cache, called so, cannot be had yet.
-pub fn cache_waits(superblock: &BackingSuperblock, cache: &str, reason: &Failure) -> Failure {
+/// Its cache will not be served, for this reason.
+pub fn cache_not_served(failure: &Failure) -> Failure {
+    let next = failure.next.as_deref().unwrap_or("`bcached status` says what is the matter with it");
+    // Its own advice stands at the end of the whole sentence.
+    let why = Failure { next: None, ..failure.clone() };
+    Failure::new(failure.kind, "its cache is not served").why(why.to_string()).next(next)
+}
+
+/// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
+pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     if reason.kind != Kind::InUse {
-        return missing_cache(superblock, Some(cache));
+        return missing_cache(superblock, cache);
     }
-    Failure { what: format!("its cache {cache} is in use").into(), ..reason.clone() }
+    let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
+    let next = reason.next.as_deref().unwrap_or("it is taken up when it is given up").into();
+    Failure { what: format!("its cache{cache} is in use").into(), next: Some(next), ..reason.clone() }
 }
 
 /// No cache for the volume with `superblock` is among those that are served.

@@ -62,7 +62,7 @@ struct Found {
     former: Option<(usize, String, Option<Engine>)>,
     /// The sets that are open here.
     sets: Vec<Uuid>,
-    /// Those that nobody serves, and what their sections say of it.
+    /// Those that nobody serves, or only without their cache, and what their sections say of it.
     volumes: Vec<(VolumeEntry, Meant)>,
 }
 
@@ -213,7 +213,8 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     let is_only = table.lasting_caches().count() == 1;
     let is_left = |entry: &&VolumeEntry| {
         let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
-        !entry.is_removed() && !is_served && entry.backing.is_some()
+        // Who is served without it would come to it.
+        !entry.is_removed() && (!is_served || entry.lack.is_some()) && entry.backing.is_some()
     };
     let meant = |entry: &VolumeEntry| match &entry.wanted_cache {
         Some(wanted) if *wanted == name => Meant::Here,
@@ -342,6 +343,8 @@ impl Judged {
                 .next(format!(
                     "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
                 ))),
+            // Its superblock says already that what is in it is void.
+            (_, Meant::Here) if matches!(entry.state, VolumeState::Served(_)) => Ok(()),
             (_, Meant::Here) => {
                 self.bound.push(device.to_owned());
                 Ok(())

@@ -172,7 +172,8 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
             });
             let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());
             let absent = entry.absent.as_deref().map(str::to_owned);
-            let told: Vec<_> = absent.into_iter().chain(trouble).collect();
+            let without = entry.without_cache().filter(|_| !now.attached);
+            let told: Vec<_> = absent.into_iter().chain(without).chain(trouble).collect();
             let trouble = (!told.is_empty()).then(|| told.join("; "));
             (
                 if trouble.is_some() { "degraded" } else { "served" },

@@ -1,7 +1,7 @@
 //! What a volume that waits needs next, and who is to serve it.
 
-use super::reasons;
 use super::table::{CacheState, Table, VolumeState};
+use super::{reasons, without};
 use crate::config;
 use crate::engine_thread::Engine;
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ use bcached_format::BackingSuperblock;
 pub enum Step {
     /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
     Open(Option<usize>),
-    /// Its cache's device cannot be had yet, for this reason: the volume's own tells what that means for it.
+    /// Its cache cannot be had, or not yet, for this reason: the volume's device tells what that means for it.
     Look(CacheName, Failure),
 }
 
@@ -22,6 +22,8 @@ pub type CacheName = String;
 pub enum Unserved {
     /// Not yet.
     Waits(Failure),
+    /// Its cache, whichever that is, is missing.
+    Missing(Failure),
     /// For good.
     Failed(Failure),
 }
@@ -48,6 +50,10 @@ impl Table {
         match state {
             // Its device says on which of the two it is.
             Some(_) if is_moving => Some((device, Step::Open(cache))),
+            Some(CacheState::Failed(failure)) if !self.strict && without::is_missing(failure) => {
+                let (cache, reason) = (&self.caches[cache?], failure.clone());
+                Some((device, Step::Look(cache.display_name().to_owned(), reason)))
+            }
             Some(CacheState::Failed(failure)) => {
                 let failure = reasons::cache_not_served(failure);
                 self.set_volume(index, VolumeState::Failed(failure));
@@ -55,8 +61,7 @@ impl Table {
             }
             Some(CacheState::Waiting(reason)) => {
                 let (cache, reason) = (&self.caches[cache?], reason.clone());
-                let name = cache.name.clone().unwrap_or_else(|| cache.device.clone());
-                Some((device, Step::Look(name, reason)))
+                Some((device, Step::Look(cache.display_name().to_owned(), reason)))
             }
             // An opening takes a moment, which is nothing to be warned of.
             Some(CacheState::Opening { .. }) => {
@@ -93,8 +98,16 @@ impl Table {
         if self.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Opening { .. })) {
             return Err(Unserved::Waits(reasons::its_cache_opens()));
         }
-        if self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_))) {
-            return Err(Unserved::Waits(reasons::missing_cache(superblock, None)));
+        let waited_for = self.caches.iter().filter_map(|cache| match &cache.state {
+            CacheState::Waiting(reason) => Some(reason),
+            _ => None,
+        });
+        let waited_for: Vec<_> = waited_for.collect();
+        if let Some(first) = waited_for.first() {
+            // It may be any of them, also one that only is in use.
+            let reason = waited_for.iter().find(|reason| !without::is_missing(reason));
+            let waits = reasons::cache_waits(superblock, None, reason.unwrap_or(first));
+            return Err(if reason.is_some() { Unserved::Waits(waits) } else { Unserved::Missing(waits) });
         }
         let failure = reasons::no_cache("no cache for it is served", superblock);
         let next = "say which with `cache = \"NAME\"` in its section, or serve that set too";

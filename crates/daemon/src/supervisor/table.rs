@@ -6,7 +6,9 @@ use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::{Configured, Layers};
+use crate::supervisor::memory::Nodes;
 use crate::supervisor::reasons;
+use crate::supervisor::without::{self, Lack};
 use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_uring::Presence;
@@ -57,6 +59,8 @@ pub struct CacheEntry {
     /// What its superblock says, once seen.
     pub kept: Option<Settings>,
     pub state: CacheState,
+    /// What its engine has for nodes.
+    pub nodes: Nodes,
     /// That it stopped writing has been logged.
     pub failure_logged: bool,
     /// Why it discards nothing, as the log was told.
@@ -122,6 +126,8 @@ pub struct VolumeEntry {
     pub opened: Option<Presence>,
     /// That is gone, or why what has come in its place is not taken up.
     pub absent: Option<Box<str>>,
+    /// Its cache is missing, and can be done without.
+    pub lack: Option<Lack>,
     pub state: VolumeState,
     /// The reason to wait that the log was told last.
     pub wait_logged: Option<Box<str>>,
@@ -173,6 +179,10 @@ impl Table {
                 | VolumeState::Failed(_)
                 | VolumeState::Removed
                 | VolumeState::Stopped => true,
+                // Who is told that all is ready finds it served, if it can be.
+                VolumeState::Waiting(_) | VolumeState::Attaching if volume.lack.is_some() => {
+                    is_enough(volume.wait + without::MOMENT)
+                }
                 VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })
     }
@@ -362,6 +372,9 @@ impl Table {
                 // Its engine says so from now on.
                 (entry.kept_mode, entry.owes) = (Some(info.mode), false);
                 info.sectors = entry.served_sectors(info.sectors);
+                if info.attached {
+                    entry.lack = None;
+                }
                 self.set_volume(index, VolumeState::Served(Box::new(info)));
                 self.volumes.get(index).cloned()
             }
@@ -447,6 +460,7 @@ impl CacheEntry {
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),
             kept: None,
+            nodes: Nodes::default(),
             failure_logged: false,
             no_discard_logged: None,
             failing_logged: false,
@@ -503,6 +517,7 @@ impl VolumeEntry {
             owes: false,
             opened: None,
             absent: None,
+            lack: None,
             state: VolumeState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
             wait_logged: None,
         }

@@ -7,6 +7,7 @@ use super::{Event, Supervisor, reasons};
 use crate::config::NO_CACHE;
 use crate::devices;
 use crate::engine_thread::{Added, Adding, Engine, Way};
+use crate::failure::{Failure, Kind};
 use crate::options::quiet;
 use bcached_engine::Error;
 use bcached_format::{BackingState, BackingSuperblock};
@@ -17,10 +18,7 @@ impl Supervisor {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
         let state = match step {
             Step::Open(cache) => self.open_volume(index, &device, cache),
-            Step::Look(cache, reason) => match self.look(index, &device) {
-                Ok(superblock) => VolumeState::Waiting(reasons::cache_waits(&superblock, &cache, &reason)),
-                Err(reason) => self.without_device(reason),
-            },
+            Step::Look(cache, reason) => self.without_cache(index, &device, &cache, &reason),
         };
         self.shared().table.set_volume(index, state);
     }
@@ -31,11 +29,73 @@ impl Supervisor {
             Ok(superblock) => superblock,
             Err(reason) => return self.without_device(reason),
         };
-        let (cache, engine, is_uncached) = match self.engine_for(index, cache, &superblock) {
-            Ok(found) => found,
-            Err(Unserved::Waits(failure)) => return VolumeState::Waiting(failure),
-            Err(Unserved::Failed(failure)) => return VolumeState::Failed(failure),
-        };
+        match self.engine_for(index, cache, &superblock) {
+            Ok(server) => self.give_to(index, device, &superblock, server),
+            Err(Unserved::Waits(failure)) => VolumeState::Waiting(failure),
+            Err(Unserved::Missing(failure)) => {
+                self.lacks(index, device, None, (&superblock, &failure, failure.clone()))
+            }
+            Err(Unserved::Failed(failure)) => VolumeState::Failed(failure),
+        }
+    }
+
+    /// Its cache, called so, cannot be had for this reason.
+    fn without_cache(&mut self, index: usize, device: &str, cache: &str, reason: &Failure) -> VolumeState {
+        match self.look(index, device) {
+            Ok(superblock) => {
+                let waits = match reason.kind {
+                    Kind::Damaged => reasons::cache_not_served(reason),
+                    _ => reasons::cache_waits(&superblock, Some(cache), reason),
+                };
+                self.lacks(index, device, Some(cache), (&superblock, reason, waits))
+            }
+            Err(reason) => self.without_device(reason),
+        }
+    }
+
+    /// Its cache is missing: it waits for that, or is served without it.
+    fn lacks(
+        &mut self,
+        index: usize,
+        device: &str,
+        cache: Option<&str>,
+        (superblock, reason, waits): (&BackingSuperblock, &Failure, Failure),
+    ) -> VolumeState {
+        if !self.goes_without(index, cache, superblock, reason) {
+            if reason.kind == Kind::Damaged {
+                return VolumeState::Failed(waits);
+            }
+            let (lacks, wait) = {
+                let entry = &self.shared().table.volumes[index];
+                (entry.lack.is_some(), entry.wait)
+            };
+            return VolumeState::Waiting(if lacks { reasons::goes_without_soon(waits, wait) } else { waits });
+        }
+        match self.engine_of_none(superblock.block_sectors()) {
+            Ok((none, engine)) => {
+                let state = self.give_to(index, device, superblock, (none, engine, true));
+                if matches!(state, VolumeState::Attaching) {
+                    let name = self.shared().table.volumes[index].display_name().to_owned();
+                    tracing::warn!(
+                        event = "volume-without-cache",
+                        "volume {name}: it is served without its cache, and what that holds of it is void: {waits}"
+                    );
+                }
+                state
+            }
+            Err(Unserved::Waits(failure) | Unserved::Missing(failure)) => VolumeState::Waiting(failure),
+            Err(Unserved::Failed(failure)) => VolumeState::Failed(failure),
+        }
+    }
+
+    /// Opens the device for who serves it.
+    fn give_to(
+        &mut self,
+        index: usize,
+        device: &str,
+        superblock: &BackingSuperblock,
+        (cache, engine, is_uncached): (usize, Engine, bool),
+    ) -> VolumeState {
         let backing = match self.slow_backings.open(device, devices::open_backing) {
             Ok(backing) => backing,
             Err(reason) => return self.without_device(reason),

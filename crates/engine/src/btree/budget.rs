@@ -51,6 +51,14 @@ impl Shares {
         Ok(shares)
     }
 
+    /// The same of another budget.
+    ///
+    /// # Errors
+    /// As [`Shares::new`].
+    pub fn with_budget(&self, budget: usize, level: u8) -> Result<Self, Error> {
+        Self::new(budget, self.node_sectors, level)
+    }
+
     /// Whether the tree may have its root at `level`.
     ///
     /// # Errors

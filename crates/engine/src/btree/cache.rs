@@ -150,7 +150,7 @@ impl NodeCache {
         self.bytes + self.reserved.get()
     }
 
-    /// The most that was ever in use or set aside.
+    /// The most that was ever in use or set aside, since the limit has been what it is.
     #[must_use]
     pub const fn bytes_max(&self) -> usize {
         self.bytes_max
@@ -160,6 +160,14 @@ impl NodeCache {
     #[must_use]
     pub const fn budget(&self) -> usize {
         self.budget
+    }
+
+    /// Changes that. What is more must not be in use.
+    pub fn set_budget(&mut self, budget: usize) {
+        self.bytes_max = self.bytes_max.min(budget);
+        self.budget = budget;
+        self.settle();
+        self.freed.notify_all();
     }
 
     /// Nodes in memory.

@@ -110,7 +110,7 @@ fn has_border(s: &mut State, left: usize, right: usize) -> bool {
 
 /// Puts one node in the place of the two in the slots `old`, from left to right, if they are as sparse as they were.
 async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, Error> {
-    let memory = load::set_aside(set, set.inner.shares.node_bytes).await?;
+    let memory = load::set_aside(set, set.inner.shares.get().node_bytes).await?;
     let growth = set.with(|s| s.nodes.get(parent).node().replace_growth_bytes_max(2, 1));
     let parent_memory = load::set_aside(set, growth).await?;
     let Some(bucket) = set.with(|s| s.buckets.take(Usage::Meta, BTREE_RESERVE)) else { return Ok(false) };

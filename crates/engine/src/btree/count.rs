@@ -71,7 +71,7 @@ async fn count(set: &CacheSet) -> Result<(), Error> {
 
 /// Reads the next leaves together. What fails is met again when the walk comes to it.
 async fn read_ahead(set: &CacheSet) {
-    let depth = (set.inner.shares.tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
+    let depth = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
     let ahead: Vec<Child> = set.with(|s| s.leaves_ahead(depth)).unwrap_or_default();
     if ahead.is_empty() {
         return;

@@ -48,7 +48,7 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
 /// Reads and verifies a node; it is not entered in the cache.
 pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
-    if child.key.sectors() > set.inner.shares.node_sectors {
+    if child.key.sectors() > set.inner.shares.get().node_sectors {
         return Err(Error::Inconsistent("a btree node is larger than those of its set"));
     }
     let begun = set.env().now();

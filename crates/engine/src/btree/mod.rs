@@ -11,6 +11,7 @@ pub mod count;
 pub mod frontier;
 pub mod load;
 pub mod replace;
+mod resize;
 pub mod split;
 pub mod unreadable;
 pub mod walk;

@@ -131,7 +131,7 @@ async fn names_one(
 /// What an interior node says on the device; in memory it holds no dead children. There is one rewrite at a time and this
 /// is part of one, so nobody changes it meanwhile; there is a ticket.
 async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Error> {
-    let _memory = load::set_aside(set, set.inner.shares.node_bytes).await?;
+    let _memory = load::set_aside(set, set.inner.shares.get().node_bytes).await?;
     let (own, level, geometry) = set.with(|s| {
         let node = s.nodes.get(pin.slot()).node();
         (*node.own(), node.level(), s.geometry)
@@ -196,7 +196,7 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
     let parent = depth.checked_sub(1).map(|above| path[above].slot());
     let mut memory = Vec::new();
     for _ in 0..REWRITE_NODES {
-        memory.push(load::set_aside(set, set.inner.shares.node_bytes).await?);
+        memory.push(load::set_aside(set, set.inner.shares.get().node_bytes).await?);
     }
     let parent_growth =
         set.with(|s| parent.map_or(0, |parent| s.nodes.get(parent).node().replace_growth_bytes_max(1, 2)));
@@ -253,7 +253,7 @@ async fn build(
     };
     let children = wanted.len();
     if is_root && children > 1 {
-        set.inner.shares.check(level + 1).map_err(|error| set.fail(error))?;
+        set.inner.shares.get().check(level + 1).map_err(|error| set.fail(error))?;
     }
     let mut nodes = Vec::new();
     let mut add = async |level, end, keys: (&[Key], usize)| {

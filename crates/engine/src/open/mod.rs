@@ -37,7 +37,7 @@ use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId, Env, Note};
 use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
 /// of a replay, which must not need the journal to find space.
@@ -149,7 +149,8 @@ fn assemble(
         state: RefCell::new(state),
         signals,
         tickets: Semaphore::new(shares.tickets),
-        shares,
+        shares: Cell::new(shares),
+        resizing: Semaphore::new(1),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
         phases,

@@ -188,3 +188,44 @@ fn the_least_budget_suffices_and_less_is_refused() {
         set.stop().await.expect("it stops");
     });
 }
+
+/// Another cache needs some of the memory, and gives it back later: requests that each need a path of their own go on meanwhile, more of
+/// them than there is room for. That no byte more is used than there is at each moment is asserted by the node cache, and that who may
+/// hold nodes gets the memory for them, by the end of it.
+#[test]
+fn memory_is_given_up_and_taken_back_under_requests() {
+    const SPAN: u64 = 12_000;
+    const BUDGET: usize = 2 << 20;
+    let sizes = Sizes { block: 4, bucket: 8, buckets: 8_000, backing: SPAN * BLOCK + 64 };
+    let mut rig = Rig::new(sizes, 3);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options(BUDGET)).await.expect("a sound set");
+        let writer = set.clone();
+        in_flight(&env, SPAN, DEPTH, move |number| {
+            let (set, block) = (writer.clone(), number * 7_919 % SPAN);
+            async move { write(&set, volume, block).await }
+        })
+        .await;
+        let depth = set.status().tree_depth;
+        assert!(depth >= 2, "{:?}", set.status());
+        // Less than any tree needs: as little as this one does. Nor is that all at once in the way of who reads.
+        for wanted in [BUDGET / 2, 0, 1, BUDGET, 0, BUDGET + 7] {
+            let (resizing, reading) = (set.clone(), set.clone());
+            let has = Rc::new(RefCell::new(None));
+            let heard = Rc::clone(&has);
+            env.spawn(async move {
+                *heard.borrow_mut() = Some(resizing.set_node_budget(wanted).await.expect("it works"));
+            });
+            in_flight(&env, 4_000, 8 * DEPTH, move |number| {
+                let (set, block) = (reading.clone(), number * 104_729 % SPAN);
+                async move { assert_eq!(read(&set, volume, block * BLOCK).await, content(block)) }
+            })
+            .await;
+            let has = has.borrow().expect("it has come to its end beside them");
+            assert_eq!(has, wanted.max(node_budget_min(8, depth)), "of {wanted}");
+            assert_within(&set.status(), has);
+            set.assert_invariants();
+        }
+        set.stop().await.expect("it stops");
+    });
+}

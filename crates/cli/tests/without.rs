@@ -1,0 +1,230 @@
+//! A start without a cache, as processes. A volume of which nothing is dirty there is served without it, and nothing old is ever read of
+//! it afterwards; one with dirty data waits.
+
+mod common;
+
+use common::{Daemon, Images, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires};
+use std::path::PathBuf;
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+const DATA_BYTES: usize = 2 << 20;
+
+/// A cache with two volumes in mode writeback, `media` and `pond`, that keep what is dirty until somebody asks.
+struct Site {
+    images: Images,
+    cache: PathBuf,
+    /// Where the cache is while it is missing.
+    away: PathBuf,
+    media: String,
+    pond: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let cache = images.blank("fast", CACHE_BYTES);
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
+        let [media, pond] = ["media", "pond"].map(|name| images.blank(name, BACKING_BYTES));
+        for backing in [&media, &pond] {
+            assert_eq!(bcached(&["make", "--writeback", "-B", backing]).exit, 0);
+        }
+        images.configure(&format!(
+            "version = 1\n[cache.fast]\ndevice = {cache:?}\ncongested_write_threshold_us = 0\n[defaults]\nwait = \"1s\"\nwriteback_running = false\n\
+             [volume.media]\nbacking = {media:?}\n[volume.pond]\nbacking = {pond:?}\n"
+        ));
+        let away = images.path("unplugged");
+        Self { cache: cache.into(), away, media, pond, images }
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::configured(&self.images)
+    }
+
+    /// The cache has ones of both volumes. Those of `media` are on its device, too; those of `pond` are nowhere else.
+    fn fill(&self) {
+        let daemon = self.start();
+        for volume in ["media", "pond"] {
+            fill(&self.images, &daemon, volume, &pattern(DATA_BYTES, 1));
+        }
+        done(&daemon, &["flush", "media"]);
+        done(&daemon, &["wait", "media", "--for", "clean", "--timeout", "30s"]);
+        let (exit, log) = daemon.stop();
+        assert_eq!(exit, 0, "{log}");
+        assert_eq!((state_of(&self.media).as_str(), state_of(&self.pond).as_str()), ("clean", "dirty"));
+    }
+
+    fn unplug(&self) {
+        std::fs::rename(&self.cache, &self.away).expect("out of sight");
+    }
+
+    fn plug(&self) {
+        std::fs::rename(&self.away, &self.cache).expect("back");
+    }
+
+    #[track_caller]
+    fn expect(&self, daemon: &Daemon, volume: &str, seed: u8) {
+        let found = content(&self.images, daemon, volume);
+        assert!(found[..DATA_BYTES] == pattern(DATA_BYTES, seed), "{volume} holds something else");
+    }
+}
+
+/// What the superblock says.
+fn state_of(backing: &str) -> String {
+    let shown = json(&bcached(&["show", "--json", backing]).out);
+    shown["backing"]["state"].as_str().expect("a state").to_owned()
+}
+
+#[track_caller]
+fn volume(daemon: &Daemon, name: &str) -> serde_json::Value {
+    let status = daemon.status();
+    let mut volumes = status["volumes"].as_array().expect("volumes").iter();
+    volumes.find(|volume| volume["name"] == name).expect("it is configured").clone()
+}
+
+fn is_home(status: &serde_json::Value) -> bool {
+    status["volumes"][0]["state"] == "served" && status["volumes"][0]["cache"] == "fast"
+}
+
+/// An SSD that was out of its slot kept a machine from its data, all of which was on the disk.
+#[test]
+fn a_clean_volume_is_served_without_its_cache_and_nothing_old_comes_back() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    site.unplug();
+    let daemon = site.start();
+    // Not a moment after `ready`, but with it.
+    let media = volume(&daemon, "media");
+    assert_eq!(
+        (media["state"].as_str(), media["attached"].as_bool()),
+        (Some("degraded"), Some(false)),
+        "{media}"
+    );
+    let reason = media["reason"].as_str().unwrap_or_default();
+    assert!(reason.starts_with("its cache fast (set ") && reason.contains("`bcached replace`"), "{reason}");
+    assert!(daemon.log().contains("event=volume-without-cache"), "{}", daemon.log());
+    assert_eq!(state_of(&site.media), "inconsistent", "before anything is written");
+    site.expect(&daemon, "media", 1);
+    fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 2));
+    assert!(bytes(&site.media)[8192..][..DATA_BYTES] == pattern(DATA_BYTES, 2), "all of it is on the device");
+    refused(&daemon, &["attach", "media"], 4, "the cache fast is not open");
+    // Nothing is left to be done in order: what was written is there.
+    daemon.kill();
+
+    site.plug();
+    let daemon = site.start();
+    assert!(is_home(&daemon.status()), "{}", daemon.status());
+    site.expect(&daemon, "media", 2);
+    site.expect(&daemon, "pond", 1);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    let check = bcached(&[
+        "check",
+        site.cache.to_str().expect("text"),
+        "--backing",
+        &site.media,
+        "--backing",
+        &site.pond,
+    ]);
+    assert_eq!(check.exit, 0, "{check:?}");
+}
+
+/// It comes back while the volume is served: the volume goes back to it under its clients, and finds nothing of before.
+#[test]
+fn a_cache_that_returns_gets_its_volumes_back() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    site.unplug();
+    let daemon = site.start();
+    fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 2));
+    site.plug();
+    daemon.wait_for("the cache has it again", is_home);
+    assert!(daemon.log().contains("media: its cache is back: it is attached"), "{}", daemon.log());
+    site.expect(&daemon, "media", 2);
+    fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 3));
+    assert!(bytes(&site.media)[8192..][..DATA_BYTES] == pattern(DATA_BYTES, 2), "it is in the cache");
+    assert_eq!(site.images.kept(), "", "nobody has asked for anything");
+    daemon.kill();
+    let daemon = site.start();
+    site.expect(&daemon, "media", 3);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Its newest data is in the cache. It waits for that however long it takes, and its device is not touched.
+#[test]
+fn a_dirty_volume_waits_for_its_cache() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    site.unplug();
+    let before = bytes(&site.pond);
+    let daemon = site.start();
+    let pond = volume(&daemon, "pond");
+    assert_eq!(pond["state"], "waiting", "{pond}");
+    let reason = pond["reason"].as_str().unwrap_or_default();
+    let wanted = "which is missing; connect the cache's device; without it the volume holds old data";
+    assert!(
+        reason.starts_with("its newest data is in the cache set") && reason.ends_with(wanted),
+        "{reason}"
+    );
+    // The other one has been served for a while: this one is not late, but waits.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(volume(&daemon, "pond")["state"], "waiting");
+    assert!(bytes(&site.pond) == before, "its device was written");
+    site.plug();
+    daemon.wait_for("it is served", |status| status["volumes"][1]["state"] == "served");
+    site.expect(&daemon, "pond", 1);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// A cache that is there and refused for damage is as dead as one that is not.
+#[test]
+fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    // Within the list of journal buckets, which the sum covers.
+    patch(&site.cache, 4096 + 216, &[0xff; 8]);
+    let daemon = site.start();
+    let (media, pond) = (volume(&daemon, "media"), volume(&daemon, "pond"));
+    assert_eq!(
+        (media["state"].as_str(), pond["state"].as_str()),
+        (Some("degraded"), Some("failed")),
+        "{media} {pond}"
+    );
+    site.expect(&daemon, "media", 1);
+    assert_eq!(state_of(&site.pond), "dirty");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// What was detached on purpose meanwhile has no cache to come back to.
+#[test]
+fn a_volume_that_was_detached_while_its_cache_was_missing_stays_so() {
+    let site = Site::new();
+    let daemon = site.start();
+    assert_eq!(daemon.stop().0, 0);
+    site.unplug();
+    let daemon = site.start();
+    assert_eq!(volume(&daemon, "media")["state"], "degraded");
+    done(&daemon, &["detach", "media"]);
+    assert_eq!(volume(&daemon, "media")["state"], "served", "so it is to be");
+    site.plug();
+    daemon.wait_for("the other one goes back", |status| status["volumes"][1]["cache"] == "fast");
+    let media = volume(&daemon, "media");
+    assert_eq!(
+        (media["state"].as_str(), media["attached"].as_bool()),
+        (Some("served"), Some(false)),
+        "{media}"
+    );
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -1,0 +1,115 @@
+//! Who has how much of the memory for nodes, which is half of all (a quarter is for payloads of requests, the rest for what surrounds
+//! them, engines without a cache included: they take two megabytes).
+//!
+//! It is divided evenly among the caches that are served or to be, a missing one included. A cache that comes to others gets its part
+//! when they have given theirs up, so the sum is never more than there is; what one that goes had is divided among the rest.
+
+use super::table::{CacheEntry, CacheState, Table};
+use super::{Event, Supervisor};
+use crate::engine_thread::Engine;
+use std::time::{Duration, Instant};
+
+/// How long a cache that comes waits for what others are to give up: after that it takes what there is, or is refused by its engine.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What the engine of a cache has for nodes.
+#[derive(Default, Clone, Copy, Debug)]
+pub struct Nodes {
+    /// So many bytes, if it has begun.
+    pub bytes: usize,
+    /// What it has been asked to have, and when.
+    asked: Option<(usize, Instant)>,
+    /// It has not answered that, and had so many before.
+    before: Option<usize>,
+}
+
+impl Nodes {
+    /// Of an engine that begins with so many bytes.
+    pub fn of(bytes: usize) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+}
+
+impl CacheEntry {
+    const fn has_engine(&self) -> bool {
+        matches!(self.state, CacheState::Opening { .. } | CacheState::Open { .. } | CacheState::Ending { .. })
+    }
+}
+
+impl Table {
+    /// What each cache is to have, and what nobody has.
+    fn parts(&self, all: usize) -> (usize, usize) {
+        let wants = |cache: &CacheEntry| cache.has_engine() || matches!(cache.state, CacheState::Waiting(_));
+        let count = self.real_caches().filter(|(_, cache)| wants(cache)).count();
+        let engines = self.real_caches().filter(|(_, cache)| cache.has_engine());
+        let given: usize = engines.map(|(_, cache)| cache.nodes.bytes).sum();
+        (all / count.max(1), all.saturating_sub(given))
+    }
+}
+
+impl Supervisor {
+    /// Memory for the nodes of a cache that is about to be opened; `None`: others give it up first.
+    pub(super) fn nodes_for(&self, index: usize) -> Option<usize> {
+        let (part, free) = self.shared().table.parts(self.memory_of_nodes());
+        if free >= part {
+            return Some(part);
+        }
+        let others = self.shared().table.open_engines();
+        let asked: Vec<bool> = others
+            .into_iter()
+            .filter(|(other, _)| *other != index)
+            .map(|(other, engine)| self.ask(other, &engine, part))
+            .collect();
+        let is_waiting = asked.contains(&true);
+        (!is_waiting).then_some(free)
+    }
+
+    /// What has become free goes to those that have less than their part.
+    pub(super) fn divide_memory(&self) {
+        let engines = self.shared().table.open_engines();
+        for (index, engine) in engines {
+            let (part, free) = self.shared().table.parts(self.memory_of_nodes());
+            let has = self.shared().table.caches[index].nodes.bytes;
+            let more = part.min(has + free);
+            if more > has {
+                self.ask(index, &engine, more);
+            }
+        }
+    }
+
+    fn memory_of_nodes(&self) -> usize {
+        usize::try_from(self.config.memory_bytes / 2).unwrap_or(usize::MAX)
+    }
+
+    /// Has an engine change what it has. True if its answer is to be waited for.
+    fn ask(&self, index: usize, engine: &Engine, wanted: usize) -> bool {
+        {
+            let mut shared = self.shared();
+            let entry = &mut shared.table.caches[index];
+            let nodes = &mut entry.nodes;
+            let is_late = nodes.asked.is_some_and(|(_, since)| since.elapsed() >= LIMIT);
+            let is_same = nodes.asked.is_some_and(|(asked, _)| asked == wanted);
+            if entry.is_none_of.is_some()
+                || nodes.bytes == wanted
+                || nodes.before.is_some()
+                || is_same && !is_late
+            {
+                return nodes.before.is_some() && !is_late;
+            }
+            (nodes.asked, nodes.before) = (Some((wanted, Instant::now())), Some(nodes.bytes));
+            // What it is to get is nobody else's from now on.
+            nodes.bytes = nodes.bytes.max(wanted);
+        }
+        let sender = self.sender.clone();
+        let done = move |has| drop(sender.send(Event::NodesChanged(index, has)));
+        engine.set_node_budget(wanted, Box::new(done));
+        true
+    }
+
+    /// An engine has changed what it has, if it could: it knows how much that is.
+    pub(super) fn nodes_changed(&self, index: usize, has: Option<usize>) {
+        let nodes = &mut self.shared().table.caches[index].nodes;
+        let before = nodes.before.take();
+        nodes.bytes = has.or(before).unwrap_or(nodes.bytes);
+    }
+}
