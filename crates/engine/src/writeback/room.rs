@@ -30,8 +30,8 @@ const SAMPLE: Duration = Duration::from_millis(100);
 const FADES: Duration = Duration::from_secs(2);
 /// Sectors a second that write-back is expected to make before it has been seen to: what a disk does at least, asked in order.
 const EXPECTED: u64 = 16 << 10;
-/// What the pace is above the lasting one sinks to a third in so many seconds, if there is room for it.
-const SINKS_SECONDS: u64 = 4;
+/// The pace sinks to a third in so many milliseconds, if there is room for it.
+const SINKS_MS: u64 = 4000;
 /// In the last of so many parts of the band the pace sinks to nothing.
 const LAST_PART: u64 = 4;
 /// Most writes over what is dirty already, for one that makes more dirty, that are reckoned with; in percent.
@@ -50,6 +50,8 @@ pub struct Room {
     rates: [u64; 3],
     /// Sectors a second, while there is a limit.
     pace: Option<u64>,
+    /// In so many milliseconds it sinks to a third.
+    sinks_ms: u64,
     /// When there was one last.
     limited: Option<Time>,
     /// When the next write may begin.
@@ -101,36 +103,30 @@ impl Room {
         }
         (self.sampled, self.seen) = (now, counters);
         let now_rate = newest[0].max(self.rates[0]);
-        self.pace = self.limit(level, now_rate, passed.min(FADES));
+        self.pace = self.limit(level, now_rate);
         if self.pace.is_some() {
             self.limited = Some(now);
         }
         true
     }
 
-    /// The pace from now on, after `passed`: `None` if there is so much room that there need be none. Clients had `rate` of late.
-    fn limit(&self, level: Level, rate: u64, passed: Duration) -> Option<u64> {
-        let lasting = self.lasting(level);
-        let above = level.left.saturating_sub(level.landing());
-        if above == 0 {
-            return Some(lasting);
+    /// The pace from now on: `None` if there is so much room that there need be none. Clients had `rate` of late.
+    fn limit(&mut self, level: Level, rate: u64) -> Option<u64> {
+        let above = u128::from(level.left.saturating_sub(level.landing()));
+        let is_limited = self.pace.is_some();
+        if !is_limited {
+            // Of what there is at most half.
+            let most = 1000 * level.whole.saturating_sub(level.landing()) / 2;
+            self.sinks_ms = SINKS_MS.min(most / rate.max(1)).max(1);
         }
-        // What is let in above the lasting pace while the pace sinks to it; of what lies above the band half, if that is too much.
-        let most = level.whole.saturating_sub(level.band) / 2;
-        let lets_in =
-            |pace: u64, seconds: u64| pace.saturating_sub(lasting).saturating_mul(seconds).min(most);
-        let pace = match self.pace {
-            None if above > lets_in(rate, SINKS_SECONDS) => return None,
-            None => rate,
-            // It ends later than it begins, or it would end as soon as the pace has sunk.
-            Some(pace) if above > lets_in(pace.max(rate), 2 * SINKS_SECONDS) => return None,
-            Some(pace) if above > lets_in(pace, SINKS_SECONDS) => return Some(pace.max(lasting)),
-            Some(pace) => pace,
-        };
-        // So that it is there when the band is.
-        let excess = u128::from(pace.saturating_sub(lasting));
-        let sinks = excess * excess * passed.as_nanos() / (u128::from(above) * SECOND_NS);
-        Some(lasting + u64::try_from(excess.saturating_sub(sinks)).unwrap_or(u64::MAX))
+        // It ends later than it begins.
+        let ahead = if is_limited { 2 } else { 1 };
+        if 1000 * above > ahead * u128::from(rate) * u128::from(self.sinks_ms) {
+            return None;
+        }
+        // What is in proportion to what is left of the way sinks by the same part of itself each second.
+        let sinking = u64::try_from(1000 * above / u128::from(self.sinks_ms)).unwrap_or(u64::MAX);
+        Some(sinking.max(self.lasting(level)))
     }
 
     /// The pace at which what is dirty stays at a level in the band, in sectors a second.
