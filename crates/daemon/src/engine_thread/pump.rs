@@ -224,8 +224,8 @@ async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Giv
     let _stays = set.leave_failed(volume).await;
     let Removed { disk, lost } = set.remove_volume(volume).await?;
     drop(set);
-    // Nobody has been told yet, and the number is nobody's any more.
-    let owed = keeper.with(|sets| {
+    // Nobody has been told yet, and the number is nobody's any more. Who waits for its device hears that now.
+    let owed = keeper.change(|sets| {
         sets.absences.forget(volume);
         sets.owes.remove(&volume)
     });
