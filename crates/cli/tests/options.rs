@@ -108,6 +108,7 @@ const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("stripe_size", "none", "192k", "4224k", "1MB", "decimal units are not used"),
     ("partial_stripes_expensive", "none", "1", "1", "raid5", "is neither 1 nor 0"),
     ("on_cache_error", "freeze", "read-only", "read-only", "detach", "is none of freeze, read-only, fail"),
+    ("on_backing_error", "freeze", "fail", "fail", "wait", "is none of freeze, read-only, fail"),
     ("freeze_timeout", "2m", "30", "30s", "none", "is not a time"),
 ];
 

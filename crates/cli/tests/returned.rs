@@ -26,7 +26,13 @@ struct Site {
 }
 
 impl Site {
-    fn new() -> Self {
+    /// Who needs the disk while it is away fails.
+    fn failing() -> Self {
+        Self::new("on_backing_error = \"fail\"")
+    }
+
+    /// With these options.
+    fn new(options: &str) -> Self {
         let images = Images::new();
         let fast = images.blank("fast", 36 << 20);
         assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
@@ -35,7 +41,8 @@ impl Site {
         for volume in ["stays", "tank"] {
             let device = images.blank(volume, 20 << 20);
             assert_eq!(bcached(&["make", "--writeback", "--label", volume, "-B", &device]).exit, 0);
-            text += &format!("[volume.{volume}]\nbacking = {device:?}\nwriteback_running = false\n");
+            text +=
+                &format!("[volume.{volume}]\nbacking = {device:?}\nwriteback_running = false\n{options}\n");
         }
         images.configure(&text);
         Self { images }
@@ -91,7 +98,22 @@ impl Client {
 
     #[track_caller]
     fn ask(&mut self, asked: &str, answer: &str) {
+        self.begin(asked);
+        self.hears(asked, answer);
+    }
+
+    fn begin(&mut self, asked: &str) {
         writeln!(self.asks, "{asked}").expect("it listens");
+    }
+
+    fn waits(&self) -> bool {
+        // What is left of the last answer is how fast that was.
+        let news = self.answers.try_iter().find(|line| !line.contains("ops/sec"));
+        news.is_none()
+    }
+
+    #[track_caller]
+    fn hears(&self, asked: &str, answer: &str) {
         let mut line = self.answers.recv_timeout(LIMIT).expect("it answers");
         while line.contains("ops/sec") {
             line = self.answers.recv_timeout(LIMIT).expect("it answers");
@@ -120,7 +142,7 @@ fn a_backing_device_that_comes_back_is_taken_up_under_its_clients() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = Site::failing();
     let daemon = Daemon::configured(&site.images);
     let (old, new) = (pattern(DATA_BYTES, 3), pattern(DATA_BYTES, 5));
     fill(&site.images, &daemon, "stays", &old);
@@ -169,7 +191,7 @@ fn a_flush_fails_for_what_a_pulled_device_may_have_lost() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = Site::failing();
     let daemon = Daemon::configured(&site.images);
     fill(&site.images, &daemon, "tank", &pattern(DATA_BYTES, 5));
     done(&daemon, &["set", "tank", "cache_mode=writearound"]);
@@ -198,7 +220,7 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = Site::failing();
     let daemon = Daemon::configured(&site.images);
     fill(&site.images, &daemon, "tank", &pattern(DATA_BYTES, 5));
     let mut client = Client::connect(&daemon, "tank");
@@ -236,4 +258,134 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
     assert!(content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 5));
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
+}
+
+/// A disk that was away for a moment made whoever needed it fail, and a file system on it go read-only.
+#[test]
+fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new("sequential_cutoff = \"256k\"\nshared = true");
+    let daemon = Daemon::configured(&site.images);
+    let mut client = Client::connect(&daemon, "tank");
+    let (mut reader, mut writer) = (Client::connect(&daemon, "tank"), Client::connect(&daemon, "tank"));
+    client.ask("write -P 9 1M 64k", "wrote 65536/65536");
+    // What a former process may have written is flushed.
+    let mut first = Client::connect(&daemon, "tank");
+    first.begin("flush");
+    first.leave();
+    let copy = site.copy("tank");
+    site.pull("tank");
+    reader.begin("read -P 0 8M 64k");
+    wait_for_event(&daemon, "device-awaited");
+    writer.begin("write -f -P 6 4M 512k");
+    client.ask("read -P 9 1M 64k", "read 65536/65536");
+    client.ask("write -P 7 1M 64k", "wrote 65536/65536");
+    client.ask("write -f -P 7 2M 64k", "wrote 65536/65536");
+    daemon.wait_for("it says so", |status| {
+        let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
+        reason.contains("requests that need it wait until it is back, for 2m in all")
+    });
+    assert!(reader.waits() && writer.waits());
+    site.plug(&copy, "tank");
+    reader.hears("read", "read 65536/65536");
+    writer.hears("write", "wrote 524288/524288");
+    client.ask("write -f -P 8 2M 64k", "wrote 65536/65536");
+    daemon.wait_for("it is served", |status| volume(status, "tank")["state"] == "served");
+    let log = daemon.log();
+    assert_eq!(log.matches("event=device-awaited").count(), 1, "told once, and it came in time: {log}");
+    for client in [client, reader, writer] {
+        client.leave();
+    }
+    let found = bytes(site.file("tank"));
+    let written = &found[DATA_OFFSET + (4 << 20)..][..512 << 10];
+    assert!(written.iter().all(|byte| *byte == 6), "the write has come to the disk that came back");
+    let all = content(&site.images, &daemon, "tank");
+    assert!(all[1 << 20..(1 << 20) + (64 << 10)].iter().all(|byte| *byte == 7));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+/// A flush that waits does not succeed because the new disk has nothing to flush.
+#[test]
+fn a_flush_that_waited_says_what_a_pulled_device_may_have_lost() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new("cache_mode = \"writearound\"");
+    let daemon = Daemon::configured(&site.images);
+    let mut client = Client::connect(&daemon, "tank");
+    client.ask("write -f -P 1 8M 4k", "wrote 4096/4096");
+    client.ask("write -P 2 4M 64k", "wrote 65536/65536");
+    let copy = site.copy("tank");
+    site.pull("tank");
+    client.begin("write -f -P 3 8M 4k");
+    wait_for_event(&daemon, "device-awaited");
+    assert!(client.waits());
+    site.plug(&copy, "tank");
+    client.hears("write -f", "write failed: Input/output error");
+    client.ask("write -f -P 3 8M 4k", "wrote 4096/4096");
+    client.leave();
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+#[test]
+fn waiting_for_a_disk_has_an_end_and_the_disk_is_looked_for_all_the_same() {
+    if !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new("freeze_timeout = \"1s\"");
+    let daemon = Daemon::configured(&site.images);
+    let mut client = Client::connect(&daemon, "tank");
+    let copy = site.copy("tank");
+    site.pull("tank");
+    for _ in 0..2 {
+        client.ask("read -P 0 8M 64k", "read failed: Input/output error");
+    }
+    wait_for_event(&daemon, "device-awaited-in-vain");
+    let log = daemon.log();
+    assert_eq!(log.matches("event=device-awaited-in-vain").count(), 1, "{log}");
+    assert!(log.contains("volume tank: its backing device has not come back in time"), "{log}");
+    site.plug(&copy, "tank");
+    wait_for_event(&daemon, "device-returned");
+    client.ask("read -P 0 8M 64k", "read 65536/65536");
+    client.leave();
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+/// Nobody is kept by a policy that is not in force any more, or by a daemon that is to stop.
+#[test]
+fn who_is_not_to_wait_for_a_disk_is_told_at_once() {
+    if !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new("freeze_timeout = \"1h\"\ncache_mode = \"writearound\"");
+    let daemon = Daemon::configured(&site.images);
+    let mut client = Client::connect(&daemon, "tank");
+    site.pull("tank");
+    client.begin("read -P 0 8M 64k");
+    wait_for_event(&daemon, "device-awaited");
+    assert!(client.waits());
+    done(&daemon, &["set", "tank", "on_backing_error=read-only"]);
+    client.hears("read", "read failed: Input/output error");
+    client.ask("write -P 1 8M 64k", "write failed: Operation not permitted");
+    daemon.wait_for("it says so", |status| {
+        let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
+        reason.contains("reads that need it fail, writes that do are not permitted")
+    });
+    done(&daemon, &["set", "tank", "on_backing_error=fail"]);
+    client.ask("write -P 1 8M 64k", "write failed: Input/output error");
+    done(&daemon, &["set", "tank", "on_backing_error=freeze"]);
+    client.begin("read -P 0 8M 64k");
+    let mut other = Client::connect(&daemon, "stays");
+    other.ask("read -P 0 8M 64k", "read 65536/65536");
+    other.leave();
+    assert!(client.waits());
+    let (_what_was_not_flushed_may_be_lost, log) = daemon.stop();
+    assert!(!log.contains("event=device-awaited-in-vain"), "{log}");
+    client.hears("read", "read failed");
+    client.leave();
 }

@@ -255,6 +255,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// A device is not there any more, or takes nothing any more until it is opened anew: the same request may succeed then.
+    #[must_use]
+    pub const fn is_absence(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind.is_final())
+    }
+
     /// An I/O error with what was being done; for `map_err`.
     pub fn io(doing: Doing) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { doing, source }

@@ -58,7 +58,7 @@ pub use explain::{Explained, InCache, Whereabouts};
 pub use gc::pass::Found;
 pub use latency::{Histogram, Latencies, Path};
 pub use opening::Opening;
-pub use options::{OnCacheError, Options, VolumeOptions};
+pub use options::{OnError, Options, VolumeOptions};
 pub use phases::{Phase, Phases};
 pub use policy::Client;
 pub use request::bypass::Bypass;

@@ -140,15 +140,17 @@ pub struct VolumeOptions {
     pub partial_stripes_expensive: Option<bool>,
     /// What becomes of requests that need the cache, because of dirty data, and cannot have it. The set only keeps this for whoever
     /// serves its volumes. Not of the kernel.
-    pub on_cache_error: OnCacheError,
-    /// How long they wait at most. Not of the kernel.
+    pub on_cache_error: OnError,
+    /// The same of requests that need the backing device while that is gone. Not of the kernel.
+    pub on_backing_error: OnError,
+    /// How long they wait at most, for either. Not of the kernel.
     pub freeze_timeout: Duration,
 }
 
-/// What becomes of requests on a volume with dirty data while its cache fails.
+/// What becomes of requests while a device that they need fails: the cache that has dirty data, or the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnCacheError {
-    /// They wait for the cache, so many and so long.
+pub enum OnError {
+    /// They wait for the device, so many and so long.
     Freeze,
     /// Changes are refused as if the volume could be read only; what can be read is.
     ReadOnly,
@@ -156,7 +158,7 @@ pub enum OnCacheError {
     Fail,
 }
 
-impl OnCacheError {
+impl OnError {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Freeze, Self::ReadOnly, Self::Fail];
 
@@ -193,7 +195,8 @@ impl Default for VolumeOptions {
             spindown_after: None,
             stripe_size: None,
             partial_stripes_expensive: None,
-            on_cache_error: OnCacheError::Freeze,
+            on_cache_error: OnError::Freeze,
+            on_backing_error: OnError::Freeze,
             freeze_timeout: Duration::from_secs(120),
         }
     }

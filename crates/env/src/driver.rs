@@ -98,6 +98,17 @@ pub enum IoErrorKind {
         /// Its sectors when it was noticed.
         found: u64,
     },
+    /// The system has the device no more (pulled, its bus reset). Every operation on it fails from then on: what comes back is
+    /// another device of the system.
+    Gone,
+}
+
+impl IoErrorKind {
+    /// Nothing is read from the device or written to it any more, until it is opened anew.
+    #[must_use]
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Shrunk { .. } | Self::Gone)
+    }
 }
 
 impl core::fmt::Display for IoErrorKind {
@@ -114,6 +125,7 @@ impl core::fmt::Display for IoErrorKind {
             Self::NoSpace => "no space left",
             Self::Invalid => "refused as invalid",
             Self::Unsupported => "not supported",
+            Self::Gone => "the device is gone",
         })
     }
 }

@@ -66,6 +66,7 @@ impl Work {
 
     /// Ends the operation: a bounced read lands in the caller's memory.
     pub(crate) fn finish(self, result: Result<(), IoErrorKind>) -> Completion {
+        let result = result.map_err(|kind| self.device.reason(kind));
         let buffer = match self.action {
             Action::Read { mut buffer, bounce, .. } => {
                 if let (Ok(()), Some(bounce)) = (result, bounce) {

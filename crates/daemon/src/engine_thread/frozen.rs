@@ -1,13 +1,14 @@
-//! Requests that need the cache and cannot have it: by the volume's policy they wait for it, or not.
+//! Requests that need a device and cannot have it, the cache or the backing device: by the volume's policy they wait for it, or not.
 //!
 //! Here is the one queue of such requests, between the port and the sets: it outlives a set that is opened again. It is bounded, in
 //! requests (for each volume and for all) and in bytes (by the front end's budget, of which a connection has a part); who comes when
 //! it is full fails. A request that waits is asked again from its beginning, as if it came now: nobody has been told that it was
-//! carried out, so whether some of it was makes no difference.
+//! carried out, so whether some of it was makes no difference. So those that wait are carried out after those that need not wait, also
+//! where both write to one place; no client can count on anything else while neither is answered.
 
 use super::keeper::Keeper;
 use crate::translate::{self, Work};
-use bcached_engine::{Client, Error, OnCacheError, Reply as EngineReply, Request, VolumeId};
+use bcached_engine::{Client, Error, OnError, Reply as EngineReply, Request, VolumeId};
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Buffer, Time};
 use bcached_port::{ErrorKind, Operation, Reply};
@@ -40,7 +41,7 @@ struct Places(RefCell<BTreeMap<VolumeId, usize>>);
 /// What came of an attempt to carry a request out.
 enum Came {
     Answered(Reply),
-    /// Its volume needs a cache that does not work. A read's memory comes back.
+    /// It needs a device that does not work. A read's memory comes back.
     Trouble(Error, Option<Buffer>),
 }
 
@@ -78,7 +79,7 @@ impl Desk {
         Self { keeper, room, freed: Notify::new(), places: Places::default() }
     }
 
-    /// Carries `operation` out, if need be when its volume has its cache again. Who waits for that is not in flight, and gives
+    /// Carries `operation` out, if need be when its volume has the device again that it needs. Who waits for that is not in flight, and gives
     /// back its `permit` until then.
     pub async fn answer(
         &self,
@@ -97,13 +98,19 @@ impl Desk {
                 Came::Answered(reply) => return reply,
                 Came::Trouble(error, buffer) => (error, buffer),
             };
-            self.keeper.alarm();
+            let misses_backing = self.keeper.misses_backing(&error);
+            if !misses_backing {
+                self.keeper.alarm();
+            }
             if self.keeper.turn() != turn && self.keeper.home(volume).is_some() {
                 // It has moved meanwhile.
                 operation = again.with(buffer);
                 continue;
             }
-            let until = self.waits_until(volume, &error, &mut since);
+            let until = match misses_backing {
+                true => self.keeper.waits_for_backing(volume),
+                false => self.waits_until(volume, &error, &mut since),
+            };
             place = place.or_else(|| until.and_then(|_| self.places.take(volume)));
             let Some(until) = until.filter(|_| place.is_some()) else {
                 return self.refusal(volume, &error, again.changes_content(), buffer);
@@ -111,9 +118,12 @@ impl Desk {
             drop(permit.take());
             self.freed.notify_all();
             let works = self.keeper.home(volume).is_some_and(|set| set.failure().is_none());
-            let look = if works { until.min(self.now() + TRY_AGAIN) } else { until };
+            let look = if works && !misses_backing { until.min(self.now() + TRY_AGAIN) } else { until };
             self.keeper.turns_until(turn, look).await;
             if self.now() >= until {
+                if misses_backing {
+                    self.keeper.has_waited(volume);
+                }
                 return self.refusal(volume, &error, again.changes_content(), buffer);
             }
             permit = Some(self.room.acquire(1).await);
@@ -132,7 +142,7 @@ impl Desk {
         let options = self.keeper.options_of(volume);
         // Who does not wait for a cache that fails is served by it as far as it goes, but not while it is being opened again.
         let is_moment = home.is_none() && self.keeper.with(|sets| sets.is_trying);
-        let may_wait = options.on_cache_error == OnCacheError::Freeze || is_moment;
+        let may_wait = options.on_cache_error == OnError::Freeze || is_moment;
         let works = home.is_some_and(|set| set.failure().is_none());
         let may_pass = if works { error.may_pass() } else { self.keeper.may_come_back() };
         if !may_wait || !may_pass {
@@ -146,11 +156,16 @@ impl Desk {
         (self.now() < until).then_some(until)
     }
 
-    /// What a request is told that needs the cache and does not wait for it.
+    /// What a request is told that needs a device and does not wait for it.
     fn refusal(&self, volume: VolumeId, error: &Error, changes: bool, buffer: Option<Buffer>) -> Reply {
-        let policy = self.keeper.options_of(volume).on_cache_error;
-        let kind = match (policy, error) {
-            (OnCacheError::ReadOnly, Error::Failed(_)) if changes => ErrorKind::NotPermitted,
+        let options = self.keeper.options_of(volume);
+        let policy = match error {
+            Error::Failed(_) => Some(options.on_cache_error),
+            _ if self.keeper.misses_backing(error) => Some(options.on_backing_error),
+            _ => None,
+        };
+        let kind = match policy {
+            Some(OnError::ReadOnly) if changes => ErrorKind::NotPermitted,
             _ => translate::kind_of(error),
         };
         Reply::failed(kind, buffer)
@@ -180,6 +195,7 @@ impl Desk {
     }
 
     async fn serve(&self, client: Client, volume: VolumeId, work: Request) -> Came {
+        let _inside = self.keeper.enters(volume).await;
         let Some(set) = self.keeper.home(volume) else {
             let buffer = if let Request::Read { buffer, .. } = work { Some(buffer) } else { None };
             return Came::Trouble(self.keeper.reason(), buffer);
@@ -188,7 +204,9 @@ impl Desk {
         let reply = set.serve_for(client, volume, work).await;
         drop(set);
         match reply.result {
-            Err(error) if self.is_of_cache(&error) => Came::Trouble(error, reply.buffer),
+            Err(error) if self.is_of_cache(&error) || self.keeper.misses_backing(&error) => {
+                Came::Trouble(error, reply.buffer)
+            }
             // It came in the moment in which the volume moved.
             Err(Error::Stopping | Error::NoVolume) if self.keeper.turn() != turn => {
                 Came::Trouble(self.keeper.reason(), reply.buffer)

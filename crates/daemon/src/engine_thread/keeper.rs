@@ -11,6 +11,7 @@
 //! A volume keeps its number all the way, so that nobody outside need know. When the set is opened again, and what may go wrong, is
 //! in [`super::revival`]; what becomes of requests meanwhile in [`super::frozen`].
 
+use super::absent::Absences;
 use crate::failure::Failure;
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
@@ -71,6 +72,8 @@ pub struct Sets {
     pub is_stopping: bool,
     /// Something acknowledged of these volumes may not be durable, which their next flush says.
     pub owes: BTreeSet<VolumeId>,
+    /// Backing devices that are gone, or being exchanged.
+    pub absences: Absences,
     /// Backing devices that the set takes up at this moment.
     adding: usize,
     /// Since when requests of a volume have had to wait.
@@ -131,10 +134,20 @@ impl Keeper {
     }
 
     /// Until `is_so`, which is looked at whenever that count changes.
-    async fn until(&self, is_so: impl Fn(&Sets) -> bool) {
+    pub(super) async fn until(&self, is_so: impl Fn(&Sets) -> bool) {
         while !self.with(|sets| is_so(sets)) {
             self.0.changed.wait().await;
         }
+    }
+
+    /// Something that somebody waits for may be so, though nobody has moved.
+    pub(super) fn look_again(&self) {
+        self.0.changed.notify_all();
+    }
+
+    /// Until something may be so that was not, or it is `until`.
+    pub(super) async fn changes_until(&self, until: Time) {
+        self.0.env.wait_until(&self.0.changed, until).await;
     }
 
     /// As [`Keeper::turns`], or until it is `until`.

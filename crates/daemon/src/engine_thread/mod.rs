@@ -6,12 +6,14 @@
 //! | `keeper` | which set serves which volume |
 //! | `revival` | a set that has failed is opened again |
 //! | `returned` | a backing device comes back as another one |
-//! | `frozen` | requests that wait for that |
+//! | `absent` | one that is gone |
+//! | `frozen` | requests that wait for a device |
 //!
 //! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
 //! requests through commands. Both ring the same bell; the pump takes until there is nothing left, then waits for it.
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
+mod absent;
 mod frozen;
 mod keeper;
 mod pump;
@@ -33,6 +35,7 @@ use bcached_uring::{Backend, Bell, Device, DriverOptions, MappedNote, NoteFound,
 use keeper::{Keeper, Recipe};
 use pump::Pump;
 use resize::Under;
+pub use returned::NotTaken;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -160,7 +163,7 @@ enum Command {
     HandOver(VolumeId, Answer<Result<Given, Error>>),
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
     /// Its backing device is this one from now on.
-    TakeBack(VolumeId, Device, Answer<Result<Option<Error>, Error>>),
+    TakeBack(VolumeId, Device, Answer<Result<Option<Error>, NotTaken>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     Cancel(u64),
     Under(VolumeId, Answer<Option<Under>>),

@@ -3,7 +3,8 @@
 use super::frozen::Desk;
 use super::keeper::Keeper;
 use super::{
-    Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, Way, resize, returned, revival,
+    Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, NotTaken, Way, resize, returned,
+    revival,
 };
 use bcached_engine::{CacheSet, Cancel, Client, Error, Removed, VolumeId};
 use bcached_env::Env;
@@ -106,7 +107,11 @@ impl Pump {
                 }
             }
             Command::ChangeCache(change) => keeper.change_cache(&change),
-            Command::SetOptions(volume, new, answer) => answer(keeper.change_options(volume, new)),
+            Command::SetOptions(volume, new, answer) => {
+                answer(keeper.change_options(volume, new));
+                // Who waits may not have to any more.
+                keeper.change(|_| ());
+            }
             Command::SetCacheMode(volume, mode, keep, answer) => match (keeper.settled(volume), keep) {
                 (Ok(set), Keep::ForNow) => answer(set.set_cache_mode_for_now(volume, mode)),
                 (Ok(set), Keep::InSuperblock) => {
@@ -134,7 +139,7 @@ impl Pump {
                 Ok(set) => env.spawn(async move {
                     answer(returned::take_back(set, &keeper, volume, device).await);
                 }),
-                Err(error) => answer(Err(error)),
+                Err(error) => answer(Err(NotTaken::Refused(error))),
             },
             Command::Long(number, long, volume, answer) => match keeper.settled(volume) {
                 Ok(set) => self.begin_long(set, (number, long), volume, answer),
@@ -219,8 +224,11 @@ async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Giv
     let _stays = set.leave_failed(volume).await;
     let Removed { disk, lost } = set.remove_volume(volume).await?;
     drop(set);
-    // Nobody has been told yet, and the number is nobody's any more.
-    let owed = keeper.with(|sets| sets.owes.remove(&volume));
+    // Nobody has been told yet, and the number is nobody's any more. Who waits for its device hears that now.
+    let owed = keeper.change(|sets| {
+        sets.absences.forget(volume);
+        sets.owes.remove(&volume)
+    });
     let lost = lost.or_else(|| owed.then_some(Error::LostWrites));
     let (disks, env) = (&keeper.inner().disks, &keeper.inner().env);
     let mut device = disk.and_then(|disk| disks.remove(disk));

@@ -1,19 +1,50 @@
-//! A volume whose backing device is back as another device: it takes the place of the one that was open.
+//! A volume whose backing device is back as another device: it takes the place of the one that was open, when the requests that the set
+//! has are answered, and who waits for the device goes on.
 
+use super::absent::EXCHANGE_LIMIT;
 use super::keeper::Keeper;
 use super::{Answer, Command, Engine};
 use bcached_engine::{CacheSet, Error, Removed, VolumeId};
 use bcached_uring::Device;
+use std::time::Duration;
+
+/// Why a device does not take the place of the former one. Nothing has changed.
+#[derive(Clone, Debug)]
+pub enum NotTaken {
+    /// It is not what it should be, or the volume cannot be changed now.
+    Refused(Error),
+    /// Requests of the volume have not ended for so long.
+    Busy(Duration),
+}
 
 impl Engine {
     /// The volume is served from `device` from now on. What is answered is why its next flush fails, if something that was acknowledged may
     /// have gone with the old one.
-    pub fn take_back(&self, volume: VolumeId, device: Device, answer: Answer<Result<Option<Error>, Error>>) {
+    pub fn take_back(
+        &self,
+        volume: VolumeId,
+        device: Device,
+        answer: Answer<Result<Option<Error>, NotTaken>>,
+    ) {
         self.send(Command::TakeBack(volume, device, answer));
     }
 }
 
 pub async fn take_back(
+    set: CacheSet,
+    keeper: &Keeper,
+    volume: VolumeId,
+    device: Device,
+) -> Result<Option<Error>, NotTaken> {
+    let taken = match keeper.begin_exchange(volume).await {
+        true => exchange(set, keeper, volume, device).await.map_err(NotTaken::Refused),
+        false => Err(NotTaken::Busy(EXCHANGE_LIMIT)),
+    };
+    keeper.end_exchange(volume, taken.is_ok());
+    taken
+}
+
+async fn exchange(
     set: CacheSet,
     keeper: &Keeper,
     volume: VolumeId,

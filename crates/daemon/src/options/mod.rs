@@ -10,7 +10,7 @@ pub mod quiet;
 pub mod value;
 
 use crate::failure::{Failure, Kind as FailureKind};
-use bcached_engine::{OnCacheError, Options, Settings, VolumeOptions};
+use bcached_engine::{OnError, Options, Settings, VolumeOptions};
 use bcached_format::Replacement;
 use value::{Kind, Refused, Value};
 
@@ -86,6 +86,17 @@ macro_rules! engine {
             write: |options, value| {
                 if let Value::$variant(new) = value {
                     options.$field = *new;
+                }
+            },
+        }
+    };
+    (policy $field:ident) => {
+        Place::Engine {
+            read: |options| Value::Word(options.$field.name()),
+            write: |options, value| {
+                let is_meant = |policy: &OnError| *value == Value::Word(policy.name());
+                if let Some(policy) = OnError::ALL.into_iter().find(is_meant) {
+                    options.$field = policy;
                 }
             },
         }
@@ -281,22 +292,20 @@ pub static OPTIONS: &[Definition] = &[
     Definition::own(
         "on_cache_error",
         Kind::Choice(&["freeze", "read-only", "fail"]),
-        Place::Engine {
-            read: |options| Value::Word(options.on_cache_error.name()),
-            write: |options, value| {
-                let is_meant = |policy: &OnCacheError| *value == Value::Word(policy.name());
-                if let Some(policy) = OnCacheError::ALL.into_iter().find(is_meant) {
-                    options.on_cache_error = policy;
-                }
-            },
-        },
+        engine!(policy on_cache_error),
         "what requests that need dirty data in a cache that fails do: wait, or be refused as far as they write, or fail",
+    ),
+    Definition::own(
+        "on_backing_error",
+        Kind::Choice(&["freeze", "read-only", "fail"]),
+        engine!(policy on_backing_error),
+        "what requests that need a backing device that is gone do: wait, or be refused as far as they write, or fail",
     ),
     Definition::own(
         "freeze_timeout",
         Kind::Time(0, TIME_MAX),
         engine!(Time, freeze_timeout),
-        "how long they wait with on_cache_error = freeze, then they fail",
+        "how long they wait with freeze, for either device, then they fail",
     ),
 ];
 

@@ -4,7 +4,7 @@ use crate::engine_failure;
 use crate::options::value::Value;
 use crate::sizes::human;
 use bcached_engine::{
-    DiskHealth, Error, OnCacheError, UnreadableNode, Unwritable, VolumeId, VolumeInfo, WritebackTrouble,
+    DiskHealth, Error, OnError, UnreadableNode, Unwritable, VolumeId, VolumeInfo, WritebackTrouble,
 };
 use bcached_env::IoErrorKind;
 use std::time::Duration;
@@ -112,11 +112,11 @@ fn without_cache(info: &VolumeInfo, error: &Error) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
         _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
-        OnCacheError::Freeze if error.may_pass() => {
+        OnError::Freeze if error.may_pass() => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("reads go on, writes wait until it works again, for {limit} in all")
         }
-        OnCacheError::ReadOnly => "reads go on, writes are not permitted".to_owned(),
+        OnError::ReadOnly => "reads go on, writes are not permitted".to_owned(),
         _ => "reads go on, writes are refused".to_owned(),
     };
     format!("its cache has stopped writing: {what}")
@@ -133,6 +133,19 @@ fn others(unwritable: &Unwritable) -> String {
         0 | 1 => String::new(),
         ranges => format!(" and of {} other ranges, {} in all,", ranges - 1, human(unwritable.sectors * 512)),
     }
+}
+
+/// What becomes of requests that need the backing device of a volume, which is gone.
+fn without_backing(info: &VolumeInfo) -> Option<String> {
+    info.backing_health?.last_error.filter(|last| last.kind.is_final())?;
+    Some(match info.options.on_backing_error {
+        OnError::Freeze => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("requests that need it wait until it is back, for {limit} in all")
+        }
+        OnError::ReadOnly => "reads that need it fail, writes that do are not permitted".to_owned(),
+        OnError::Fail => "requests that need it fail".to_owned(),
+    })
 }
 
 /// A cache whose device has failed so often that it takes nothing more.
@@ -169,7 +182,8 @@ pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -
         .as_ref()
         .map(|error| format!("nothing is dirty, but its superblock cannot be marked clean ({error})"));
     let index = without_index(info, nodes);
-    let told: Vec<_> = cache.into_iter().chain(index).chain(writeback).chain(marking).chain(device).collect();
+    let told = cache.into_iter().chain(index).chain(writeback).chain(marking).chain(device);
+    let told: Vec<_> = told.chain(without_backing(info)).collect();
     (!told.is_empty()).then(|| told.join("; "))
 }
 
@@ -289,13 +303,13 @@ mod tests {
             let set = SetTrouble { failed: Some(error), ..SetTrouble::default() };
             degraded(&VolumeInfo { options, ..info.clone() }, set, None).unwrap_or_default()
         };
-        let not_permitted = told(OnCacheError::ReadOnly, error);
+        let not_permitted = told(OnError::ReadOnly, error);
         assert!(not_permitted.ends_with("reads go on, writes are not permitted"), "{not_permitted}");
-        assert!(told(OnCacheError::Fail, error).ends_with("writes are refused"));
+        assert!(told(OnError::Fail, error).ends_with("writes are refused"));
         // What was not flushed may be gone: nothing comes back by itself.
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
         let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
-        assert!(told(OnCacheError::Freeze, &flush).ends_with("writes are refused"));
+        assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
         let opened_again = [error, &flush].map(|error| stopped(error).ends_with("again when it works"));
         assert_eq!(opened_again, [true, false]);
     }

@@ -45,7 +45,7 @@ mod without;
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
 use crate::devices::{BackingDevice, CacheDevice};
-use crate::engine_thread::{Added, Given, News};
+use crate::engine_thread::{Added, Given, News, NotTaken};
 use crate::events;
 use crate::failure::{Failure, Kind};
 use crate::log;
@@ -104,7 +104,7 @@ enum Event {
     /// That cache's engine has taken it up.
     Moved(u64, usize, Box<Result<Added, Error>>),
     /// An engine has taken up the backing device of a volume that has come back, or says why not.
-    Returned(usize, Box<Result<Option<Error>, Error>>),
+    Returned(usize, Box<Result<Option<Error>, NotTaken>>),
     /// The engine of this cache has so much memory for nodes from now on, or as much as before.
     NodesChanged(usize, Option<usize>),
 }

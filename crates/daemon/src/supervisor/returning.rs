@@ -1,16 +1,15 @@
 //! Backing devices that go away while they are served, and come back as another device: a cable, a bus that was reset, a SAN.
 //!
 //! What is open never works again. While it fails its like is looked for, as at a start: where the configuration says, or, once the system
-//! has it no more, anywhere by its UUID. Requests fail meanwhile as those of any bad device do, unless the cache has what they need. When
-//! it is there the volume is held, as for a move to another cache, its engine lets go of the old device and has the new one, and who was
-//! connected goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
+//! has it no more, anywhere by its UUID. Requests that need it wait for it in the engine, or fail, as `on_backing_error` says; those that
+//! need only the cache go on. When it is there the engine lets go of the old device and has the new one, and who waited goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
 
-use super::cycle::MOVE_LIMIT;
 use super::patience::{Patience, Unopened};
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, RETRY, Supervisor};
 use crate::devices::{self, BackingDevice};
 use crate::engine_failure;
+use crate::engine_thread::NotTaken;
 use crate::failure::{Failure, Kind};
 use bcached_engine::{DiskHealth, Error, Status, VolumeInfo};
 use bcached_uring::Presence;
@@ -43,7 +42,6 @@ struct Absent {
 }
 
 struct Returning {
-    since: Instant,
     served: Box<VolumeInfo>,
     presence: Presence,
     path: PathBuf,
@@ -113,9 +111,9 @@ impl Supervisor {
         }
     }
 
-    /// Its engine has it, when all that was asked of the volume has been answered; what is asked from now on waits.
+    /// Its engine has it, when all that it was asked of the volume has ended; what is asked from now on waits there.
     fn begin_return(&mut self, volume: usize, backing: BackingDevice) {
-        let (engine, served, name) = {
+        let (engine, served) = {
             let mut shared = self.shared();
             let entry = &shared.table.volumes[volume];
             let cache = entry.cache.and_then(|cache| shared.table.caches.get(cache));
@@ -124,7 +122,7 @@ impl Supervisor {
             else {
                 return;
             };
-            let found = (engine.clone(), served.clone(), entry.display_name().to_owned());
+            let found = (engine.clone(), served.clone());
             // Nobody begins anything with it meanwhile.
             shared.table.volumes[volume].state = VolumeState::Attaching;
             found
@@ -132,18 +130,14 @@ impl Supervisor {
         let device = backing.device;
         let (presence, path) = (device.presence(), device.path().to_owned());
         let id = served.id;
-        self.returns.returning.insert(volume, Returning { since: Instant::now(), served, presence, path });
+        self.returns.returning.insert(volume, Returning { served, presence, path });
         let sender = self.sender.clone();
         let answer = move |taken| drop(sender.send(Event::Returned(volume, Box::new(taken))));
-        let take = move || engine.take_back(id, device, Box::new(answer));
-        match self.exports.route(&name) {
-            Some(route) => route.hold(take),
-            None => take(),
-        }
+        engine.take_back(id, device, Box::new(answer));
     }
 
     /// Its engine has taken it up, or says why not. What is lost is what the next flush of a client says.
-    pub(super) fn returned(&mut self, volume: usize, taken: Result<Option<Error>, Error>) {
+    pub(super) fn returned(&mut self, volume: usize, taken: Result<Option<Error>, NotTaken>) {
         let Some(Returning { served, presence, path, .. }) = self.returns.returning.remove(&volume) else {
             return;
         };
@@ -157,9 +151,12 @@ impl Supervisor {
         };
         let name = entry.display_name();
         match &taken {
-            Err(error) => {
-                let failure = engine_failure::of_return(name, &path, error);
-                self.not_taken(volume, failure);
+            Err(NotTaken::Refused(error)) => {
+                self.not_taken(volume, engine_failure::of_return(name, &path, error));
+            }
+            Err(NotTaken::Busy(limit)) => {
+                let why = format!("requests of it have not ended for {} s", limit.as_secs());
+                self.not_taken(volume, engine_failure::not_taken_up(name, &path).why(why));
             }
             Ok(lost) => {
                 self.returns.absent.remove(&volume);
@@ -178,41 +175,19 @@ impl Supervisor {
         self.publish(&entry);
     }
 
-    /// Nobody waits for a volume for longer than a moment because requests to the old device do not end.
+    /// Forgets those that are served no more, also because their engine has ended.
     pub(super) fn look_after_returns(&mut self) {
-        let is_served: Vec<_> = {
-            let is_served =
-                |entry: &VolumeEntry| matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
-            self.shared().table.volumes.iter().map(is_served).collect()
-        };
-        self.returns.absent.retain(|volume, _| is_served.get(*volume) == Some(&true));
-        let is_late = |returning: &&Returning| returning.since.elapsed() >= MOVE_LIMIT;
-        let returning = &self.returns.returning;
-        let late: Vec<_> =
-            returning.iter().filter(|(_, one)| is_late(one)).map(|(volume, _)| *volume).collect();
-        for volume in late {
-            let entry = self.shared().table.volumes[volume].clone();
-            if !matches!(entry.state, VolumeState::Attaching) {
-                // Its engine is gone.
-                self.returns.returning.remove(&volume);
-                self.let_clients_go(&entry);
-                self.name_export(&entry);
-                continue;
-            }
-            let route = self.exports.route(entry.display_name());
-            if !route.is_some_and(|route| route.release_unless_idle()) {
-                // Its engine has it in hand.
-                continue;
-            }
-            let Some(Returning { served, path, .. }) = self.returns.returning.remove(&volume) else {
-                continue;
+        let states: Vec<_> = {
+            let state = |entry: &VolumeEntry| match entry.state {
+                VolumeState::Served(_) => (true, false),
+                VolumeState::Attaching => (true, true),
+                _ => (false, false),
             };
-            self.shared().table.volumes[volume].state = VolumeState::Served(served);
-            let limit = MOVE_LIMIT.as_secs();
-            let failure = engine_failure::not_taken_up(entry.display_name(), &path)
-                .why(format!("requests of it have not ended for {limit} s"));
-            self.not_taken(volume, failure);
-        }
+            self.shared().table.volumes.iter().map(state).collect()
+        };
+        let is = |volume: &usize| states.get(*volume).copied().unwrap_or_default();
+        self.returns.absent.retain(|volume, _| is(volume).0);
+        self.returns.returning.retain(|volume, _| is(volume).1);
     }
 
     /// It is left alone for a while.

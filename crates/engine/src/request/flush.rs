@@ -19,6 +19,8 @@ pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) ->
     let flushed = flush_backing(set, target).await;
     let lost =
         answers.is_some_and(|answers| epoch(set, target.id, |epoch| epoch.report(answers)) == Some(true));
+    // That something is lost is no matter of whether the device comes back: nobody may wait for that, and not hear of it.
+    let flushed = if lost && flushed.as_ref().is_err_and(Error::is_absence) { Ok(()) } else { flushed };
     flushed?;
     // A flush that was not ours failed: what it covered may be gone, though ours claims success.
     if lost { Err(Error::LostWrites) } else { Ok(()) }
@@ -36,7 +38,7 @@ pub async fn flush_backing(set: &CacheSet, target: &Target) -> Result<(), Error>
             Turn::Wait => set.signals().flushed.wait().await,
             Turn::Run => {
                 let flushed = disk.flush().await;
-                ended(set, target, flushed.is_ok());
+                ended(set, target, flushed);
                 flushed.map_err(Error::io(Doing::BackingFlush))?;
             }
         }
@@ -70,13 +72,20 @@ pub fn epoch<T>(set: &CacheSet, volume: VolumeId, ask: impl FnOnce(&mut Epoch) -
 }
 
 /// The flush that was running has ended.
-fn ended(set: &CacheSet, target: &Target, succeeded: bool) {
+fn ended(set: &CacheSet, target: &Target, flushed: Result<(), bcached_env::IoError>) {
+    let is_absent = flushed.is_err_and(|error| error.kind.is_final());
     set.with(|s| {
         if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
-            backing.epoch.flush_ends(succeeded);
+            match is_absent {
+                true => backing.epoch.flush_finds_nobody(),
+                false => backing.epoch.flush_ends(flushed.is_ok()),
+            }
         }
-        // What may be lost is not read any more from here on.
-        parked::drop_parked(s, target.id);
+        // What may be lost is not read any more from here on. Nothing proves it any more on a device that is gone.
+        match is_absent {
+            true => parked::drop_all(s, target.id),
+            false => parked::drop_parked(s, target.id),
+        }
     });
     set.signals().flushed.notify_all();
     // What is durable enters the tree behind the caller's back: a flush does not wait for nodes to be read.

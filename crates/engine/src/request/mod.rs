@@ -158,6 +158,12 @@ impl Target {
         }
     }
 
+    /// A request has failed because the backing device is not there any more.
+    fn misses_backing(&self, result: &Result<(), Error>) -> bool {
+        let Err(error @ Error::Io { source, .. }) = result else { return false };
+        error.is_absence() && self.backing.as_ref().is_some_and(|disk| disk.id() == source.disk)
+    }
+
     /// The request goes this way. Of the ways of its parts the last in the order of [`Path`] counts, which is the longest.
     pub fn goes(&self, path: Path) {
         self.path.set(self.path.get().max(Some(path)));
@@ -219,6 +225,9 @@ impl CacheSet {
                 volume.changes -= 1;
                 volume.earlier_changes -= u64::from(target.round != volume.round);
             }
+            // What the backing device was not there for is nothing that it could have lost: whoever asked is refused, or asks the one
+            // that takes its place.
+            let asked = asked.filter(|_| !target.misses_backing(&reply.result));
             if let Some(range) = place.filter(|_| reply.result.is_err()) {
                 // Write-back may have left the place to a write that has not come.
                 volume.pace.age.write_failed(range.start, range.end);

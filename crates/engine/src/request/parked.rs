@@ -76,7 +76,7 @@ pub fn drop_parked(s: &mut State, volume: VolumeId) {
     }
 }
 
-/// Drops all parked pieces of a volume that is served no more.
+/// Drops all parked pieces of a volume that is served no more, or whose backing device proves nothing any more.
 pub fn drop_all(s: &mut State, volume: VolumeId) {
     let Some(volume) = s.volumes.get_mut(volume) else { return };
     for (_, piece) in volume.ranges.take_parked(|_| true) {

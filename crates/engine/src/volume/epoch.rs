@@ -204,6 +204,13 @@ impl Epoch {
         }
     }
 
+    /// The flush that was running has met a device that never works again. What had not been proven stays so for ever, and what has
+    /// become of it is not asked here, but when another device takes its place: [`Epoch::may_have_lost`].
+    pub fn flush_finds_nobody(&mut self) {
+        assert!(self.running, "a flush that ends has begun");
+        self.running = false;
+    }
+
     /// A request of a client begins, for [`Epoch::change_ends`].
     #[must_use]
     pub const fn asks(&self) -> Asked {

@@ -36,6 +36,8 @@ enum Sector {
 pub enum Mishap {
     /// It is not carried out and fails.
     Fails,
+    /// The same: the device is not there any more.
+    Gone,
     /// It is carried out and yet fails.
     Lands,
     /// The device does not know it.
@@ -148,7 +150,7 @@ impl World {
             self.under_way.push_back((disk, token, op));
             return None;
         }
-        if !matches!(mishap, Some(Mishap::Fails | Mishap::Unknown)) {
+        if !matches!(mishap, Some(Mishap::Fails | Mishap::Gone | Mishap::Unknown)) {
             self.carry_out(disk.0 as usize, &mut op);
         }
         let buffer = if let Op::Read { buffer, .. } = op { Some(buffer) } else { None };
@@ -157,6 +159,7 @@ impl World {
             result: match mishap {
                 None => Ok(()),
                 Some(Mishap::Unknown) => Err(IoErrorKind::Unsupported),
+                Some(Mishap::Gone) => Err(IoErrorKind::Gone),
                 Some(_) => Err(IoErrorKind::Io),
             },
             buffer,

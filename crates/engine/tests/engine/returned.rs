@@ -206,3 +206,91 @@ fn requests_in_flight_end_on_the_old_device() {
         set.assert_invariants();
     });
 }
+
+/// It is not there any more, and every operation says so.
+fn gone(world: &RefCell<World>) {
+    world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == BACKING).then_some(Mishap::Gone)));
+}
+
+async fn misses_it(set: &CacheSet, volume: VolumeId, request: Request) -> bool {
+    let result = set.serve(volume, request).await.result;
+    result.is_err_and(|error| error.is_absence())
+}
+
+/// All that was acknowledged had been flushed. Who then asks for what only the device has is refused, by a flush too, and has lost nothing by
+/// that: he asks again when it is back, and must not be told that something may be gone.
+#[test]
+fn what_a_device_was_not_there_for_is_not_lost() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is well");
+        ask(&set, volume, write(64, 8, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        let new = world.borrow_mut().copy(BACKING);
+        gone(&world);
+        let zeroes = Request::WriteZeroes { sector: 80, sectors: 8, fua: true };
+        for request in [write(64, 8, 2), zeroes, Request::Flush, write(72, 8, 2), Request::Flush] {
+            let shown = format!("{request:?}");
+            // Nothing is to be flushed to a device that has taken nothing.
+            let is_flush = matches!(request, Request::Flush);
+            assert!(misses_it(&set, volume, request).await || is_flush, "{shown}");
+        }
+        assert!(set.write_back(volume, &Cancel::default()).await.is_err());
+        let taken = set.take_back(volume, new).await;
+        assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: None }));
+        ask(&set, volume, write(64, 8, 2)).await;
+        ask(&set, volume, Request::Flush).await;
+        assert_eq!(bytes(&set, volume, 64, 8).await, [2; 8]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// What the device had taken and no flush has proven may be gone with it: it is not read meanwhile, and said when it is back.
+#[test]
+fn what_a_device_took_before_it_went_is_in_doubt() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is well");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let new = world.borrow_mut().copy(BACKING);
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        gone(&world);
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8], "as any data in the cache");
+        assert!(misses_it(&set, volume, Request::Flush).await);
+        let read = || Request::Read { sector: 0, buffer: Buffer::zeroed(4096) };
+        assert!(misses_it(&set, volume, read()).await, "it may not be there when the device is back");
+        let taken = set.take_back(volume, new).await;
+        assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: Some(Error::LostWrites) }));
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// A flush of ours had failed, which nobody has been told of: that is the answer to the next one, and not that the device is away, for which
+/// one might wait.
+#[test]
+fn a_flush_owed_to_a_client_fails_for_that_also_while_the_device_is_gone() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("it is well");
+        ask(&set, volume, write(64, 8, 1)).await;
+        let flushes = |disk, op: &Op| (disk == BACKING && matches!(op, Op::Flush)).then_some(Mishap::Fails);
+        world.borrow_mut().fate = Some(Box::new(flushes));
+        assert!(set.write_back(volume, &Cancel::default()).await.is_err());
+        gone(&world);
+        assert_eq!(set.serve(volume, Request::Flush).await.result, Err(Error::LostWrites));
+        assert!(misses_it(&set, volume, Request::Flush).await, "it has been said");
+        world.borrow_mut().fate = None;
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}

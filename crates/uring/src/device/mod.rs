@@ -113,6 +113,8 @@ pub struct Device {
     /// Submitting may wait for the device itself.
     submits_slowly: bool,
     shrunk: Shrunk,
+    /// What the system knew of it when it was opened.
+    presence: Presence,
     /// Holds the lock on the file under a loop device.
     #[allow(dead_code, reason = "held, not used")]
     beneath: Option<File>,
@@ -207,6 +209,7 @@ impl Device {
             dsync: AtomicBool::new(true),
             submits_slowly,
             shrunk: Shrunk::default(),
+            presence: Presence::of(identity),
             beneath: None,
         }
     }

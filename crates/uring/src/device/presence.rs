@@ -25,12 +25,17 @@ struct Listed {
 impl Device {
     /// Which one it is, to be asked later whether it is gone.
     #[must_use]
-    pub fn presence(&self) -> Presence {
-        Presence { identity: self.identity, listed: listed(self.identity) }
+    pub const fn presence(&self) -> Presence {
+        self.presence
     }
 }
 
 impl Presence {
+    /// Of a device that is open: as long as it is, its number is nobody else's.
+    pub(super) fn of(identity: Identity) -> Self {
+        Self { identity, listed: listed(identity) }
+    }
+
     /// Which device it is, by any path.
     #[must_use]
     pub const fn identity(&self) -> Identity {
@@ -62,6 +67,10 @@ fn listed(identity: Identity) -> Option<Listed> {
 mod tests {
     use super::*;
     use crate::Access;
+    use crate::counters::Counters;
+    use crate::work::Work;
+    use bcached_env::{Buffer, IoErrorKind, Op, Token};
+    use std::sync::Arc;
 
     /// What was seen in sysfs and is there no more, or under another disk's number, is gone; what was never seen there is not.
     #[test]
@@ -92,5 +101,35 @@ mod tests {
         assert!(here.is_at(&one) && !here.is_at(&other) && !here.is_at(&folder.path().join("none")));
         std::fs::rename(&other, &one).expect("another file");
         assert!(!here.is_at(&one) && !here.is_gone());
+    }
+
+    /// The kernel ends what was under way on a disk that was pulled with the error of any bad one.
+    #[test]
+    fn an_operation_that_fails_on_a_device_that_is_gone_says_so_and_nothing_is_tried_on_it_any_more() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(1 << 20).expect("a size");
+        let mut device = Device::open(file.path(), Access::Own).expect("it is there");
+        let end = |device: &Arc<Device>, result| {
+            let op = Op::Read { sector: 0, buffer: Buffer::zeroed(4096) };
+            match Work::new(Some(device), Token(1), op, &Counters::default()) {
+                Ok(work) => work.finish(result).result,
+                Err(refused) => refused.result.map_err(|kind| match kind {
+                    IoErrorKind::Gone => kind,
+                    _ => panic!("it is refused for {kind}"),
+                }),
+            }
+        };
+        let failed = Err(IoErrorKind::Io);
+        let ill = Arc::new(device);
+        assert_eq!((end(&ill, failed), end(&ill, Ok(()))), (failed, Ok(())), "it is ill, not gone");
+        device = Arc::into_inner(ill).expect("nothing is under way");
+        device.presence = Presence {
+            identity: Identity::Block { major: 511, minor: 99_999 },
+            listed: Some(Listed { sequence: None }),
+        };
+        let pulled = Arc::new(device);
+        let gone = Err(IoErrorKind::Gone);
+        assert_eq!(end(&pulled, Ok(())), Ok(()), "what has succeeded has");
+        assert_eq!((end(&pulled, failed), end(&pulled, Ok(()))), (gone, gone));
     }
 }

@@ -23,12 +23,12 @@ use crate::work::{Action, SECTOR};
 use bcached_env::IoErrorKind;
 use std::sync::OnceLock;
 
-/// The error that everything ends with once the device was seen shorter.
+/// The error that everything ends with once the device was seen shorter, or was seen to be gone.
 #[derive(Debug, Default)]
 pub(super) struct Shrunk(OnceLock<IoErrorKind>);
 
 impl Device {
-    /// Fails if the device was seen shorter before. Asks nobody.
+    /// Fails if the device was seen shorter, or gone, before. Asks nobody.
     pub(crate) fn check_whole(&self) -> Result<(), IoErrorKind> {
         self.shrunk.0.get().map_or(Ok(()), |kind| Err(*kind))
     }
@@ -44,6 +44,15 @@ impl Device {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Why an operation failed that ended with `kind`: of a device that is gone the kernel's error is that of any bad one. It may
+    /// be asked on the driver's thread, since sysfs waits for no device.
+    pub(crate) fn reason(&self, kind: IoErrorKind) -> IoErrorKind {
+        if kind.is_final() || !self.presence.is_gone() {
+            return kind;
+        }
+        *self.shrunk.0.get_or_init(|| IoErrorKind::Gone)
     }
 
     /// True if a write that ends at `end`, in bytes, could give a shortened file its length back: the size must be
