@@ -76,7 +76,7 @@ fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
             ["name", "state", "attached", "dirty_bytes", "size_bytes"].map(|key| volume[key].to_string());
         seen.join(" ")
     };
-    let jobs = status["jobs"].as_array().expect("one goes on").iter();
+    let jobs = status["jobs"].as_array().into_iter().flatten();
     let of_job = |job: &serde_json::Value| format!("{} {}", job["verb"], job["state"]);
     (images.kept(), volumes.map(of).chain(jobs.map(of_job)).collect())
 }

@@ -115,6 +115,11 @@ impl Work {
         self.nanoseconds += priorities_ns(buckets);
     }
 
+    /// So many keys were put in order among others.
+    pub const fn sort(&mut self, keys: usize) {
+        self.nanoseconds += SORT_NS * keys as u64;
+    }
+
     /// The summary of a bucket with so many extents was made or taken apart, and summed.
     pub const fn summary(&mut self, extents: usize) {
         self.copy(extents);

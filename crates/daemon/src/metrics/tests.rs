@@ -209,7 +209,7 @@ fn node_exporters_names_are_all_there() {
     ];
     let of_devices = [
         "io_errors 142",
-        "metadata_written_bytes_total 30",
+        "metadata_written_bytes_total 39",
         "written_bytes_total 6",
         "priority_stats_unused_percent 136",
         "priority_stats_metadata_percent 139",

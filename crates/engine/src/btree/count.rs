@@ -100,12 +100,15 @@ async fn finish(set: &CacheSet) {
     set.wake_all();
     for id in set.with(|s| unmarked(s)) {
         // A kernel may have died between the first dirty key and saying so. What cannot be written now is tried at the next start.
+        // Meanwhile its device is not exchanged.
+        set.with(|s| s.begin_background(id));
         let _ = record::update(set, id, |s, superblock| {
             if unmarked(s).contains(&id) {
                 superblock.set_state(BackingState::Dirty);
             }
         })
         .await;
+        set.let_go(id);
     }
 }
 

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, Class, Space, summaries};
+use crate::work::SORT_MAX;
 use crate::written::Cause;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -21,20 +22,24 @@ use bcached_format::{BucketId, Key, Position};
 const DEPTH: usize = 16;
 
 /// What the summaries of `ids` say, in the order of the keys; and the buckets without one that says all.
-pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (Vec<Extent>, Vec<BucketId>) {
+pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (BTreeSet<Extent>, Vec<BucketId>) {
     let full = set.with(|s| s.open.summary_sectors().map_or(0, extents_in));
     let ids: Vec<BucketId> = ids.iter().copied().collect();
-    let (mut extents, mut unsummed) = (Vec::new(), Vec::new());
+    let (mut extents, mut unsummed) = (BTreeSet::new(), Vec::new());
     for some in ids.chunks(DEPTH) {
         for (id, found) in some.iter().zip(summaries::read(set, some).await) {
-            if found.as_ref().is_none_or(|found| found.len() >= full) {
+            // A bucket that would not be emptied is left alone: its copies would take room, and give none.
+            let Some(found) = found.filter(|found| found.len() < full) else {
                 unsummed.push(*id);
+                continue;
+            };
+            for piece in found.chunks(SORT_MAX) {
+                set.env().breathe().await;
+                set.with(|s| s.work.sort(piece.len()));
+                extents.extend(piece.iter().copied());
             }
-            extents.extend(found.into_iter().flatten());
         }
     }
-    extents.sort_unstable();
-    extents.dedup();
     (extents, unsummed)
 }
 
@@ -42,7 +47,7 @@ pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (Vec<Extent
 pub async fn by_extents(
     set: &CacheSet,
     victims: &BTreeSet<BucketId>,
-    extents: &[Extent],
+    extents: &BTreeSet<Extent>,
 ) -> Result<u64, Error> {
     let mut moved = 0;
     let mut keys: Vec<Key> = Vec::new();

@@ -7,9 +7,9 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Usage};
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
-use crate::work::BUCKETS_MAX;
 use alloc::collections::BTreeSet;
 use bcached_format::BucketId;
+use bcached_format::summary::extents_in;
 use core::time::Duration;
 
 /// Data is moved when fewer than one bucket in so many is available, and where writes are slowed down for want of room.
@@ -17,8 +17,11 @@ const AVAILABLE_SHARE: u64 = 8;
 /// Most buckets that are filled in one round; and of those that are free, one in so many.
 const ROUND_MAX: usize = 32;
 const FREE_SHARE: usize = 4;
-/// Most buckets that are emptied in one round.
+/// Most buckets that are emptied in one round, and most extents that may have been written to them, if there are two.
 const VICTIMS_MAX: usize = 256;
+const EXTENTS_MAX: usize = 8192;
+/// Buckets that are looked at in one piece: each may have to be put in order among the emptiest.
+const PIECE_MAX: usize = 512;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -72,7 +75,7 @@ pub async fn run(set: CacheSet) {
 /// The buckets that are emptied in one round.
 struct Victims {
     ids: BTreeSet<BucketId>,
-    /// They have no summary.
+    /// Not all of them have a summary.
     are_unknown: bool,
 }
 
@@ -84,35 +87,58 @@ async fn choose(set: &CacheSet) -> Option<Victims> {
     while set.with(|s| (at as u64) < s.buckets.count() && is_scarce(s)) {
         set.env().breathe().await;
         set.with(|s| {
-            for (id, bucket) in s.buckets.part(at).filter(|(_, bucket)| is_sparse(s, bucket)) {
+            let most = s.open.data_sectors() * s.sparse_percent() / 100;
+            let mut sorted = 0;
+            for (id, bucket) in
+                s.buckets.part(at).take(PIECE_MAX).filter(|(_, bucket)| is_sparse(bucket, most))
+            {
                 let emptiest = &mut found[usize::from(bucket.is_unsummed)];
-                emptiest.insert((bucket.dirty, id));
+                let candidate = (bucket.dirty, id);
+                if emptiest.len() == VICTIMS_MAX && emptiest.last().is_some_and(|last| candidate >= *last) {
+                    continue;
+                }
+                sorted += 1;
+                emptiest.insert(candidate);
                 if emptiest.len() > VICTIMS_MAX {
                     emptiest.pop_last();
                 }
             }
-            s.work.buckets(s.buckets.part(at).count());
+            s.work.buckets(PIECE_MAX);
+            s.work.sort(sorted);
         });
-        at += BUCKETS_MAX;
+        at += PIECE_MAX;
     }
+    let victims_max = set.with(|s| {
+        let each = s.open.summary_sectors().map_or(1, extents_in);
+        (EXTENTS_MAX / each.max(1)).max(2)
+    });
     let room = set.with(|s| {
         let most = if s.is_short_of_room() { ROUND_MAX } else { 1 };
         s.open.data_sectors() * (s.buckets.free_count() / FREE_SHARE).clamp(1, most) as u64
     });
-    [false, true].into_iter().zip(found).find_map(|(are_unknown, emptiest)| {
+    let [summed, unsummed] = found;
+    let fitting = |emptiest: &BTreeSet<(u32, BucketId)>, most: usize| {
         let mut room = room;
-        let fits = |(dirty, _): &(u32, BucketId)| {
+        let fits = |(dirty, _): &&(u32, BucketId)| {
             let fits = u64::from(*dirty) <= room;
             room = room.saturating_sub(u64::from(*dirty));
             fits
         };
-        let ids: BTreeSet<BucketId> = emptiest.into_iter().take_while(fits).map(|(_, id)| id).collect();
-        (ids.len() > 1).then_some(Victims { ids, are_unknown })
-    })
+        let ids = emptiest.iter().take(most).take_while(fits).map(|(_, id)| *id);
+        Some(ids.collect::<BTreeSet<_>>()).filter(|ids| ids.len() > 1)
+    };
+    if let Some(ids) = fitting(&summed, victims_max) {
+        return Some(Victims { ids, are_unknown: false });
+    }
+    // One of each kind gains as much as two of one.
+    let all = summed.into_iter().chain(unsummed).collect();
+    Some(Victims { ids: fitting(&all, VICTIMS_MAX)?, are_unknown: true })
 }
 
 /// Empties them; returns whether that has gained anything, or it has come out that there is another way.
 async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
+    let dirty = |s: &mut State| victims.ids.iter().map(|id| u64::from(s.buckets.get(*id).dirty)).sum::<u64>();
+    let before = set.with(dirty);
     let mut learned = false;
     let moved = if victims.are_unknown {
         emptying::by_walk(set, &victims.ids).await?
@@ -125,7 +151,8 @@ async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
     writer::commit(set).await?;
     set.with(|s| s.stats.moved_bytes += moved * 512);
     set.signals().allocator_work.notify_all();
-    Ok(moved > 0 || learned)
+    // What clients have written over or given up meanwhile has made room as well.
+    Ok(moved > 0 || learned || set.with(dirty) < before)
 }
 
 fn is_scarce(s: &State) -> bool {
@@ -135,9 +162,7 @@ fn is_scarce(s: &State) -> bool {
     s.buckets.available() < scarce || s.is_short_of_room()
 }
 
-fn is_sparse(s: &State, bucket: &Bucket) -> bool {
-    bucket.usage == Usage::Data
-        && bucket.dirty > 0
-        && bucket.pins == 0
-        && u64::from(bucket.dirty) * 100 <= s.open.data_sectors() * s.sparse_percent()
+/// It holds dirty data, no more than `most` sectors of it, and nobody is about it.
+fn is_sparse(bucket: &Bucket, most: u64) -> bool {
+    bucket.usage == Usage::Data && bucket.dirty > 0 && bucket.pins == 0 && u64::from(bucket.dirty) <= most
 }

@@ -58,6 +58,8 @@ async fn read_one(set: &CacheSet, id: BucketId) -> Option<Vec<Extent>> {
     let bytes = usize::try_from(sectors * 512).expect("a summary is small");
     let (read, buffer) = set.read_cache(pointer.sector(), Buffer::zeroed(bytes)).await;
     read.ok()?;
+    // Others may have come at the same moment.
+    set.env().breathe().await;
     set.with(|s| {
         let found = summary::extents(buffer.as_slice(), s.geometry.magic, id.index, pointer.generation());
         s.work.summary(found.as_ref().map_or(0, Vec::len));

@@ -58,9 +58,12 @@ impl CacheSet {
         if self.disk_of(id).is_none() || self.failure().is_none() {
             return Ok(());
         }
-        uncached::depart(self, id, inode, |superblock| superblock.set_state(BackingState::Stale))
-            .await
-            .map(drop)
+        // Its device is not exchanged meanwhile.
+        self.with(|s| s.begin_background(id));
+        let left =
+            uncached::depart(self, id, inode, |superblock| superblock.set_state(BackingState::Stale)).await;
+        self.let_go(id);
+        left.map(drop)
     }
 
     /// Makes durable what is on the backing device of a volume.
@@ -69,7 +72,11 @@ impl CacheSet {
     /// That, or a flush before of which no client has been told, has failed: what was acknowledged may be lost.
     pub async fn flush_backing_of(&self, id: VolumeId) -> Result<(), Error> {
         let Some(target) = self.target(id) else { return Ok(()) };
-        flush::last_flush(self, &target).await
+        // Its device is not exchanged meanwhile.
+        self.with(|s| s.begin_background(id));
+        let flushed = flush::last_flush(self, &target).await;
+        self.let_go(id);
+        flushed
     }
 
     /// As [`CacheSet::add_backing`], under a number that no volume of this set has.

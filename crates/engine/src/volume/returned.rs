@@ -56,6 +56,7 @@ impl CacheSet {
 /// The new device takes the place of the old one.
 fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: BackingSuperblock) -> Result<Removed, Error> {
     parked::drop_all(s, id);
+    let now = s.now;
     let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
     let backing = volume.backing.as_mut().ok_or(Error::FlashOnly)?;
     let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
@@ -63,7 +64,10 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: BackingSuperblock) -
     let is_volatile = disk.info().volatile_cache;
     // What was read may stand in its volatile cache only.
     volume.dirty_marked = found.state() == BackingState::Dirty && !is_volatile;
-    (volume.writeback_trouble, volume.marking_trouble) = (None, None);
+    (volume.writeback_trouble, volume.marking_trouble, volume.stands_still) = (None, None, false);
+    // What could not be written to the old one is tried at once.
+    volume.places.retry(now);
+    volume.pace.retry_at(now);
     *backing = Backing {
         disk,
         superblock: found,

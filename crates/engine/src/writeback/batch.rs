@@ -17,7 +17,7 @@ use crate::state::State;
 use crate::volume::epoch::Stamp;
 use crate::writeback::copy::{self, Copied};
 use crate::writeback::pace::Size;
-use crate::writeback::places::Parts;
+use crate::writeback::places::{PLACES_MAX, Parts};
 use crate::writeback::stripes;
 use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
@@ -147,7 +147,11 @@ async fn clean(
                 continue;
             }
             Err(error @ Error::Io { doing: Doing::Backing | Doing::Data, .. }) => {
-                set.with(|s| s.place_fails(target, &work.key, &error));
+                set.with(|s| {
+                    s.place_fails(target, &work.key, &error);
+                    s.work.pass(PLACES_MAX);
+                });
+                set.env().breathe().await;
                 round.leaves(error);
             }
             // What the device said of its flush says more than that the data is not proven.

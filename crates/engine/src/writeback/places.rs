@@ -17,7 +17,7 @@ use bcached_format::Key;
 use core::time::Duration;
 
 /// Most places of a volume; some 50 KiB of memory.
-const PLACES_MAX: usize = 256;
+pub const PLACES_MAX: usize = 256;
 /// A place is tried again after so long, then after twice as long, and so on.
 const FIRST: Duration = Duration::from_secs(1);
 /// And at least so often.

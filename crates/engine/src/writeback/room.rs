@@ -114,7 +114,7 @@ impl Room {
     fn limit(&mut self, level: Level, rate: u64) -> Option<u64> {
         let above = u128::from(level.left.saturating_sub(level.landing()));
         let is_limited = self.pace.is_some();
-        if !is_limited {
+        if !is_limited || self.sinks_ms == 0 {
             // Of what there is at most half.
             let most = 1000 * level.whole.saturating_sub(level.landing()) / 2;
             self.sinks_ms = SINKS_MS.min(most / rate.max(1)).max(1);
