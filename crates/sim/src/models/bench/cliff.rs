@@ -45,7 +45,7 @@ pub fn run(scale: Scale) -> Vec<Row> {
     let mut changed = setting.clone();
     changed.options.volume.writeback_percent = 0;
     let unthrottled = fill(cache, &changed);
-    let small = cache / 8;
+    let small = scale.of(1 << 20, 1 << 15);
     let small_setting = Setting::new(ssd::Model::sata_plp(), small, 4 * small);
     let small_done = fill(small, &small_setting);
     let uncached = fill(small, &Setting { backing: setting.backing.write_through(), ..small_setting });
