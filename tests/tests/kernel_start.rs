@@ -27,6 +27,9 @@ use std::rc::Rc;
 /// As much as a shape uses, and little more: the kernel has written in the same places.
 const VOLUME_SECTORS: u64 = (6 << 20) / 512;
 
+/// Where the tools let a volume begin on its device.
+const BEHIND_SUPERBLOCK: Background = Background::Zero { data_start: 16 };
+
 /// The kernel's requests.
 const REQUESTS: u64 = 400;
 
@@ -61,7 +64,7 @@ fn start(run: &Run, survivors: Survivors) -> Outcome<Snapshot> {
         let bytes = fs::read(&path)?;
         let sectors = bytes.len() as u64 / 512;
         let model =
-            if image == CACHE { Model::fast(sectors, 1) } else { Model::slow(sectors, 1, Background::Zero) };
+            if image == CACHE { Model::fast(sectors, 1) } else { Model::slow(sectors, 1, BEHIND_SUPERBLOCK) };
         let mut device = Device::new(model);
         for (sector, piece) in (0..).step_by(8).zip(bytes.chunks(8 * 512)) {
             if piece.iter().any(|byte| *byte != 0) {

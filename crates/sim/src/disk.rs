@@ -96,7 +96,7 @@ impl Model {
             fua_flushes: false,
             discard: true,
             latency_ns: 20_000,
-            background: Background::Zero,
+            background: Background::Zero { data_start: 0 },
         }
     }
 
@@ -188,12 +188,11 @@ impl Device {
         }
     }
 
-    /// Where the data of a volume begins on it, in sectors; 0 if it holds no volume's first content.
+    /// Where the data of a volume begins on it, in sectors; 0 if it holds no volume.
     #[must_use]
     pub const fn data_start(&self) -> u64 {
         match self.model.background {
-            Background::Zero => 0,
-            Background::Stamped { data_start, .. } => data_start,
+            Background::Zero { data_start } | Background::Stamped { data_start, .. } => data_start,
         }
     }
 

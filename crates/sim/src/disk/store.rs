@@ -18,7 +18,10 @@ const CHUNK_SECTORS: u64 = PAGE_SECTORS * CHUNK_PAGES as u64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Background {
     /// Zeroes, as on a new device.
-    Zero,
+    Zero {
+        /// Sector of the device where the volume's sector 0 stands; 0 for a device without a volume.
+        data_start: u64,
+    },
     /// The volume's first content: stamps of write 0, so that data in the wrong place is told apart from data never
     /// written. Sectors before `data_start` are zero.
     Stamped {

@@ -6,7 +6,7 @@ use bcached_env::{Executor, Order, Outcome, join_all};
 use std::time::Duration;
 
 fn world(seed: u64) -> Rc<RefCell<World>> {
-    let background = Background::Zero;
+    let background = Background::Zero { data_start: 0 };
     let devices = vec![Device::new(Model::fast(4096, 1)), Device::new(Model::slow(4096, 8, background))];
     let mut world = World::new(devices, seed);
     world.trace.record();
