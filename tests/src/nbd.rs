@@ -36,6 +36,9 @@ const FLUSH: u16 = 3;
 /// The flag of a write that is durable when answered.
 const FUA: u16 = 1;
 
+/// How long a client waits for that.
+const HANGS_UP_WITHIN: Duration = Duration::from_secs(2);
+
 /// A connection to one export.
 #[derive(Debug)]
 pub struct Client {
@@ -178,8 +181,11 @@ impl Target for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // A server that is gone already does not have to be told.
+        // A server that is gone already does not have to be told. One that is there has forgotten the client when it hangs up: whoever
+        // wants the volume next does not find it in use.
         let _ = self.request(DISCONNECT, 0, 0, &[]);
+        let _ = self.stream.set_read_timeout(Some(HANGS_UP_WITHIN));
+        let _ = self.stream.read(&mut [0]);
     }
 }
 
