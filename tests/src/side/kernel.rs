@@ -24,7 +24,7 @@ impl Side for Kernel<'_> {
     }
 
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
-        self.leg_after(set, "", workloads, ending)
+        self.leg_asking(set, &[], workloads, ending).map(|_report| ())
     }
 }
 
@@ -35,21 +35,41 @@ impl Kernel<'_> {
     /// [`LegError`], as in a leg.
     pub fn attach(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
         let attach = (0..set.backings.len()).fold(String::new(), |script, n| format!("{script}attach {n}\n"));
-        self.leg_after(set, &attach, workloads, ending)
+        self.leg_asking(set, &[&attach], workloads, ending).map(|_report| ())
     }
 
-    fn leg_after(
+    /// A volume of so many sectors that lives in the cache alone, made by the kernel: the set's last, and blank. Stopped in order.
+    ///
+    /// # Errors
+    /// [`LegError`], as in a leg.
+    pub fn add_volume(&self, set: &mut CacheSet, sectors: u64) -> Result<(), LegError> {
+        let volume = set.models.len();
+        let create = format!(
+            "echo {} > $(set_directory)/flash_vol_create\nwait_for 200 test -b /dev/bcache{volume}\n",
+            sectors * 512
+        );
+        self.leg_asking(set, &[&create], &[], Ending::CleanStop)?;
+        set.models.push(Model::blank(volume as u64, sectors));
+        Ok(())
+    }
+
+    /// A leg in which the kernel is asked something, as a script, before each of the workloads and, if there is one more, after the last.
+    /// Returns what was answered.
+    ///
+    /// # Errors
+    /// [`LegError`], as in a leg, or that a script failed.
+    pub fn leg_asking(
         &self,
         set: &mut CacheSet,
-        before: &str,
+        questions: &[&str],
         workloads: &[Workload],
         ending: Ending,
-    ) -> Result<(), LegError> {
+    ) -> Result<Report, LegError> {
         let (end, crash_at) = match ending {
             Ending::CleanStop => (STOP, None),
             Ending::CrashAfterFlush(number) => ("sleep 100000\n", Some(format!("flushed {number}"))),
         };
-        let script = self.opening(set) + before + &Self::writing(workloads) + end;
+        let script = self.opening(set) + &Self::writing(set, questions, workloads) + end;
         let report = self.prove(set, &script, crash_at.as_deref())?;
         for (index, workload) in workloads.iter().enumerate() {
             let crashed = ending != Ending::CleanStop && index + 1 == workloads.len();
@@ -60,7 +80,7 @@ impl Kernel<'_> {
             let differing = offline::note_differing_copies(set)?;
             println!("{}: its crash left {differing} sectors that differ below a clean copy", self.name());
         }
-        Ok(())
+        Ok(report)
     }
 }
 
@@ -80,7 +100,8 @@ impl Kernel<'_> {
     /// [`LegError`], as in a leg.
     pub fn take_over(&self, set: &mut CacheSet, workloads: &[Workload]) -> Result<(), LegError> {
         let detach = (0..set.backings.len()).fold(String::new(), |script, n| format!("{script}detach {n}\n"));
-        let script = self.opening(set) + "collect_garbage\n" + &Self::writing(workloads) + &detach + STOP;
+        let script =
+            self.opening(set) + "collect_garbage\n" + &Self::writing(set, &[], workloads) + &detach + STOP;
         let report = self.prove(set, &script, None)?;
         for workload in workloads {
             super::apply(set, workload, Fate::Finished);
@@ -109,7 +130,11 @@ impl Kernel<'_> {
     /// Registers the devices and reads every volume whole into a file of its own.
     fn opening(&self, set: &CacheSet) -> String {
         let own = set.images().len();
-        let devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
+        let mut devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
+        if set.models.len() > set.backings.len() {
+            // Volumes are numbered as they come: those in the cache alone come with it, and are the set's last.
+            devices.rotate_left(1);
+        }
         let mut script = format!("register {}\n", devices.join(" "));
         for (n, model) in set.models.iter().enumerate() {
             let (sectors, output) = (model.sectors(), self.0.device(own + n));
@@ -126,13 +151,20 @@ impl Kernel<'_> {
         script
     }
 
-    fn writing(workloads: &[Workload]) -> String {
+    fn writing(set: &CacheSet, questions: &[&str], workloads: &[Workload]) -> String {
         let mut script = String::new();
         for (index, workload) in workloads.iter().enumerate() {
+            script.extend(questions.get(index).copied());
+            if workload.discard_every != 0 && workload.volume < set.backings.len() as u64 {
+                // A kernel lets what it is just writing back land after the discard of it (`docs/compat.md`), and what it has set out to
+                // write back it does, whatever it is told.
+                let _ = writeln!(script, "write_back {n}\nkeep_dirty {n}", n = workload.volume);
+            }
             // Only the last workload's flushes may be taken for the marker.
             let quiet = if index + 1 == workloads.len() { "" } else { " > /dev/null" };
             let _ = writeln!(script, "$verified_io /dev/bcache{} {workload}{quiet}", workload.volume);
         }
+        script.extend(questions.iter().skip(workloads.len()).copied());
         script
     }
 }

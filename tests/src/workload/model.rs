@@ -133,6 +133,16 @@ impl Model {
             || self.below.get(&sector) == Some(&sequence)
     }
 
+    /// The volume is so many sectors long from now on: what lay behind that is gone for good, what is new reads as zeroes.
+    ///
+    /// # Panics
+    /// If the volume does not fit in memory, or a crash has left something undecided: look at it first.
+    pub fn resize(&mut self, sectors: u64) {
+        assert!(self.possible.is_empty(), "something is undecided");
+        self.certain.resize(index(sectors), 0);
+        self.below.retain(|sector, _| *sector < sectors);
+    }
+
     /// Takes in what a workload wrote.
     ///
     /// # Panics
@@ -149,7 +159,7 @@ impl Model {
         let mut open: Vec<Step> = Vec::new();
         for step in workload.steps() {
             match step {
-                Step::Write { .. } => open.push(step),
+                Step::Write { .. } | Step::Discard { .. } => open.push(step),
                 Step::Read { .. } => {}
                 Step::Flush { number } if number <= flushed => {
                     flushes = number;
@@ -173,7 +183,8 @@ impl Model {
 
     /// The first `answered` writes are certain, the next is possible, the others were never sent.
     fn apply_killed(&mut self, workload: &Workload, answered: u64) {
-        let writes = workload.steps().filter(|step| matches!(step, Step::Write { .. }));
+        let changes = |step: &Step| matches!(step, Step::Write { .. } | Step::Discard { .. });
+        let writes = workload.steps().filter(changes);
         for (number, write) in (0..=answered).zip(writes) {
             self.for_each_sector(write, |model, sector, sequence| {
                 if number < answered {
@@ -194,10 +205,13 @@ impl Model {
     }
 
     fn for_each_sector(&mut self, write: Step, mut visit: impl FnMut(&mut Self, u64, u64)) {
-        if let Step::Write { sector, sectors, sequence } = write {
-            for sector in sector..sector + sectors {
-                visit(self, sector, sequence);
-            }
+        let (sector, sectors, sequence) = match write {
+            Step::Write { sector, sectors, sequence } => (sector, sectors, sequence),
+            Step::Discard { sector, sectors } => (sector, sectors, 0),
+            Step::Read { .. } | Step::Flush { .. } => return,
+        };
+        for sector in sector..sector + sectors {
+            visit(self, sector, sequence);
         }
     }
 
@@ -258,6 +272,7 @@ mod tests {
         flush_every: 1,
         flushes_max: 0,
         read_every: 0,
+        discard_every: 0,
     };
 
     /// Eight sectors, all of one write (0: blank).
@@ -292,6 +307,40 @@ mod tests {
             }
             assert!(killed.check(&content(wrong)[..]).is_err(), "{answered}: {wrong}");
         }
+    }
+
+    #[test]
+    fn a_discard_is_a_write_of_zeroes() {
+        // Write 1, a discard, write 3.
+        let discards = Workload { discard_every: 2, ..WORKLOAD };
+        for (fate, right, wrong) in [
+            (Fate::KilledAfterWrites(1), vec![0, 1], vec![2, 3]),
+            (Fate::KilledAfterWrites(2), vec![0, 3], vec![1, 2]),
+            (Fate::CrashedAfterFlush(1), vec![0, 1, 3], vec![2]),
+            (Fate::CrashedAfterFlush(2), vec![0, 3], vec![1, 2]),
+        ] {
+            let mut model = Model::blank(9, 8);
+            model.apply(&discards, fate);
+            for sequence in right {
+                assert!(model.clone().check(&content(sequence)[..]).is_ok(), "{fate:?}: {sequence}");
+            }
+            for sequence in wrong {
+                assert!(model.clone().check(&content(sequence)[..]).is_err(), "{fate:?}: {sequence}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_does_not_come_back() {
+        let mut model = Model::blank(9, 8);
+        model.apply(&WORKLOAD, Fate::Finished);
+        model.resize(4);
+        assert!(model.check(&content(3)[..4 * SECTOR_BYTES]).is_ok());
+        model.resize(8);
+        assert!(model.check(&content(3)[..]).is_err());
+        let mut zeroes_behind = content(3);
+        zeroes_behind[4 * SECTOR_BYTES..].fill(0);
+        assert!(model.check(&zeroes_behind[..]).is_ok());
     }
 
     #[test]
