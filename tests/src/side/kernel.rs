@@ -14,6 +14,7 @@ use crate::workload::{Fate, Model, Workload};
 
 /// A leg that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(600);
+const MIB: u64 = 1 << 20;
 
 /// The kernel of a machine.
 pub struct Kernel<'a>(pub &'a dyn Machine);
@@ -115,19 +116,19 @@ impl Kernel<'_> {
 
     /// Runs a job that begins with [`Kernel::opening`], and compares what it read with the models.
     fn prove(&self, set: &mut CacheSet, script: &str, crash_at: Option<&str>) -> Result<Report, LegError> {
-        let contents = content_files(set).map_err(GuestError::host("make files for the content"))?;
-        let images: Vec<&Path> =
-            set.images().into_iter().chain(contents.iter().map(PathBuf::as_path)).collect();
+        let content = content_file(set).map_err(GuestError::host("make a file for the content"))?;
+        let images: Vec<&Path> = set.images().into_iter().chain([content.as_path()]).collect();
         let report = self.0.run(&Job { images: &images, script, crash_at, limit: LIMIT })?;
-        for (model, path) in set.models.iter_mut().zip(&contents) {
-            compare(model, path, 0, self.0.name(), &report)?;
+        let starts: Vec<u64> = content_starts(set).collect();
+        for (model, start) in set.models.iter_mut().zip(starts) {
+            compare(model, &content, start * MIB, self.0.name(), &report)?;
         }
         report.expect_log(if set.left_by_kernel { &[STALE_DIRTY] } else { &[] })?;
         set.left_by_kernel = true;
         Ok(report)
     }
 
-    /// Registers the devices and reads every volume whole into a file of its own.
+    /// Registers the devices and reads every volume whole into the file for the content, the last of the job's images.
     fn opening(&self, set: &CacheSet) -> String {
         let own = set.images().len();
         let mut devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
@@ -136,13 +137,14 @@ impl Kernel<'_> {
             devices.rotate_left(1);
         }
         let mut script = format!("register {}\n", devices.join(" "));
-        for (n, model) in set.models.iter().enumerate() {
-            let (sectors, output) = (model.sectors(), self.0.device(own + n));
+        let output = self.0.device(own);
+        for ((n, model), start) in set.models.iter().enumerate().zip(content_starts(set)) {
+            let sectors = model.sectors();
             let _ = write!(
                 script,
                 "wait_for 200 test -b /dev/bcache{n}\n\
                 test $(cat /sys/block/bcache{n}/size) = {sectors}\n\
-                dd if=/dev/bcache{n} of={output} bs=1M conv=fsync 2>/dev/null\n"
+                dd if=/dev/bcache{n} of={output} bs=1M seek={start} conv=notrunc,fsync 2>/dev/null\n"
             );
         }
         for n in 0..set.backings.len() {
@@ -189,12 +191,19 @@ fn compare(
     })
 }
 
-/// Empty files as long as the volumes, for what the kernel reads from them.
-fn content_files(set: &CacheSet) -> std::io::Result<Vec<PathBuf>> {
-    let files = set.models.iter().map(|model| {
-        let path = set.directory().join(format!("content{}", model.volume()));
-        File::create(&path)?.set_len(model.sectors() * 512)?;
-        Ok(path)
-    });
-    files.collect()
+/// Where each volume's content begins in the file for it, in MiB.
+fn content_starts(set: &CacheSet) -> impl Iterator<Item = u64> {
+    set.models.iter().scan(0, |end, model| {
+        let start = *end;
+        *end += (model.sectors() * 512).div_ceil(MIB);
+        Some(start)
+    })
+}
+
+/// An empty file as long as all volumes, for what the kernel reads from them. One, because a guest has sixteen disks at most.
+fn content_file(set: &CacheSet) -> std::io::Result<PathBuf> {
+    let path = set.directory().join("contents");
+    let length: u64 = set.models.iter().map(|model| (model.sectors() * 512).div_ceil(MIB)).sum();
+    File::create(&path)?.set_len(length * MIB)?;
+    Ok(path)
 }

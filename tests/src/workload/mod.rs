@@ -57,12 +57,14 @@ pub enum Step {
         /// The write's place in the order of all writes.
         sequence: u64,
     },
-    /// Discard: it reads as zeroes from then on.
+    /// Discard: once it is answered the place reads as zeroes.
     Discard {
         /// Where.
         sector: u64,
         /// How many sectors.
         sectors: u64,
+        /// Its place in the order of all writes.
+        sequence: u64,
     },
     /// Read and verify.
     Read {
@@ -87,10 +89,11 @@ impl Workload {
         (1..=workload.writes).flat_map(move |count| {
             let (sector, sectors) = workload.place(&mut random);
             let discards = workload.discard_every != 0 && count % workload.discard_every == 0;
+            let sequence = workload.first_sequence + count - 1;
             let write = if discards {
-                Step::Discard { sector, sectors }
+                Step::Discard { sector, sectors, sequence }
             } else {
-                Step::Write { sector, sectors, sequence: workload.first_sequence + count - 1 }
+                Step::Write { sector, sectors, sequence }
             };
             let read = (workload.read_every != 0 && count % workload.read_every == 0).then(|| {
                 let (sector, sectors) = workload.place(&mut random);

@@ -16,6 +16,9 @@ pub struct Model {
     certain: Vec<u64>,
     /// Unflushed writes that a crash may have kept, by sector.
     possible: BTreeMap<u64, Vec<u64>>,
+    /// Discards that a crash may have left half done, by sector: anything from before the write with this number may have come back. A discard
+    /// says that nobody needs what is there, so the cache may have let go of it while the backing device has not.
+    discarded: BTreeMap<u64, u64>,
     /// What the backing device holds below a clean copy that differs from it, by sector: a reading that replaces the copy's once the copy is
     /// evicted ([`Model::allow_below`]).
     below: BTreeMap<u64, u64>,
@@ -72,6 +75,7 @@ impl Model {
             volume,
             certain: vec![0; sectors],
             possible: BTreeMap::new(),
+            discarded: BTreeMap::new(),
             below: BTreeMap::new(),
             next_sequence: 1,
         }
@@ -131,6 +135,7 @@ impl Model {
         sequence == self.certain[index(sector)]
             || possible.is_some_and(|possible| possible.contains(&sequence))
             || self.below.get(&sector) == Some(&sequence)
+            || self.discarded.get(&sector).is_some_and(|discard| sequence < *discard)
     }
 
     /// The volume is so many sectors long from now on: what lay behind that is gone for good, what is new reads as zeroes.
@@ -164,9 +169,7 @@ impl Model {
                 Step::Flush { number } if number <= flushed => {
                     flushes = number;
                     for write in open.drain(..) {
-                        self.for_each_sector(write, |model, sector, sequence| {
-                            model.becomes(sector, sequence);
-                        });
+                        self.for_each_sector(write, Self::becomes);
                     }
                 }
                 Step::Flush { .. } => {}
@@ -174,9 +177,7 @@ impl Model {
         }
         assert!(fate == Fate::Finished || flushes == flushed, "only {flushes} flushes in the workload");
         for write in open {
-            self.for_each_sector(write, |model, sector, sequence| {
-                model.possible.entry(sector).or_default().push(sequence);
-            });
+            self.may_be(write);
         }
         self.next_sequence = workload.next_sequence();
     }
@@ -186,28 +187,37 @@ impl Model {
         let changes = |step: &Step| matches!(step, Step::Write { .. } | Step::Discard { .. });
         let writes = workload.steps().filter(changes);
         for (number, write) in (0..=answered).zip(writes) {
-            self.for_each_sector(write, |model, sector, sequence| {
-                if number < answered {
-                    model.becomes(sector, sequence);
-                } else {
-                    model.possible.entry(sector).or_default().push(sequence);
-                }
-            });
+            if number < answered {
+                self.for_each_sector(write, Self::becomes);
+            } else {
+                self.may_be(write);
+            }
         }
         self.next_sequence = workload.next_sequence();
+    }
+
+    /// A write that a crash may have left, or not.
+    fn may_be(&mut self, write: Step) {
+        self.for_each_sector(write, |model, sector, sequence| {
+            model.possible.entry(sector).or_default().push(sequence);
+            if let Step::Discard { sequence, .. } = write {
+                model.discarded.insert(sector, sequence);
+            }
+        });
     }
 
     /// A write that was answered and flushed: nothing else will do any more.
     fn becomes(&mut self, sector: u64, sequence: u64) {
         self.certain[index(sector)] = sequence;
         self.possible.remove(&sector);
+        self.discarded.remove(&sector);
         self.below.remove(&sector);
     }
 
     fn for_each_sector(&mut self, write: Step, mut visit: impl FnMut(&mut Self, u64, u64)) {
         let (sector, sectors, sequence) = match write {
             Step::Write { sector, sectors, sequence } => (sector, sectors, sequence),
-            Step::Discard { sector, sectors } => (sector, sectors, 0),
+            Step::Discard { sector, sectors, .. } => (sector, sectors, 0),
             Step::Read { .. } | Step::Flush { .. } => return,
         };
         for sector in sector..sector + sectors {
@@ -244,6 +254,7 @@ impl Model {
             self.certain[index(sector)] = sequence;
         }
         self.possible.clear();
+        self.discarded.clear();
         // A copy that was seen is still there; one that was not has gone, and what was below it stays.
         self.below.retain(|sector, sequence| self.certain[index(*sector)] != *sequence);
         Ok(())
@@ -310,17 +321,20 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_is_a_write_of_zeroes() {
-        // Write 1, a discard, write 3.
-        let discards = Workload { discard_every: 2, ..WORKLOAD };
-        for (fate, right, wrong) in [
-            (Fate::KilledAfterWrites(1), vec![0, 1], vec![2, 3]),
-            (Fate::KilledAfterWrites(2), vec![0, 3], vec![1, 2]),
-            (Fate::CrashedAfterFlush(1), vec![0, 1, 3], vec![2]),
-            (Fate::CrashedAfterFlush(2), vec![0, 3], vec![1, 2]),
+    fn a_discard_brings_zeroes_and_until_it_is_done_anything_former() {
+        // Write 1, a discard, write 3; or two writes and a discard.
+        for (every, fate, right, wrong) in [
+            (2, Fate::KilledAfterWrites(1), vec![0, 1], vec![2, 3]),
+            (2, Fate::KilledAfterWrites(2), vec![0, 3], vec![1, 2]),
+            (2, Fate::CrashedAfterFlush(1), vec![0, 1, 3], vec![2]),
+            (2, Fate::CrashedAfterFlush(2), vec![0, 3], vec![1, 2]),
+            (3, Fate::KilledAfterWrites(2), vec![0, 1, 2], vec![3]),
+            (3, Fate::KilledAfterWrites(3), vec![0], vec![1, 2, 3]),
+            (3, Fate::CrashedAfterFlush(2), vec![0, 1, 2], vec![3]),
+            (3, Fate::Finished, vec![0], vec![1, 2, 3]),
         ] {
             let mut model = Model::blank(9, 8);
-            model.apply(&discards, fate);
+            model.apply(&Workload { discard_every: every, ..WORKLOAD }, fate);
             for sequence in right {
                 assert!(model.clone().check(&content(sequence)[..]).is_ok(), "{fate:?}: {sequence}");
             }

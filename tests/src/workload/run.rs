@@ -133,7 +133,7 @@ pub fn run(workload: &Workload, target: &mut dyn Target, told: &mut dyn FnMut(u6
                 }
                 target.write(sector, bytes).map_err(io)?;
             }
-            Step::Discard { sector, sectors } => {
+            Step::Discard { sector, sectors, .. } => {
                 target.discard(sector, sectors).map_err(io)?;
                 if workload.read_every != 0 {
                     written.extend((sector..sector + sectors).map(|sector| (sector, DISCARDED)));
