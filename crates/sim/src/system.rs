@@ -8,6 +8,7 @@ pub mod engine;
 mod lost;
 pub mod mutant;
 pub mod passthrough;
+pub mod policy;
 mod seat;
 pub mod tuning;
 
@@ -22,6 +23,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub use policy::Knob;
 pub use tuning::Tuning;
 
 /// An answer to come.
@@ -221,6 +223,11 @@ pub trait Running {
 
     /// Changes a volume's cache mode.
     fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;
+
+    /// Turns a knob of a volume.
+    fn turn(&self, _volume: u32, _knob: Knob, _value: u64) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Takes a volume from the cache, if it is there; it is served on. A system that has no cache has nothing to do.
     fn detach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {

@@ -9,7 +9,7 @@ mod shape;
 
 use crate::disk::Rule;
 use crate::growth::Brink;
-use crate::system::{Geometry, Mode};
+use crate::system::{Geometry, Knob, Mode};
 use std::fmt;
 use std::ops::Range;
 
@@ -69,6 +69,15 @@ pub enum Step {
         volume: u32,
         /// New mode.
         mode: Mode,
+    },
+    /// Turn a knob of a volume, with requests in flight.
+    Turn {
+        /// Volume.
+        volume: u32,
+        /// Which.
+        knob: Knob,
+        /// To what.
+        value: u64,
     },
     /// Take a volume from the cache, with requests in flight. If it is not there nothing is asked of anybody.
     Detach {
@@ -282,6 +291,7 @@ impl fmt::Display for Step {
                 write!(f, "zero {volume} {sectors:?}{}", fua(durable))
             }
             Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
+            Self::Turn { volume, knob, value } => write!(f, "turn {volume} {} {value}", knob.word()),
             Self::Detach { volume } => write!(f, "detach {volume}"),
             Self::Attach { volume } => write!(f, "attach {volume}"),
             Self::Clean { volume } => write!(f, "clean {volume}"),

@@ -418,7 +418,7 @@ fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
         let words = ["run", "--workload", "mixed", "--length", "30000", "--seed", "1", "--save", file];
         sim(&[&words[..], &["--system", system], more].concat())
     };
-    let refused = format!("sim: not saved: {file}: line 20034: a script has at most 20000 steps\n");
+    let refused = format!("sim: not saved: {file}: line 20037: a script has at most 20000 steps\n");
     let found = long("mutant-ZeroesHalf", &[]);
     assert_eq!((found.exit, found.err.as_str()), (1, refused.as_str()), "{}", found.out);
     assert!(found.out.contains("again: "), "{}", found.out);

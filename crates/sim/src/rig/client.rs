@@ -277,6 +277,7 @@ impl Client {
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
+            Step::Turn { volume, knob, value } => self.shared.running.turn(volume, knob, value).await,
             Step::Detach { volume } => self.shared.running.detach(volume).await,
             Step::Attach { volume } => self.shared.running.attach(volume).await,
             Step::Clean { volume } => self.shared.running.clean(volume).await,

@@ -10,7 +10,7 @@ use super::{Script, VERSION, start_word};
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::failure::Cut;
 use crate::growth::{self, Brink};
-use crate::system::Mode;
+use crate::system::{Knob, Mode};
 use crate::workload::{Origin, Restart, Step, Workload};
 use std::fmt::Debug;
 use std::ops::{Range, RangeInclusive};
@@ -331,6 +331,11 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         ["mode", volume, mode] => {
             let modes = [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None];
             Step::Mode { volume: volume_of(volume)?, mode: named(mode, &modes).ok_or_else(wrong)? }
+        }
+        ["turn", volume, knob, value] => {
+            let knob = Knob::named(knob).ok_or_else(wrong)?;
+            let value = number(knob.word(), value, knob.least()..=knob.most())?;
+            Step::Turn { volume: volume_of(volume)?, knob, value }
         }
         ["detach", volume] => Step::Detach { volume: volume_of(volume)? },
         ["attach", volume] => Step::Attach { volume: volume_of(volume)? },

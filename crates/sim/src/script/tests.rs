@@ -18,7 +18,7 @@ fn cuts() -> Vec<Cut> {
 
 /// A few steps of each kind, some of which a crash follows.
 fn short() -> Script {
-    Script::of(&Shape::named("trouble").unwrap().with_steps(60).draw(5), &cuts())
+    Script::of(&Shape::named("trouble").unwrap().with_steps(120).draw(5), &cuts())
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn comments_and_empty_lines_say_nothing() {
 }
 
 /// What a line becomes, and what is said then.
-const DAMAGES: [(&str, &str, &str); 33] = [
+const DAMAGES: [(&str, &str, &str); 36] = [
     ("sim script 1", "sim script 2", "line 1: the script is of version \"2\""),
     ("sim script 1", "#!/bin/sh", "line 2: a script begins with \"sim script 1\", not with \"workload"),
     ("seed 5", "seed", "line 3: here must stand \"seed ..\", not \"seed\""),
@@ -82,6 +82,9 @@ const DAMAGES: [(&str, &str, &str); 33] = [
     ("read", "read 0 8..0", "there are none"),
     ("read", "read 0 0..8 fua", "no step is written like \"read 0 0..8 fua\""),
     ("read", "fly 0 0..8", "no step is written like \"fly 0 0..8\""),
+    ("turn", "turn 0 luck 1", "no step is written like \"turn 0 luck 1\""),
+    ("turn", "turn 0 writeback-quiet 2", "writeback-quiet must be a number from 0 to 1"),
+    ("turn", "turn 0 writeback-rate-update-ms 0", "writeback-rate-update-ms must be a number from 1"),
     ("pause", "pause 999999999 ms", "pause must be a number from 0 to"),
     ("trouble ", "trouble 9 Read 0..8 after 3, 4 times: Fail(Nothing)", "there is no device 9"),
     ("17:", "17:power", "a cut is POINT:CRASH:SUBSET"),
@@ -153,7 +156,7 @@ fn bytes_that_are_no_text_are_refused() {
 #[test]
 fn a_flipped_byte_is_refused_or_can_be_run() {
     let system: Rc<dyn System> = Rc::new(Passthrough);
-    let text = Script::of(&Shape::named("trouble").unwrap().with_steps(60).draw(5), &cuts()).to_string();
+    let text = Script::of(&Shape::named("trouble").unwrap().with_steps(120).draw(5), &cuts()).to_string();
     let mut rng = Rng::new(1);
     let (mut refused, mut run) = (0, 0);
     for place in 0..text.len() {

@@ -5,6 +5,7 @@
 
 use super::berth::Berth;
 use super::lost;
+use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
@@ -86,10 +87,6 @@ impl Open {
 /// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
 const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
 
-/// Stripes of the volumes whose sets park so many pieces at most: one more thing that needs no drawing.
-const STRIPE_BYTES: u64 = 32 << 10;
-const STRIPED_PARKED_MAX: u64 = 16;
-
 /// The options of a run.
 fn options(geometry: &Geometry) -> Options {
     let SetTuning {
@@ -102,6 +99,10 @@ fn options(geometry: &Geometry) -> Options {
         writeback_batch_sectors,
         writeback_running,
         writeback_percent,
+        summary_share,
+        cutoff_cache_add,
+        cutoff_writeback,
+        policy,
     } = geometry.tuning.set;
     // With these buckets a node takes a whole one.
     let least = bcached_engine::node_budget_min(u64::from(geometry.bucket_sectors), 0);
@@ -114,6 +115,14 @@ fn options(geometry: &Geometry) -> Options {
             (defaults.congested_read_threshold, defaults.congested_write_threshold),
         ),
     };
+    let mut volume = VolumeOptions {
+        sequential_cutoff,
+        writeback_delay: Duration::from_millis(writeback_delay_ms),
+        writeback_running,
+        writeback_percent,
+        ..VolumeOptions::default()
+    };
+    policy.tell(&mut volume);
     Options {
         // A cache that has failed a few times takes nothing more, and little would be seen of it.
         io_error_limit: if writeback_percent == 0 { defaults.io_error_limit } else { u64::MAX },
@@ -121,23 +130,15 @@ fn options(geometry: &Geometry) -> Options {
         congested_write_threshold: congested.1,
         node_budget_bytes: (small(node_budget_mib) << 20).max(least),
         reserve: Some(reserve(geometry)),
-        // Buckets here are small.
-        summary_share: 16,
+        summary_share,
+        cutoff_cache_add,
+        cutoff_writeback,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
-        volume: VolumeOptions {
-            sequential_cutoff,
-            writeback_delay: Duration::from_millis(writeback_delay_ms),
-            writeback_running,
-            writeback_percent,
-            // A quarter of the sets lies on arrays with parity.
-            stripe_size: Some(STRIPE_BYTES),
-            partial_stripes_expensive: Some(parked_max == STRIPED_PARKED_MAX),
-            ..VolumeOptions::default()
-        },
+        volume,
         ..defaults
     }
 }
@@ -163,6 +164,15 @@ pub const fn mode(mode: Mode) -> CacheMode {
         Mode::Writeback => CacheMode::Writeback,
         Mode::Writearound => CacheMode::Writearound,
         Mode::None => CacheMode::None,
+    }
+}
+
+/// A policy of replacement in the engine's words.
+const fn replacement(number: u64) -> Replacement {
+    match number {
+        0 => Replacement::Lru,
+        1 => Replacement::Fifo,
+        _ => Replacement::Random,
     }
 }
 
@@ -196,7 +206,7 @@ impl System for Engine {
             block_sectors,
             bucket_sectors,
             discard: geometry.tuning.devices.discard,
-            replacement: Replacement::Lru,
+            replacement: replacement(geometry.tuning.devices.replacement),
         });
         cache.place(SUPERBLOCK_SECTOR, &superblock.expect("a geometry that can be run").seal()[..]);
         let mut devices = vec![cache];
@@ -395,6 +405,13 @@ impl Running for Open {
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
         self.with(volume, move |set, id| set_mode(set, id, wanted))
+    }
+
+    fn turn(&self, volume: u32, knob: Knob, value: u64) -> Soon<Result<(), Refusal>> {
+        self.with(volume, move |set, id| {
+            let turned = set.change_volume_options(id, |options| knob.turn(options, value));
+            Box::pin(async move { turned.map_err(Refusal::from_error) })
+        })
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {

@@ -5,7 +5,7 @@ use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
-use crate::system::{Geometry, Mode, Tuning};
+use crate::system::{Geometry, Knob, Mode, Tuning};
 use bcached_env::rng::Rng;
 use bcached_format::SUPERBLOCK_SECTOR;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ impl Shape {
             _ => None,
         };
         let geometry = match grown {
-            Some(brink) => growth::geometry(brink, (self.tune)(Tuning::draw(rng.next()))),
+            Some(brink) => growth::geometry(brink, (self.tune)(Self::tuning(&mut rng))),
             None => self.geometry(&mut rng),
         };
         let mut painter = Painter::new(self, rng, &geometry);
@@ -49,7 +49,9 @@ impl Shape {
         }
         let shape = Self::named(&workload.name)
             .expect("a workload is drawn from a shape, or a script says what follows");
-        let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
+        // Nor do knobs stay turned to where nothing is written back.
+        let weights = Weights { restart: 0, pause: 1, trouble: 0, turn: 0, ..shape.weights };
+        let calm = Self { weights, ..shape };
         let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
         (0..steps).map(|_| painter.step()).collect()
     }
@@ -78,8 +80,12 @@ impl Shape {
             backing_volatile: !rng.one_in(4),
             cache_volatile: !rng.one_in(4),
             note_records: 64 << rng.below(6),
-            tuning: (self.tune)(Tuning::draw(rng.next())),
+            tuning: (self.tune)(Self::tuning(rng)),
         }
+    }
+
+    fn tuning(rng: &mut Rng) -> Tuning {
+        Tuning::draw(rng.next()).with_policies(rng.next())
     }
 }
 
@@ -161,8 +167,14 @@ impl<'a> Painter<'a> {
             14 => Step::Readd { volume: self.volume() },
             15 => self.shrinking(),
             16 => self.growing(),
-            _ => Step::Forget { volume: self.volume() },
+            17 => Step::Forget { volume: self.volume() },
+            _ => self.turn(),
         }
+    }
+
+    fn turn(&mut self) -> Step {
+        let knob = Knob::ALL[usize::try_from(self.rng.below(Knob::ALL.len() as u64)).expect("few knobs")];
+        Step::Turn { volume: self.volume(), knob, value: knob.draw(&mut self.rng) }
     }
 
     /// Whole blocks of any set stay.

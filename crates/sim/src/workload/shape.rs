@@ -2,6 +2,7 @@
 
 use crate::growth;
 use crate::system::Tuning;
+use crate::system::tuning::{CUTOFF_CACHE_ADD, CUTOFF_WRITEBACK};
 
 /// How likely each kind of step is, in parts of the sum.
 #[derive(Clone, Copy, Debug)]
@@ -24,17 +25,18 @@ pub(super) struct Weights {
     pub(super) shrink: u64,
     pub(super) grow: u64,
     pub(super) forget: u64,
+    pub(super) turn: u64,
 }
 
 impl Weights {
     /// As the drawing of a step numbers the kinds.
-    pub(super) const fn in_order(self) -> [u64; 18] {
+    pub(super) const fn in_order(self) -> [u64; 19] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
         let Self { pause, settle, restart, trouble, detach, attach, delay, clean, readd, .. } = self;
-        let Self { shrink, grow, forget, .. } = self;
+        let Self { shrink, grow, forget, turn, .. } = self;
         [
             write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay,
-            clean, readd, shrink, grow, forget,
+            clean, readd, shrink, grow, forget, turn,
         ]
     }
 }
@@ -84,11 +86,18 @@ const fn written_through(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
+/// The cache takes dirty data until it is full.
+const fn taken_up(mut tuning: Tuning) -> Tuning {
+    tuning.set.cutoff_cache_add = CUTOFF_CACHE_ADD;
+    tuning.set.cutoff_writeback = CUTOFF_WRITEBACK;
+    tuning
+}
+
 /// Dirty data stays.
 const fn kept_dirty(mut tuning: Tuning) -> Tuning {
     tuning.devices.first_mode = 2;
     tuning.set.writeback_running = false;
-    tuning
+    taken_up(tuning)
 }
 
 /// Data is dirty, and backing devices take their time.
@@ -164,6 +173,7 @@ const MIXED: Weights = Weights {
     shrink: 1,
     grow: 3,
     forget: 1,
+    turn: 2,
 };
 
 /// Volumes stay attached, and what is dirty is not written back because somebody asks.
@@ -185,7 +195,7 @@ const PLAIN: Shape = Shape {
 };
 
 /// A volume that fits into its cache, in small pieces.
-const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
+const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, turn: 0, ..STAYING };
 
 const SHAPES: [Shape; 18] = [
     // A bit of everything, three volumes, restarts in between.
@@ -277,6 +287,7 @@ const SHAPES: [Shape; 18] = [
         longest: 160,
         fua_one_in: 16,
         buckets: Buckets::Scarce,
+        tune: taken_up,
         ..PLAIN
     },
     // A tree of two or three levels, a node of which is about to split.
