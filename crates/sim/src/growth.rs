@@ -71,6 +71,7 @@ pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
         bucket_sectors: 8,
         buckets,
         volumes,
+        lodgers: Vec::new(),
         torn_sectors: 1,
         backing_volatile: true,
         cache_volatile: true,

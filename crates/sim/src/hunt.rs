@@ -95,7 +95,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 40] = [
+const KINDS: [Kind; 45] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
@@ -135,6 +135,11 @@ const KINDS: [Kind; 40] = [
     plain("restarts"),
     Kind { depth: Some(THINNED), ..crashing("scatter", 1500) },
     crashing("hot", 200),
+    plain("lodgers"),
+    Kind { times: 3, ..crashing("lodgers", 80) },
+    plain("lodgers-trouble"),
+    crashing("lodgers-trouble", 100),
+    repeated("promised", 2),
     crashing_grown(400),
 ];
 

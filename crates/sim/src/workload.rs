@@ -120,6 +120,16 @@ pub enum Step {
         /// Volume.
         volume: u32,
     },
+    /// Make a volume that lives in the cache alone, with requests in flight. If it is there, or there is no room for it, nothing is.
+    Create {
+        /// Volume.
+        volume: u32,
+    },
+    /// Delete a volume that lives in the cache alone, with all that it has, likewise.
+    Delete {
+        /// Volume.
+        volume: u32,
+    },
     /// Let this many virtual milliseconds pass, for background work.
     Pause(u64),
     /// Wait for all answers.
@@ -299,6 +309,8 @@ impl fmt::Display for Step {
             Self::Shrink { volume, sectors } => write!(f, "shrink {volume} {sectors}"),
             Self::Grow { volume, sectors } => write!(f, "grow {volume} {sectors}"),
             Self::Forget { volume } => write!(f, "forget {volume}"),
+            Self::Create { volume } => write!(f, "create {volume}"),
+            Self::Delete { volume } => write!(f, "delete {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
             Self::Restart(restart) => write!(f, "restart {restart}"),

@@ -14,6 +14,8 @@ use crate::system::tuning::{
 use std::fmt;
 
 const VOLUMES: &str = "volume-sectors";
+/// Of volumes that live in the cache alone; left out where there are none.
+const LODGERS: &str = "lodger-sectors";
 // These are left out where nothing is said.
 const NODE_READ: &str = "node-read-us";
 const REPLACEMENT: &str = "replacement";
@@ -29,6 +31,10 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "bucket-sectors {}", geometry.bucket_sectors)?;
     writeln!(f, "buckets {}", geometry.buckets)?;
     writeln!(f, "{VOLUMES} {}", volumes.join(" "))?;
+    if !geometry.lodgers.is_empty() {
+        let lodgers: Vec<String> = geometry.lodgers.iter().map(u64::to_string).collect();
+        writeln!(f, "{LODGERS} {}", lodgers.join(" "))?;
+    }
     writeln!(f, "torn-sectors {}", geometry.torn_sectors)?;
     writeln!(f, "backing-volatile {}", yes(geometry.backing_volatile))?;
     writeln!(f, "cache-volatile {}", yes(geometry.cache_volatile))?;
@@ -77,7 +83,11 @@ impl Reader<'_> {
             return Err(value("bucket-sectors", "a power of two, and two blocks or more", bucket_sectors));
         }
         let buckets = self.number("buckets", BUCKETS)?;
-        let volumes = self.volumes(block_sectors)?;
+        let volumes = self.volumes(VOLUMES, block_sectors)?;
+        let lodgers = self.may_be(|reader| reader.volumes(LODGERS, set_block_sectors))?.unwrap_or_default();
+        if volumes.len() + lodgers.len() > VOLUMES_MAX {
+            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
+        }
         let torn_sectors = self.one_of("torn-sectors", &[1, 8])?;
         if torn_sectors < block_sectors {
             return Err(value("torn-sectors", "at least block-sectors", torn_sectors));
@@ -88,6 +98,7 @@ impl Reader<'_> {
             bucket_sectors,
             buckets,
             volumes,
+            lodgers,
             torn_sectors: u64::from(torn_sectors),
             backing_volatile: self.is("backing-volatile")?,
             cache_volatile: self.is("cache-volatile")?,
@@ -96,14 +107,14 @@ impl Reader<'_> {
         })
     }
 
-    fn volumes(&mut self, block_sectors: u32) -> Result<Vec<u64>, Damage> {
+    fn volumes(&mut self, key: &'static str, block_sectors: u32) -> Result<Vec<u64>, Damage> {
         let block = u64::from(block_sectors);
         let size = |word| {
-            let sectors: u64 = number(VOLUMES, word, VOLUME_SECTORS)?;
+            let sectors: u64 = number(key, word, VOLUME_SECTORS)?;
             let whole = sectors.is_multiple_of(block).then_some(sectors);
-            whole.ok_or_else(|| value(VOLUMES, "whole blocks", sectors))
+            whole.ok_or_else(|| value(key, "whole blocks", sectors))
         };
-        let words = self.field(VOLUMES)?.split(' ').take(VOLUMES_MAX + 1);
+        let words = self.field(key)?.split(' ').take(VOLUMES_MAX + 1);
         let volumes = words.map(size).collect::<Result<Vec<u64>, _>>()?;
         if volumes.len() > VOLUMES_MAX {
             return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));

@@ -4,11 +4,11 @@
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
 use super::berth::Berth;
-use super::lost;
 use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use super::{lodger, lost};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -133,6 +133,8 @@ fn options(geometry: &Geometry) -> Options {
         summary_share,
         cutoff_cache_add,
         cutoff_writeback,
+        // It would hide that a rate does not suffice.
+        idle_max_writeback_rate: writeback_percent != 10,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
@@ -263,7 +265,7 @@ impl System for Engine {
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let options = Options { phases, ..options(geometry) };
         let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
-        let unit_sectors = geometry.block_sectors;
+        let (unit_sectors, lodgers) = (geometry.block_sectors, count..geometry.count());
         Box::pin(async move {
             let world = env.clone();
             let open = Box::new(move || -> Soon<_> {
@@ -282,7 +284,8 @@ impl System for Engine {
                 Some(VolumeShape { sectors: info.sectors, unit_sectors })
             };
             let shapes = volumes.iter().filter_map(shape).collect();
-            let seats = volumes.into_iter().map(Seat::of).collect();
+            let of_lodger = |volume| Seat::of_lodger(lodger::find(&set, volume).map(|info| info.id));
+            let seats = volumes.into_iter().map(Seat::of).chain(lodgers.map(of_lodger)).collect();
             Ok(Rc::new(Open { berth, seats, shapes }) as Rc<dyn Running>)
         })
     }
@@ -393,6 +396,27 @@ impl Running for Open {
         self.shapes.clone()
     }
 
+    fn lodger(&self, volume: u32) -> Option<u64> {
+        lodger::find(&self.berth.set()?, volume).map(|info| info.sectors)
+    }
+
+    fn create(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            let _nobody = seat.id().await;
+            let set = berth.set().ok_or_else(gone)?;
+            lodger::create(&set, &seat, volume, sectors).await
+        })
+    }
+
+    fn delete(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            let (_, set) = seat.id().await.zip(berth.set()).ok_or_else(gone)?;
+            lodger::delete(&set, &seat).await
+        })
+    }
+
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
         let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
         Box::pin(async move {
@@ -490,7 +514,7 @@ impl Running for Open {
 
     fn dirty_sectors(&self) -> u64 {
         let volumes = self.berth.set().map(|set| set.volumes()).unwrap_or_default();
-        volumes.iter().map(|volume| volume.dirty_sectors).sum()
+        volumes.iter().filter(|volume| !volume.flash_only).map(|volume| volume.dirty_sectors).sum()
     }
 
     fn caches(&self) -> bool {

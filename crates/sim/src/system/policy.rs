@@ -5,6 +5,11 @@ use bcached_engine::VolumeOptions;
 use bcached_env::rng::Rng;
 use std::time::Duration;
 
+/// The engine's own least rate.
+const RATE_MINIMUM: u64 = 8;
+/// A least rate at which all of a cache leaves in a minute or less.
+const LASTING: u64 = 400;
+
 /// What can be turned. See `bcached_engine::VolumeOptions`; 0 is none of it, where it is no truth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Knob {
@@ -26,6 +31,8 @@ pub enum Knob {
     Fragment,
     /// In milliseconds.
     RateUpdate,
+    /// In sectors a second.
+    RateMinimum,
     /// A truth: write-back runs.
     Running,
     /// In percent.
@@ -34,7 +41,7 @@ pub enum Knob {
 
 impl Knob {
     /// All of them; those of [`Policy`] first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::MaxDirtyAge,
         Self::Quiet,
         Self::Ceiling,
@@ -44,12 +51,13 @@ impl Knob {
         Self::Parity,
         Self::Fragment,
         Self::RateUpdate,
+        Self::RateMinimum,
         Self::Running,
         Self::Percent,
     ];
 
     /// Those that a volume begins with. The last two stand elsewhere, as they always have.
-    pub const FIRST: usize = 9;
+    pub const FIRST: usize = 10;
 
     /// How steps and scripts name it.
     #[must_use]
@@ -64,6 +72,7 @@ impl Knob {
             Self::Parity => "partial-stripes-expensive",
             Self::Fragment => "writeback-consider-fragment",
             Self::RateUpdate => "writeback-rate-update-ms",
+            Self::RateMinimum => "writeback-rate-minimum",
             Self::Running => "writeback-running",
             Self::Percent => "writeback-percent",
         }
@@ -90,7 +99,7 @@ impl Knob {
             Self::MaxDirtyAge | Self::Spindown | Self::RateUpdate => 60_000,
             Self::Latency => 1_000_000,
             Self::Stripe => 1 << 16,
-            Self::Ceiling => 1 << 24,
+            Self::Ceiling | Self::RateMinimum => 1 << 24,
         }
     }
 
@@ -106,6 +115,7 @@ impl Knob {
             Self::Parity => [0, 0, 1, 1],
             Self::Fragment => [0, 1, 1, 1],
             Self::RateUpdate => [20, 400, 5000, 5000],
+            Self::RateMinimum => [RATE_MINIMUM, 100, LASTING, LASTING],
             Self::Running => [0, 1, 1, 1],
             Self::Percent => [0, 0, 1, 10],
         }
@@ -133,6 +143,7 @@ impl Knob {
             Self::Parity => options.partial_stripes_expensive = Some(value == 1),
             Self::Fragment => options.writeback_consider_fragment = value == 1,
             Self::RateUpdate => options.writeback_rate_update = Duration::from_millis(value),
+            Self::RateMinimum => options.writeback_rate_minimum = value,
             Self::Running => options.writeback_running = value == 1,
             Self::Percent => options.writeback_percent = value,
         }
@@ -147,7 +158,7 @@ impl Policy {
     /// What every set had before there was more to draw: nothing in particular, on an array whose parity followed from something else.
     #[must_use]
     pub const fn plain(has_parity: bool) -> Self {
-        Self([0, 0, 0, 0, 0, 64, has_parity as u64, 1, 5000])
+        Self([0, 0, 0, 0, 0, 64, has_parity as u64, 1, 5000, RATE_MINIMUM])
     }
 
     /// Half of the sets have none.
@@ -178,7 +189,7 @@ impl Policy {
     }
 
     /// What is dirty leaves by itself. Where data may be dirty for some time only, nothing else makes it: neither the hours nor a disk
-    /// that may sleep nor a ceiling are to keep it longer.
+    /// that may sleep nor a ceiling are to keep it longer. Elsewhere it leaves at the least rate.
     #[must_use]
     pub const fn hurried(self) -> Self {
         let is_limited = self.value(Knob::MaxDirtyAge) > 0;
@@ -186,6 +197,7 @@ impl Policy {
             .with(Knob::Spindown, is_limited as u64)
             .with(Knob::Ceiling, 0)
             .with(Knob::Latency, 0)
+            .with(Knob::RateMinimum, LASTING)
     }
 
     /// Tells it.

@@ -138,11 +138,12 @@ impl SetTuning {
 
     /// The same, but work in the background neither rests nor waits long, and everything that is read is cached.
     #[must_use]
-    pub const fn hurried(self) -> Self {
+    pub fn hurried(self) -> Self {
+        let is_plain = self.policy == Policy::plain(self.has_parity());
         Self {
             writeback_running: true,
             writeback_delay_ms: 10,
-            writeback_percent: 0,
+            writeback_percent: if is_plain { 0 } else { self.writeback_percent },
             writeback_batch_sectors: WITHOUT_STREAMS,
             parked_delay_ms: 10,
             policy: self.policy.hurried(),

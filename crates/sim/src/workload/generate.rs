@@ -27,6 +27,7 @@ impl Shape {
             None => self.geometry(&mut rng),
         };
         let mut painter = Painter::new(self, rng, &geometry);
+        painter.next.extend(geometry.lodgers().map(|(volume, _)| Step::Create { volume }));
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
             name: self.name.to_owned(),
@@ -76,6 +77,7 @@ impl Shape {
                 _ => 600 + rng.below(400),
             },
             volumes: vec![self.span; self.volumes],
+            lodgers: self.lodgers.to_vec(),
             torn_sectors,
             backing_volatile: !rng.one_in(4),
             cache_volatile: !rng.one_in(4),
@@ -135,7 +137,7 @@ impl<'a> Painter<'a> {
                 let (volume, sectors) = self.place();
                 Step::Read { volume, sectors }
             }
-            2 => Step::Flush { volume: self.volume() },
+            2 => Step::Flush { volume: self.any() },
             3 => {
                 let (volume, sectors) = self.discarded();
                 Step::Discard { volume, sectors }
@@ -164,17 +166,20 @@ impl<'a> Painter<'a> {
             11 => Step::Attach { volume: self.volume() },
             12 => self.delay(),
             13 => Step::Clean { volume: self.volume() },
-            14 => Step::Readd { volume: self.volume() },
+            14 => Step::Readd { volume: self.any() },
             15 => self.shrinking(),
             16 => self.growing(),
             17 => Step::Forget { volume: self.volume() },
-            _ => self.turn(),
+            18 => self.turn(),
+            19 => Step::Create { volume: self.lodger() },
+            20 => Step::Delete { volume: self.lodger() },
+            _ => self.filling(),
         }
     }
 
     fn turn(&mut self) -> Step {
         let knob = Knob::ALL[usize::try_from(self.rng.below(Knob::ALL.len() as u64)).expect("few knobs")];
-        Step::Turn { volume: self.volume(), knob, value: knob.draw(&mut self.rng) }
+        Step::Turn { volume: self.any(), knob, value: knob.draw(&mut self.rng) }
     }
 
     /// Whole blocks of any set stay.
@@ -350,14 +355,45 @@ impl<'a> Painter<'a> {
         u32::try_from(self.rng.below(self.shape.volumes as u64)).expect("few volumes")
     }
 
+    /// One that lives in the cache alone.
+    fn lodger(&mut self) -> u32 {
+        let (first, count) = (self.shape.volumes as u64, self.shape.lodgers.len() as u64);
+        u32::try_from(first + self.rng.below(count)).expect("few volumes")
+    }
+
+    /// One of either kind.
+    fn any(&mut self) -> u32 {
+        let count = self.shape.volumes + self.shape.lodgers.len();
+        u32::try_from(self.rng.below(count as u64)).expect("few volumes")
+    }
+
+    /// What is used of a volume.
+    fn span(&self, volume: u32) -> u64 {
+        let lodger = (volume as usize).checked_sub(self.shape.volumes);
+        lodger.map_or(self.shape.span, |lodger| self.shape.lodgers[lodger])
+    }
+
+    /// All of a volume that lives in the cache alone is written, one piece after the other.
+    fn filling(&mut self) -> Step {
+        let volume = self.lodger();
+        let (span, longest) = (self.span(volume), self.shape.longest);
+        let pieces =
+            (0..span.div_ceil(longest)).map(|piece| piece * longest..span.min((piece + 1) * longest));
+        self.next.extend(pieces.map(|sectors| Step::Write { volume, sectors, fua: false }));
+        Step::Create { volume }
+    }
+
     /// Half of the time at or near a recent write, else anywhere; lengths lean to the short.
     fn place(&mut self) -> (u32, Range<u64>) {
-        let blocks = self.shape.span / self.unit;
+        let other = self.any();
+        let blocks = self.span(other) / self.unit;
         let longest = (self.shape.longest / self.unit).clamp(1, blocks);
         let length = 1 + (self.rng.below(longest) >> self.rng.below(5));
         if !self.recent.is_empty() && self.rng.one_in(2) {
             let pick = usize::try_from(self.rng.below(self.recent.len() as u64)).expect("few places");
             let (volume, near) = self.recent[pick].clone();
+            let blocks = self.span(volume) / self.unit;
+            let length = length.min(blocks);
             if self.rng.one_in(3) {
                 return (volume, near);
             }
@@ -366,7 +402,7 @@ impl<'a> Painter<'a> {
             return (volume, first * self.unit..(first + length) * self.unit);
         }
         let first = self.rng.below(blocks - length + 1);
-        (self.volume(), first * self.unit..(first + length) * self.unit)
+        (other, first * self.unit..(first + length) * self.unit)
     }
 
     /// Where requests are small against the volume, much of it goes at once now and then: a tree of many keys would never
