@@ -231,6 +231,9 @@ impl<'a> Painter<'a> {
 
     /// Of the cache mostly where its data is: the first write of metadata that fails ends all writing there.
     fn trouble(&mut self) -> Step {
+        if !self.shape.lodgers.is_empty() && self.rng.one_in(3) {
+            return self.reopened();
+        }
         let cache_fails = match self.shape.failing {
             Failing::Anything => self.rng.one_in(2),
             Failing::Backing => false,
@@ -267,6 +270,19 @@ impl<'a> Painter<'a> {
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let count = 1 << self.rng.below(4);
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+    }
+
+    /// A volume that lives in the cache alone is made, later than others; then the journal cannot be written, and the set is opened again.
+    fn reopened(&mut self) -> Step {
+        let volume = self.lodger();
+        let fault = Fault::Fail(Landed::Nothing);
+        let rule = Rule { on: OpKind::Write, sectors: 0..self.cache_sectors / 64, skip: 0, count: 1, fault };
+        let (written, sectors) = self.place();
+        self.next.extend([Step::Settle, Step::Create { volume }, Step::Settle]);
+        self.next
+            .extend([Step::Trouble { device: 0, rule }, Step::Write { volume: written, sectors, fua: true }]);
+        self.next.extend([Step::Settle, Step::Readd { volume: 0 }]);
+        Step::Delete { volume }
     }
 
     /// What a rule is about.
