@@ -92,51 +92,6 @@ fn its_sockets_go_with_it() {
     assert!(!images.path("run/nbd.sock").exists());
 }
 
-/// `monitor.sock` is for the group of who runs it: everything that can be looked at is there, nothing can be changed, and who asks too
-/// much keeps nobody from the control socket.
-#[test]
-fn who_may_only_look_changes_nothing() {
-    let images = Images::new();
-    let (cache, backing) = set(&images);
-    let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
-    let (control, monitor) = (images.path("run/control.sock"), images.path("run/monitor.sock"));
-    assert_eq!(mode_of(&monitor), 0o660);
-    let on = |socket: &Path, words: &[&str]| {
-        bcached(&[words, &["--control", socket.to_str().expect("text")]].concat())
-    };
-    let looks: [&[&str]; 5] =
-        [&["status"], &["list"], &["get", "tank", "cache_mode"], &["explain", "tank", "0"], &["metrics"]];
-    for words in looks {
-        let (looked, asked) = (on(&monitor, words), on(&control, words));
-        // That something is not cached is an answer, too.
-        assert!(looked.exit < 2 && looked.exit == asked.exit, "{words:?}: {looked:?} {asked:?}");
-    }
-    let changes: [&[&str]; 4] =
-        [&["set", "tank", "cache_mode=writearound"], &["flush", "tank"], &["remove", "tank"], &["stop"]];
-    for words in changes {
-        let refused = on(&monitor, words);
-        assert_eq!(refused.exit, 4, "{words:?}: {refused:?}");
-        assert!(refused.err.contains("this socket is for looking only"), "{refused:?}");
-    }
-    assert!(on(&control, &["get", "tank", "cache_mode"]).out.contains("writeback"));
-
-    let ask = "GET /v1/events?after=1000000&wait=true HTTP/1.0\r\nHost: x\r\n\r\n";
-    let asking: Vec<_> = (0..40)
-        .map(|_| {
-            let mut stream = std::os::unix::net::UnixStream::connect(&monitor).expect("somebody listens");
-            std::io::Write::write_all(&mut stream, ask.as_bytes()).expect("it is read");
-            stream
-        })
-        .collect();
-    let refused = on(&monitor, &["status"]);
-    assert!(refused.exit == 6 && refused.err.contains("ask again later"), "{refused:?}");
-    assert_eq!(on(&control, &["status"]).exit, 0);
-    drop(asking);
-    let (exit, log) = daemon.stop();
-    assert_eq!(exit, 0, "{log}");
-    assert!(!monitor.exists());
-}
-
 fn mode_of(path: &Path) -> u32 {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::metadata(path).expect("there").permissions().mode() & 0o777

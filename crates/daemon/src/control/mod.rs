@@ -1,5 +1,4 @@
-//! The control socket: HTTP and JSON on a unix socket that only its owner may open. Beside it is one for its group, too (`monitor.sock`),
-//! on which everything can be looked at and nothing changed: what is a `GET` below, but for `/v1/stop`.
+//! The control socket: HTTP and JSON on a unix socket that only its owner may open.
 //!
 //! ```text
 //!   GET    /v1/status                   the body of `bcached status --json`; with `?full=true` of `--full`, too
@@ -22,7 +21,6 @@
 //! VOLUME is what it can be called by, percent-encoded. What is refused has a body of its own, that of
 //! [`Failure::to_json`](crate::failure::Failure::to_json).
 
-mod bound;
 pub mod client;
 pub mod differences;
 pub mod events;

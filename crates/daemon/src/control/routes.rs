@@ -14,9 +14,8 @@ use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, Uri};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use axum::serve::IncomingStream;
@@ -24,7 +23,6 @@ use axum::{Json, Router};
 use serde::Serialize;
 use std::sync::Arc;
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
 
 /// Far more than a change of every option.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -92,48 +90,6 @@ impl Answer for Stopping {
     const SCHEMA: &'static str = "bcached.stop";
 }
 
-/// Those who may only look are answered so many at once: somebody who asks for ever keeps nobody from the control socket.
-const LOOKING_MAX: usize = 16;
-
-/// What can be looked at, and changes nothing.
-pub fn to_look(handlers: Arc<Handlers>) -> Router {
-    let seats = Arc::new(Semaphore::new(LOOKING_MAX));
-    Router::new()
-        .route("/v1/status", get(status))
-        .route("/v1/metrics", get(metrics::control))
-        .route("/v1/volumes/{name}/options", options_to_look(Scope::Volume))
-        .route("/v1/caches/{name}/options", options_to_look(Scope::Cache))
-        .route("/v1/volumes/{name}/explain", get(explain))
-        .route("/v1/jobs", get(jobs))
-        .route("/v1/jobs/{number}", get(job))
-        .route("/v1/config/differences", get(differences))
-        .route("/v1/events", get(events))
-        .fallback(only_to_look)
-        .method_not_allowed_fallback(only_to_look)
-        .layer(from_fn_with_state(seats, seated))
-        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
-        .with_state(handlers)
-}
-
-async fn only_to_look() -> Response {
-    refused(
-        &Failure::new(Kind::Permission, "nothing can be changed here")
-            .why("this socket is for looking only")
-            .next("ask on the control socket, as the user who runs the daemon"),
-    )
-}
-
-/// Answers if there is a seat.
-async fn seated(State(seats): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    match seats.try_acquire() {
-        Ok(_seat) => next.run(request).await,
-        Err(_) => refused(
-            &Failure::new(Kind::TimeLimit, format!("{LOOKING_MAX} others are being answered here"))
-                .next("ask again later"),
-        ),
-    }
-}
-
 /// All of them.
 pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
@@ -156,16 +112,12 @@ async fn status(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
     beside(move || Ok((handlers.status)(full))).await
 }
 
-/// To look at options of such things.
-fn options_to_look(scope: Scope) -> MethodRouter<Arc<Handlers>> {
+/// To look at options of such things, and to change them.
+fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     get(move |State(handlers): State<Arc<Handlers>>, Path(name): Path<String>| {
         beside(move || (handlers.options)(scope, &name))
     })
-}
-
-/// And to change them.
-fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
-    options_to_look(scope).patch(
+    .patch(
         move |State(handlers): State<Arc<Handlers>>,
               Path(name): Path<String>,
               ConnectInfo(peer): ConnectInfo<Peer>,
