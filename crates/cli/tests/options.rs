@@ -407,7 +407,7 @@ fn a_volume_that_waits_has_options_too() {
         &daemon,
         &["get", "media", "label"],
         4,
-        "label of media is not known: its device has not been seen",
+        "label of media is not known: its device keeps it, which could not be read yet",
     );
     assert_eq!(value(&daemon, "media", "writeback_percent"), pair("15", "config"));
     done(&daemon, &["set", "media", "cache_mode=writeback", "writeback_delay=1m"]);

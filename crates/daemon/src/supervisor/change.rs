@@ -5,7 +5,7 @@
 
 use super::label;
 use super::options::Done;
-use super::owner::{Owner, View};
+use super::owner::{LABEL, Owner, View};
 use super::table::VolumeEntry;
 use super::{Event, Shared, Supervisor};
 use crate::config::{Config, SetFile};
@@ -77,6 +77,12 @@ struct Wanted {
     notes: Vec<String>,
 }
 
+impl Wanted {
+    fn names(&self, option: &&'static str) -> bool {
+        *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
+    }
+}
+
 impl Supervisor {
     /// Does what is asked, and answers when it is done.
     pub(super) fn change(&self, asked: Asked) {
@@ -140,6 +146,10 @@ impl Supervisor {
         layers.check().map_err(|wrong| {
             Failure::new(Kind::Usage, "nothing was changed").why(wrong.what).option(wrong.options[0])
         })?;
+        let kept = view.would_write(&layers, label.flatten());
+        if let Some(option) = kept.filter(|option| wanted.names(option)) {
+            self.check_writes(view, option)?;
+        }
         if let Some(file) = &file {
             file.check_writable()?;
         }
@@ -149,13 +159,33 @@ impl Supervisor {
         Ok(Plan { layers, file, label: label.flatten(), changed: Changed { kept_in, ..changed } })
     }
 
+    /// Sees that a superblock can be written for the option: not by a set that has failed.
+    fn check_writes(&self, view: &View, option: &'static str) -> Result<(), Failure> {
+        let engine = view.engine(&self.shared().table);
+        let failed = engine.and_then(|engine| engine.status()).and_then(|status| status.failed);
+        let Some(why) = failed else { return Ok(()) };
+        let next = match option {
+            LABEL => "set it when the cache works again",
+            _ => "set it when the cache works again; with --runtime it holds until the daemon stops",
+        };
+        Err(Failure::new(Kind::Io, format!("cannot set {option} of {}", view.display_name()))
+            .why(format!("it is written to devices, and the cache has stopped writing ({why})"))
+            .next(next)
+            .option(option))
+    }
+
     /// Where values of this volume can be kept, and under which name.
     pub(super) fn keeps<'a>(&'a self, entry: &'a VolumeEntry) -> Result<(&'a Path, &'a str), Failure> {
         self.keeps_for(Scope::Volume, entry.name.as_ref(), entry.display_name())
     }
 
     fn keeps_of<'a>(&'a self, view: &'a View) -> Result<(&'a Path, &'a str), Failure> {
-        self.keeps_for(view.scope(), view.name(), view.display_name())
+        self.keeps_for(view.scope(), view.name(), view.display_name()).map_err(|failure| match view {
+            View::Volume(entry) if entry.is_flash_only() => {
+                failure.why("nothing is kept of the options of a volume that lives in its cache alone")
+            }
+            _ => failure,
+        })
     }
 
     fn keeps_for<'a>(
@@ -257,7 +287,7 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
     let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
     let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
     if is_flash_only && matches!(option.place, Place::CacheMode) {
-        return Err(Failure::new(Kind::Usage, format!("{} has no cache mode", view.display_name()))
+        return Err(Failure::new(Kind::Usage, format!("{} has no cache_mode", view.display_name()))
             .why("it lives on its cache alone")
             .option(name));
     }
