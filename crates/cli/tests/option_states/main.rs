@@ -131,6 +131,11 @@ fn is_kept(option: &Definition) -> bool {
     matches!(option.place, Place::Label | Place::CacheMode | Place::Kept { .. })
 }
 
+/// Whether nobody keeps it.
+fn is_fleeting(option: &Definition) -> bool {
+    matches!(option.place, Place::Pace)
+}
+
 /// It says what is the matter and what can be done.
 #[track_caller]
 fn assert_refused(ran: &Ran, exit: i32, part: &str) {
@@ -151,9 +156,37 @@ impl State {
         found.map(|(_, exit, part)| (*exit, *part))
     }
 
+    /// The same of one that is so for a moment: nothing is ever kept of it, and what it is now nobody can foretell.
+    fn walk_fleeting(&self, site: &Site, daemon: &Daemon, option: &Definition) {
+        let (owner, name, kept) = (self.owner, option.name, site.images.kept());
+        let set = |value: &str, more: &[&str]| {
+            ask(daemon, &[&["set", "--json", owner, &format!("{name}={value}")], more].concat())
+        };
+        get(daemon, owner, name);
+        assert_refused(&set(&bad(option), &["--runtime"]), 2, name);
+        let new = other(option, None);
+        let is_lacking = self.lacks.contains(&name);
+        let why = if is_lacking { "it lives on its cache alone" } else { "add --runtime" };
+        assert_refused(&set(&new, &[]), 2, why);
+        match self.refusal(option) {
+            _ if is_lacking => assert_refused(&set(&new, &["--runtime"]), 2, why),
+            Some((exit, part)) => assert_refused(&set(&new, &["--runtime"]), exit, part),
+            None => {
+                let ran = set(&new, &["--runtime"]);
+                assert_eq!(ran.exit, 0, "{ran:?}");
+                assert_eq!(json(&ran.out)["changes"][0]["value"].as_str(), Some(new.as_str()), "{ran:?}");
+            }
+        }
+        assert_refused(&ask(daemon, &["unset", "--json", owner, name]), 2, name);
+        assert_eq!(site.images.kept(), kept, "nothing is kept of {name}");
+    }
+
     /// Reads, sets, sets badly and unsets one option. All is as before when it returns.
     fn walk(&self, site: &Site, daemon: &Daemon, option: &Definition) {
         let (owner, name) = (self.owner, option.name);
+        if is_fleeting(option) {
+            return self.walk_fleeting(site, daemon, option);
+        }
         let (before, kept) = (get(daemon, owner, name), site.images.kept());
         assert_eq!(before.value.is_none(), self.hidden.contains(&name), "{name} is {before:?}");
         let set = |value: &str, more: &[&str]| {
@@ -234,7 +267,10 @@ impl State {
             } else {
                 &[]
             };
-            if self.lacks.contains(&option.name) || (is_label && self.refusal(option).is_some()) {
+            if is_fleeting(option)
+                || self.lacks.contains(&option.name)
+                || (is_label && self.refusal(option).is_some())
+            {
                 continue;
             }
             let value = other(option, get(&daemon, self.owner, option.name).value.as_deref());

@@ -48,6 +48,7 @@ const MEDIA: State = State {
 const FAILED: State = State {
     refuses: &[
         ("label", 4, "the cache has stopped writing"),
+        ("writeback_rate", 4, "the cache has stopped writing"),
         ("cache_replacement_policy", 4, "the cache has stopped writing"),
         ("discard", 4, "the cache has stopped writing"),
     ],
@@ -56,8 +57,11 @@ const FAILED: State = State {
 };
 
 /// The label is on a device that nobody serves.
-const UNSERVED: State =
-    State { refuses: &[("label", 4, "the volume is not served")], writes_superblock: false, ..MEDIA };
+const UNSERVED: State = State {
+    refuses: &[("label", 4, "the volume is not served"), ("writeback_rate", 4, "the volume is not served")],
+    writes_superblock: false,
+    ..MEDIA
+};
 
 /// The superblocks of devices that have not been seen.
 const UNSEEN: &[&str] = &["label", "cache_mode", "cache_replacement_policy", "discard"];
@@ -80,6 +84,7 @@ fn of_a_detached_volume() {
             done(&daemon, &["attach", "media", "--cache", "fast"]);
             daemon
         },
+        refuses: &[("writeback_rate", 4, "it is served without a cache")],
         ..MEDIA
     };
     state.check();
@@ -101,6 +106,7 @@ fn of_a_clean_volume_without_its_cache() {
         },
         is_so: |daemon| is(daemon, "degraded") && media(&daemon.status())["attached"] == false,
         leave: plug_cache,
+        refuses: &[("writeback_rate", 4, "it is served without a cache")],
         ..MEDIA
     };
     state.check();
@@ -298,7 +304,7 @@ const SCRATCH: State = State {
     owner: "scratch",
     enter: add_scratch,
     is_so: |daemon| of(&daemon.status(), "volumes", "scratch")["state"] == "served",
-    lacks: &["cache_mode"],
+    lacks: &["cache_mode", "writeback_rate"],
     refuses: &[(
         "*",
         2,

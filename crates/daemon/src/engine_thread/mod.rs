@@ -351,6 +351,11 @@ impl Engine {
         self.send(Command::SetCacheMode(volume, mode, keep, answer));
     }
 
+    /// Says how fast a volume's dirty data leaves until its controller says it anew.
+    pub fn set_writeback_rate(&self, volume: VolumeId, rate: u64, answer: Answer<Result<(), Error>>) {
+        self.attempt(move |set| async move { set.set_writeback_rate(volume, rate) }, answer);
+    }
+
     /// Has the superblock of the cache say this.
     pub fn keep_settings(&self, settings: Settings, answer: Answer<Result<(), Error>>) {
         self.attempt(move |set| async move { set.keep_settings(settings).await }, answer);

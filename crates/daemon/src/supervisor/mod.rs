@@ -25,6 +25,7 @@ mod memory;
 mod numbers;
 mod options;
 mod owner;
+mod pace;
 mod patience;
 mod reasons;
 mod release;

@@ -13,7 +13,7 @@ use crate::options::layers::Layers;
 use crate::options::quiet;
 use crate::options::value::Value;
 use crate::options::{Definition, Place};
-use bcached_engine::{Error, Settings, VolumeInfo, VolumeOptions};
+use bcached_engine::{Error, RateInfo, Settings, VolumeInfo, VolumeOptions};
 use bcached_format::{CacheMode, Label};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -275,6 +275,8 @@ pub struct Facts<'a> {
     pub layers: &'a Layers,
     /// What the engine does.
     options: VolumeOptions,
+    /// How fast dirty data leaves now, if anybody knows.
+    pace: Option<RateInfo>,
     /// The mode in force, or that of a volume when it is served, if that is known.
     mode: Option<CacheMode>,
     label: Option<String>,
@@ -289,12 +291,14 @@ impl<'a> Facts<'a> {
         };
         // What the engine said when the volume came is old; what it was told since is what has been said.
         let options = now.map_or_else(|| entry.options.volume_options(|| 0), |now| now.options);
+        let pace = now.filter(|now| now.attached && !now.flash_only).map(|now| now.writeback_rate);
         let now = now.or(served);
         // Of one that nobody serves it is what it will have.
         let coming = || entry.options.cache_mode().or(entry.kept_mode);
         Self {
             layers: &entry.options,
             options,
+            pace,
             mode: now.map(|now| now.mode).or_else(coming),
             label: now.map(|now| now.label).or(entry.label).map(|label| label.to_string()),
         }
@@ -305,6 +309,7 @@ impl<'a> Facts<'a> {
         Facts {
             layers,
             options: layers.volume_options(|| 0),
+            pace: self.pace,
             mode: layers.cache_mode().or(kept),
             label: label.map(|label| label.to_string()).or_else(|| self.label.clone()),
         }
@@ -315,6 +320,10 @@ impl<'a> Facts<'a> {
         let said = self.layers.said(option.name);
         let value = match option.place {
             Place::Engine { read, .. } => Some(read(&self.options)),
+            Place::Pace => match self.pace {
+                Some(pace) => Some(pace.rate.map_or(Value::None, Value::Rate)),
+                None => option.default(),
+            },
             // No option of a volume is there.
             Place::Set { .. } | Place::Kept { .. } => None,
             Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
