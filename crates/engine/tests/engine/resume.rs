@@ -129,6 +129,8 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
             made.push(set.create_flash_only(64, label).await.expect("there is room"));
         }
         set.remove_volume(made[0]).await.expect("it is served");
+        let gone = set.create_flash_only(64, bcached_format::Label::default()).await.expect("there is room");
+        set.remove_volume(gone).await.expect("it is served");
         set.change_volume_options(made[1], |options| options.sequential_cutoff = 77).expect("it is served");
         ask(&set, made[1], write(0, 8, 2)).await;
         ask(&set, made[2], write(0, 8, 3)).await;
@@ -138,7 +140,7 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
         let payload = bcached_env::Buffer::copied_from(&[4; 8 * 512]).freeze();
         let fua = bcached_engine::Request::Write { sector: 8, payload, fua: true };
         assert!(set.serve(made[2], fua).await.result.is_err());
-        let former = set.volumes();
+        let (former, next) = (set.volumes(), set.next_number());
         assert!(set.stop().await.is_err());
         last_handle(&env, &set).await;
         drop(set);
@@ -146,6 +148,7 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
 
         let set = open_with(&env, &note).await.expect("sound");
         set.resume_flash_only(&former);
+        set.number_from(next);
         assert_eq!(set.add_backing_as(backed, BACKING).await, Ok(()));
         assert_eq!(set.volumes().iter().map(|info| info.id).collect::<Vec<_>>(), [backed, made[1], made[2]]);
         assert_eq!(bytes(&set, made[1], 0, 8).await, [2; 8]);
@@ -153,8 +156,12 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
         assert_eq!(set.volume_options(made[1]).map(|options| options.sequential_cutoff), Some(77));
         assert_eq!(
             set.status().unserved.iter().map(|left| left.label.to_string()).collect::<Vec<_>>(),
-            ["one"]
+            ["one", ""]
         );
+        // Somebody may still know the number of the one that is gone.
+        let another =
+            set.create_flash_only(64, bcached_format::Label::default()).await.expect("there is room");
+        assert_eq!((another, another.0), (next, gone.0 + 1));
         set.stop().await.expect("it stops");
     });
 }
