@@ -67,6 +67,27 @@ fn little_dirty_data_leaves_slowly_until_nobody_works() {
     });
 }
 
+/// It does not sleep until its controller takes a step.
+#[test]
+fn the_first_dirty_data_wakes_write_back() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let at_once = VolumeOptions {
+            writeback_percent: 0,
+            writeback_delay: Duration::ZERO,
+            writeback_rate_update: 60 * SECOND,
+            ..VolumeOptions::default()
+        };
+        let (set, volume) = open(env.clone(), options(at_once)).await.expect("sound");
+        env.sleep(100 * SECOND).await;
+        for _ in 0..3 {
+            dirty(&set, volume, 1, 16).await;
+            env.sleep(2 * SECOND).await;
+            assert_eq!(set.volumes()[0].dirty_sectors, 0);
+        }
+    });
+}
+
 /// What somebody says of the rate is so at once, under a ceiling too, and until the controller says it anew.
 #[test]
 fn a_rate_that_is_said_holds_until_the_next_step() {

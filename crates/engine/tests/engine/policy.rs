@@ -386,3 +386,21 @@ fn reads_of_the_engines_own_are_not_counted_and_fill_nothing() {
         assert_eq!(bypassed(&set, Bypass::Mode), Traffic { requests: 20, bytes: 20 * 1024 });
     });
 }
+
+/// The kernel fills the first one only, so its next read misses as well.
+#[test]
+fn a_miss_fills_all_holes_of_a_request() {
+    on_new_set(options(), |env, _, set, volume| async move {
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
+        for piece in [0, 2, 4] {
+            ask(&set, volume, put(piece * SMALL, SMALL)).await;
+        }
+        rest(&env).await;
+        for (hits, misses) in [(0, 1), (1, 1)] {
+            ask(&set, volume, read(0, 6 * SMALL)).await;
+            rest(&env).await;
+            let reads = stats(&set).reads;
+            assert_eq!((reads.hits, reads.misses), (hits, misses));
+        }
+    });
+}
