@@ -82,3 +82,43 @@ fn detached_by_the_kernel_and_attached_by_us() -> Outcome {
     our_turn(&ours, &mut set, 6, &[], &[]).context("we attach again")?;
     kernel.take_over(&mut set, &[]).context("the backing device alone")
 }
+
+/// Attached and detached by us until the table of volumes is full. The next daemon gives the volume the first number again, of which the cache
+/// still has clean copies; a kernel serves it under that number, crashes, and goes on with what we leave.
+#[test]
+fn the_first_number_again_and_then_the_kernel() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let geometry = Geometry { cache_bytes: 48 << 20, ..Geometry::small(8 << 10, 512) };
+    let slots = (8 << 10) / 128;
+    let mut set = CacheSet::make(geometry, 1, Maker::Tools)?;
+    our_turn(&ours, &mut set, 1, &[], &["flush", "VOLUME"])?;
+    let uuid = bcached_tests::side::uuid_of(&set.backings[0])?;
+    let daemon = Daemon::start(ours.program(), &set)?;
+    let command = |words: &[&str]| daemon.command(ours.program(), words);
+    drop(daemon.prove(&mut set, 0)?);
+    let cache = set.cache.clone();
+    for taken in 1..=slots {
+        command(&["detach", &uuid])?;
+        let attached = command(&["attach", &uuid, "--cache", cache.to_str().expect("text")]);
+        let words = attached.err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(words.contains(&format!("all {slots} slots")), taken == slots, "{taken}: {words}");
+    }
+    let workload = set.further(0, 2, WRITES);
+    let mut client = daemon.prove(&mut set, 0)?;
+    let fate = daemon.run(&workload, &mut client)?;
+    set.models[0].apply(&workload, fate);
+    drop(client);
+    daemon.stop()?;
+
+    our_turn(&ours, &mut set, 3, &[], &[]).context("the first number again")?;
+    examine_structure(&set.cache, &set.backings).context("offline")?;
+    let workload = set.further(0, 4, WRITES);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel goes on")?;
+    our_turn(&ours, &mut set, 5, &[], DETACH).context("we detach")?;
+    let workload = set.further(0, 6, WRITES);
+    let refused = kernel.attach(&mut set, &[workload], Ending::CleanStop);
+    assert!(refused.is_err(), "a kernel has no slot for it");
+    our_turn(&ours, &mut set, 7, &[], &[]).context("we have")?;
+    kernel.take_over(&mut set, &[]).context("the backing device alone")
+}

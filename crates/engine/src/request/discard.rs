@@ -51,9 +51,9 @@ fn passes_down(target: &Target) -> bool {
 
 async fn pass_down(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
-    // Whether it is carried out is the device's business.
+    // Whether it is carried out is the device's business: it is answered as done, also if the device was not there.
     let _ = beside(set, target, disk.discard(range.start, range.sectors())).await;
-    write::end_backing_write(set, target, begun).map(drop)
+    write::end_client_write(set, target, begun, &Ok(())).map(drop)
 }
 
 /// Writes zeroes over a range, in parts, each in its turn. The stamp is the oldest of what went to the backing device and is not
@@ -113,7 +113,7 @@ async fn zero_backing(set: &CacheSet, target: &Target, range: Range, survey: Sur
     write::invalidate(set, target, range, survey).await?;
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     let zeroed = beside(set, target, disk.zero(range.start, range.sectors())).await;
-    let stamp = write::end_backing_write(set, target, begun);
+    let stamp = write::end_client_write(set, target, begun, &zeroed);
     zeroed.map_err(Error::io(Doing::Backing))?;
     stamp
 }

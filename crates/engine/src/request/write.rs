@@ -31,7 +31,7 @@ use crate::writeback::company::beside;
 use crate::writeback::room;
 use crate::written::Cause;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Payload};
+use bcached_env::{Buffer, IoError, Payload};
 use bcached_format::{BackingState, CacheMode, Inode, Key};
 
 /// Longest hole put in the tree at once (the kernel's limit).
@@ -471,7 +471,7 @@ pub(crate) async fn write_backing(
         true => beside(set, target, disk.write_fua(range.start, payload)).await,
         false => beside(set, target, disk.write(range.start, payload)).await,
     };
-    let stamp = end_backing_write(set, target, begun);
+    let stamp = end_client_write(set, target, begun, &written);
     written.map_err(Error::io(Doing::Backing))?;
     let stamp = stamp?;
     if fua && !at_once {
@@ -511,11 +511,25 @@ pub(crate) async fn begin_backing_write(
 ) -> Result<(bcached_env::Disk, Begun), Error> {
     let disk = target.backing.clone().ok_or(Error::NoSpace)?;
     wait_for_cleaning(set, target, range).await?;
-    let begun = flush::epoch(set, target.id, Epoch::client_write_begins).ok_or(Error::NoVolume)?;
+    let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
     Ok((disk, begun))
 }
 
-/// The end of what [`begin_backing_write`] began; the stamp of what was written.
+/// The same of what a client has sent, and what the device has `said`.
+pub(crate) fn end_client_write(
+    set: &CacheSet,
+    target: &Target,
+    begun: Begun,
+    said: &Result<(), IoError>,
+) -> Result<Stamp, Error> {
+    // A device that was not there has taken nothing that anybody is told of.
+    if said.as_ref().is_err_and(|error| error.kind.is_final()) {
+        return end_backing_write(set, target, begun);
+    }
+    flush::epoch(set, target.id, |epoch| epoch.client_write_ends(begun)).ok_or(Error::NoVolume)
+}
+
+/// The end of a write to the backing device; the stamp of what was written.
 pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -> Result<Stamp, Error> {
     flush::epoch(set, target.id, |epoch| epoch.write_ends(begun)).ok_or(Error::NoVolume)
 }

@@ -37,7 +37,7 @@ pub struct Epoch {
     covered: u64,
     /// and up to here when one began that has succeeded.
     proven: u64,
-    /// Writes of clients that have begun.
+    /// Writes of clients that have ended, and found the device there.
     client_writes: u64,
     /// Writes that have begun and not ended.
     open: u64,
@@ -116,16 +116,16 @@ impl Epoch {
         Self { volatile, last_write: volatile.then_some(0), changes: u64::from(volatile), ..Self::default() }
     }
 
-    /// A write of what a client has sent begins.
-    pub const fn client_write_begins(&mut self) -> Begun {
-        self.client_writes += 1;
-        self.write_begins()
-    }
-
     /// A write begins.
     pub const fn write_begins(&mut self) -> Begun {
         self.open += 1;
         Begun { era: self.era }
+    }
+
+    /// A write of what a client has sent ended, of which the device may have taken something.
+    pub const fn client_write_ends(&mut self, write: Begun) -> Stamp {
+        self.client_writes += 1;
+        self.write_ends(write)
     }
 
     /// A write ended; the stamp of its data.
@@ -222,8 +222,9 @@ impl Epoch {
     /// that began, and may have dropped it. (A good flush in between may have proven it: who failed after that is not
     /// remembered, the answer is the safe one.)
     ///
-    /// If no client has written to the device since the request was asked for it did not, and no flush of the device is
-    /// about it.
+    /// If no client's write to the device has ended since the request was asked for it has not written there, and no flush of the device is
+    /// about it. (Its own end before it does.) One that found no device does not count: whoever asked for it is refused for that, or asks again
+    /// when the device is back, and others who were told of success beside it have lost nothing.
     #[must_use]
     pub fn change_ends(&mut self, asked: Asked, first: Option<Stamp>) -> bool {
         if !self.volatile || self.client_writes == asked.client_writes {
@@ -331,8 +332,8 @@ mod tests {
     /// A request that writes to the device, from asking to its answer.
     fn asked_and_written(epoch: &mut Epoch) {
         let asked = epoch.asks();
-        let write = epoch.client_write_begins();
-        let stamp = epoch.write_ends(write);
+        let write = epoch.write_begins();
+        let stamp = epoch.client_write_ends(write);
         assert!(epoch.change_ends(asked, Some(stamp)));
     }
 
@@ -369,19 +370,19 @@ mod tests {
             if flush_first {
                 begin(&mut epoch);
             }
-            let write = epoch.client_write_begins();
+            let write = epoch.write_begins();
             if !flush_first {
                 begin(&mut epoch);
             }
             epoch.flush_ends(false);
-            let stamp = epoch.write_ends(write);
+            let stamp = epoch.client_write_ends(write);
             assert!(!epoch.change_ends(asked, Some(stamp)));
         }
         let mut epoch = Epoch::new(true);
         let asked = epoch.asks();
         fail(&mut epoch);
-        let write = epoch.client_write_begins();
-        let stamp = epoch.write_ends(write);
+        let write = epoch.write_begins();
+        let stamp = epoch.client_write_ends(write);
         assert!(epoch.change_ends(asked, Some(stamp)), "it began after the failure");
         let next = epoch.answers();
         assert!(epoch.report(next), "of a former process");
@@ -424,14 +425,29 @@ mod tests {
     }
 
     #[test]
+    fn who_writes_beside_one_that_found_no_device_has_lost_nothing() {
+        let mut epoch = Epoch::new(true);
+        begin(&mut epoch);
+        epoch.flush_ends(true);
+        let asked = epoch.asks();
+        let missed = epoch.write_begins();
+        epoch.write_ends(missed);
+        assert!(epoch.change_ends(asked, None));
+        assert!(!epoch.may_have_lost());
+        let (asked, write) = (epoch.asks(), epoch.write_begins());
+        let stamp = epoch.client_write_ends(write);
+        assert!(epoch.change_ends(asked, Some(stamp)) && epoch.may_have_lost(), "the device took that");
+    }
+
+    #[test]
     fn what_was_dropped_before_the_answer_is_not_acknowledged() {
         let mut epoch = Epoch::new(true);
         let asked = epoch.asks();
-        let write = epoch.client_write_begins();
-        let first = epoch.write_ends(write);
+        let write = epoch.write_begins();
+        let first = epoch.client_write_ends(write);
         fail(&mut epoch);
-        let write = epoch.client_write_begins();
-        let second = epoch.write_ends(write);
+        let write = epoch.write_begins();
+        let second = epoch.client_write_ends(write);
         assert!(!epoch.change_ends(asked, Stamp::older(Some(second), Some(first))));
         assert!(epoch.change_ends(asked, Some(second)), "it began after the failure");
         assert!(epoch.change_ends(asked, None), "a durable one cannot be dropped");
@@ -444,8 +460,8 @@ mod tests {
         let former = epoch.answers();
         assert!(epoch.report(former));
         let asked = epoch.asks();
-        let write = epoch.client_write_begins();
-        epoch.write_ends(write);
+        let write = epoch.write_begins();
+        epoch.client_write_ends(write);
         // It failed elsewhere. Somebody reads what is there now.
         assert!(epoch.change_ends(asked, None));
         fail(&mut epoch);

@@ -2,7 +2,7 @@
 
 use crate::beside::{Beside, asking};
 use crate::memory::{Mishap, World};
-use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, superblock_on, write};
+use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, superblock_on, write};
 use bcached_engine::{CacheSet, Cancel, Error, Options, Removed, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -244,6 +244,38 @@ fn what_a_device_was_not_there_for_is_not_lost() {
         assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: None }));
         ask(&set, volume, write(64, 8, 2)).await;
         ask(&set, volume, Request::Flush).await;
+        assert_eq!(bytes(&set, volume, 64, 8).await, [2; 8]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// A write into the cache is under way while another one finds that the disk is gone. The cache has it: nothing that was acknowledged is in
+/// doubt when the disk is back.
+#[test]
+fn who_writes_to_the_cache_beside_one_that_misses_the_disk_loses_nothing() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        let is_data = |disk, op: &Op| disk == CACHE && matches!(op, Op::Write { .. });
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| is_data(disk, op).then_some(Mishap::Waits)));
+        let cached = asking(&env, &set, volume, write(64, 8, 2));
+        env.sleep(Duration::from_millis(1)).await;
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("it is well");
+        let new = world.borrow_mut().copy(BACKING);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let waits = is_data(disk, op).then_some(Mishap::Waits);
+            waits.or((disk == BACKING).then_some(Mishap::Gone))
+        }));
+        assert!(misses_it(&set, volume, write(128, 8, 3)).await);
+        assert!(!cached.is_over());
+        gone(&world);
+        assert_eq!(cached.result(&env).await, Ok(()));
+        let taken = set.take_back(volume, new).await;
+        assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: None }));
         assert_eq!(bytes(&set, volume, 64, 8).await, [2; 8]);
         set.stop().await.expect("it stops");
         set.assert_invariants();
