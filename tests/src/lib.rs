@@ -19,7 +19,7 @@
 //! | [`failure`] | what a failing test prints |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
-//! Nothing here knows the engine: images and processes only.
+//! Nothing of this library knows the engine: images and processes only.
 
 pub mod failure;
 pub mod guest;

@@ -33,6 +33,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
 /// The flag of a write that is durable when answered.
 const FUA: u16 = 1;
 
@@ -171,6 +172,12 @@ impl Target for Client {
 
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_with(0, sector, bytes)
+    }
+
+    fn discard(&mut self, sector: u64, sectors: u64) -> io::Result<()> {
+        let length = usize::try_from(sectors).map_err(io::Error::other)? * SECTOR_BYTES;
+        self.request(TRIM, sector * SECTOR_BYTES as u64, length, &[])?;
+        self.answer()
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use bcached_check::{Bucket, Options, ReadAt, Report, Source, View, check};
+use bcached_check::{Bucket, Options, ReadAt, Report, Source, View, Volume, check};
 use bcached_format::Inode;
 
 use crate::set::CacheSet;
+use crate::side::backing_uuid;
 use crate::workload::{Mismatch, Model, SECTOR_BYTES, Seen, identify};
 
 /// Why a set at rest is not as it should be.
@@ -88,6 +89,7 @@ pub fn examine(
     models: &mut [Model],
     options: Options,
 ) -> Result<Examined, OfflineError> {
+    let paths = backings;
     let (cache, backings) = open_images(cache, backings)?;
     let backings: Vec<&dyn ReadAt> = backings.iter().map(|file| file as &dyn ReadAt).collect();
     let checked = check(&cache, &backings, options);
@@ -99,7 +101,7 @@ pub fn examine(
         return Err(findings());
     }
     let view = checked.view.as_ref().ok_or_else(findings)?;
-    let volumes: Vec<_> = view.volumes().iter().filter(|volume| !volume.invalidated).collect();
+    let volumes = in_order(view.volumes(), paths)?;
     if volumes.len() < models.len() {
         return Err(OfflineError::Volumes { found: volumes.len(), wanted: models.len() });
     }
@@ -128,7 +130,7 @@ pub fn note_differing_copies(set: &mut CacheSet) -> Result<u64, OfflineError> {
     let Some(view) = checked.view.as_ref() else {
         return Err(OfflineError::Findings("no view of the set".to_owned()));
     };
-    let volumes = view.volumes().iter().filter(|volume| !volume.invalidated && !volume.flash_only);
+    let volumes = in_order(view.volumes(), &set.backings)?;
     let mut differing = 0;
     for ((model, volume), (index, backing)) in
         set.models.iter_mut().zip(volumes).zip(backings.iter().enumerate())
@@ -153,6 +155,19 @@ pub fn note_differing_copies(set: &mut CacheSet) -> Result<u64, OfflineError> {
         }
     }
     Ok(differing)
+}
+
+/// Those of the backing devices in their order, whenever each came to the table; then those in the cache alone.
+fn in_order<'a>(volumes: &'a [Volume], backings: &[PathBuf]) -> Result<Vec<&'a Volume>, OfflineError> {
+    let alive = || volumes.iter().filter(|volume| !volume.invalidated);
+    let mut found = Vec::new();
+    for path in backings {
+        let open = |source| OfflineError::Open { path: path.display().to_string(), source };
+        let uuid = backing_uuid(path).map_err(open)?;
+        found.extend(alive().find(|volume| !volume.flash_only && volume.uuid.to_string() == uuid));
+    }
+    found.extend(alive().filter(|volume| volume.flash_only));
+    Ok(found)
 }
 
 /// The images, to be read.

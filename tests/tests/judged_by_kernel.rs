@@ -30,6 +30,7 @@ fn blocks(geometry: &Geometry, writes: u64) -> Workload {
         flush_every: 500,
         flushes_max: 0,
         read_every: 0,
+        discard_every: 0,
     }
 }
 

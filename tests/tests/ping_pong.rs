@@ -1,5 +1,5 @@
-//! The same images to and fro between a real kernel and our daemon: verified writes on each side, clean stop or crash by dice, the whole
-//! content compared at every turn.
+//! The same images to and fro between a real kernel and our daemon: verified writes and discards on each side, clean stop or crash by dice, the
+//! whole content compared at every turn, and the checker's word after it.
 //!
 //! The seed is printed; `BCACHED_PING_PONG_SEED` repeats a run and `BCACHED_PING_PONG_LEGS` makes it longer.
 
@@ -8,14 +8,16 @@ use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::examine;
 use bcached_tests::scope::{count_from, number_from};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
-use bcached_tests::side::{Ending, Kernel, Ours, Side};
+use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side};
 use bcached_tests::uml::Uml;
-use bcached_tests::workload::{Random, Workload};
+use bcached_tests::workload::{Model, Random, Workload};
 
 /// Writes of one turn on one volume; short enough for a turn of two seconds.
 const WRITES: u64 = 400;
+/// Length of a volume in the cache alone, in sectors.
+const SCRATCH: u64 = 8192;
 
-/// A turn's writes: a fresh place for each, sizes from a block to 64 KiB.
+/// A turn's writes: a fresh place for each, sizes from a block to 64 KiB; in half of the turns some are discards.
 fn workload(set: &CacheSet, volume: usize, random: &mut Random) -> Workload {
     let model = &set.models[volume];
     Workload {
@@ -30,6 +32,7 @@ fn workload(set: &CacheSet, volume: usize, random: &mut Random) -> Workload {
         flush_every: 1 + random.below(40),
         flushes_max: 0,
         read_every: 4,
+        discard_every: if random.below(2) == 0 { 2 + random.below(10) } else { 0 },
     }
 }
 
@@ -47,41 +50,58 @@ fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Outcome<End
     Ok(ending)
 }
 
-/// `turns`: who comes when, again and again; the first side is who did not make the set.
-fn ping_pong(geometry: Geometry, backings: u64, maker_is_ours: bool, turns: &[usize], seed: u64) -> Outcome {
-    let Some(uml) = Uml::find() else { return Ok(()) };
-    let ours = Ours::find()?;
-    let seed = number_from("BCACHED_PING_PONG_SEED")?.unwrap_or(seed);
-    let legs = count_from("BCACHED_PING_PONG_LEGS")?.unwrap_or(6.max(2 * turns.len() as u64));
-    println!("BCACHED_PING_PONG_SEED={seed} {geometry:?}");
-    let mut random = Random::new(seed);
-    let maker = if maker_is_ours { Maker::Ours(ours.program()) } else { Maker::Tools };
-    let mut set = CacheSet::make(geometry, backings, maker)?;
-    let kernel = Kernel(&uml);
-    // Whoever made the set does not open it first.
-    let sides: [&dyn Side; 2] = if maker_is_ours { [&kernel, &ours] } else { [&ours, &kernel] };
-    for leg in 0..legs {
-        let side = sides[turns[usize::try_from(leg)? % turns.len()]];
-        let ending = turn(side, &mut set, &mut random).context(format_args!("seed {seed}, leg {leg}"))?;
-        println!("leg {leg}: {}, {ending:?}", side.name());
-        if ending == Ending::CleanStop {
-            // A daemon's crash leaves its note to be replayed, a kernel's may leave clean extents behind the backing device.
-            let set = set.duplicate()?;
+/// Who plays, and with what.
+struct Game {
+    uml: Uml,
+    ours: Ours,
+    set: CacheSet,
+    maker_is_ours: bool,
+}
+
+impl Game {
+    fn new(geometry: Geometry, backings: u64, maker_is_ours: bool) -> Outcome<Option<Self>> {
+        let Some(uml) = Uml::find() else { return Ok(None) };
+        let ours = Ours::find()?;
+        let maker = if maker_is_ours { Maker::Ours(ours.program()) } else { Maker::Tools };
+        let set = CacheSet::make(geometry, backings, maker)?;
+        Ok(Some(Self { uml, ours, set, maker_is_ours }))
+    }
+
+    /// `turns`: who comes when, again and again; the first side is who did not make the set.
+    fn play(mut self, turns: &[usize], seed: u64) -> Outcome {
+        let seed = number_from("BCACHED_PING_PONG_SEED")?.unwrap_or(seed);
+        let legs = count_from("BCACHED_PING_PONG_LEGS")?.unwrap_or(6.max(2 * turns.len() as u64));
+        println!("BCACHED_PING_PONG_SEED={seed} {:?}", self.set.geometry);
+        let mut random = Random::new(seed);
+        let kernel = Kernel(&self.uml);
+        // Whoever made the set does not open it first.
+        let sides: [&dyn Side; 2] =
+            if self.maker_is_ours { [&kernel, &self.ours] } else { [&self.ours, &kernel] };
+        for leg in 0..legs {
+            let side = sides[turns[usize::try_from(leg)? % turns.len()]];
+            let ending =
+                turn(side, &mut self.set, &mut random).context(format_args!("seed {seed}, leg {leg}"))?;
+            println!("leg {leg}: {}, {ending:?}", side.name());
+            // Of a copy, whose models settle nothing: a daemon's crash leaves its note to be replayed, a kernel's may leave clean extents
+            // behind the backing device.
+            let set = self.set.duplicate()?;
             examine(&set.cache, &set.backings, &mut set.models.clone(), Options::default())
                 .context(format_args!("seed {seed}, after leg {leg}"))?;
         }
+        kernel.leg(&mut self.set, &[], Ending::CleanStop).context(format_args!("seed {seed}, at last"))
     }
-    kernel.leg(&mut set, &[], Ending::CleanStop).context(format_args!("seed {seed}, at last"))
 }
 
 #[test]
 fn six_legs_with_one_backing_device() -> Outcome {
-    ping_pong(Geometry::small(64 << 10, 512), 1, false, &[0, 1], 101)
+    let game = Game::new(Geometry::small(64 << 10, 512), 1, false)?;
+    game.map_or(Ok(()), |game| game.play(&[0, 1], 101))
 }
 
 #[test]
 fn six_legs_with_two_backing_devices_made_by_us() -> Outcome {
-    ping_pong(Geometry::small(512 << 10, 4096), 2, true, &[0, 1], 102)
+    let game = Game::new(Geometry::small(512 << 10, 4096), 2, true)?;
+    game.map_or(Ok(()), |game| game.play(&[0, 1], 102))
 }
 
 /// A cache so large that we keep a reserve in it for a start that does not wait for the walk. The kernel knows nothing of that, and
@@ -90,5 +110,20 @@ fn six_legs_with_two_backing_devices_made_by_us() -> Outcome {
 fn eight_legs_on_a_cache_with_a_reserve() -> Outcome {
     let small = Geometry::small(16 << 10, 512);
     let geometry = Geometry { cache_bytes: 24_000 * small.bucket_bytes, ..small };
-    ping_pong(geometry, 1, false, &[0, 0, 0, 1], 103)
+    let game = Game::new(geometry, 1, false)?;
+    game.map_or(Ok(()), |game| game.play(&[0, 0, 0, 1], 103))
+}
+
+/// Beside a backing device two volumes in the cache alone: one made by the kernel, one by us. The cache is large enough for all that is dirty:
+/// a kernel that has no bucket for such a volume waits for minutes, or for ever.
+#[test]
+fn six_legs_with_volumes_in_the_cache_alone() -> Outcome {
+    let Some(mut game) = Game::new(Geometry::small(512 << 10, 4096), 1, false)? else { return Ok(()) };
+    Kernel(&game.uml).add_volume(&mut game.set, SCRATCH).context("the kernel's volume")?;
+    let daemon = Daemon::start(game.ours.program(), &game.set)?;
+    daemon.command(game.ours.program(), &["add", "scratch", "--size", &(SCRATCH * 512).to_string()])?;
+    game.set.models.push(Model::blank(2, SCRATCH));
+    drop(daemon.prove(&mut game.set, 2)?);
+    daemon.stop()?;
+    game.play(&[0, 1], 104)
 }

@@ -34,6 +34,7 @@ fn workload(set: &CacheSet, client: u64, random: &mut Random) -> Workload {
         flush_every: 1 + random.below(60),
         flushes_max: 0,
         read_every: 4,
+        discard_every: 0,
     }
 }
 

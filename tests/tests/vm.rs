@@ -42,6 +42,7 @@ fn kernel_6_12_takes_a_set_of_ours_and_gives_it_back() -> Outcome {
         flush_every: 16,
         flushes_max: 0,
         read_every: 5,
+        discard_every: 0,
     };
     let crash = Ending::CrashAfterFlush(8);
     for (leg, ending) in [crash, crash, Ending::CleanStop, Ending::CleanStop].into_iter().enumerate() {

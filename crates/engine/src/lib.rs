@@ -77,7 +77,7 @@ pub use volume::{Course, VolumeId, VolumeInfo};
 pub use windows::{Counted, Window};
 pub use writeback::age::DirtyAge;
 pub use writeback::places::Unwritable;
-pub use writeback::rate::RateInfo;
+pub use writeback::rate::{Measured, Rate, RateInfo, target as dirty_target};
 pub use writeback::stripes::stripe_bytes;
 pub use writeback::trouble::WritebackTrouble;
 pub use writeback::urgent::Cancel;

@@ -33,6 +33,14 @@ keep_dirty() {
 	for n in "$@"; do echo 0 > /sys/block/bcache$n/bcache/writeback_running; done
 }
 
+# write_back N: everything that is dirty of /dev/bcacheN, as fast as it goes.
+write_back() {
+	echo 0 > "/sys/block/bcache$1/bcache/writeback_percent"
+	wait_for 200 written_back "$1"
+}
+
+written_back() { [ "$(cat "/sys/block/bcache$1/bcache/dirty_data")" = 0.0k ]; }
+
 # written_mib: what the kernel has written into the cache's buckets, in whole MiB. It says "29.7M", and from a gigabyte on "1.2G".
 written_mib() {
 	written=$(cat "$(set_directory)/cache0/written")

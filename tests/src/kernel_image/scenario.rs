@@ -193,6 +193,7 @@ const fn base_workload(geometry: &Geometry) -> Workload {
         flush_every: 16,
         flushes_max: 0,
         read_every: 5,
+        discard_every: 0,
     }
 }
 

@@ -59,6 +59,7 @@ impl CacheSet {
             flush_every: 16,
             flushes_max: 0,
             read_every: 5,
+            discard_every: 0,
         }
     }
 

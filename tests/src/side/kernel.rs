@@ -14,6 +14,7 @@ use crate::workload::{Fate, Model, Workload};
 
 /// A leg that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(600);
+const MIB: u64 = 1 << 20;
 
 /// The kernel of a machine.
 pub struct Kernel<'a>(pub &'a dyn Machine);
@@ -24,7 +25,7 @@ impl Side for Kernel<'_> {
     }
 
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
-        self.leg_after(set, "", workloads, ending)
+        self.leg_asking(set, &[], workloads, ending).map(|_report| ())
     }
 }
 
@@ -35,21 +36,41 @@ impl Kernel<'_> {
     /// [`LegError`], as in a leg.
     pub fn attach(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError> {
         let attach = (0..set.backings.len()).fold(String::new(), |script, n| format!("{script}attach {n}\n"));
-        self.leg_after(set, &attach, workloads, ending)
+        self.leg_asking(set, &[&attach], workloads, ending).map(|_report| ())
     }
 
-    fn leg_after(
+    /// A volume of so many sectors that lives in the cache alone, made by the kernel: the set's last, and blank. Stopped in order.
+    ///
+    /// # Errors
+    /// [`LegError`], as in a leg.
+    pub fn add_volume(&self, set: &mut CacheSet, sectors: u64) -> Result<(), LegError> {
+        let volume = set.models.len();
+        let create = format!(
+            "echo {} > $(set_directory)/flash_vol_create\nwait_for 200 test -b /dev/bcache{volume}\n",
+            sectors * 512
+        );
+        self.leg_asking(set, &[&create], &[], Ending::CleanStop)?;
+        set.models.push(Model::blank(volume as u64, sectors));
+        Ok(())
+    }
+
+    /// A leg in which the kernel is asked something, as a script, before each of the workloads and, if there is one more, after the last.
+    /// Returns what was answered.
+    ///
+    /// # Errors
+    /// [`LegError`], as in a leg, or that a script failed.
+    pub fn leg_asking(
         &self,
         set: &mut CacheSet,
-        before: &str,
+        questions: &[&str],
         workloads: &[Workload],
         ending: Ending,
-    ) -> Result<(), LegError> {
+    ) -> Result<Report, LegError> {
         let (end, crash_at) = match ending {
             Ending::CleanStop => (STOP, None),
             Ending::CrashAfterFlush(number) => ("sleep 100000\n", Some(format!("flushed {number}"))),
         };
-        let script = self.opening(set) + before + &Self::writing(workloads) + end;
+        let script = self.opening(set) + &Self::writing(set, questions, workloads) + end;
         let report = self.prove(set, &script, crash_at.as_deref())?;
         for (index, workload) in workloads.iter().enumerate() {
             let crashed = ending != Ending::CleanStop && index + 1 == workloads.len();
@@ -60,7 +81,7 @@ impl Kernel<'_> {
             let differing = offline::note_differing_copies(set)?;
             println!("{}: its crash left {differing} sectors that differ below a clean copy", self.name());
         }
-        Ok(())
+        Ok(report)
     }
 }
 
@@ -80,7 +101,8 @@ impl Kernel<'_> {
     /// [`LegError`], as in a leg.
     pub fn take_over(&self, set: &mut CacheSet, workloads: &[Workload]) -> Result<(), LegError> {
         let detach = (0..set.backings.len()).fold(String::new(), |script, n| format!("{script}detach {n}\n"));
-        let script = self.opening(set) + "collect_garbage\n" + &Self::writing(workloads) + &detach + STOP;
+        let script =
+            self.opening(set) + "collect_garbage\n" + &Self::writing(set, &[], workloads) + &detach + STOP;
         let report = self.prove(set, &script, None)?;
         for workload in workloads {
             super::apply(set, workload, Fate::Finished);
@@ -94,30 +116,35 @@ impl Kernel<'_> {
 
     /// Runs a job that begins with [`Kernel::opening`], and compares what it read with the models.
     fn prove(&self, set: &mut CacheSet, script: &str, crash_at: Option<&str>) -> Result<Report, LegError> {
-        let contents = content_files(set).map_err(GuestError::host("make files for the content"))?;
-        let images: Vec<&Path> =
-            set.images().into_iter().chain(contents.iter().map(PathBuf::as_path)).collect();
+        let content = content_file(set).map_err(GuestError::host("make a file for the content"))?;
+        let images: Vec<&Path> = set.images().into_iter().chain([content.as_path()]).collect();
         let report = self.0.run(&Job { images: &images, script, crash_at, limit: LIMIT })?;
-        for (model, path) in set.models.iter_mut().zip(&contents) {
-            compare(model, path, 0, self.0.name(), &report)?;
+        let starts: Vec<u64> = content_starts(set).collect();
+        for (model, start) in set.models.iter_mut().zip(starts) {
+            compare(model, &content, start * MIB, self.0.name(), &report)?;
         }
         report.expect_log(if set.left_by_kernel { &[STALE_DIRTY] } else { &[] })?;
         set.left_by_kernel = true;
         Ok(report)
     }
 
-    /// Registers the devices and reads every volume whole into a file of its own.
+    /// Registers the devices and reads every volume whole into the file for the content, the last of the job's images.
     fn opening(&self, set: &CacheSet) -> String {
         let own = set.images().len();
-        let devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
+        let mut devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
+        if set.models.len() > set.backings.len() {
+            // Volumes are numbered as they come: those in the cache alone come with it, and are the set's last.
+            devices.rotate_left(1);
+        }
         let mut script = format!("register {}\n", devices.join(" "));
-        for (n, model) in set.models.iter().enumerate() {
-            let (sectors, output) = (model.sectors(), self.0.device(own + n));
+        let output = self.0.device(own);
+        for ((n, model), start) in set.models.iter().enumerate().zip(content_starts(set)) {
+            let sectors = model.sectors();
             let _ = write!(
                 script,
                 "wait_for 200 test -b /dev/bcache{n}\n\
                 test $(cat /sys/block/bcache{n}/size) = {sectors}\n\
-                dd if=/dev/bcache{n} of={output} bs=1M conv=fsync 2>/dev/null\n"
+                dd if=/dev/bcache{n} of={output} bs=1M seek={start} conv=notrunc,fsync 2>/dev/null\n"
             );
         }
         for n in 0..set.backings.len() {
@@ -126,13 +153,20 @@ impl Kernel<'_> {
         script
     }
 
-    fn writing(workloads: &[Workload]) -> String {
+    fn writing(set: &CacheSet, questions: &[&str], workloads: &[Workload]) -> String {
         let mut script = String::new();
         for (index, workload) in workloads.iter().enumerate() {
+            script.extend(questions.get(index).copied());
+            if workload.discard_every != 0 && workload.volume < set.backings.len() as u64 {
+                // A kernel lets what it is just writing back land after the discard of it (`docs/compat.md`), and what it has set out to
+                // write back it does, whatever it is told.
+                let _ = writeln!(script, "write_back {n}\nkeep_dirty {n}", n = workload.volume);
+            }
             // Only the last workload's flushes may be taken for the marker.
             let quiet = if index + 1 == workloads.len() { "" } else { " > /dev/null" };
             let _ = writeln!(script, "$verified_io /dev/bcache{} {workload}{quiet}", workload.volume);
         }
+        script.extend(questions.iter().skip(workloads.len()).copied());
         script
     }
 }
@@ -157,12 +191,19 @@ fn compare(
     })
 }
 
-/// Empty files as long as the volumes, for what the kernel reads from them.
-fn content_files(set: &CacheSet) -> std::io::Result<Vec<PathBuf>> {
-    let files = set.models.iter().map(|model| {
-        let path = set.directory().join(format!("content{}", model.volume()));
-        File::create(&path)?.set_len(model.sectors() * 512)?;
-        Ok(path)
-    });
-    files.collect()
+/// Where each volume's content begins in the file for it, in MiB.
+fn content_starts(set: &CacheSet) -> impl Iterator<Item = u64> {
+    set.models.iter().scan(0, |end, model| {
+        let start = *end;
+        *end += (model.sectors() * 512).div_ceil(MIB);
+        Some(start)
+    })
+}
+
+/// An empty file as long as all volumes, for what the kernel reads from them. One, because a guest has sixteen disks at most.
+fn content_file(set: &CacheSet) -> std::io::Result<PathBuf> {
+    let path = set.directory().join("contents");
+    let length: u64 = set.models.iter().map(|model| (model.sectors() * 512).div_ceil(MIB)).sum();
+    File::create(&path)?.set_len(length * MIB)?;
+    Ok(path)
 }

@@ -4,6 +4,8 @@
 //! notes there, also when a kernel has had the set in between and they no longer count.
 
 use std::cell::Cell;
+use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -95,16 +97,41 @@ impl Daemon {
     /// # Errors
     /// [`LegError::Daemon`] with its own words.
     pub fn start(program: &Path, set: &CacheSet) -> Result<Self, LegError> {
+        let mut arguments = vec![OsString::from("--cache"), set.cache.clone().into()];
+        for backing in &set.backings {
+            arguments.extend(["--backing".into(), backing.clone().into()]);
+        }
+        Self::serve(program, set, &arguments)
+    }
+
+    /// Starts it by a configuration, so that what it is told can stay: the cache is called `fast`, the volumes `v0`, `v1` and so on, and each
+    /// section of a volume says `more`, too. What a former start was told counts, if that was by a configuration.
+    ///
+    /// # Errors
+    /// [`LegError::Daemon`] with its own words.
+    pub fn configured(program: &Path, set: &CacheSet, more: &str) -> Result<Self, LegError> {
+        let mut text = format!("version = 1\n[cache.fast]\ndevice = {:?}\n", set.cache);
+        for (n, backing) in set.backings.iter().enumerate() {
+            let _ = write!(text, "[volume.v{n}]\nbacking = {backing:?}\n{more}\n");
+        }
+        let path = set.directory().join("config.toml");
+        fs::write(&path, text).map_err(LegError::host("write the configuration"))?;
+        Self::serve(program, set, &["--config".into(), path.into()])
+    }
+
+    fn serve(program: &Path, set: &CacheSet, arguments: &[OsString]) -> Result<Self, LegError> {
         let runtime = set.directory().join("run");
         fs::create_dir_all(&runtime).map_err(LegError::host("make the runtime directory"))?;
         let (socket, log) = (runtime.join("nbd.sock"), runtime.join("log"));
         let log_file = File::create(&log).map_err(LegError::host("make the log"))?;
         let mut command = Command::new(program);
-        command.arg("serve").arg("--cache").arg(&set.cache);
-        for backing in &set.backings {
-            command.arg("--backing").arg(backing);
-        }
-        command.arg("--control").arg(runtime.join("control.sock")).env("BCACHED_NOTES", &runtime);
+        command
+            .arg("serve")
+            .args(arguments)
+            .arg("--control")
+            .arg(runtime.join("control.sock"))
+            .env("BCACHED_NOTES", &runtime);
+        command.env("BCACHED_STATE", set.directory().join("state"));
         command.arg("--export").arg(format!("nbd:{}", socket.display()));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
         let mut child = command.spawn().map_err(LegError::host("start bcached"))?;
@@ -156,7 +183,16 @@ impl Daemon {
     }
 
     /// Runs a workload until its flush number `flush` was answered and some requests more; then the daemon is killed with a request on its way.
-    fn run_and_kill(&self, workload: &Workload, client: &mut Client, flush: u64) -> Result<Fate, LegError> {
+    /// What was flushed is there for everybody; what was only answered, for the next daemon.
+    ///
+    /// # Errors
+    /// A read that returned what it should not, or no such flush.
+    pub fn run_and_kill(
+        &self,
+        workload: &Workload,
+        client: &mut Client,
+        flush: u64,
+    ) -> Result<Fate, LegError> {
         let late_requests = Random::new(workload.seed).below(LATE_REQUESTS_MAX);
         let left = Cell::new(None);
         let mut last_flush = 0;
@@ -213,6 +249,15 @@ impl Daemon {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         Err(self.failed(&format!("`bcached {}` ended with {}: {said}", words.join(" "), output.status)))
+    }
+
+    /// What it says of itself.
+    ///
+    /// # Errors
+    /// It says nothing, or no JSON.
+    pub fn status(&self, program: &Path) -> Result<serde_json::Value, LegError> {
+        let said = self.command(program, &["status", "--json"])?;
+        serde_json::from_str(&said).map_err(|error| self.failed(&format!("status: {error}: {said}")))
     }
 
     /// Compares the content of the set's n-th volume with its model, which settles what was open.
@@ -298,7 +343,7 @@ struct Doomed<'a> {
     pid: Pid,
     /// Asked before each request: true if it is the one.
     doom: &'a mut dyn FnMut() -> bool,
-    /// Writes that were answered.
+    /// Writes, discards among them, that were answered.
     writes: u64,
 }
 
@@ -318,6 +363,12 @@ impl Target for Doomed<'_> {
 
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
         self.client().write(sector, bytes)?;
+        self.writes += 1;
+        Ok(())
+    }
+
+    fn discard(&mut self, sector: u64, sectors: u64) -> io::Result<()> {
+        self.client().discard(sector, sectors)?;
         self.writes += 1;
         Ok(())
     }

@@ -41,6 +41,8 @@ pub struct Workload {
     pub flushes_max: u64,
     /// One read in so many writes; zero: none.
     pub read_every: u64,
+    /// Each so many writes is a discard of its place instead; zero: none.
+    pub discard_every: u64,
 }
 
 /// One thing to do.
@@ -53,6 +55,15 @@ pub enum Step {
         /// How many sectors.
         sectors: u64,
         /// The write's place in the order of all writes.
+        sequence: u64,
+    },
+    /// Discard: once it is answered the place reads as zeroes.
+    Discard {
+        /// Where.
+        sector: u64,
+        /// How many sectors.
+        sectors: u64,
+        /// Its place in the order of all writes.
         sequence: u64,
     },
     /// Read and verify.
@@ -77,7 +88,13 @@ impl Workload {
         let mut flushes = 0;
         (1..=workload.writes).flat_map(move |count| {
             let (sector, sectors) = workload.place(&mut random);
-            let write = Step::Write { sector, sectors, sequence: workload.first_sequence + count - 1 };
+            let discards = workload.discard_every != 0 && count % workload.discard_every == 0;
+            let sequence = workload.first_sequence + count - 1;
+            let write = if discards {
+                Step::Discard { sector, sectors, sequence }
+            } else {
+                Step::Write { sector, sectors, sequence }
+            };
             let read = (workload.read_every != 0 && count % workload.read_every == 0).then(|| {
                 let (sector, sectors) = workload.place(&mut random);
                 Step::Read { sector, sectors }
@@ -110,7 +127,8 @@ impl Workload {
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, volume, first_sequence, first_sector, sectors, block_sectors, .. } = self;
-        let Self { write_sectors_max, writes, flush_every, flushes_max, read_every, .. } = self;
+        let Self { write_sectors_max, writes, flush_every, flushes_max, read_every, discard_every, .. } =
+            self;
         write!(
             f,
             "seed={seed} volume={volume} first_sequence={first_sequence} first_sector={first_sector} "
@@ -118,8 +136,9 @@ impl fmt::Display for Workload {
         write!(f, "sectors={sectors} block_sectors={block_sectors} write_sectors_max={write_sectors_max} ")?;
         write!(
             f,
-            "writes={writes} flush_every={flush_every} flushes_max={flushes_max} read_every={read_every}"
-        )
+            "writes={writes} flush_every={flush_every} flushes_max={flushes_max} read_every={read_every} "
+        )?;
+        write!(f, "discard_every={discard_every}")
     }
 }
 
@@ -152,6 +171,7 @@ impl FromStr for Workload {
             flush_every: 0,
             flushes_max: 0,
             read_every: 0,
+            discard_every: 0,
         };
         for pair in text.split_whitespace() {
             let bad = || ParseError::Pair(pair.to_owned());
@@ -168,6 +188,7 @@ impl FromStr for Workload {
                 "flush_every" => &mut workload.flush_every,
                 "flushes_max" => &mut workload.flushes_max,
                 "read_every" => &mut workload.read_every,
+                "discard_every" => &mut workload.discard_every,
                 _ => return Err(bad()),
             };
             *field = number.parse().map_err(|_| bad())?;
@@ -224,6 +245,7 @@ mod tests {
             flush_every: 30,
             flushes_max: 0,
             read_every: 4,
+            discard_every: 0,
         }
     }
 
@@ -248,7 +270,7 @@ mod tests {
                     flush += 1;
                     assert_eq!(number, flush);
                 }
-                Step::Read { .. } => {}
+                Step::Read { .. } | Step::Discard { .. } => {}
             }
             if let Step::Write { sector, sectors, .. } | Step::Read { sector, sectors } = step {
                 assert!(sector >= 64 && sector + sectors <= 64 + 256);

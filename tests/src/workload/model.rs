@@ -16,6 +16,9 @@ pub struct Model {
     certain: Vec<u64>,
     /// Unflushed writes that a crash may have kept, by sector.
     possible: BTreeMap<u64, Vec<u64>>,
+    /// Discards that a crash may have left half done, by sector: anything from before the write with this number may have come back. A discard
+    /// says that nobody needs what is there, so the cache may have let go of it while the backing device has not.
+    discarded: BTreeMap<u64, u64>,
     /// What the backing device holds below a clean copy that differs from it, by sector: a reading that replaces the copy's once the copy is
     /// evicted ([`Model::allow_below`]).
     below: BTreeMap<u64, u64>,
@@ -72,6 +75,7 @@ impl Model {
             volume,
             certain: vec![0; sectors],
             possible: BTreeMap::new(),
+            discarded: BTreeMap::new(),
             below: BTreeMap::new(),
             next_sequence: 1,
         }
@@ -131,6 +135,17 @@ impl Model {
         sequence == self.certain[index(sector)]
             || possible.is_some_and(|possible| possible.contains(&sequence))
             || self.below.get(&sector) == Some(&sequence)
+            || self.discarded.get(&sector).is_some_and(|discard| sequence < *discard)
+    }
+
+    /// The volume is so many sectors long from now on: what lay behind that is gone for good, what is new reads as zeroes.
+    ///
+    /// # Panics
+    /// If the volume does not fit in memory, or a crash has left something undecided: look at it first.
+    pub fn resize(&mut self, sectors: u64) {
+        assert!(self.possible.is_empty(), "something is undecided");
+        self.certain.resize(index(sectors), 0);
+        self.below.retain(|sector, _| *sector < sectors);
     }
 
     /// Takes in what a workload wrote.
@@ -149,14 +164,12 @@ impl Model {
         let mut open: Vec<Step> = Vec::new();
         for step in workload.steps() {
             match step {
-                Step::Write { .. } => open.push(step),
+                Step::Write { .. } | Step::Discard { .. } => open.push(step),
                 Step::Read { .. } => {}
                 Step::Flush { number } if number <= flushed => {
                     flushes = number;
                     for write in open.drain(..) {
-                        self.for_each_sector(write, |model, sector, sequence| {
-                            model.becomes(sector, sequence);
-                        });
+                        self.for_each_sector(write, Self::becomes);
                     }
                 }
                 Step::Flush { .. } => {}
@@ -164,40 +177,51 @@ impl Model {
         }
         assert!(fate == Fate::Finished || flushes == flushed, "only {flushes} flushes in the workload");
         for write in open {
-            self.for_each_sector(write, |model, sector, sequence| {
-                model.possible.entry(sector).or_default().push(sequence);
-            });
+            self.may_be(write);
         }
         self.next_sequence = workload.next_sequence();
     }
 
     /// The first `answered` writes are certain, the next is possible, the others were never sent.
     fn apply_killed(&mut self, workload: &Workload, answered: u64) {
-        let writes = workload.steps().filter(|step| matches!(step, Step::Write { .. }));
+        let changes = |step: &Step| matches!(step, Step::Write { .. } | Step::Discard { .. });
+        let writes = workload.steps().filter(changes);
         for (number, write) in (0..=answered).zip(writes) {
-            self.for_each_sector(write, |model, sector, sequence| {
-                if number < answered {
-                    model.becomes(sector, sequence);
-                } else {
-                    model.possible.entry(sector).or_default().push(sequence);
-                }
-            });
+            if number < answered {
+                self.for_each_sector(write, Self::becomes);
+            } else {
+                self.may_be(write);
+            }
         }
         self.next_sequence = workload.next_sequence();
+    }
+
+    /// A write that a crash may have left, or not.
+    fn may_be(&mut self, write: Step) {
+        self.for_each_sector(write, |model, sector, sequence| {
+            model.possible.entry(sector).or_default().push(sequence);
+            if let Step::Discard { sequence, .. } = write {
+                model.discarded.insert(sector, sequence);
+            }
+        });
     }
 
     /// A write that was answered and flushed: nothing else will do any more.
     fn becomes(&mut self, sector: u64, sequence: u64) {
         self.certain[index(sector)] = sequence;
         self.possible.remove(&sector);
+        self.discarded.remove(&sector);
         self.below.remove(&sector);
     }
 
     fn for_each_sector(&mut self, write: Step, mut visit: impl FnMut(&mut Self, u64, u64)) {
-        if let Step::Write { sector, sectors, sequence } = write {
-            for sector in sector..sector + sectors {
-                visit(self, sector, sequence);
-            }
+        let (sector, sectors, sequence) = match write {
+            Step::Write { sector, sectors, sequence } => (sector, sectors, sequence),
+            Step::Discard { sector, sectors, .. } => (sector, sectors, 0),
+            Step::Read { .. } | Step::Flush { .. } => return,
+        };
+        for sector in sector..sector + sectors {
+            visit(self, sector, sequence);
         }
     }
 
@@ -230,6 +254,7 @@ impl Model {
             self.certain[index(sector)] = sequence;
         }
         self.possible.clear();
+        self.discarded.clear();
         // A copy that was seen is still there; one that was not has gone, and what was below it stays.
         self.below.retain(|sector, sequence| self.certain[index(*sector)] != *sequence);
         Ok(())
@@ -258,6 +283,7 @@ mod tests {
         flush_every: 1,
         flushes_max: 0,
         read_every: 0,
+        discard_every: 0,
     };
 
     /// Eight sectors, all of one write (0: blank).
@@ -292,6 +318,43 @@ mod tests {
             }
             assert!(killed.check(&content(wrong)[..]).is_err(), "{answered}: {wrong}");
         }
+    }
+
+    #[test]
+    fn a_discard_brings_zeroes_and_until_it_is_done_anything_former() {
+        // Write 1, a discard, write 3; or two writes and a discard.
+        for (every, fate, right, wrong) in [
+            (2, Fate::KilledAfterWrites(1), vec![0, 1], vec![2, 3]),
+            (2, Fate::KilledAfterWrites(2), vec![0, 3], vec![1, 2]),
+            (2, Fate::CrashedAfterFlush(1), vec![0, 1, 3], vec![2]),
+            (2, Fate::CrashedAfterFlush(2), vec![0, 3], vec![1, 2]),
+            (3, Fate::KilledAfterWrites(2), vec![0, 1, 2], vec![3]),
+            (3, Fate::KilledAfterWrites(3), vec![0], vec![1, 2, 3]),
+            (3, Fate::CrashedAfterFlush(2), vec![0, 1, 2], vec![3]),
+            (3, Fate::Finished, vec![0], vec![1, 2, 3]),
+        ] {
+            let mut model = Model::blank(9, 8);
+            model.apply(&Workload { discard_every: every, ..WORKLOAD }, fate);
+            for sequence in right {
+                assert!(model.clone().check(&content(sequence)[..]).is_ok(), "{fate:?}: {sequence}");
+            }
+            for sequence in wrong {
+                assert!(model.clone().check(&content(sequence)[..]).is_err(), "{fate:?}: {sequence}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_does_not_come_back() {
+        let mut model = Model::blank(9, 8);
+        model.apply(&WORKLOAD, Fate::Finished);
+        model.resize(4);
+        assert!(model.check(&content(3)[..4 * SECTOR_BYTES]).is_ok());
+        model.resize(8);
+        assert!(model.check(&content(3)[..]).is_err());
+        let mut zeroes_behind = content(3);
+        zeroes_behind[4 * SECTOR_BYTES..].fill(0);
+        assert!(model.check(&zeroes_behind[..]).is_ok());
     }
 
     #[test]

@@ -7,13 +7,17 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::pattern::{SECTOR_BYTES, Seen, Stamp, identify};
 use super::{Step, Workload};
 
 /// Alignment that every direct access accepts.
 const ALIGNMENT: usize = 4096;
+
+/// In place of a write's number where the last was a discard; writes count from 1.
+const DISCARDED: u64 = 0;
 
 /// Something that a workload can run on.
 pub trait Target {
@@ -29,6 +33,12 @@ pub trait Target {
     /// What the device answered.
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()>;
 
+    /// What lies there reads as zeroes once this returns.
+    ///
+    /// # Errors
+    /// What the device answered.
+    fn discard(&mut self, sector: u64, sectors: u64) -> io::Result<()>;
+
     /// Everything answered so far survives a power cut once this returns.
     ///
     /// # Errors
@@ -36,18 +46,38 @@ pub trait Target {
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// A device or file, for direct access.
-impl Target for File {
+/// A block device, for direct access.
+struct Device {
+    file: File,
+    path: PathBuf,
+}
+
+impl Target for Device {
     fn read(&mut self, sector: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.read_exact_at(bytes, sector * SECTOR_BYTES as u64)
+        self.file.read_exact_at(bytes, sector * SECTOR_BYTES as u64)
     }
 
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
-        self.write_all_at(bytes, sector * SECTOR_BYTES as u64)
+        self.file.write_all_at(bytes, sector * SECTOR_BYTES as u64)
+    }
+
+    fn discard(&mut self, sector: u64, sectors: u64) -> io::Result<()> {
+        let offset = (sector * SECTOR_BYTES as u64).to_string();
+        let length = (sectors * SECTOR_BYTES as u64).to_string();
+        let mut command = Command::new("blkdiscard");
+        command.args(["--force", "--offset", &offset, "--length", &length]).arg(&self.path);
+        // It says what it is about to do.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let status = command.status()?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("blkdiscard ended with {status}")))
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.sync_all()
+        self.file.sync_all()
     }
 }
 
@@ -103,6 +133,12 @@ pub fn run(workload: &Workload, target: &mut dyn Target, told: &mut dyn FnMut(u6
                 }
                 target.write(sector, bytes).map_err(io)?;
             }
+            Step::Discard { sector, sectors, .. } => {
+                target.discard(sector, sectors).map_err(io)?;
+                if workload.read_every != 0 {
+                    written.extend((sector..sector + sectors).map(|sector| (sector, DISCARDED)));
+                }
+            }
             Step::Read { sector, sectors } => {
                 let bytes = &mut storage[offset..][..sector_index(sectors) * SECTOR_BYTES];
                 target.read(sector, bytes).map_err(io)?;
@@ -123,13 +159,13 @@ pub fn run(workload: &Workload, target: &mut dyn Target, told: &mut dyn FnMut(u6
 /// As [`run`], or that it cannot be opened.
 pub fn run_on_device(workload: &Workload, device: &Path, told: &mut dyn FnMut(u64)) -> Result<(), RunError> {
     let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-    let mut device_file = OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .custom_flags(direct)
         .open(device)
         .map_err(|source| RunError::Open { path: device.display().to_string(), source })?;
-    run(workload, &mut device_file, told)
+    run(workload, &mut Device { file, path: device.to_owned() }, told)
 }
 
 fn verify(volume: u64, first: u64, bytes: &[u8], written: &BTreeMap<u64, u64>) -> Result<(), RunError> {
@@ -137,7 +173,7 @@ fn verify(volume: u64, first: u64, bytes: &[u8], written: &BTreeMap<u64, u64>) -
         let found = identify(bytes);
         let wanted = written.get(&sector).copied();
         let right = match found {
-            Seen::Blank => wanted.is_none(),
+            Seen::Blank => wanted.is_none_or(|sequence| sequence == DISCARDED),
             Seen::Written(stamp) => {
                 stamp.sector == sector
                     && stamp.volume == volume
@@ -174,6 +210,7 @@ mod tests {
         flush_every: 50,
         flushes_max: 0,
         read_every: 2,
+        discard_every: 0,
     };
 
     /// Memory that may lose one write: the `lose_write`th from now.
@@ -199,6 +236,10 @@ mod tests {
             Ok(())
         }
 
+        fn discard(&mut self, sector: u64, sectors: u64) -> io::Result<()> {
+            self.write(sector, &vec![0; sector_index(sectors) * SECTOR_BYTES])
+        }
+
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
@@ -217,6 +258,15 @@ mod tests {
         let mut model = Model::blank(1, 128);
         model.apply(&WORKLOAD, Fate::Finished);
         model.check(&memory.bytes[..]).expect("the same steps");
+    }
+
+    #[test]
+    fn a_device_that_loses_one_discard_is_caught() {
+        let workload = Workload { discard_every: 20, ..WORKLOAD };
+        run(&workload, &mut memory(None), &mut |_| {}).expect("a faithful device");
+        let result = run(&workload, &mut memory(Some(20)), &mut |_| {});
+        let found = matches!(result, Err(RunError::Wrong { wanted: Some(DISCARDED), .. }));
+        assert!(found, "{result:?}");
     }
 
     #[test]

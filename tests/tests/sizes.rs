@@ -1,0 +1,130 @@
+//! Volumes that have another size, and a cache that is another device, when the other side gets them: made smaller and larger here and
+//! there, with dirty data in the cache.
+
+use std::fs::File;
+use std::path::Path;
+
+use bcached_check::Options;
+use bcached_tests::failure::{Context as _, Outcome};
+use bcached_tests::offline::examine;
+use bcached_tests::set::{CacheSet, Geometry, Maker};
+use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _};
+use bcached_tests::uml::Uml;
+
+/// Writes of a turn.
+const WRITES: u64 = 400;
+const MIB: u64 = 2048;
+/// Whatever is dirty stays so, and nothing goes past the cache.
+const DIRTY: &str = "sequential_cutoff = 0\nwriteback_running = false";
+
+/// The checker's word on a copy, which settles nothing.
+fn judge(set: &CacheSet) -> Outcome {
+    let copy = set.duplicate()?;
+    examine(&copy.cache, &copy.backings, &mut copy.models.clone(), Options::default())?;
+    Ok(())
+}
+
+fn resize_device(set: &CacheSet, sectors: u64) -> Outcome {
+    let bytes = (set.geometry.data_offset_sectors + sectors) * 512;
+    File::options().write(true).open(&set.backings[0])?.set_len(bytes)?;
+    Ok(())
+}
+
+/// Writes to the volume, which a daemon serves, until it dies of that.
+fn write_and_die(daemon: Daemon, set: &mut CacheSet, seed: u64) -> Outcome {
+    let workload = set.further(0, seed, WRITES);
+    let mut client = daemon.prove(set, 0)?;
+    let fate = daemon.run_and_kill(&workload, &mut client, 9)?;
+    set.models[0].apply(&workload, fate);
+    daemon.crash(set)?;
+    Ok(())
+}
+
+fn write(daemon: &Daemon, set: &mut CacheSet, seed: u64) -> Outcome {
+    let workload = set.further(0, seed, WRITES);
+    let fate = daemon.run(&workload, &mut daemon.prove(set, 0)?)?;
+    set.models[0].apply(&workload, fate);
+    Ok(())
+}
+
+fn dirty_bytes(daemon: &Daemon, program: &Path) -> Outcome<u64> {
+    daemon.status(program)?["volumes"][0]["dirty_bytes"].as_u64().context("no number of dirty bytes")
+}
+
+/// We make a volume smaller and its device is cut; the kernel serves that. We make it larger; the kernel serves that, too. Then it grows
+/// under the kernel. What was cut off never comes back.
+#[test]
+fn a_volume_that_shrinks_and_grows() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let program = ours.program();
+    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
+    let workload = set.further(0, 1, WRITES);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel begins")?;
+
+    // The odd end is within a page.
+    let small = 40 * MIB - 3;
+    let daemon = Daemon::configured(program, &set, DIRTY)?;
+    write(&daemon, &mut set, 2)?;
+    daemon.command(program, &["shrink", "v0", "--size", &(small * 512).to_string()])?;
+    set.models[0].resize(small);
+    write_and_die(daemon, &mut set, 3).context("smaller")?;
+    judge(&set).context("smaller, and not yet cut")?;
+    resize_device(&set, small)?;
+    judge(&set).context("smaller, and cut")?;
+    let workload = set.further(0, 4, WRITES);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel serves less")?;
+
+    let large = 56 * MIB + 5;
+    let daemon = Daemon::configured(program, &set, DIRTY)?;
+    write(&daemon, &mut set, 5)?;
+    resize_device(&set, large)?;
+    daemon.command(program, &["grow", "v0"])?;
+    set.models[0].resize(large);
+    write_and_die(daemon, &mut set, 6).context("larger")?;
+    judge(&set).context("larger")?;
+    let workload = set.further(0, 7, WRITES);
+    kernel.leg(&mut set, &[workload], Ending::CleanStop).context("the kernel serves more")?;
+    judge(&set).context("served by the kernel")?;
+
+    // A kernel takes a device as long as it finds it, and so do we.
+    for (seed, sectors) in [(8, 64 * MIB), (9, 72 * MIB)] {
+        resize_device(&set, sectors)?;
+        set.models[0].resize(sectors);
+        let workload = set.further(0, seed, WRITES);
+        let side: &dyn bcached_tests::side::Side = if seed == 8 { &kernel } else { &ours };
+        side.leg(&mut set, &[workload], Ending::CleanStop).context(format_args!("grown to {sectors}"))?;
+        judge(&set).context(format_args!("grown to {sectors}"))?;
+    }
+    kernel.take_over(&mut set, &[]).context("the backing device alone")
+}
+
+/// We move a set that a kernel left dirty to another cache device, and leave that dirty; the kernel serves it, and takes all of it.
+#[test]
+fn a_cache_that_we_have_replaced() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let (ours, kernel) = (Ours::find()?, Kernel(&uml));
+    let program = ours.program();
+    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
+    let workload = set.further(0, 1, WRITES);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel begins")?;
+
+    let new = set.directory().join("new");
+    File::create(&new)?.set_len(set.geometry.cache_bytes * 2)?;
+    let daemon = Daemon::configured(program, &set, DIRTY)?;
+    write(&daemon, &mut set, 2)?;
+    let before = dirty_bytes(&daemon, program)?;
+    daemon.command(program, &["replace", "fast", "--with", new.to_str().context("text")?])?;
+    set.cache = new;
+    write(&daemon, &mut set, 3)?;
+    let after = dirty_bytes(&daemon, program)?;
+    assert!(before > 0 && after > 0, "dirty: {before} before, {after} after");
+    write_and_die(daemon, &mut set, 4).context("on the new cache")?;
+    judge(&set).context("on the new cache")?;
+    let workload = set.further(0, 5, WRITES);
+    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel on the new cache")?;
+    judge(&set).context("after the kernel on the new cache")?;
+    let workload = set.further(0, 6, WRITES);
+    ours.leg(&mut set, &[workload], Ending::CleanStop).context("we on it")?;
+    kernel.take_over(&mut set, &[]).context("the backing device alone")
+}

@@ -1,0 +1,272 @@
+//! The rate at which a kernel writes back, against our controller fed with the same numbers: target, terms and rate after each of its steps,
+//! equal but for what the kernel rounds. When a step was taken, and how fast anything really went, is not asked.
+
+use std::time::Duration;
+
+use bcached_engine::{Measured, Rate, RateInfo, VolumeOptions, dirty_target};
+use bcached_env::Time;
+use bcached_tests::failure::{Context as _, Failure, Outcome};
+use bcached_tests::set::{CacheSet, Geometry, Maker};
+use bcached_tests::side::{Ending, Kernel};
+use bcached_tests::uml::Uml;
+use bcached_tests::workload::Workload;
+
+/// What a kernel says of the controller of `/dev/bcache0`, ten times a second. Each step of it is met by at least one look.
+const LOOKS: &str = "for look in $(busybox seq 30); do\n\
+    read seconds rest < /proc/uptime\n\
+    echo look $phase $seconds $(cat /sys/block/bcache0/bcache/writeback_rate_debug)\n\
+    sleep 0.1\ndone\n";
+/// Between two steps of a controller, in seconds.
+const STEP: u64 = 1;
+
+/// A number between two ends, both possible.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Span {
+    least: f64,
+    most: f64,
+}
+
+impl Span {
+    fn meets(self, other: Self) -> bool {
+        self.least <= other.most && other.least <= self.most
+    }
+
+    /// What `-155.0k` stands for, in sectors: the kernel leaves out what is less than a tenth of the unit.
+    fn parse(said: &str) -> Outcome<Self> {
+        let said = said.trim_end_matches("/sec");
+        let (is_negative, said) = said.strip_prefix('-').map_or((false, said), |rest| (true, rest));
+        let (number, unit) = said.split_at(said.len().saturating_sub(1));
+        let power =
+            "kMGT".find(unit).filter(|_| !unit.is_empty()).context(format_args!("no size: {said}"))?;
+        let sectors = 2.0 * 1024_f64.powi(i32::try_from(power)?);
+        let least = number.parse::<f64>()? * sectors;
+        // Numbers above 1000 of a unit would have had the next one's digits.
+        let most = least + sectors / 10.0;
+        if is_negative {
+            Ok(Self { least: -most, most: -least })
+        } else if least == 0.0 {
+            Ok(Self { least: -most, most })
+        } else {
+            Ok(Self { least, most })
+        }
+    }
+}
+
+/// Sectors are few enough to be exact.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+const fn real(sectors: i64) -> f64 {
+    sectors as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of dirty sectors")]
+const fn whole(sectors: f64) -> u64 {
+    sectors as u64
+}
+
+/// One look.
+#[derive(Clone, Debug)]
+struct Look {
+    phase: usize,
+    seconds: f64,
+    rate: Span,
+    dirty: Span,
+    target: Span,
+    proportional: Span,
+    integral: Span,
+    line: String,
+}
+
+impl Look {
+    fn parse(line: &str) -> Outcome<Self> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let after = |name: &str| {
+            let at = words.iter().position(|word| *word == name).context(format_args!("no {name} {line}"))?;
+            Span::parse(words.get(at + 1).context("cut off")?).context(name)
+        };
+        Ok(Self {
+            phase: words.first().context("no phase")?.parse()?,
+            seconds: words.get(1).context("no time")?.parse()?,
+            rate: after("rate:")?,
+            dirty: after("dirty:")?,
+            target: after("target:")?,
+            proportional: after("proportional:")?,
+            integral: after("integral:")?,
+            line: line.to_owned(),
+        })
+    }
+
+    fn is_another_step(&self, other: &Self) -> bool {
+        (self.rate, self.proportional, self.integral) != (other.rate, other.proportional, other.integral)
+    }
+}
+
+/// What is turned in each phase, in the kernel's file and here.
+type Turn = (&'static str, fn(&mut VolumeOptions));
+
+const PHASES: [&[Turn]; 5] = [
+    // The first step may come as late as that of a kernel nobody has told another time.
+    &[],
+    &[],
+    &[
+        ("writeback_rate_p_term_inverse 400", |options| options.writeback_rate_p_term_inverse = 400),
+        ("writeback_rate_i_term_inverse 100", |options| options.writeback_rate_i_term_inverse = 100),
+    ],
+    // The target is above what is dirty, and what has added up is taken back.
+    &[("writeback_percent 40", |options| options.writeback_percent = 40)],
+    &[("writeback_rate_minimum 300", |options| options.writeback_rate_minimum = 300)],
+];
+
+/// The controller for the least and for the most that may have been dirty when it took its steps.
+#[derive(Clone, Debug)]
+struct Ours {
+    least: Rate,
+    most: Rate,
+    now: Time,
+    /// Those of the last step.
+    options: VolumeOptions,
+}
+
+impl Ours {
+    /// One step more. `keeps_up`: more is owed than was paid, so that the device is not what holds it up.
+    fn step(&self, options: &VolumeOptions, dirty: Span, target: u64, keeps_up: bool) -> Self {
+        let mut next = self.clone();
+        // After so long everything is paid.
+        next.options = *options;
+        next.now = self.now + Duration::from_secs(if keeps_up { STEP } else { 1_000_000 });
+        for (rate, sectors) in [(&mut next.least, dirty.least.floor()), (&mut next.most, dirty.most.ceil())] {
+            if keeps_up {
+                rate.charge(next.now, rate.allowed() * 4);
+            }
+            let measured = Measured {
+                dirty: whole(sectors),
+                target,
+                in_use_percent: 20,
+                dirty_buckets: 1,
+                bucket_sectors: 1024,
+                is_idle: false,
+                is_full: false,
+            };
+            rate.update(next.now, options, &measured, 0);
+        }
+        next
+    }
+
+    fn infos(&self) -> [RateInfo; 2] {
+        [self.least.info(self.now, &self.options), self.most.info(self.now, &self.options)]
+    }
+
+    fn span(&self, of: impl Fn(&RateInfo) -> i64) -> Span {
+        let [least, most] = self.infos().map(|info| real(of(&info)));
+        Span { least: least.min(most), most: least.max(most) }
+    }
+
+    fn agrees(&self, look: &Look) -> bool {
+        look.proportional.meets(self.span(|info| info.proportional))
+            && look.integral.meets(self.span(|info| info.integral))
+            && look.rate.meets(self.span(|info| info.rate.map_or(0, u64::cast_signed)))
+    }
+}
+
+/// What ours may be after the step, or steps if the machine stood still for so long, between two looks. Whether the device kept up at that
+/// moment the kernel does not say; but its integral term does.
+fn next(
+    ours: &Ours,
+    options: &VolumeOptions,
+    dirty: Span,
+    target: u64,
+    look: &Look,
+    before: &Look,
+) -> Vec<(Ours, bool)> {
+    let mut possible = Vec::new();
+    let mut last = vec![(ours.clone(), false)];
+    let mut left = look.seconds - before.seconds;
+    loop {
+        last = last
+            .iter()
+            .flat_map(|(ours, _)| [true, false].map(|up| (ours.step(options, dirty, target, up), up)))
+            .collect();
+        possible.extend(last.iter().cloned());
+        left -= real(STEP.cast_signed());
+        if left < 0.0 || possible.len() > 100 {
+            return possible;
+        }
+    }
+}
+
+/// Half a cache of dirty data before one of two volumes of the same size, so far above its target; then the looks, phase by phase.
+fn looks(uml: &Uml, geometry: Geometry) -> Outcome<Vec<Look>> {
+    const VOLUME: &str = "/sys/block/bcache0/bcache";
+    let mut set = CacheSet::make(geometry, 2, Maker::Tools)?;
+    let workload = Workload { write_sectors_max: 512, read_every: 0, ..set.further(0, 1, 400) };
+    let before = format!(
+        "keep_dirty 0\necho 0 > $(set_directory)/internal/idle_max_writeback_rate\n\
+        echo {STEP} > {VOLUME}/writeback_rate_update_seconds\n"
+    );
+    let mut after = format!("echo 1 > {VOLUME}/writeback_running\n");
+    for (phase, turns) in PHASES.iter().enumerate() {
+        for (turn, _) in *turns {
+            let (name, value) = turn.split_once(' ').context("a name and a value")?;
+            after += &format!("echo {value} > {VOLUME}/{name}\n");
+        }
+        after += &format!("phase={phase}\n{LOOKS}");
+    }
+    let report = Kernel(uml).leg_asking(&mut set, &[&before, &after], &[workload], Ending::CleanStop)?;
+    let lines = report.output.iter().filter_map(|line| line.strip_prefix("look "));
+    lines.map(Look::parse).collect()
+}
+
+#[test]
+fn a_kernel_s_rate_is_ours() -> Outcome {
+    let Some(uml) = Uml::find() else { return Ok(()) };
+    let geometry = Geometry::small(512 << 10, 4096);
+    let looks = looks(&uml, geometry)?;
+    let mut options =
+        VolumeOptions { writeback_rate_update: Duration::from_secs(STEP), ..VolumeOptions::default() };
+    let target = |options: &VolumeOptions| {
+        let (cache, percent) = (geometry.cache_bytes / 512, options.writeback_percent);
+        dirty_target(cache, percent, geometry.volume_sectors, 2 * geometry.volume_sectors)
+    };
+    let mut ours = Ours { least: Rate::default(), most: Rate::default(), now: Time::default(), options };
+    let mut steps = [0; PHASES.len()];
+    let mut grown = 0;
+    // Before the first step there is no target.
+    let first = looks.iter().position(|look| look.target.least > 0.0).context("no target")?;
+    for pair in looks[first.saturating_sub(1)..].windows(2) {
+        let [before, look] = pair else { continue };
+        // Between two phases the last step of the former may come, or the first of the next.
+        let former = options;
+        if look.phase != before.phase {
+            PHASES[look.phase].iter().for_each(|(_, turn)| turn(&mut options));
+        }
+        if !look.is_another_step(before) {
+            continue;
+        }
+        let dirty = Span { least: look.dirty.least, most: before.dirty.most };
+        let possible: Vec<_> = [&options, &former]
+            .into_iter()
+            .take(if look.phase == before.phase { 1 } else { 2 })
+            .flat_map(|options| next(&ours, options, dirty, target(options), look, before))
+            .collect();
+        let Some((found, keeps_up)) = possible.iter().find(|(ours, _)| ours.agrees(look)) else {
+            let ours: Vec<_> = possible.iter().map(|(ours, _)| ours.infos()).collect();
+            return Err(Failure::new(format!(
+                "ours: {ours:?}\nbefore: {}\nafter: {}",
+                before.line, look.line
+            )));
+        };
+        if look.phase == before.phase {
+            let wanted = real(target(&options).cast_signed());
+            if !look.target.meets(Span { least: wanted, most: wanted }) {
+                return Err(Failure::new(format!("our target is {wanted} sectors: {}", look.line)));
+            }
+        }
+        (ours, grown) = (found.clone(), grown + u32::from(*keeps_up));
+        steps[look.phase] += 1;
+    }
+    println!("steps in each phase: {steps:?}; {grown} of them with a device that kept up");
+    // A step that changes nothing is none that can be seen: in the last phase there may be but one.
+    if steps[1..4].iter().any(|steps| *steps < 3) || steps[4] < 1 || grown < 6 {
+        return Err(Failure::new(format!("too few steps: {steps:?}, {grown}")));
+    }
+    Ok(())
+}
