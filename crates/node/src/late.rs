@@ -67,12 +67,13 @@ impl Node {
         extents::put(&mut self.view, key, visible, self.geometry.bucket_sectors, removed);
     }
 
-    /// The next set may be the last one that fits, or one of the next keys the last one for which there is memory: it is time to put
-    /// fresh nodes in this one's place, before somebody has to wait for it.
+    /// Few more sets fit, or few keys into its memory: it is time to put fresh nodes in this one's place, before somebody has to wait
+    /// for it.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
         let next = self.geometry.whole_blocks(set_bytes(self.pending_words())) / self.geometry.block_bytes();
-        let is_log_full = self.written_blocks as usize + next >= self.total_blocks as usize;
+        let spare = self.total_blocks / BLOCKS_OF_A_ROOMY_NODE;
+        let is_log_full = self.written_blocks as usize + next + spare as usize > self.total_blocks as usize;
         let memory = self.memory_bytes() + self.insert_growth_bytes_max(KEYS_BEFORE_FULL);
         let is_memory_full = memory > memory_bytes_limit(self.own.size);
         let is_roomy = self.is_leaf() && self.total_blocks >= BLOCKS_OF_A_ROOMY_NODE;
