@@ -77,6 +77,7 @@ impl Counted {
             bucket_sectors: 128,
             buckets: 600,
             volumes: vec![1 << 16],
+            lodgers: Vec::new(),
             torn_sectors: 8,
             backing_volatile: true,
             cache_volatile: true,

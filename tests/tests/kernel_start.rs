@@ -91,6 +91,7 @@ fn workload(name: &str, steps: usize, seed: u64) -> Outcome<Workload> {
         bucket_sectors: u32::try_from(sizes.bucket_bytes / 512)?,
         buckets: sizes.cache_bytes / sizes.bucket_bytes,
         volumes: vec![sizes.volume_sectors],
+        lodgers: Vec::new(),
         torn_sectors: 1,
         ..drawn.geometry
     };

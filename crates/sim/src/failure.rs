@@ -34,6 +34,17 @@ pub enum Fault {
         /// Volumes made.
         wanted: usize,
     },
+    /// A volume that lives in the cache alone is not what it must be at a start: gone, of another size, or back.
+    #[error("volume {volume}, which lives in the cache alone, {}", match .found {
+        None => "is gone".to_owned(),
+        Some(sectors) => format!("is there with {sectors} sectors"),
+    })]
+    Lodger {
+        /// Its number.
+        volume: u32,
+        /// Its sectors; `None`: it is not there.
+        found: Option<u64>,
+    },
     /// It did not stop.
     #[error("it did not stop: {0}")]
     Stop(Refusal),

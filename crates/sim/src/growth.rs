@@ -58,6 +58,7 @@ pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
         // Write-back.
         first_mode: 2,
         node_read_us: 0,
+        replacement: 0,
     };
     let devices = DeviceTuning { node_read_us: tuning.devices.node_read_us, ..DEVICES };
     let (buckets, volumes) = match brink {
@@ -70,6 +71,7 @@ pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
         bucket_sectors: 8,
         buckets,
         volumes,
+        lodgers: Vec::new(),
         torn_sectors: 1,
         backing_volatile: true,
         cache_volatile: true,

@@ -95,15 +95,18 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 40] = [
+const KINDS: [Kind; 45] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
+    Kind { times: 2, ..crashing("lodgers", 80) },
     plain("through"),
     plain("mixed"),
     crashing("trouble", 100),
     repeated("moves-trouble", 4),
+    plain("lodgers-trouble"),
     plain("hot"),
+    repeated("promised", 1),
     plain("sizes"),
     Kind { times: 4, ..crashing("sizes", 80) },
     Kind { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
@@ -114,6 +117,7 @@ const KINDS: [Kind; 40] = [
     Kind { depth: Some(MOVED), ..crashing("moves", 1800) },
     repeated("scatter", 1),
     crashing("points", 100),
+    plain("lodgers"),
     plain("trouble"),
     repeated("early", 12),
     Kind { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },
@@ -123,6 +127,7 @@ const KINDS: [Kind; 40] = [
     repeated("leaving", 120),
     Kind { times: 2, ..crashing("leaving-trouble", 100) },
     crashing("mixed", 150),
+    crashing("lodgers-trouble", 100),
     repeated("moves", 1),
     Kind { times: 2, ..crashing("leaving", 100) },
     plain("leaving-trouble"),

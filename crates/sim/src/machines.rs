@@ -190,6 +190,7 @@ fn geometry() -> Geometry {
         bucket_sectors: BUCKET_SECTORS,
         buckets: BUCKETS,
         volumes: vec![VOLUME_SECTORS; COUNT],
+        lodgers: Vec::new(),
         torn_sectors: 8,
         backing_volatile: true,
         cache_volatile: true,

@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_failure_after_a_crash_is_shortened_and_shown_again() {
-        let (system, workload, failure) = crashed(5);
+        let (system, workload, failure) = crashed(6);
         let minimal = minimise(&system, &workload, failure, 300);
         // As many as are in flight together, and the flush that lies.
         assert!(minimal.workload.steps.len() <= 7, "{:?}", minimal.workload.steps);

@@ -27,9 +27,11 @@
 //!
 //! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
 
+mod presence;
 mod sector;
 
 use crate::stamp::{self, SECTOR, StampError, Value};
+pub use presence::Presence;
 use sector::{Content, NEVER, Sector, Seen, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -105,6 +107,8 @@ pub struct Oracle {
     /// What volume `i` holds where nothing was written.
     firsts: Vec<Value>,
     chunks: BTreeMap<(u32, u64), Rc<Chunk>>,
+    /// Of volumes that come and go.
+    presences: BTreeMap<u32, Presence>,
     open: BTreeMap<OpId, Open>,
     /// In what units data is written at most, in sectors; a power of two.
     block: u64,
@@ -128,6 +132,7 @@ impl Oracle {
         Self {
             firsts,
             chunks: BTreeMap::new(),
+            presences: BTreeMap::new(),
             open: BTreeMap::new(),
             block: 1,
             cache_dropped: BTreeMap::new(),

@@ -45,8 +45,9 @@ impl Snapshot {
     pub fn made(system: &dyn System, geometry: &Geometry, seed: u64) -> Self {
         let devices = system.make(geometry, seed);
         // Backing devices are made holding stamps.
-        let oracle = Oracle::new(vec![Value::Written(0); geometry.volumes.len()])
-            .with_blocks(u64::from(geometry.set_block_sectors));
+        let mut firsts = vec![Value::Written(0); geometry.volumes.len()];
+        firsts.resize(geometry.count() as usize, Value::Zero);
+        let oracle = Oracle::new(firsts).with_blocks(u64::from(geometry.set_block_sectors));
         let note = NoteState::new(geometry.note_records);
         Self { devices, note, oracle }
     }
@@ -126,14 +127,14 @@ impl Rig {
         world.one_flush = system.flushes_alone();
         world.node_reads = geometry.slow_nodes();
         let oracle = Rc::new(RefCell::new(snapshot.oracle));
-        let (volumes, judge) = (geometry.volumes.len(), Rc::clone(&oracle));
+        let (volumes, judge) = (geometry.count(), Rc::clone(&oracle));
         let number = |volume: usize| u32::try_from(volume).expect("few volumes");
         world.on_drop(Box::new(move |device, sectors| {
             let mut judge = judge.borrow_mut();
             if device == 0 {
                 // Where anything of the volumes stood only the system knows; and who cannot tell that nothing was dropped must
                 // not bring back at the next start what may be gone.
-                (0..volumes).for_each(|volume| judge.device_dropped(number(volume), None));
+                (0..volumes).for_each(|volume| judge.device_dropped(volume, None));
             } else {
                 let start = data_starts[device];
                 let of_volume = sectors.iter().filter_map(|sector| sector.checked_sub(start)).collect();

@@ -18,6 +18,9 @@ use std::rc::Rc;
 /// Steps before the world comes to rest.
 const LAST_STEPS: usize = 24;
 
+/// Writes that a backing device refuses: few enough for what is tried ever later.
+const REFUSED: u32 = 6;
+
 /// The rig on which `workload` runs.
 ///
 /// # Errors
@@ -216,6 +219,10 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     verified_life(rig, Vec::new())?;
     rig.crash(Crash::PowerCut, Survivors::Nothing);
     rig.hurry();
+    if workload.troubled {
+        refused_life(rig, workload)?;
+        rig.heal();
+    }
     let last = Shape::aftermath(workload, mix(&[workload.seed, 7]), LAST_STEPS);
     inspected_life(rig, |client| async move {
         client.verify().await;
@@ -225,6 +232,30 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
         client.verify().await;
         client.stop().await
     })
+}
+
+/// One process whose backing devices take no writes for some time, and then take them: what is dirty leaves in the life of the same
+/// process. Then it dies.
+fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
+    rig.heal();
+    rig.troubled = true;
+    let steps = Shape::aftermath(workload, mix(&[workload.seed, 8]), LAST_STEPS);
+    rig.live(|client| async move {
+        client.go_through(steps).await;
+        for device in &mut client.world().borrow_mut().devices[1..] {
+            let fault = disk::Fault::Fail(Landed::Nothing);
+            device.faults.add(Rule {
+                on: OpKind::Write,
+                sectors: 0..u64::MAX,
+                skip: 0,
+                count: REFUSED,
+                fault,
+            });
+        }
+        client.written_back().await
+    })?;
+    rig.crash(Crash::ProcessDeath, Survivors::Everything);
+    rig.inspect()
 }
 
 /// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked. Where nodes are read slowly the

@@ -263,6 +263,7 @@ mod tests {
             bucket_sectors: 128,
             buckets: 100,
             volumes: vec![1024],
+            lodgers: Vec::new(),
             torn_sectors: 8,
             backing_volatile: true,
             cache_volatile: true,

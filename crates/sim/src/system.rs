@@ -5,9 +5,11 @@
 
 mod berth;
 pub mod engine;
+mod lodger;
 mod lost;
 pub mod mutant;
 pub mod passthrough;
+pub mod policy;
 mod seat;
 pub mod tuning;
 
@@ -22,6 +24,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub use policy::Knob;
 pub use tuning::Tuning;
 
 /// An answer to come.
@@ -40,6 +43,8 @@ pub struct Geometry {
     pub buckets: u64,
     /// Size of each volume; its backing device is as much larger as the system needs.
     pub volumes: Vec<u64>,
+    /// Size of each volume that lives in the cache alone while it is there. Their numbers follow those of the others.
+    pub lodgers: Vec<u64>,
     /// Unit within which a device never tears a write: 1 or 8, at least the block.
     pub torn_sectors: u64,
     /// The backing devices have volatile caches.
@@ -53,6 +58,25 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// Number and size of the volumes that live in the cache alone.
+    pub fn lodgers(&self) -> impl Iterator<Item = (u32, u64)> {
+        let first = u32::try_from(self.volumes.len()).expect("few volumes");
+        (first..).zip(self.lodgers.iter().copied())
+    }
+
+    /// Volumes of both kinds, there or not.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.volumes.len() + self.lodgers.len()).expect("few volumes")
+    }
+
+    /// Size of a volume of either kind.
+    #[must_use]
+    pub fn sectors_of(&self, volume: u32) -> u64 {
+        let sizes = self.volumes.iter().chain(&self.lodgers);
+        *sizes.into_iter().nth(volume as usize).expect("a volume that there is")
+    }
+
     /// Size of the cache device.
     #[must_use]
     pub fn cache_sectors(&self) -> u64 {
@@ -213,14 +237,34 @@ pub trait System {
 
 /// An open system.
 pub trait Running {
-    /// The volumes served now.
+    /// The volumes with devices that are served now.
     fn volumes(&self) -> Vec<VolumeShape>;
+
+    /// The size of a volume that lives in the cache alone, if it is served.
+    fn lodger(&self, _volume: u32) -> Option<u64> {
+        None
+    }
+
+    /// Makes a volume that lives in the cache alone. False: there is no room for it, or never is any.
+    fn create(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
+        Box::pin(async { Ok(false) })
+    }
+
+    /// Deletes it with all that it has; requests are refused from here on. False: not now.
+    fn delete(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
+        Box::pin(async { Ok(false) })
+    }
 
     /// Carries out a request.
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply>;
 
     /// Changes a volume's cache mode.
     fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;
+
+    /// Turns a knob of a volume.
+    fn turn(&self, _volume: u32, _knob: Knob, _value: u64) -> Soon<Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Takes a volume from the cache, if it is there; it is served on. A system that has no cache has nothing to do.
     fn detach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
@@ -267,7 +311,7 @@ pub trait Running {
         Box::pin(async move { unreachable!("volume {volume} is not being forgotten") })
     }
 
-    /// Data that is not on the backing devices yet, in sectors.
+    /// Data that is not on the backing devices yet, of volumes that have such, in sectors.
     fn dirty_sectors(&self) -> u64 {
         0
     }

@@ -9,7 +9,7 @@ mod shape;
 
 use crate::disk::Rule;
 use crate::growth::Brink;
-use crate::system::{Geometry, Mode};
+use crate::system::{Geometry, Knob, Mode};
 use std::fmt;
 use std::ops::Range;
 
@@ -70,6 +70,15 @@ pub enum Step {
         /// New mode.
         mode: Mode,
     },
+    /// Turn a knob of a volume, with requests in flight.
+    Turn {
+        /// Volume.
+        volume: u32,
+        /// Which.
+        knob: Knob,
+        /// To what.
+        value: u64,
+    },
     /// Take a volume from the cache, with requests in flight. If it is not there nothing is asked of anybody.
     Detach {
         /// Volume.
@@ -108,6 +117,16 @@ pub enum Step {
     /// The disk of a volume dies, and the cache forgets the volume; then a new disk takes its place, with everything that the old one had
     /// and zeroes where that was not the newest. Requests that come in between wait.
     Forget {
+        /// Volume.
+        volume: u32,
+    },
+    /// Make a volume that lives in the cache alone, with requests in flight. If it is there, or there is no room for it, nothing is.
+    Create {
+        /// Volume.
+        volume: u32,
+    },
+    /// Delete a volume that lives in the cache alone, with all that it has, likewise.
+    Delete {
         /// Volume.
         volume: u32,
     },
@@ -282,6 +301,7 @@ impl fmt::Display for Step {
                 write!(f, "zero {volume} {sectors:?}{}", fua(durable))
             }
             Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
+            Self::Turn { volume, knob, value } => write!(f, "turn {volume} {} {value}", knob.word()),
             Self::Detach { volume } => write!(f, "detach {volume}"),
             Self::Attach { volume } => write!(f, "attach {volume}"),
             Self::Clean { volume } => write!(f, "clean {volume}"),
@@ -289,6 +309,8 @@ impl fmt::Display for Step {
             Self::Shrink { volume, sectors } => write!(f, "shrink {volume} {sectors}"),
             Self::Grow { volume, sectors } => write!(f, "grow {volume} {sectors}"),
             Self::Forget { volume } => write!(f, "forget {volume}"),
+            Self::Create { volume } => write!(f, "create {volume}"),
+            Self::Delete { volume } => write!(f, "delete {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
             Self::Restart(restart) => write!(f, "restart {restart}"),

@@ -6,6 +6,7 @@ use bcached_sim::failure::Failure;
 use bcached_sim::figures::Figures;
 use bcached_sim::hunt::Round;
 use bcached_sim::minimise::fault_of;
+use bcached_sim::oracle::Presence;
 use bcached_sim::run::{rig_for, whole, whole_of};
 use bcached_sim::script::Script;
 use bcached_sim::system::System;
@@ -78,6 +79,24 @@ fn every_crash_point_passes() {
             Err(failure) => panic!("{failure}"),
             Ok(figures) => assert!(figures.crashes > 500, "{figures:?}"),
         }
+    }
+}
+
+/// Who never makes one, or says each time that there is no room, would come through everything.
+#[test]
+fn volumes_that_live_in_the_cache_alone_are_made_and_used() {
+    for (name, least) in [("lodgers", 6), ("promised", 4)] {
+        let mut there = 0;
+        for seed in 0..4 {
+            let workload = Shape::named(name).expect("a shape").draw(seed);
+            let mut rig = rig_for(&engine(), &workload).expect("nothing grows");
+            let done = whole(&mut rig, &workload);
+            assert!(done.is_ok(), "{}", Failure::new(done.unwrap_err(), "engine", &workload, &[]));
+            let oracle = rig.oracle.borrow();
+            let is_there = |volume: u32| oracle.presence(volume) == Presence::There;
+            there += workload.geometry.lodgers().filter(|(volume, _)| is_there(*volume)).count();
+        }
+        assert!(there >= least, "{name}: {there} in four runs");
     }
 }
 

@@ -231,12 +231,14 @@ impl Keeper {
     /// The set is open again, and has the volumes without a backing device; the others come to it under their numbers.
     pub fn is_open_again(&self, set: CacheSet) {
         self.change(|sets| {
-            let next = sets.away.keys().next_back().map_or(0, |last| last.0 + 1);
-            set.number_from(VolumeId(next));
+            // Requests for those that live in it alone come under the numbers that they had.
+            let former = sets.before.take().map(|before| before.volumes).unwrap_or_default();
+            set.resume_flash_only(&former);
+            let last = former.iter().map(|info| info.id).chain(sets.away.keys().copied()).max();
+            set.number_from(VolumeId(last.map_or(0, |last| last.0 + 1)));
             let Sets { away, waits_since, .. } = sets;
             waits_since.retain(|id, _| away.contains_key(id));
             sets.main = Some(set);
-            sets.before = None;
         });
     }
 

@@ -8,7 +8,7 @@ use crate::set::CacheSet;
 use crate::space::Usage;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::uuids;
-use crate::volume::{Volume, VolumeId};
+use crate::volume::{Volume, VolumeId, VolumeInfo};
 use alloc::vec::Vec;
 use bcached_format::{CacheMode, Inode, Label, Uuid, UuidSlot};
 
@@ -74,6 +74,22 @@ impl CacheSet {
             }
             Ok(s.enter_flash_only(inode, &slot))
         })
+    }
+
+    /// Of a set that has been opened again and of which nothing has been asked: the volumes that live in it alone have the numbers and
+    /// options of `former`, and those that are not among them are not served. An opening gives them numbers in the order of the table,
+    /// which those of other volumes may be.
+    pub fn resume_flash_only(&self, former: &[VolumeInfo]) {
+        self.with(|s| {
+            let opened: Vec<VolumeId> =
+                s.volumes.iter().filter(|(_, volume)| volume.backing.is_none()).map(|(id, _)| id).collect();
+            let opened: Vec<Volume> = opened.into_iter().filter_map(|id| s.volumes.remove(id)).collect();
+            for volume in opened {
+                if let Some(info) = former.iter().find(|info| info.flash_only && info.uuid == volume.uuid) {
+                    s.volumes.add(Some(info.id), Volume { options: info.options, ..volume });
+                }
+            }
+        });
     }
 }
 

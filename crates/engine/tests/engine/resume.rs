@@ -112,6 +112,53 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
     });
 }
 
+/// Volumes that live in the cache alone were made while others were served, one of them is not served any more, and the set fails. Opened
+/// again it gave them the first numbers: those of others, which then could not come back, and to which requests went that were not
+/// meant for them. (Found by a hunt.)
+#[test]
+fn volumes_in_the_cache_alone_keep_their_numbers() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let note = Kept::default();
+        let set = open_with(&env, &note).await.expect("sound");
+        let backed = set.add_backing(BACKING, None).await.expect("sound");
+        let mut made = Vec::new();
+        for name in ["one", "two", "three"] {
+            let label = bcached_format::Label::from_text(name).expect("short");
+            made.push(set.create_flash_only(64, label).await.expect("there is room"));
+        }
+        set.remove_volume(made[0]).await.expect("it is served");
+        set.change_volume_options(made[1], |options| options.sequential_cutoff = 77).expect("it is served");
+        ask(&set, made[1], write(0, 8, 2)).await;
+        ask(&set, made[2], write(0, 8, 3)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+        }));
+        let payload = bcached_env::Buffer::copied_from(&[4; 8 * 512]).freeze();
+        let fua = bcached_engine::Request::Write { sector: 8, payload, fua: true };
+        assert!(set.serve(made[2], fua).await.result.is_err());
+        let former = set.volumes();
+        assert!(set.stop().await.is_err());
+        last_handle(&env, &set).await;
+        drop(set);
+        world.borrow_mut().fate = None;
+
+        let set = open_with(&env, &note).await.expect("sound");
+        set.resume_flash_only(&former);
+        assert_eq!(set.add_backing_as(backed, BACKING).await, Ok(()));
+        assert_eq!(set.volumes().iter().map(|info| info.id).collect::<Vec<_>>(), [backed, made[1], made[2]]);
+        assert_eq!(bytes(&set, made[1], 0, 8).await, [2; 8]);
+        assert_eq!(bytes(&set, made[2], 0, 8).await, [3; 8]);
+        assert_eq!(set.volume_options(made[1]).map(|options| options.sequential_cutoff), Some(77));
+        assert_eq!(
+            set.status().unserved.iter().map(|left| left.label.to_string()).collect::<Vec<_>>(),
+            ["one"]
+        );
+        set.stop().await.expect("it stops");
+    });
+}
+
 /// A flush of the cache device failed: what it was about may be gone, and a set that is opened again does not know it. Whoever has
 /// read it must not see that, so that does not pass by itself.
 #[test]

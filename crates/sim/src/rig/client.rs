@@ -2,6 +2,7 @@
 //! fault.
 
 mod liveness;
+mod lodgers;
 mod sizes;
 
 use crate::driver::World;
@@ -65,7 +66,8 @@ impl Birth {
             world.progress(PATIENCE_NS);
             world.written_bytes(0)
         };
-        let opening = self.system.open(self.env.clone(), &self.geometry, self.note, self.phases);
+        let opening =
+            self.system.open(self.env.clone(), &self.geometry, self.note.clone(), Arc::clone(&self.phases));
         self.waiting.borrow_mut().insert(0, "open".to_owned());
         let running = opening.await.map_err(Fault::Open)?;
         self.waiting.borrow_mut().clear();
@@ -76,9 +78,12 @@ impl Birth {
         }
         running.assert_invariants();
         self.world.borrow_mut().progress(PATIENCE_NS);
-        let sizes = RefCell::new(shapes.iter().map(|shape| Size::of(shape.sectors)).collect());
+        let lodgers = self.check_lodgers(running.as_ref())?;
+        let sizes = shapes.iter().map(|shape| Size::of(shape.sectors)).chain(lodgers).collect();
         let shared = Shared {
-            sizes,
+            sizes: RefCell::new(sizes),
+            lodgers: self.geometry.lodgers.clone(),
+            unit: u64::from(self.geometry.block_sectors),
             env: self.env,
             running,
             shapes,
@@ -103,6 +108,10 @@ struct Shared {
     running: Rc<dyn Running>,
     shapes: Vec<VolumeShape>,
     sizes: RefCell<Vec<Size>>,
+    /// Those of volumes that live in the cache alone.
+    lodgers: Vec<u64>,
+    /// Of requests, in sectors.
+    unit: u64,
     world: Rc<RefCell<World>>,
     oracle: Rc<RefCell<Oracle>>,
     /// One for each request in flight.
@@ -200,8 +209,7 @@ impl Client {
     fn verify_ranges(&self) -> Vec<(u32, Range<u64>)> {
         let mut ranges: Vec<(u32, Range<u64>)> = Vec::new();
         for (volume, touched) in self.shared.oracle.borrow().touched() {
-            let shape = self.shared.shapes[volume as usize];
-            let unit = u64::from(shape.unit_sectors);
+            let unit = self.shared.unit;
             let start = touched.start / unit * unit;
             let end = (touched.end.div_ceil(unit) * unit + unit).min(self.limit(volume));
             if start >= end {
@@ -277,12 +285,15 @@ impl Client {
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
+            Step::Turn { volume, knob, value } => self.shared.running.turn(volume, knob, value).await,
             Step::Detach { volume } => self.shared.running.detach(volume).await,
             Step::Attach { volume } => self.shared.running.attach(volume).await,
             Step::Clean { volume } => self.shared.running.clean(volume).await,
             Step::Readd { volume } => self.readd(volume).await,
             Step::Shrink { volume, sectors } => self.shrink(volume, sectors).await,
             Step::Grow { volume, sectors } => self.grow(volume, sectors).await,
+            Step::Create { volume } => self.create(volume).await,
+            Step::Delete { volume } => self.delete(volume).await,
             Step::Forget { volume } => self.forget(volume).await,
             other => self.change(other).await,
         };

@@ -52,6 +52,7 @@ pub fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
         bucket_sectors: 128,
         buckets: 600,
         volumes,
+        lodgers: Vec::new(),
         torn_sectors: 8,
         backing_volatile: true,
         cache_volatile: true,

@@ -10,7 +10,7 @@ use super::{Script, VERSION, start_word};
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::failure::Cut;
 use crate::growth::{self, Brink};
-use crate::system::Mode;
+use crate::system::{Knob, Mode};
 use crate::workload::{Origin, Restart, Step, Workload};
 use std::fmt::Debug;
 use std::ops::{Range, RangeInclusive};
@@ -227,13 +227,22 @@ impl<'a> Reader<'a> {
     where
         T: FromStr + PartialOrd + Debug,
     {
+        Ok(self.may_be(|reader| reader.number(key, range))?.unwrap_or(without))
+    }
+
+    /// What `read` reads, if its line is there.
+    pub(super) fn may_be<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, Damage>,
+    ) -> Result<Option<T>, Damage> {
         let (lines, line) = (self.lines.clone(), self.line);
-        let found = self.number(key, range);
-        if matches!(found, Err(Damage::Field { .. })) {
-            (self.lines, self.line) = (lines, line);
-            return Ok(without);
+        match read(self) {
+            Err(Damage::Field { .. }) => {
+                (self.lines, self.line) = (lines, line);
+                Ok(None)
+            }
+            found => found.map(Some),
         }
-        found
     }
 
     pub(super) fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {
@@ -309,6 +318,8 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
     let wrong = || Damage::Step(shown(line));
     let words: Vec<&str> = line.split(' ').take(12).collect();
     let fua = words.last() == Some(&"fua");
+    let (backed, lodger) =
+        (|word| volume_with(word, workload, true), |word| volume_with(word, workload, false));
     let (volume_of, place_of) = (|word| volume(word, workload), |one, two| place(one, two, workload));
     let step = match &words[..words.len() - usize::from(fua)] {
         ["write", volume, sectors] => {
@@ -330,11 +341,16 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         ["flush", volume] => Step::Flush { volume: volume_of(volume)? },
         ["mode", volume, mode] => {
             let modes = [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None];
-            Step::Mode { volume: volume_of(volume)?, mode: named(mode, &modes).ok_or_else(wrong)? }
+            Step::Mode { volume: backed(volume)?, mode: named(mode, &modes).ok_or_else(wrong)? }
         }
-        ["detach", volume] => Step::Detach { volume: volume_of(volume)? },
-        ["attach", volume] => Step::Attach { volume: volume_of(volume)? },
-        ["clean", volume] => Step::Clean { volume: volume_of(volume)? },
+        ["turn", volume, knob, value] => {
+            let knob = Knob::named(knob).ok_or_else(wrong)?;
+            let value = number(knob.word(), value, knob.least()..=knob.most())?;
+            Step::Turn { volume: volume_of(volume)?, knob, value }
+        }
+        ["detach", volume] => Step::Detach { volume: backed(volume)? },
+        ["attach", volume] => Step::Attach { volume: backed(volume)? },
+        ["clean", volume] => Step::Clean { volume: backed(volume)? },
         ["readd", volume] => Step::Readd { volume: volume_of(volume)? },
         ["shrink", volume, sectors] => {
             let (volume, sectors) = size_of(volume, sectors, workload)?;
@@ -344,7 +360,9 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
             let (volume, sectors) = size_of(volume, sectors, workload)?;
             Step::Grow { volume, sectors }
         }
-        ["forget", volume] => Step::Forget { volume: volume_of(volume)? },
+        ["forget", volume] => Step::Forget { volume: backed(volume)? },
+        ["create", volume] => Step::Create { volume: lodger(volume)? },
+        ["delete", volume] => Step::Delete { volume: lodger(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),
@@ -413,7 +431,7 @@ fn named<T: Debug + Copy>(word: &str, all: &[T]) -> Option<T> {
 }
 
 fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
-    let (found, count) = (number("volume", word, 0..=u32::MAX)?, workload.geometry.volumes.len() as u64);
+    let (found, count) = (number("volume", word, 0..=u32::MAX)?, u64::from(workload.geometry.count()));
     if u64::from(found) < count {
         Ok(found)
     } else {
@@ -421,9 +439,18 @@ fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
     }
 }
 
+/// One that has a device, or that lives in the cache alone.
+fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Damage> {
+    let volume = volume(word, workload)?;
+    let is_such = ((volume as usize) < workload.geometry.volumes.len()) == device;
+    let wanted = if device { "a volume with a device" } else { "a volume that lives in the cache alone" };
+    is_such.then_some(volume).ok_or_else(|| value("volume", wanted, word))
+}
+
 /// A volume and another size of it: less than it is made with, or as much.
 fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), Damage> {
-    let (volume, block) = (volume(volume_word, workload)?, u64::from(workload.geometry.block_sectors));
+    let volume = volume_with(volume_word, workload, true)?;
+    let block = u64::from(workload.geometry.block_sectors);
     let size = number("size", sectors, 1..=workload.geometry.volumes[volume as usize])?;
     let is_whole = size.is_multiple_of(block);
     is_whole.then_some((volume, size)).ok_or_else(|| value("size", "whole blocks", sectors))
@@ -432,8 +459,7 @@ fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32
 /// A volume and what is asked of it.
 fn place(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, Range<u64>), Damage> {
     let (volume, found) = (volume(volume_word, workload)?, range(sectors)?);
-    let (sectors, block) =
-        (workload.geometry.volumes[volume as usize], u64::from(workload.geometry.block_sectors));
+    let (sectors, block) = (workload.geometry.sectors_of(volume), u64::from(workload.geometry.block_sectors));
     let off = !found.start.is_multiple_of(block) || !found.end.is_multiple_of(block);
     let why = match () {
         () if found.is_empty() => "there are none",

@@ -7,12 +7,21 @@ use super::limits::{
 use super::parse::{Damage, Reader, number, value};
 use super::yes;
 use crate::system::Geometry;
-use crate::system::tuning::{DeviceTuning, SetTuning, Tuning};
+use crate::system::policy::Policy;
+use crate::system::tuning::{
+    CUTOFF_CACHE_ADD, CUTOFF_WRITEBACK, DeviceTuning, SUMMARY_SHARE, SetTuning, Tuning,
+};
 use std::fmt;
 
 const VOLUMES: &str = "volume-sectors";
-/// Left out where it is 0: older scripts know nothing of it.
+/// Of volumes that live in the cache alone; left out where there are none.
+const LODGERS: &str = "lodger-sectors";
+// These are left out where nothing is said.
 const NODE_READ: &str = "node-read-us";
+const REPLACEMENT: &str = "replacement";
+const SHARE: &str = "summary-share";
+const CACHE_ADD: &str = "cutoff-cache-add";
+const WRITEBACK: &str = "cutoff-writeback";
 
 /// Writes the lines of `geometry`.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Result {
@@ -22,6 +31,10 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "bucket-sectors {}", geometry.bucket_sectors)?;
     writeln!(f, "buckets {}", geometry.buckets)?;
     writeln!(f, "{VOLUMES} {}", volumes.join(" "))?;
+    if !geometry.lodgers.is_empty() {
+        let lodgers: Vec<String> = geometry.lodgers.iter().map(u64::to_string).collect();
+        writeln!(f, "{LODGERS} {}", lodgers.join(" "))?;
+    }
     writeln!(f, "torn-sectors {}", geometry.torn_sectors)?;
     writeln!(f, "backing-volatile {}", yes(geometry.backing_volatile))?;
     writeln!(f, "cache-volatile {}", yes(geometry.cache_volatile))?;
@@ -31,12 +44,11 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "backing-fua-flushes {}", yes(devices.backing_fua_flushes))?;
     writeln!(f, "cache-latency-us {}", devices.cache_latency_us)?;
     writeln!(f, "backing-latency-us {}", devices.backing_latency_us)?;
-    if devices.node_read_us > 0 {
-        writeln!(f, "{NODE_READ} {}", devices.node_read_us)?;
-    }
+    unless(f, NODE_READ, devices.node_read_us, 0)?;
     writeln!(f, "discard {}", yes(devices.discard))?;
     writeln!(f, "backing-discard {}", yes(devices.backing_discard))?;
     writeln!(f, "first-mode {}", devices.first_mode)?;
+    unless(f, REPLACEMENT, devices.replacement, 0)?;
     writeln!(f, "node-budget-mib {}", set.node_budget_mib)?;
     writeln!(f, "journal-delay-ms {}", set.journal_delay_ms)?;
     writeln!(f, "leaf-delay-ms {}", set.leaf_delay_ms)?;
@@ -45,7 +57,17 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     writeln!(f, "writeback-delay-ms {}", set.writeback_delay_ms)?;
     writeln!(f, "writeback-batch-sectors {}", set.writeback_batch_sectors)?;
     writeln!(f, "writeback-running {}", yes(set.writeback_running))?;
-    writeln!(f, "writeback-percent {}", set.writeback_percent)
+    writeln!(f, "writeback-percent {}", set.writeback_percent)?;
+    unless(f, SHARE, set.summary_share, SUMMARY_SHARE)?;
+    unless(f, CACHE_ADD, set.cutoff_cache_add, CUTOFF_CACHE_ADD)?;
+    unless(f, WRITEBACK, set.cutoff_writeback, CUTOFF_WRITEBACK)?;
+    let plain = Policy::plain(set.has_parity());
+    set.policy.values().try_for_each(|(knob, value)| unless(f, knob.word(), value, plain.value(knob)))
+}
+
+/// A line that is left out where it says what older scripts, which know nothing of it, mean.
+fn unless(f: &mut fmt::Formatter<'_>, key: &str, value: u64, meant: u64) -> fmt::Result {
+    if value == meant { Ok(()) } else { writeln!(f, "{key} {value}") }
 }
 
 impl Reader<'_> {
@@ -61,7 +83,11 @@ impl Reader<'_> {
             return Err(value("bucket-sectors", "a power of two, and two blocks or more", bucket_sectors));
         }
         let buckets = self.number("buckets", BUCKETS)?;
-        let volumes = self.volumes(block_sectors)?;
+        let volumes = self.volumes(VOLUMES, block_sectors)?;
+        let lodgers = self.may_be(|reader| reader.volumes(LODGERS, set_block_sectors))?.unwrap_or_default();
+        if volumes.len() + lodgers.len() > VOLUMES_MAX {
+            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
+        }
         let torn_sectors = self.one_of("torn-sectors", &[1, 8])?;
         if torn_sectors < block_sectors {
             return Err(value("torn-sectors", "at least block-sectors", torn_sectors));
@@ -72,6 +98,7 @@ impl Reader<'_> {
             bucket_sectors,
             buckets,
             volumes,
+            lodgers,
             torn_sectors: u64::from(torn_sectors),
             backing_volatile: self.is("backing-volatile")?,
             cache_volatile: self.is("cache-volatile")?,
@@ -80,14 +107,14 @@ impl Reader<'_> {
         })
     }
 
-    fn volumes(&mut self, block_sectors: u32) -> Result<Vec<u64>, Damage> {
+    fn volumes(&mut self, key: &'static str, block_sectors: u32) -> Result<Vec<u64>, Damage> {
         let block = u64::from(block_sectors);
         let size = |word| {
-            let sectors: u64 = number(VOLUMES, word, VOLUME_SECTORS)?;
+            let sectors: u64 = number(key, word, VOLUME_SECTORS)?;
             let whole = sectors.is_multiple_of(block).then_some(sectors);
-            whole.ok_or_else(|| value(VOLUMES, "whole blocks", sectors))
+            whole.ok_or_else(|| value(key, "whole blocks", sectors))
         };
-        let words = self.field(VOLUMES)?.split(' ').take(VOLUMES_MAX + 1);
+        let words = self.field(key)?.split(' ').take(VOLUMES_MAX + 1);
         let volumes = words.map(size).collect::<Result<Vec<u64>, _>>()?;
         if volumes.len() > VOLUMES_MAX {
             return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
@@ -105,11 +132,12 @@ impl Reader<'_> {
             discard: self.is("discard")?,
             backing_discard: self.is("backing-discard")?,
             first_mode: self.number("first-mode", 0..=5)?,
+            replacement: self.number_or(REPLACEMENT, 0, 0..=2)?,
         })
     }
 
     fn set_tuning(&mut self) -> Result<SetTuning, Damage> {
-        Ok(SetTuning {
+        let mut set = SetTuning {
             node_budget_mib: self.number("node-budget-mib", NODE_BUDGET_MIB)?,
             journal_delay_ms: self.number("journal-delay-ms", DELAY_MS)?,
             leaf_delay_ms: self.number("leaf-delay-ms", DELAY_MS)?,
@@ -119,6 +147,16 @@ impl Reader<'_> {
             writeback_batch_sectors: self.number("writeback-batch-sectors", BATCH_SECTORS)?,
             writeback_running: self.is("writeback-running")?,
             writeback_percent: self.number("writeback-percent", 0..=100)?,
-        })
+            summary_share: self.number_or(SHARE, SUMMARY_SHARE, 0..=1 << 16)?,
+            cutoff_cache_add: self.number_or(CACHE_ADD, CUTOFF_CACHE_ADD, 0..=100)?,
+            cutoff_writeback: self.number_or(WRITEBACK, CUTOFF_WRITEBACK, 0..=100)?,
+            policy: Policy::plain(false),
+        };
+        let mut policy = Policy::plain(set.has_parity());
+        for (knob, plain) in policy.values() {
+            policy = policy.with(knob, self.number_or(knob.word(), plain, knob.least()..=knob.most())?);
+        }
+        set.policy = policy;
+        Ok(set)
     }
 }

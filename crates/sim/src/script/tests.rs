@@ -1,11 +1,11 @@
 //! What is written is read back as it was; what is damaged is refused in words, with its line, and nothing panics.
 
 use super::*;
-use crate::disk::Survivors;
+use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
 use crate::driver::Crash;
 use crate::run::whole_of;
-use crate::system::System;
 use crate::system::passthrough::Passthrough;
+use crate::system::{Knob, System};
 use crate::workload::{Shape, Step};
 use bcached_env::rng::Rng;
 use std::rc::Rc;
@@ -18,7 +18,13 @@ fn cuts() -> Vec<Cut> {
 
 /// A few steps of each kind, some of which a crash follows.
 fn short() -> Script {
-    Script::of(&Shape::named("trouble").unwrap().with_steps(60).draw(5), &cuts())
+    let mut workload = Shape::named("trouble").unwrap().with_steps(60).draw(5);
+    // Whatever was drawn, there are these.
+    let fault = Fault::Fail(Landed::Nothing);
+    let rule = Rule { on: OpKind::Read, sectors: 0..u64::MAX, skip: 3, count: 4, fault };
+    workload.steps.push(Step::Trouble { device: 2, rule });
+    workload.steps.push(Step::Turn { volume: 1, knob: Knob::Quiet, value: 1 });
+    Script::of(&workload, &cuts())
 }
 
 #[test]
@@ -51,7 +57,7 @@ fn comments_and_empty_lines_say_nothing() {
 }
 
 /// What a line becomes, and what is said then.
-const DAMAGES: [(&str, &str, &str); 33] = [
+const DAMAGES: [(&str, &str, &str); 37] = [
     ("sim script 1", "sim script 2", "line 1: the script is of version \"2\""),
     ("sim script 1", "#!/bin/sh", "line 2: a script begins with \"sim script 1\", not with \"workload"),
     ("seed 5", "seed", "line 3: here must stand \"seed ..\", not \"seed\""),
@@ -82,6 +88,10 @@ const DAMAGES: [(&str, &str, &str); 33] = [
     ("read", "read 0 8..0", "there are none"),
     ("read", "read 0 0..8 fua", "no step is written like \"read 0 0..8 fua\""),
     ("read", "fly 0 0..8", "no step is written like \"fly 0 0..8\""),
+    ("read", "create 0", "volume must be a volume that lives in the cache alone, not \"0\""),
+    ("turn", "turn 0 luck 1", "no step is written like \"turn 0 luck 1\""),
+    ("turn", "turn 0 writeback-quiet 2", "writeback-quiet must be a number from 0 to 1"),
+    ("turn", "turn 0 writeback-rate-update-ms 0", "writeback-rate-update-ms must be a number from 1"),
     ("pause", "pause 999999999 ms", "pause must be a number from 0 to"),
     ("trouble ", "trouble 9 Read 0..8 after 3, 4 times: Fail(Nothing)", "there is no device 9"),
     ("17:", "17:power", "a cut is POINT:CRASH:SUBSET"),

@@ -56,9 +56,10 @@ impl Berth {
         if seats.iter().any(|seat| seat.is_away()) {
             return Ok(false);
         }
+        let infos = set.volumes();
         let mut volumes = Vec::new();
         for seat in seats {
-            volumes.push(seat.leave().and_then(|id| Some((id, set.disk_of(id)?))));
+            volumes.push(seat.leave().map(|id| (id, set.disk_of(id))));
         }
         set.drained().await;
         for found in &mut volumes {
@@ -75,11 +76,14 @@ impl Berth {
         };
         if let Ok(set) = &outcome {
             let last = volumes.iter().flatten().map(|(id, _)| id.0).max();
+            set.resume_flash_only(&infos);
             set.number_from(VolumeId(last.map_or(0, |last| last + 1)));
         }
         for (seat, found) in seats.iter().zip(volumes) {
             let id = match (&outcome, found) {
-                (Ok(set), Some((id, disk))) => {
+                // It lives in the cache alone, and is there.
+                (Ok(_), Some((id, None))) => Some(id),
+                (Ok(set), Some((id, Some(disk)))) => {
                     tried(async || set.add_backing_as(id, disk).await).await.is_ok().then_some(id)
                 }
                 _ => None,

@@ -4,10 +4,11 @@
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
 use super::berth::Berth;
-use super::lost;
+use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use super::{lodger, lost};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -86,10 +87,6 @@ impl Open {
 /// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
 const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
 
-/// Stripes of the volumes whose sets park so many pieces at most: one more thing that needs no drawing.
-const STRIPE_BYTES: u64 = 32 << 10;
-const STRIPED_PARKED_MAX: u64 = 16;
-
 /// The options of a run.
 fn options(geometry: &Geometry) -> Options {
     let SetTuning {
@@ -102,6 +99,10 @@ fn options(geometry: &Geometry) -> Options {
         writeback_batch_sectors,
         writeback_running,
         writeback_percent,
+        summary_share,
+        cutoff_cache_add,
+        cutoff_writeback,
+        policy,
     } = geometry.tuning.set;
     // With these buckets a node takes a whole one.
     let least = bcached_engine::node_budget_min(u64::from(geometry.bucket_sectors), 0);
@@ -114,6 +115,14 @@ fn options(geometry: &Geometry) -> Options {
             (defaults.congested_read_threshold, defaults.congested_write_threshold),
         ),
     };
+    let mut volume = VolumeOptions {
+        sequential_cutoff,
+        writeback_delay: Duration::from_millis(writeback_delay_ms),
+        writeback_running,
+        writeback_percent,
+        ..VolumeOptions::default()
+    };
+    policy.tell(&mut volume);
     Options {
         // A cache that has failed a few times takes nothing more, and little would be seen of it.
         io_error_limit: if writeback_percent == 0 { defaults.io_error_limit } else { u64::MAX },
@@ -121,23 +130,17 @@ fn options(geometry: &Geometry) -> Options {
         congested_write_threshold: congested.1,
         node_budget_bytes: (small(node_budget_mib) << 20).max(least),
         reserve: Some(reserve(geometry)),
-        // Buckets here are small.
-        summary_share: 16,
+        summary_share,
+        cutoff_cache_add,
+        cutoff_writeback,
+        // It would hide that a rate does not suffice.
+        idle_max_writeback_rate: writeback_percent != 10,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
-        volume: VolumeOptions {
-            sequential_cutoff,
-            writeback_delay: Duration::from_millis(writeback_delay_ms),
-            writeback_running,
-            writeback_percent,
-            // A quarter of the sets lies on arrays with parity.
-            stripe_size: Some(STRIPE_BYTES),
-            partial_stripes_expensive: Some(parked_max == STRIPED_PARKED_MAX),
-            ..VolumeOptions::default()
-        },
+        volume,
         ..defaults
     }
 }
@@ -163,6 +166,15 @@ pub const fn mode(mode: Mode) -> CacheMode {
         Mode::Writeback => CacheMode::Writeback,
         Mode::Writearound => CacheMode::Writearound,
         Mode::None => CacheMode::None,
+    }
+}
+
+/// A policy of replacement in the engine's words.
+const fn replacement(number: u64) -> Replacement {
+    match number {
+        0 => Replacement::Lru,
+        1 => Replacement::Fifo,
+        _ => Replacement::Random,
     }
 }
 
@@ -196,7 +208,7 @@ impl System for Engine {
             block_sectors,
             bucket_sectors,
             discard: geometry.tuning.devices.discard,
-            replacement: Replacement::Lru,
+            replacement: replacement(geometry.tuning.devices.replacement),
         });
         cache.place(SUPERBLOCK_SECTOR, &superblock.expect("a geometry that can be run").seal()[..]);
         let mut devices = vec![cache];
@@ -253,7 +265,7 @@ impl System for Engine {
     ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
         let options = Options { phases, ..options(geometry) };
         let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
-        let unit_sectors = geometry.block_sectors;
+        let (unit_sectors, lodgers) = (geometry.block_sectors, count..geometry.count());
         Box::pin(async move {
             let world = env.clone();
             let open = Box::new(move || -> Soon<_> {
@@ -272,7 +284,8 @@ impl System for Engine {
                 Some(VolumeShape { sectors: info.sectors, unit_sectors })
             };
             let shapes = volumes.iter().filter_map(shape).collect();
-            let seats = volumes.into_iter().map(Seat::of).collect();
+            let of_lodger = |volume| Seat::of_lodger(lodger::find(&set, volume).map(|info| info.id));
+            let seats = volumes.into_iter().map(Seat::of).chain(lodgers.map(of_lodger)).collect();
             Ok(Rc::new(Open { berth, seats, shapes }) as Rc<dyn Running>)
         })
     }
@@ -383,6 +396,27 @@ impl Running for Open {
         self.shapes.clone()
     }
 
+    fn lodger(&self, volume: u32) -> Option<u64> {
+        lodger::find(&self.berth.set()?, volume).map(|info| info.sectors)
+    }
+
+    fn create(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            let _nobody = seat.id().await;
+            let set = berth.set().ok_or_else(gone)?;
+            lodger::create(&set, &seat, volume, sectors).await
+        })
+    }
+
+    fn delete(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            let (_, set) = seat.id().await.zip(berth.set()).ok_or_else(gone)?;
+            lodger::delete(&set, &seat).await
+        })
+    }
+
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
         let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
         Box::pin(async move {
@@ -395,6 +429,13 @@ impl Running for Open {
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
         self.with(volume, move |set, id| set_mode(set, id, wanted))
+    }
+
+    fn turn(&self, volume: u32, knob: Knob, value: u64) -> Soon<Result<(), Refusal>> {
+        self.with(volume, move |set, id| {
+            let turned = set.change_volume_options(id, |options| knob.turn(options, value));
+            Box::pin(async move { turned.map_err(Refusal::from_error) })
+        })
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
@@ -473,7 +514,7 @@ impl Running for Open {
 
     fn dirty_sectors(&self) -> u64 {
         let volumes = self.berth.set().map(|set| set.volumes()).unwrap_or_default();
-        volumes.iter().map(|volume| volume.dirty_sectors).sum()
+        volumes.iter().filter(|volume| !volume.flash_only).map(|volume| volume.dirty_sectors).sum()
     }
 
     fn caches(&self) -> bool {

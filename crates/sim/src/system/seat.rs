@@ -14,6 +14,8 @@ pub struct Seat {
     /// What the engine calls it now; `None`: it could not be added again.
     id: Cell<Option<VolumeId>>,
     is_away: Cell<bool>,
+    /// The volume lives in the cache alone, and may be nowhere.
+    is_lodger: bool,
     back: Notify,
 }
 
@@ -36,7 +38,16 @@ pub fn gone() -> Refusal {
 impl Seat {
     /// Of a volume that is served.
     pub fn of(id: VolumeId) -> Rc<Self> {
-        Rc::new(Self { id: Cell::new(Some(id)), is_away: Cell::new(false), back: Notify::new() })
+        Self::new(Some(id), false)
+    }
+
+    /// Of a volume that lives in the cache alone, if it is there.
+    pub fn of_lodger(id: Option<VolumeId>) -> Rc<Self> {
+        Self::new(id, true)
+    }
+
+    fn new(id: Option<VolumeId>, is_lodger: bool) -> Rc<Self> {
+        Rc::new(Self { id: Cell::new(id), is_away: Cell::new(false), is_lodger, back: Notify::new() })
     }
 
     /// What the engine calls the volume, as soon as it has it; `None` if it is gone.
@@ -49,7 +60,7 @@ impl Seat {
 
     /// It could not be added again, or nobody can say what is on it.
     pub fn is_gone(&self) -> bool {
-        !self.is_away.get() && self.id.get().is_none()
+        !self.is_lodger && !self.is_away.get() && self.id.get().is_none()
     }
 
     /// It is being given up, or taken up again.
@@ -77,11 +88,15 @@ impl Seat {
     pub async fn readd(&self, set: &CacheSet) -> Result<bool, Refusal> {
         let Some(id) = self.id.get().filter(|_| !self.is_away.get()) else { return Ok(false) };
         self.leave();
+        let uuid = set.volumes().into_iter().find(|info| info.id == id).map(|info| info.uuid);
         let outcome = match set.remove_volume(id).await {
             Err(Error::OnItsWay) => Ok((id, false)),
             Err(error) => Err(error),
             Ok(Removed { lost: Some(error), .. }) => Err(error),
-            Ok(Removed { disk: None, .. }) => Err(Error::FlashOnly),
+            Ok(Removed { disk: None, .. }) => {
+                let added = uuid.ok_or(Error::NoVolume).and_then(|uuid| set.add_flash_only(uuid));
+                added.map(|id| (id, true))
+            }
             Ok(Removed { disk: Some(disk), .. }) => {
                 tried(async || set.add_backing(disk, None).await).await.map(|id| (id, true))
             }

@@ -2,6 +2,7 @@
 //! so that a script holds the values and not a number whose meaning may change.
 
 use super::Mode;
+use super::policy::Policy;
 use bcached_env::rng::Rng;
 
 /// How devices behave, and what their superblocks say at first.
@@ -23,6 +24,8 @@ pub struct DeviceTuning {
     pub backing_discard: bool,
     /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
     pub first_mode: u64,
+    /// Which clean bucket is given up first: the oldest use, the oldest data, or any.
+    pub replacement: u64,
 }
 
 /// Options of a cache set.
@@ -46,6 +49,14 @@ pub struct SetTuning {
     pub writeback_running: bool,
     /// In percent.
     pub writeback_percent: u64,
+    /// One sector in so many of a dirty bucket may be for its summary.
+    pub summary_share: u64,
+    /// In percent.
+    pub cutoff_cache_add: u64,
+    /// In percent.
+    pub cutoff_writeback: u64,
+    /// What its volumes begin with.
+    pub policy: Policy,
 }
 
 /// All of it.
@@ -70,6 +81,7 @@ impl DeviceTuning {
             backing_discard: number >> 54 & 1 == 1,
             first_mode: (number >> 40) % 6,
             node_read_us: [0, 0, 1000, 8000][(number >> 55 & 3) as usize],
+            replacement: 0,
         }
     }
 
@@ -84,6 +96,13 @@ impl DeviceTuning {
     }
 }
 
+/// Where nothing else is said. Buckets here are small.
+pub const SUMMARY_SHARE: u64 = 16;
+/// The engine's own.
+pub const CUTOFF_CACHE_ADD: u64 = 95;
+/// The engine's own.
+pub const CUTOFF_WRITEBACK: u64 = 90;
+
 /// With batches of write-back of so many sectors nothing is a stream, and a slow cache is not congested: two more kinds of set, without
 /// more to draw.
 pub const WITHOUT_STREAMS: u64 = 8192;
@@ -93,7 +112,7 @@ impl SetTuning {
     fn draw(number: u64) -> Self {
         let mut rng = Rng::new(number);
         let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
-        Self {
+        let drawn = Self {
             node_budget_mib: pick([0, 1, 8, 128]),
             journal_delay_ms: pick([1, 10, 100, 100]),
             leaf_delay_ms: pick([5, 50, 500, 30_000]),
@@ -103,18 +122,31 @@ impl SetTuning {
             writeback_running: pick([0, 1, 1, 1]) == 1,
             writeback_percent: pick([0, 0, 1, 10]),
             parked_max: pick([2, 16, 1024, 1024]),
-        }
+            summary_share: SUMMARY_SHARE,
+            cutoff_cache_add: CUTOFF_CACHE_ADD,
+            cutoff_writeback: CUTOFF_WRITEBACK,
+            policy: Policy::plain(false),
+        };
+        Self { policy: Policy::plain(drawn.has_parity()), ..drawn }
+    }
+
+    /// A quarter of the sets lies on arrays with parity, where nothing else is said.
+    #[must_use]
+    pub const fn has_parity(&self) -> bool {
+        self.parked_max == 16
     }
 
     /// The same, but work in the background neither rests nor waits long, and everything that is read is cached.
     #[must_use]
-    pub const fn hurried(self) -> Self {
+    pub fn hurried(self) -> Self {
+        let is_plain = self.policy == Policy::plain(self.has_parity());
         Self {
             writeback_running: true,
             writeback_delay_ms: 10,
-            writeback_percent: 0,
+            writeback_percent: if is_plain { 0 } else { self.writeback_percent },
             writeback_batch_sectors: WITHOUT_STREAMS,
             parked_delay_ms: 10,
+            policy: self.policy.hurried(),
             ..self
         }
     }
@@ -125,5 +157,18 @@ impl Tuning {
     #[must_use]
     pub fn draw(number: u64) -> Self {
         Self { devices: DeviceTuning::draw(number), set: SetTuning::draw(number) }
+    }
+
+    /// The same with policies that follow from `number`.
+    #[must_use]
+    pub fn with_policies(mut self, number: u64) -> Self {
+        let mut rng = Rng::new(number);
+        let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
+        self.devices.replacement = pick([0, 0, 1, 2]);
+        self.set.summary_share = pick([0, 1, SUMMARY_SHARE, 64]);
+        self.set.cutoff_cache_add = pick([CUTOFF_CACHE_ADD, CUTOFF_CACHE_ADD, 60, 20]);
+        self.set.cutoff_writeback = pick([CUTOFF_WRITEBACK, CUTOFF_WRITEBACK, 50, 20]);
+        self.set.policy = self.set.policy.draw(&mut rng);
+        self
     }
 }

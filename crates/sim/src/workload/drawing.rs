@@ -23,6 +23,10 @@ const DRAWINGS: &[u64] = &[
     0x7610_0374_6634_9849,
     0xd2db_e680_f1b7_feea,
     0x8ee4_bc61_d2df_a820,
+    0x8b63_2d65_f6ea_6794,
+    0x563b_39df_aeac_adc4,
+    0xcdec_1b0c_157a_4d1e,
+    0xe98b_7e99_4cbd_d974,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

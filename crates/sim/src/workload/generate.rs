@@ -5,7 +5,7 @@ use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
-use crate::system::{Geometry, Mode, Tuning};
+use crate::system::{Geometry, Knob, Mode, Tuning};
 use bcached_env::rng::Rng;
 use bcached_format::SUPERBLOCK_SECTOR;
 use std::collections::VecDeque;
@@ -23,10 +23,11 @@ impl Shape {
             _ => None,
         };
         let geometry = match grown {
-            Some(brink) => growth::geometry(brink, (self.tune)(Tuning::draw(rng.next()))),
+            Some(brink) => growth::geometry(brink, (self.tune)(Self::tuning(&mut rng))),
             None => self.geometry(&mut rng),
         };
         let mut painter = Painter::new(self, rng, &geometry);
+        painter.next.extend(geometry.lodgers().map(|(volume, _)| Step::Create { volume }));
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
             name: self.name.to_owned(),
@@ -49,7 +50,9 @@ impl Shape {
         }
         let shape = Self::named(&workload.name)
             .expect("a workload is drawn from a shape, or a script says what follows");
-        let calm = Self { weights: Weights { restart: 0, pause: 1, trouble: 0, ..shape.weights }, ..shape };
+        // Nor do knobs stay turned to where nothing is written back.
+        let weights = Weights { restart: 0, pause: 1, trouble: 0, turn: 0, ..shape.weights };
+        let calm = Self { weights, ..shape };
         let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
         (0..steps).map(|_| painter.step()).collect()
     }
@@ -74,12 +77,17 @@ impl Shape {
                 _ => 600 + rng.below(400),
             },
             volumes: vec![self.span; self.volumes],
+            lodgers: self.lodgers.to_vec(),
             torn_sectors,
             backing_volatile: !rng.one_in(4),
             cache_volatile: !rng.one_in(4),
             note_records: 64 << rng.below(6),
-            tuning: (self.tune)(Tuning::draw(rng.next())),
+            tuning: (self.tune)(Self::tuning(rng)),
         }
+    }
+
+    fn tuning(rng: &mut Rng) -> Tuning {
+        Tuning::draw(rng.next()).with_policies(rng.next())
     }
 }
 
@@ -129,7 +137,7 @@ impl<'a> Painter<'a> {
                 let (volume, sectors) = self.place();
                 Step::Read { volume, sectors }
             }
-            2 => Step::Flush { volume: self.volume() },
+            2 => Step::Flush { volume: self.any() },
             3 => {
                 let (volume, sectors) = self.discarded();
                 Step::Discard { volume, sectors }
@@ -158,11 +166,20 @@ impl<'a> Painter<'a> {
             11 => Step::Attach { volume: self.volume() },
             12 => self.delay(),
             13 => Step::Clean { volume: self.volume() },
-            14 => Step::Readd { volume: self.volume() },
+            14 => Step::Readd { volume: self.any() },
             15 => self.shrinking(),
             16 => self.growing(),
-            _ => Step::Forget { volume: self.volume() },
+            17 => Step::Forget { volume: self.volume() },
+            18 => self.turn(),
+            19 => Step::Create { volume: self.lodger() },
+            20 => Step::Delete { volume: self.lodger() },
+            _ => self.filling(),
         }
+    }
+
+    fn turn(&mut self) -> Step {
+        let knob = Knob::ALL[usize::try_from(self.rng.below(Knob::ALL.len() as u64)).expect("few knobs")];
+        Step::Turn { volume: self.any(), knob, value: knob.draw(&mut self.rng) }
     }
 
     /// Whole blocks of any set stay.
@@ -214,6 +231,9 @@ impl<'a> Painter<'a> {
 
     /// Of the cache mostly where its data is: the first write of metadata that fails ends all writing there.
     fn trouble(&mut self) -> Step {
+        if !self.shape.lodgers.is_empty() && self.rng.one_in(3) {
+            return self.reopened();
+        }
         let cache_fails = match self.shape.failing {
             Failing::Anything => self.rng.one_in(2),
             Failing::Backing => false,
@@ -250,6 +270,19 @@ impl<'a> Painter<'a> {
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let count = 1 << self.rng.below(4);
         Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+    }
+
+    /// A volume that lives in the cache alone is made, later than others; then the journal cannot be written, and the set is opened again.
+    fn reopened(&mut self) -> Step {
+        let volume = self.lodger();
+        let fault = Fault::Fail(Landed::Nothing);
+        let rule = Rule { on: OpKind::Write, sectors: 0..self.cache_sectors / 64, skip: 0, count: 1, fault };
+        let (written, sectors) = self.place();
+        self.next.extend([Step::Settle, Step::Create { volume }, Step::Settle]);
+        self.next
+            .extend([Step::Trouble { device: 0, rule }, Step::Write { volume: written, sectors, fua: true }]);
+        self.next.extend([Step::Settle, Step::Readd { volume: 0 }]);
+        Step::Delete { volume }
     }
 
     /// What a rule is about.
@@ -338,14 +371,45 @@ impl<'a> Painter<'a> {
         u32::try_from(self.rng.below(self.shape.volumes as u64)).expect("few volumes")
     }
 
+    /// One that lives in the cache alone.
+    fn lodger(&mut self) -> u32 {
+        let (first, count) = (self.shape.volumes as u64, self.shape.lodgers.len() as u64);
+        u32::try_from(first + self.rng.below(count)).expect("few volumes")
+    }
+
+    /// One of either kind.
+    fn any(&mut self) -> u32 {
+        let count = self.shape.volumes + self.shape.lodgers.len();
+        u32::try_from(self.rng.below(count as u64)).expect("few volumes")
+    }
+
+    /// What is used of a volume.
+    fn span(&self, volume: u32) -> u64 {
+        let lodger = (volume as usize).checked_sub(self.shape.volumes);
+        lodger.map_or(self.shape.span, |lodger| self.shape.lodgers[lodger])
+    }
+
+    /// All of a volume that lives in the cache alone is written, one piece after the other.
+    fn filling(&mut self) -> Step {
+        let volume = self.lodger();
+        let (span, longest) = (self.span(volume), self.shape.longest);
+        let pieces =
+            (0..span.div_ceil(longest)).map(|piece| piece * longest..span.min((piece + 1) * longest));
+        self.next.extend(pieces.map(|sectors| Step::Write { volume, sectors, fua: false }));
+        Step::Create { volume }
+    }
+
     /// Half of the time at or near a recent write, else anywhere; lengths lean to the short.
     fn place(&mut self) -> (u32, Range<u64>) {
-        let blocks = self.shape.span / self.unit;
+        let other = self.any();
+        let blocks = self.span(other) / self.unit;
         let longest = (self.shape.longest / self.unit).clamp(1, blocks);
         let length = 1 + (self.rng.below(longest) >> self.rng.below(5));
         if !self.recent.is_empty() && self.rng.one_in(2) {
             let pick = usize::try_from(self.rng.below(self.recent.len() as u64)).expect("few places");
             let (volume, near) = self.recent[pick].clone();
+            let blocks = self.span(volume) / self.unit;
+            let length = length.min(blocks);
             if self.rng.one_in(3) {
                 return (volume, near);
             }
@@ -354,7 +418,7 @@ impl<'a> Painter<'a> {
             return (volume, first * self.unit..(first + length) * self.unit);
         }
         let first = self.rng.below(blocks - length + 1);
-        (self.volume(), first * self.unit..(first + length) * self.unit)
+        (other, first * self.unit..(first + length) * self.unit)
     }
 
     /// Where requests are small against the volume, much of it goes at once now and then: a tree of many keys would never

@@ -2,6 +2,7 @@
 
 use crate::growth;
 use crate::system::Tuning;
+use crate::system::tuning::{CUTOFF_CACHE_ADD, CUTOFF_WRITEBACK};
 
 /// How likely each kind of step is, in parts of the sum.
 #[derive(Clone, Copy, Debug)]
@@ -24,17 +25,21 @@ pub(super) struct Weights {
     pub(super) shrink: u64,
     pub(super) grow: u64,
     pub(super) forget: u64,
+    pub(super) turn: u64,
+    pub(super) create: u64,
+    pub(super) delete: u64,
+    pub(super) fill: u64,
 }
 
 impl Weights {
     /// As the drawing of a step numbers the kinds.
-    pub(super) const fn in_order(self) -> [u64; 18] {
+    pub(super) const fn in_order(self) -> [u64; 22] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
         let Self { pause, settle, restart, trouble, detach, attach, delay, clean, readd, .. } = self;
-        let Self { shrink, grow, forget, .. } = self;
+        let Self { shrink, grow, forget, turn, create, delete, fill, .. } = self;
         [
             write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay,
-            clean, readd, shrink, grow, forget,
+            clean, readd, shrink, grow, forget, turn, create, delete, fill,
         ]
     }
 }
@@ -48,6 +53,8 @@ pub struct Shape {
     pub(super) steps: usize,
     pub(super) depth: usize,
     pub(super) volumes: usize,
+    /// Sizes of the volumes that live in the cache alone, in sectors.
+    pub(super) lodgers: &'static [u64],
     /// Sectors of a volume that are used.
     pub(super) span: u64,
     /// Longest request, in sectors.
@@ -84,11 +91,18 @@ const fn written_through(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
+/// The cache takes dirty data until it is full.
+const fn taken_up(mut tuning: Tuning) -> Tuning {
+    tuning.set.cutoff_cache_add = CUTOFF_CACHE_ADD;
+    tuning.set.cutoff_writeback = CUTOFF_WRITEBACK;
+    tuning
+}
+
 /// Dirty data stays.
 const fn kept_dirty(mut tuning: Tuning) -> Tuning {
     tuning.devices.first_mode = 2;
     tuning.set.writeback_running = false;
-    tuning
+    taken_up(tuning)
 }
 
 /// Data is dirty, and backing devices take their time.
@@ -164,6 +178,10 @@ const MIXED: Weights = Weights {
     shrink: 1,
     grow: 3,
     forget: 1,
+    turn: 2,
+    create: 0,
+    delete: 0,
+    fill: 0,
 };
 
 /// Volumes stay attached, and what is dirty is not written back because somebody asks.
@@ -176,6 +194,7 @@ const PLAIN: Shape = Shape {
     steps: 300,
     depth: 8,
     volumes: 1,
+    lodgers: &[],
     span: 4096,
     longest: 128,
     fua_one_in: 8,
@@ -185,9 +204,9 @@ const PLAIN: Shape = Shape {
 };
 
 /// A volume that fits into its cache, in small pieces.
-const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, ..STAYING };
+const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, turn: 0, ..STAYING };
 
-const SHAPES: [Shape; 18] = [
+const SHAPES: [Shape; 21] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -277,6 +296,7 @@ const SHAPES: [Shape; 18] = [
         longest: 160,
         fua_one_in: 16,
         buckets: Buckets::Scarce,
+        tune: taken_up,
         ..PLAIN
     },
     // A tree of two or three levels, a node of which is about to split.
@@ -348,6 +368,25 @@ const SHAPES: [Shape; 18] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
+    // Volumes that live in the cache alone come, are filled, and go, beside one that has a device.
+    Shape { name: "lodgers", ..LODGERS },
+    // The same where devices fail.
+    Shape { name: "lodgers-trouble", weights: Weights { trouble: 4, ..LODGERS.weights }, ..LODGERS },
+    // The same with nearly as much as they can be promised, while another makes dirty what room there is.
+    Shape {
+        name: "promised",
+        weights: Weights { write: 70, create: 3, fill: 1, ..STAYING },
+        steps: 700,
+        depth: 12,
+        // The second has no room, unless the engine promises too much.
+        lodgers: &[1792, 4096],
+        span: 4096,
+        longest: 64,
+        fua_one_in: 16,
+        buckets: Buckets::Fewest,
+        tune: taken_up,
+        ..PLAIN
+    },
     // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
     Shape { name: "moves", weights: PACKED, ..MOVES },
     // The same on a cache that drops what it should flush, and is worn in places.
@@ -388,6 +427,17 @@ const LEAVING: Shape = Shape {
     longest: 24,
     buckets: Buckets::Small,
     tune: behind_a_fast_cache,
+    ..PLAIN
+};
+
+/// See the shape of this name.
+const LODGERS: Shape = Shape {
+    weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, ..MIXED },
+    steps: 150,
+    lodgers: &[256, 64],
+    span: 512,
+    longest: 32,
+    buckets: Buckets::Small,
     ..PLAIN
 };
 

@@ -27,6 +27,14 @@ impl Size {
     }
 }
 
+/// Whom a step asks, if not for sectors.
+const fn of_volume(step: &Step) -> Option<u32> {
+    match step {
+        Step::Flush { volume } | Step::Readd { volume } | Step::Turn { volume, .. } => Some(*volume),
+        _ => None,
+    }
+}
+
 /// What a step asks for.
 const fn asked(step: &Step) -> Option<(u32, &Range<u64>)> {
     match step {
@@ -46,33 +54,37 @@ impl Client {
 
     /// Whether a step is for something that the volume has.
     pub(super) fn is_within(&self, step: &Step) -> bool {
-        asked(step).is_none_or(|(volume, sectors)| sectors.end <= self.limit(volume))
+        let is_there = of_volume(step).is_none_or(|volume| self.limit(volume) > 0);
+        is_there && asked(step).is_none_or(|(volume, sectors)| sectors.end <= self.limit(volume))
     }
 
     /// Whether it may be refused because the volume did not have that at some time.
     pub(super) fn may_be_outside(&self, step: &Step, refusal: &Refusal) -> bool {
         let least = |volume: u32| self.shared.sizes.borrow()[volume as usize].least;
         let is_behind = asked(step).is_some_and(|(volume, sectors)| sectors.end > least(volume));
-        is_behind && refusal.0.starts_with("request outside the volume")
+        // Of a volume that is no more nothing is outside.
+        let of = asked(step).map(|(volume, _)| volume).or(of_volume(step));
+        let is_no_more = of.is_some_and(|volume| self.is_lodger(volume) && least(volume) == 0);
+        is_no_more || is_behind && refusal.0.starts_with("request outside the volume")
     }
 
     /// True if nobody else changes the volume now.
-    fn begin_change(&self, volume: u32) -> bool {
+    pub(super) fn begin_change(&self, volume: u32) -> bool {
         let mut sizes = self.shared.sizes.borrow_mut();
         !std::mem::replace(&mut sizes[volume as usize].is_changing, true)
     }
 
-    fn end_change(&self, volume: u32) {
+    pub(super) fn end_change(&self, volume: u32) {
         self.shared.sizes.borrow_mut()[volume as usize].is_changing = false;
     }
 
-    fn use_limit(&self, volume: u32, limit: u64) {
+    pub(super) fn use_limit(&self, volume: u32, limit: u64) {
         let size = &mut self.shared.sizes.borrow_mut()[volume as usize];
         (size.limit, size.least) = (limit, size.least.min(limit));
     }
 
     /// These sectors hold zeroes, durably.
-    fn are_zero(&self, volume: u32, sectors: Range<u64>) {
+    pub(super) fn are_zero(&self, volume: u32, sectors: Range<u64>) {
         if !sectors.is_empty() {
             let mut oracle = self.shared.oracle.borrow_mut();
             let id = oracle.begin_zeroes(volume, sectors, true);

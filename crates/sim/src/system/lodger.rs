@@ -1,0 +1,59 @@
+//! Volumes of the engine that live in the cache alone: made, found again at each start by their label, and deleted.
+
+use super::Refusal;
+use super::seat::{Seat, gone};
+use bcached_engine::{CacheSet, Error, Removed, VolumeInfo};
+use bcached_format::Label;
+
+/// What the volume of this number is called.
+fn label(volume: u32) -> Label {
+    Label::from_text(&format!("lodger-{volume}")).expect("it is short")
+}
+
+/// The volume of this number, if the set serves it.
+pub fn find(set: &CacheSet, volume: u32) -> Option<VolumeInfo> {
+    set.volumes().into_iter().find(|info| info.flash_only && info.label == label(volume))
+}
+
+/// See [`super::Running::create`].
+pub async fn create(set: &CacheSet, seat: &Seat, volume: u32, sectors: u64) -> Result<bool, Refusal> {
+    // Nobody lets go of the set meanwhile.
+    seat.leave();
+    let made = set.create_flash_only(sectors, label(volume)).await;
+    seat.back(made.as_ref().ok().copied());
+    match made {
+        Ok(_) => Ok(true),
+        Err(Error::NoRoom { .. }) => Ok(false),
+        Err(error) => Err(Refusal::from_error(error)),
+    }
+}
+
+/// See [`super::Running::delete`].
+pub async fn delete(set: &CacheSet, seat: &Seat) -> Result<bool, Refusal> {
+    let Some(id) = seat.leave() else {
+        seat.back(None);
+        return Err(gone());
+    };
+    let uuid = set.volumes().into_iter().find(|info| info.id == id).map(|info| info.uuid);
+    let removed = match (uuid, set.remove_volume(id).await) {
+        (_, Err(Error::OnItsWay)) => {
+            seat.back(Some(id));
+            return Ok(false);
+        }
+        // Whatever of it is not durable is not to be any more.
+        (Some(uuid), Ok(Removed { disk: None, .. })) => Ok(uuid),
+        (_, outcome) => Err(outcome.err().unwrap_or(Error::NoVolume)),
+    };
+    let deleted = match removed {
+        Ok(uuid) => forget(set, uuid).await,
+        Err(error) => Err(error),
+    };
+    seat.back(None);
+    deleted.map(|()| true).map_err(Refusal::from_error)
+}
+
+async fn forget(set: &CacheSet, uuid: bcached_format::Uuid) -> Result<(), Error> {
+    set.walked().await?;
+    let forgetting = set.begin_forgetting(uuid)?;
+    set.forget(forgetting).await
+}

@@ -1,0 +1,207 @@
+//! The policies of a volume: what it is told of when to write back and how fast. Each is a knob with a number, so that what is drawn,
+//! what a script says and what is changed while requests are in flight are the same words.
+
+use bcached_engine::VolumeOptions;
+use bcached_env::rng::Rng;
+use std::time::Duration;
+
+/// The engine's own least rate.
+const RATE_MINIMUM: u64 = 8;
+/// A least rate at which all of a cache leaves in a minute or less.
+const LASTING: u64 = 400;
+
+/// What can be turned. See `bcached_engine::VolumeOptions`; 0 is none of it, where it is no truth.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Knob {
+    /// In milliseconds.
+    MaxDirtyAge,
+    /// A truth.
+    Quiet,
+    /// In sectors a second.
+    Ceiling,
+    /// In microseconds.
+    Latency,
+    /// In milliseconds.
+    Spindown,
+    /// In sectors.
+    Stripe,
+    /// A truth: the array has parity.
+    Parity,
+    /// A truth.
+    Fragment,
+    /// In milliseconds.
+    RateUpdate,
+    /// In sectors a second.
+    RateMinimum,
+    /// A truth: write-back runs.
+    Running,
+    /// In percent.
+    Percent,
+}
+
+impl Knob {
+    /// All of them; those of [`Policy`] first.
+    pub const ALL: [Self; 12] = [
+        Self::MaxDirtyAge,
+        Self::Quiet,
+        Self::Ceiling,
+        Self::Latency,
+        Self::Spindown,
+        Self::Stripe,
+        Self::Parity,
+        Self::Fragment,
+        Self::RateUpdate,
+        Self::RateMinimum,
+        Self::Running,
+        Self::Percent,
+    ];
+
+    /// Those that a volume begins with. The last two stand elsewhere, as they always have.
+    pub const FIRST: usize = 10;
+
+    /// How steps and scripts name it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::MaxDirtyAge => "max-dirty-age-ms",
+            Self::Quiet => "writeback-quiet",
+            Self::Ceiling => "writeback-rate-maximum",
+            Self::Latency => "writeback-latency-us",
+            Self::Spindown => "spindown-after-ms",
+            Self::Stripe => "stripe-sectors",
+            Self::Parity => "partial-stripes-expensive",
+            Self::Fragment => "writeback-consider-fragment",
+            Self::RateUpdate => "writeback-rate-update-ms",
+            Self::RateMinimum => "writeback-rate-minimum",
+            Self::Running => "writeback-running",
+            Self::Percent => "writeback-percent",
+        }
+    }
+
+    /// The knob of this name.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|knob| knob.word() == word)
+    }
+
+    /// The least that it can be turned to.
+    #[must_use]
+    pub const fn least(self) -> u64 {
+        matches!(self, Self::RateUpdate) as u64
+    }
+
+    /// The most.
+    #[must_use]
+    pub const fn most(self) -> u64 {
+        match self {
+            Self::Quiet | Self::Parity | Self::Fragment | Self::Running => 1,
+            Self::Percent => 100,
+            Self::MaxDirtyAge | Self::Spindown | Self::RateUpdate => 60_000,
+            Self::Latency => 1_000_000,
+            Self::Stripe => 1 << 16,
+            Self::Ceiling | Self::RateMinimum => 1 << 24,
+        }
+    }
+
+    /// What it is drawn from. A run takes a few virtual seconds, and a second's ceiling must leave room for what clients wait for.
+    const fn choices(self) -> [u64; 4] {
+        match self {
+            Self::MaxDirtyAge => [0, 0, 40, 1000],
+            Self::Quiet => [0, 0, 0, 1],
+            Self::Ceiling => [0, 0, 4000, 60_000],
+            Self::Latency => [0, 0, 100, 4000],
+            Self::Spindown => [0, 0, 5, 300],
+            Self::Stripe => [0, 16, 64, 64],
+            Self::Parity => [0, 0, 1, 1],
+            Self::Fragment => [0, 1, 1, 1],
+            Self::RateUpdate => [20, 400, 5000, 5000],
+            Self::RateMinimum => [RATE_MINIMUM, 100, LASTING, LASTING],
+            Self::Running => [0, 1, 1, 1],
+            Self::Percent => [0, 0, 1, 10],
+        }
+    }
+
+    /// A value of it.
+    pub fn draw(self, rng: &mut Rng) -> u64 {
+        self.choices()[usize::try_from(rng.below(4)).expect("below four")]
+    }
+
+    /// Turns it.
+    pub const fn turn(self, options: &mut VolumeOptions, value: u64) {
+        const fn some(value: Duration) -> Option<Duration> {
+            if value.is_zero() { None } else { Some(value) }
+        }
+        match self {
+            Self::MaxDirtyAge => options.max_dirty_age = some(Duration::from_millis(value)),
+            Self::Quiet => options.writeback_quiet = value == 1,
+            Self::Ceiling => {
+                options.writeback_rate_maximum = if value == 0 { None } else { Some(value) };
+            }
+            Self::Latency => options.writeback_latency = some(Duration::from_micros(value)),
+            Self::Spindown => options.spindown_after = some(Duration::from_millis(value)),
+            Self::Stripe => options.stripe_size = Some(value * 512),
+            Self::Parity => options.partial_stripes_expensive = Some(value == 1),
+            Self::Fragment => options.writeback_consider_fragment = value == 1,
+            Self::RateUpdate => options.writeback_rate_update = Duration::from_millis(value),
+            Self::RateMinimum => options.writeback_rate_minimum = value,
+            Self::Running => options.writeback_running = value == 1,
+            Self::Percent => options.writeback_percent = value,
+        }
+    }
+}
+
+/// What a volume begins with: a value for each of the first knobs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy([u64; Knob::FIRST]);
+
+impl Policy {
+    /// What every set had before there was more to draw: nothing in particular, on an array whose parity followed from something else.
+    #[must_use]
+    pub const fn plain(has_parity: bool) -> Self {
+        Self([0, 0, 0, 0, 0, 64, has_parity as u64, 1, 5000, RATE_MINIMUM])
+    }
+
+    /// Half of the sets have none.
+    pub(super) fn draw(self, rng: &mut Rng) -> Self {
+        if rng.one_in(2) { self } else { Self(std::array::from_fn(|place| Knob::ALL[place].draw(rng))) }
+    }
+
+    /// The first knobs and their values.
+    pub fn values(self) -> impl Iterator<Item = (Knob, u64)> {
+        Knob::ALL.into_iter().zip(self.0)
+    }
+
+    /// The value of a knob; 0 of one that stands elsewhere.
+    #[must_use]
+    pub const fn value(&self, knob: Knob) -> u64 {
+        let place = knob as usize;
+        if place < Knob::FIRST { self.0[place] } else { 0 }
+    }
+
+    /// The same with another value of one.
+    #[must_use]
+    pub const fn with(mut self, knob: Knob, value: u64) -> Self {
+        let place = knob as usize;
+        if place < Knob::FIRST {
+            self.0[place] = value;
+        }
+        self
+    }
+
+    /// What is dirty leaves by itself. Where data may be dirty for some time only, nothing else makes it: neither the hours nor a disk
+    /// that may sleep nor a ceiling are to keep it longer. Elsewhere it leaves at the least rate.
+    #[must_use]
+    pub const fn hurried(self) -> Self {
+        let is_limited = self.value(Knob::MaxDirtyAge) > 0;
+        self.with(Knob::Quiet, is_limited as u64)
+            .with(Knob::Spindown, is_limited as u64)
+            .with(Knob::Ceiling, 0)
+            .with(Knob::Latency, 0)
+            .with(Knob::RateMinimum, LASTING)
+    }
+
+    /// Tells it.
+    pub fn tell(self, options: &mut VolumeOptions) {
+        self.values().for_each(|(knob, value)| knob.turn(options, value));
+    }
+}
