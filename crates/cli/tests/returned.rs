@@ -279,10 +279,13 @@ fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     site.pull("tank");
     reader.begin("read -P 0 8M 64k");
     wait_for_event(&daemon, "device-awaited");
-    writer.begin("write -f -P 6 4M 512k");
     client.ask("read -P 9 1M 64k", "read 65536/65536");
     client.ask("write -P 7 1M 64k", "wrote 65536/65536");
     client.ask("write -f -P 7 2M 64k", "wrote 65536/65536");
+    // Until it is known that the disk is gone a file that was cut takes writes; and whoever's write ends beside one to the disk may have
+    // lost something, for all that the engine knows.
+    wait_for_event(&daemon, "device-trouble");
+    writer.begin("write -f -P 6 4M 512k");
     daemon.wait_for("it says so", |status| {
         let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
         reason.contains("requests that need it wait until it is back, for 2m in all")

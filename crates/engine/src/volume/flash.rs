@@ -85,7 +85,11 @@ impl CacheSet {
                 s.volumes.iter().filter(|(_, volume)| volume.backing.is_none()).map(|(id, _)| id).collect();
             let opened: Vec<Volume> = opened.into_iter().filter_map(|id| s.volumes.remove(id)).collect();
             for volume in opened {
-                if let Some(info) = former.iter().find(|info| info.flash_only && info.uuid == volume.uuid) {
+                // Two slots of a damaged table may have one UUID.
+                let is_it = |info: &&VolumeInfo| {
+                    info.flash_only && info.uuid == volume.uuid && info.inode == volume.inode
+                };
+                if let Some(info) = former.iter().find(is_it) {
                     s.volumes.add(Some(info.id), Volume { options: info.options, ..volume });
                 }
             }
