@@ -29,8 +29,7 @@ const TASKS_MAX: usize = 8192;
 /// Polls between two looks at the driver, so that completions are collected under load too.
 const POLLS_PER_TURN: usize = 256;
 /// CPU time charged between two looks at the driver, in nanoseconds, beyond which the next comes at once: what nobody may be kept
-/// waiting for. Tasks that breathe are polled again and again while nobody else is ready: counted by polls alone, answers would
-/// lie there for 256 breaths.
+/// waiting for.
 const TURN_NS_MAX: u64 = 200_000;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -38,9 +37,9 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 /// Which ready task runs next.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// By number, each ready task once a round.
+    /// By number, each ready task once a round; of those that breathe one a turn, after them.
     Fifo,
-    /// A random one; the simulator's choice.
+    /// A random one, whether it breathes or not; the simulator's choice.
     Seeded(Rng),
 }
 
@@ -110,6 +109,8 @@ pub(crate) struct Core {
     charged: Cell<u64>,
     /// With that much charged a task lets others run.
     breath_ns: Cell<u64>,
+    /// The running task breathes.
+    is_breathing: Cell<bool>,
 }
 
 /// CPU time after which a task lets others run, at the next place where it can: [`Env::breathe`]. A transition begun just
@@ -152,12 +153,21 @@ impl Env {
         self.core.charged.set(self.core.charged.get().saturating_add(nanoseconds));
     }
 
-    /// Lets other ready tasks run first if this one has done much since it last waited. For whoever does a lot in pieces:
-    /// to be called before each.
+    /// Lets others run first if this task has done much since it last waited: those that are ready, and those that wait for what
+    /// has just been answered. For whoever does a lot in pieces: to be called before each.
     pub async fn breathe(&self) {
         // One of several joined futures finds that another has done much since the task was polled again.
         while self.core.charged.get() >= self.core.breath_ns.get() {
-            self.yield_now().await;
+            let mut has_breathed = false;
+            core::future::poll_fn(|_| {
+                if has_breathed {
+                    return Poll::Ready(());
+                }
+                has_breathed = true;
+                self.core.is_breathing.set(true);
+                Poll::Pending
+            })
+            .await;
         }
     }
 
@@ -270,6 +280,9 @@ pub struct Executor {
     wakers: Vec<Waker>,
     set: Arc<ReadySet>,
     ready: VecDeque<usize>,
+    /// Tasks that breathe, in order of time. However many they are, who has an answer waits for one of them at most: each
+    /// turn polls one.
+    breathing: VecDeque<usize>,
     order: Order,
     /// CPU time charged since the driver was looked at, in nanoseconds.
     turn_ns: u64,
@@ -290,10 +303,12 @@ impl Executor {
             bell: Notify::new(),
             charged: Cell::new(0),
             breath_ns: Cell::new(BREATH_NS),
+            is_breathing: Cell::new(false),
         };
         let set = Arc::new(ReadySet::new());
         let env = Env { core: Rc::new(core) };
-        Self { env, tasks: Slab::new(), wakers: Vec::new(), set, ready: VecDeque::new(), order, turn_ns: 0 }
+        let (ready, breathing) = (VecDeque::new(), VecDeque::new());
+        Self { env, tasks: Slab::new(), wakers: Vec::new(), set, ready, breathing, order, turn_ns: 0 }
     }
 
     /// Lets tasks breathe wherever they can, however little they have done: the simulator's choice, whose nodes are small.
@@ -334,6 +349,9 @@ impl Executor {
             while polls < POLLS_PER_TURN && self.turn_ns < TURN_NS_MAX && self.poll_one() {
                 polls += 1;
             }
+            if let Some(task) = self.breathing.pop_front() {
+                self.poll(task);
+            }
             if done() {
                 return Outcome::Done;
             }
@@ -353,7 +371,7 @@ impl Executor {
     fn has_ready(&mut self) -> bool {
         self.admit();
         self.set.drain(&mut self.ready);
-        !self.ready.is_empty()
+        !self.ready.is_empty() || !self.breathing.is_empty()
     }
 
     fn next_timer(&self) -> Option<Time> {
@@ -394,9 +412,16 @@ impl Executor {
                 self.ready.swap_remove_back(usize::try_from(pick).expect("an index below a length"))
             }
         };
-        let Some(index) = index else { return false };
-        // A waker may outlive its task: its bit then names nobody, or a newer task that is polled once too often.
-        let Some(task) = self.tasks.get_mut(index) else { return true };
+        if let Some(index) = index {
+            self.poll(index);
+        }
+        index.is_some()
+    }
+
+    fn poll(&mut self, index: usize) {
+        // A waker may outlive its task: its bit then names nobody, or a newer task that is polled once too often. So does a breath of
+        // which one of several joined futures woke the task.
+        let Some(task) = self.tasks.get_mut(index) else { return };
         while self.wakers.len() <= index {
             let task = self.wakers.len();
             self.wakers.push(Waker::from(Arc::new(TaskWaker { task, ready: Arc::clone(&self.set) })));
@@ -411,7 +436,12 @@ impl Executor {
             self.turn_ns += charged;
             self.env.core.driver.borrow_mut().charge(charged);
         }
-        true
+        if self.env.core.is_breathing.replace(false) {
+            match self.order {
+                Order::Fifo => self.breathing.push_back(index),
+                Order::Seeded(_) => self.set.set(index),
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::disk::{Background, Fault, Model, Rule};
 use bcached_env::{Executor, Order, Outcome, join_all};
+use std::cell::Cell;
 use std::time::Duration;
 
 fn world(seed: u64) -> Rc<RefCell<World>> {
@@ -216,6 +217,37 @@ fn an_answer_does_not_wait_for_one_who_works_for_long() {
     });
     // The device takes less than one millisecond, and a breath 80 microseconds.
     assert!(answered.unwrap() < 1_200_000, "{answered:?}");
+}
+
+/// However many work for long, an answer that has come waits for one breath of one of them.
+#[test]
+fn an_answer_waits_for_one_of_many_who_work_for_long() {
+    const WORKERS: u64 = 16;
+    const WRITES: u64 = 10;
+    let world = world(1);
+    let mut executor = Executor::new(Box::new(SimDriver::new(Rc::clone(&world))), Order::Fifo, 1);
+    let env = executor.env();
+    let breaths = Rc::new(Cell::new(0));
+    for _ in 0..WORKERS {
+        let (worker, breaths) = (env.clone(), Rc::clone(&breaths));
+        env.spawn(async move {
+            for _ in 0..1000 {
+                worker.charge(80_000);
+                worker.breathe().await;
+                breaths.set(breaths.get() + 1);
+            }
+        });
+    }
+    let answered = executor.block_on(async move {
+        let begun = env.now().0;
+        for sector in 0..WRITES {
+            env.disk(DiskId(0)).write(8 * sector, bytes(1, 1)).await.unwrap();
+        }
+        env.now().0 - begun
+    });
+    assert!(answered.unwrap() < WRITES * 1_200_000, "{answered:?}");
+    // And they do not wait for those who have nothing to do.
+    assert!(breaths.get() >= WRITES, "{breaths:?}");
 }
 
 /// The same whole buckets of the cache take their time at every read, others and parts of them none.
