@@ -79,6 +79,15 @@ pub fn examine_structure(cache: &Path, backings: &[PathBuf]) -> Result<Examined,
     examine(cache, backings, &mut [], Options { compare_clean: true, ..Options::default() })
 }
 
+/// The checker's word on a set between two turns. It only reads the images, and the set's models settle nothing: a crash of our daemon leaves a
+/// note that has still to be replayed, and one of a kernel may leave clean extents that the backing device has not.
+///
+/// # Errors
+/// [`OfflineError`]: anything that is not as it should be.
+pub fn judge(set: &CacheSet) -> Result<(), OfflineError> {
+    examine(&set.cache, &set.backings, &mut set.models.clone(), Options::default()).map(|_examined| ())
+}
+
 /// Checks the set on `cache` and `backings` and compares each volume's whole content with its model, which settles what a crash left open.
 ///
 /// # Errors

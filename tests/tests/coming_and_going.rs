@@ -25,8 +25,7 @@ fn our_turn(ours: &Ours, set: &mut CacheSet, seed: u64, before: &[&str], after: 
     }
     let workload = set.further(0, seed, WRITES);
     let mut client = daemon.prove(set, 0)?;
-    let fate = daemon.run(&workload, &mut client)?;
-    set.models[0].apply(&workload, fate);
+    daemon.write(set, &workload, &mut client, Ending::CleanStop)?;
     drop(client);
     if !after.is_empty() {
         command(after)?;

@@ -25,8 +25,7 @@ fn a_flash_only_volume_of_ours() -> Outcome {
     set.models.push(Model::blank(0, SCRATCH));
     let workload = set.further(0, 1, WRITES);
     let mut client = daemon.prove(&mut set, 0)?;
-    let fate = daemon.run(&workload, &mut client)?;
-    set.models[0].apply(&workload, fate);
+    daemon.write(&mut set, &workload, &mut client, Ending::CleanStop)?;
     drop(client);
     daemon.stop()?;
 
@@ -62,8 +61,7 @@ fn a_dead_device_that_we_forget() -> Outcome {
     for index in 0..2 {
         let workload = set.further(index, 1, WRITES);
         let mut client = daemon.prove(&mut set, index)?;
-        let fate = daemon.run(&workload, &mut client)?;
-        set.models[index].apply(&workload, fate);
+        daemon.write(&mut set, &workload, &mut client, Ending::CleanStop)?;
     }
     daemon.stop()?;
     let (_disk, _content) = (set.backings.pop(), set.models.pop());

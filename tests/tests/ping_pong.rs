@@ -3,9 +3,8 @@
 //!
 //! The seed is printed; `BCACHED_PING_PONG_SEED` repeats a run and `BCACHED_PING_PONG_LEGS` makes it longer.
 
-use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Outcome};
-use bcached_tests::offline::examine;
+use bcached_tests::offline::judge;
 use bcached_tests::scope::{count_from, number_from};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side};
@@ -82,11 +81,7 @@ impl Game {
             let ending =
                 turn(side, &mut self.set, &mut random).context(format_args!("seed {seed}, leg {leg}"))?;
             println!("leg {leg}: {}, {ending:?}", side.name());
-            // Of a copy, whose models settle nothing: a daemon's crash leaves its note to be replayed, a kernel's may leave clean extents
-            // behind the backing device.
-            let set = self.set.duplicate()?;
-            examine(&set.cache, &set.backings, &mut set.models.clone(), Options::default())
-                .context(format_args!("seed {seed}, after leg {leg}"))?;
+            judge(&self.set).context(format_args!("seed {seed}, after leg {leg}"))?;
         }
         kernel.leg(&mut self.set, &[], Ending::CleanStop).context(format_args!("seed {seed}, at last"))
     }

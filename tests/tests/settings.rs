@@ -1,11 +1,10 @@
 //! What superblocks keep, changed by one side and honoured by the other: cache mode and label of a backing device, replacement policy and
 //! `discard` of a cache. Each side finds what the other has left, works by it, and leaves something else.
 
-use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Failure, Outcome};
-use bcached_tests::offline::examine;
+use bcached_tests::offline::judge;
 use bcached_tests::set::{CacheMode, CacheSet, Geometry, Maker};
-use bcached_tests::side::{Daemon, Ending, Kernel, Ours, uuid_of};
+use bcached_tests::side::{Daemon, Ending, KEEP_DIRTY, Kernel, Ours, uuid_of};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Step, Workload};
 
@@ -39,6 +38,15 @@ const LEGS: [Settings; 8] = [
     Settings { mode: CacheMode::None, label: "c", policy: "random", discard: false },
     Settings { mode: CacheMode::Writearound, label: "last", policy: "lru", discard: true },
 ];
+
+/// A turn of either side: what it finds, what it leaves, and how it ends.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    before: Settings,
+    after: Settings,
+    ending: Ending,
+    seed: u64,
+}
 
 /// What a workload did, in bytes (the kernel says so in tenths of a unit).
 #[derive(Clone, Copy, Debug)]
@@ -88,15 +96,9 @@ fn expect<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Ou
     if found == wanted { Ok(()) } else { Err(Failure::new(format!("{what}: {found:?}, wanted {wanted:?}"))) }
 }
 
-/// A kernel's turn: it finds `before`, works by it, and leaves `after`, with a second workload that may not come to its end.
-fn kernel_turn(
-    kernel: &Kernel<'_>,
-    set: &mut CacheSet,
-    before: Settings,
-    after: Settings,
-    ending: Ending,
-    seed: u64,
-) -> Outcome {
+/// A kernel's turn: it works by what it finds, and what it leaves has a second workload that may not come to its end.
+fn kernel_turn(kernel: &Kernel<'_>, set: &mut CacheSet, turn: Turn) -> Outcome {
+    let Turn { before, after, ending, seed } = turn;
     const VOLUME: &str = "/sys/block/bcache0/bcache";
     let look = format!(
         "echo found mode $(cat {VOLUME}/cache_mode)\necho found label $(cat {VOLUME}/label)\n\
@@ -140,14 +142,8 @@ fn kernel_turn(
 }
 
 /// A turn of ours, likewise: what is there counts for a daemon that no configuration tells more.
-fn our_turn(
-    ours: &Ours,
-    set: &mut CacheSet,
-    before: Settings,
-    after: Settings,
-    ending: Ending,
-    seed: u64,
-) -> Outcome {
+fn our_turn(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
+    let before = turn.before;
     let program = ours.program();
     let (volume, cache) = (uuid_of(&set.backings[0])?, set.cache.display().to_string());
     let daemon = Daemon::start(program, set)?;
@@ -165,9 +161,8 @@ fn our_turn(
     expect("label", text("volumes", "label"), before.label.to_owned())?;
     expect("policy", text("caches", "cache_replacement_policy"), before.policy.to_owned())?;
     expect("discard", text("caches", "discard"), if before.discard { "on" } else { "off" }.to_owned())?;
-    let first = writes(set, seed);
-    let fate = daemon.run(&first, &mut client)?;
-    set.models[0].apply(&first, fate);
+    let first = writes(set, turn.seed);
+    daemon.write(set, &first, &mut client, Ending::CleanStop)?;
     let later = daemon.status(program)?;
     let grown = |of: &str, name: &str| {
         let number =
@@ -179,29 +174,24 @@ fn our_turn(
     Done { dirty, cached, asked: asked(&first) }.expect(before.mode)?;
     drop(client);
     daemon.stop()?;
-    leave(ours, set, after, ending, seed + 1000)
+    leave(ours, set, Turn { seed: turn.seed + 1000, ..turn })
 }
 
 /// By a configuration the daemon is told what is to stay.
-fn leave(ours: &Ours, set: &mut CacheSet, after: Settings, ending: Ending, seed: u64) -> Outcome {
+fn leave(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
+    let after = turn.after;
     let program = ours.program();
-    let daemon = Daemon::configured(program, set, "sequential_cutoff = 0\nwriteback_running = false")?;
+    let daemon = Daemon::configured(program, set, KEEP_DIRTY)?;
     let (mode, label) = (format!("cache_mode={}", after.mode.name()), format!("label={}", after.label));
     daemon.command(program, &["set", "v0", &mode, &label])?;
     let policy = format!("cache_replacement_policy={}", after.policy);
     let discard = format!("discard={}", u8::from(after.discard));
     daemon.command(program, &["set", "fast", &policy, &discard])?;
     let mut client = daemon.prove(set, 0)?;
-    let second = writes(set, seed);
-    if ending == Ending::CleanStop {
-        let fate = daemon.run(&second, &mut client)?;
-        set.models[0].apply(&second, fate);
-        daemon.stop()?;
-    } else {
-        let fate = daemon.run_and_kill(&second, &mut client, LAST_FLUSH)?;
-        set.models[0].apply(&second, fate);
-        daemon.crash(set)?;
-    }
+    let second = writes(set, turn.seed);
+    daemon.write(set, &second, &mut client, turn.ending)?;
+    drop(client);
+    daemon.end(set, turn.ending)?;
     // What the files beside a configuration say would count more than the superblocks.
     std::fs::remove_dir_all(set.directory().join("config.d"))?;
     Ok(())
@@ -215,16 +205,12 @@ fn what_superblocks_keep_is_honoured_by_the_other_side() -> Outcome {
     let mut before = Settings { mode: CacheMode::Writeback, label: "", policy: "lru", discard: false };
     for (leg, after) in (0..).zip(LEGS) {
         let ending = if leg % 4 < 2 { Ending::CleanStop } else { Ending::CrashAfterFlush(LAST_FLUSH) };
-        let turn = if leg % 2 == 0 {
-            kernel_turn(&kernel, &mut set, before, after, ending, leg)
-        } else {
-            our_turn(&ours, &mut set, before, after, ending, leg)
-        };
-        turn.context(format_args!("leg {leg}, {before:?} to {after:?}"))?;
-        let copy = set.duplicate()?;
-        examine(&copy.cache, &copy.backings, &mut copy.models.clone(), Options::default())
-            .context(format_args!("after leg {leg}"))?;
+        let turn = Turn { before, after, ending, seed: leg };
+        let done =
+            if leg % 2 == 0 { kernel_turn(&kernel, &mut set, turn) } else { our_turn(&ours, &mut set, turn) };
+        done.context(format_args!("{turn:?}"))?;
+        judge(&set).context(format_args!("after leg {leg}"))?;
         before = after;
     }
-    kernel_turn(&kernel, &mut set, before, before, Ending::CleanStop, 99)
+    kernel_turn(&kernel, &mut set, Turn { before, after: before, ending: Ending::CleanStop, seed: 99 })
 }

@@ -4,24 +4,24 @@
 use std::fs::File;
 use std::path::Path;
 
-use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Outcome};
-use bcached_tests::offline::examine;
+use bcached_tests::offline::judge;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
-use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _};
+use bcached_tests::side::{Daemon, Ending, KEEP_DIRTY, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 
 /// Writes of a turn.
 const WRITES: u64 = 400;
 const MIB: u64 = 2048;
-/// Whatever is dirty stays so, and nothing goes past the cache.
-const DIRTY: &str = "sequential_cutoff = 0\nwriteback_running = false";
+/// How a turn ends that a crash ends.
+const CRASH: Ending = Ending::CrashAfterFlush(9);
 
-/// The checker's word on a copy, which settles nothing.
-fn judge(set: &CacheSet) -> Outcome {
-    let copy = set.duplicate()?;
-    examine(&copy.cache, &copy.backings, &mut copy.models.clone(), Options::default())?;
-    Ok(())
+/// A set that a kernel has left dirty.
+fn left_dirty_by(kernel: &Kernel<'_>) -> Outcome<CacheSet> {
+    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
+    let workload = set.further(0, 1, WRITES);
+    kernel.leg(&mut set, &[workload], CRASH).context("the kernel begins")?;
+    Ok(set)
 }
 
 fn resize_device(set: &CacheSet, sectors: u64) -> Outcome {
@@ -30,20 +30,17 @@ fn resize_device(set: &CacheSet, sectors: u64) -> Outcome {
     Ok(())
 }
 
-/// Writes to the volume, which a daemon serves, until it dies of that.
-fn write_and_die(daemon: Daemon, set: &mut CacheSet, seed: u64) -> Outcome {
+/// Writes to the volume that a daemon serves, which goes on after that or dies of it.
+fn write(daemon: &Daemon, set: &mut CacheSet, seed: u64, ending: Ending) -> Outcome {
     let workload = set.further(0, seed, WRITES);
     let mut client = daemon.prove(set, 0)?;
-    let fate = daemon.run_and_kill(&workload, &mut client, 9)?;
-    set.models[0].apply(&workload, fate);
-    daemon.crash(set)?;
+    daemon.write(set, &workload, &mut client, ending)?;
     Ok(())
 }
 
-fn write(daemon: &Daemon, set: &mut CacheSet, seed: u64) -> Outcome {
-    let workload = set.further(0, seed, WRITES);
-    let fate = daemon.run(&workload, &mut daemon.prove(set, 0)?)?;
-    set.models[0].apply(&workload, fate);
+fn write_and_die(daemon: Daemon, set: &mut CacheSet, seed: u64) -> Outcome {
+    write(&daemon, set, seed, CRASH)?;
+    daemon.crash(set)?;
     Ok(())
 }
 
@@ -58,14 +55,12 @@ fn a_volume_that_shrinks_and_grows() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let (ours, kernel) = (Ours::find()?, Kernel(&uml));
     let program = ours.program();
-    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
-    let workload = set.further(0, 1, WRITES);
-    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel begins")?;
+    let mut set = left_dirty_by(&kernel)?;
 
     // The odd end is within a page.
     let small = 40 * MIB - 3;
-    let daemon = Daemon::configured(program, &set, DIRTY)?;
-    write(&daemon, &mut set, 2)?;
+    let daemon = Daemon::configured(program, &set, KEEP_DIRTY)?;
+    write(&daemon, &mut set, 2, Ending::CleanStop)?;
     daemon.command(program, &["shrink", "v0", "--size", &(small * 512).to_string()])?;
     set.models[0].resize(small);
     write_and_die(daemon, &mut set, 3).context("smaller")?;
@@ -73,11 +68,11 @@ fn a_volume_that_shrinks_and_grows() -> Outcome {
     resize_device(&set, small)?;
     judge(&set).context("smaller, and cut")?;
     let workload = set.further(0, 4, WRITES);
-    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel serves less")?;
+    kernel.leg(&mut set, &[workload], CRASH).context("the kernel serves less")?;
 
     let large = 56 * MIB + 5;
-    let daemon = Daemon::configured(program, &set, DIRTY)?;
-    write(&daemon, &mut set, 5)?;
+    let daemon = Daemon::configured(program, &set, KEEP_DIRTY)?;
+    write(&daemon, &mut set, 5, Ending::CleanStop)?;
     resize_device(&set, large)?;
     daemon.command(program, &["grow", "v0"])?;
     set.models[0].resize(large);
@@ -105,24 +100,22 @@ fn a_cache_that_we_have_replaced() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let (ours, kernel) = (Ours::find()?, Kernel(&uml));
     let program = ours.program();
-    let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
-    let workload = set.further(0, 1, WRITES);
-    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel begins")?;
+    let mut set = left_dirty_by(&kernel)?;
 
     let new = set.directory().join("new");
     File::create(&new)?.set_len(set.geometry.cache_bytes * 2)?;
-    let daemon = Daemon::configured(program, &set, DIRTY)?;
-    write(&daemon, &mut set, 2)?;
+    let daemon = Daemon::configured(program, &set, KEEP_DIRTY)?;
+    write(&daemon, &mut set, 2, Ending::CleanStop)?;
     let before = dirty_bytes(&daemon, program)?;
     daemon.command(program, &["replace", "fast", "--with", new.to_str().context("text")?])?;
     set.cache = new;
-    write(&daemon, &mut set, 3)?;
+    write(&daemon, &mut set, 3, Ending::CleanStop)?;
     let after = dirty_bytes(&daemon, program)?;
     assert!(before > 0 && after > 0, "dirty: {before} before, {after} after");
     write_and_die(daemon, &mut set, 4).context("on the new cache")?;
     judge(&set).context("on the new cache")?;
     let workload = set.further(0, 5, WRITES);
-    kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(9)).context("the kernel on the new cache")?;
+    kernel.leg(&mut set, &[workload], CRASH).context("the kernel on the new cache")?;
     judge(&set).context("after the kernel on the new cache")?;
     let workload = set.further(0, 6, WRITES);
     ours.leg(&mut set, &[workload], Ending::CleanStop).context("we on it")?;

@@ -18,7 +18,7 @@ use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::{examine, examine_structure};
 use bcached_tests::scope::{count_from, number_from};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
-use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _};
+use bcached_tests::side::{Daemon, Ending, KEEP_DIRTY, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Fate, Random, Workload};
 
@@ -31,8 +31,6 @@ const LAST_WRITES: u64 = 200;
 const PAUSE: Duration = Duration::from_millis(50);
 /// What the section of each volume says.
 const CACHE_ALL: &str = "sequential_cutoff = 0";
-/// The same; what is dirty stays so.
-const KEEP_DIRTY: &str = "sequential_cutoff = 0\nwriteback_running = false";
 
 /// What a machine does all day.
 #[derive(Clone, Copy)]
@@ -159,14 +157,17 @@ fn prove_all(daemon: &Daemon, set: &mut CacheSet) -> Outcome {
     Ok(())
 }
 
+/// What the daemon's lives have in common.
+struct Hall<'a> {
+    ours: &'a Ours,
+    set: CacheSet,
+    random: Random,
+    diary: Mutex<Diary>,
+}
+
 /// A life of the daemon that ends with one of the machines' requests on its way.
-fn live_and_die(
-    ours: &Ours,
-    set: &mut CacheSet,
-    random: &mut Random,
-    life: u64,
-    diary: &Mutex<Diary>,
-) -> Outcome {
+fn live_and_die(hall: &mut Hall<'_>, life: u64) -> Outcome {
+    let Hall { ours, set, random, diary } = hall;
     let daemon = Daemon::configured(ours.program(), set, CACHE_ALL)?;
     prove_all(&daemon, set)?;
     let workloads = workloads(set, random, 2 * REQUESTS_MAX);
@@ -187,13 +188,8 @@ fn live_and_die(
 
 /// The last life: all come to the end of their work, and the daemon stops in order. How much of each volume is dirty then it says as the
 /// checker counts it.
-fn live_and_stop(
-    ours: &Ours,
-    set: &mut CacheSet,
-    random: &mut Random,
-    life: u64,
-    diary: &Mutex<Diary>,
-) -> Outcome {
+fn live_and_stop(hall: &mut Hall<'_>, life: u64) -> Outcome {
+    let Hall { ours, set, random, diary } = hall;
     let program = ours.program();
     let daemon = Daemon::configured(program, set, KEEP_DIRTY)?;
     prove_all(&daemon, set)?;
@@ -224,18 +220,17 @@ fn ten_machines_lose_nothing_and_a_kernel_finds_it_all() -> Outcome {
     let ours = Ours::find()?;
     let kills = count_from("BCACHED_MACHINE_KILLS")?.unwrap_or(5);
     let seed = number_from("BCACHED_SEED")?.unwrap_or(91);
-    let mut random = Random::new(seed);
     let small = Geometry::small(64 << 10, 4096);
     // The cache holds a half of it.
     let geometry = Geometry { volume_sectors: (8 << 20) / 512, ..small };
-    let mut set = CacheSet::make(geometry, MACHINES as u64, Maker::Ours(ours.program()))?;
+    let set = CacheSet::make(geometry, MACHINES as u64, Maker::Ours(ours.program()))?;
     let diary = Mutex::new(Diary::new());
+    let mut hall = Hall { ours: &ours, set, random: Random::new(seed), diary };
     for life in 1..=kills {
-        live_and_die(&ours, &mut set, &mut random, life, &diary)
-            .context(format_args!("seed {seed}, life {life}"))?;
+        live_and_die(&mut hall, life).context(format_args!("seed {seed}, life {life}"))?;
     }
-    live_and_stop(&ours, &mut set, &mut random, kills + 1, &diary)
-        .context(format_args!("seed {seed}, at last"))?;
+    live_and_stop(&mut hall, kills + 1).context(format_args!("seed {seed}, at last"))?;
+    let Hall { mut set, diary, .. } = hall;
     let diary = diary.into_inner().expect("nobody panics with it");
     diary.write()?;
     println!("{} looks at ten volumes", diary.csv.lines().count() / MACHINES);

@@ -17,9 +17,9 @@ fn sets_of_kernel_6_12_are_served_here() -> Outcome {
         [(Scenario::CleanStop, 64 << 10, 4096), (Scenario::Crash, 512 << 10, 512)]
     {
         let mut image = kernel_image(&vm, Geometry::small(bucket, block), scenario)?;
-        let copy = image.set.duplicate()?;
-        examine(&copy.cache, &copy.backings, &mut image.set.models, Options::default())?;
-        ours.leg(&mut image.set, &[], Ending::CleanStop).context(format_args!("{scenario:?}"))?;
+        let set = &mut image.set;
+        examine(&set.cache, &set.backings, &mut set.models, Options::default())?;
+        ours.leg(set, &[], Ending::CleanStop).context(format_args!("{scenario:?}"))?;
     }
     Ok(())
 }

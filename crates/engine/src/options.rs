@@ -244,6 +244,22 @@ impl CacheSet {
         Ok(())
     }
 
+    /// Says how fast, in sectors a second, dirty data of a volume leaves until its controller says it anew. Who may hurry does, and a
+    /// ceiling holds.
+    ///
+    /// # Errors
+    /// [`Error::NoVolume`].
+    pub fn set_writeback_rate(&self, id: VolumeId, rate: u64) -> Result<(), Error> {
+        self.with(|s| {
+            let now = s.now;
+            let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
+            volume.pace.rate.say(now, &volume.options, rate);
+            Ok(())
+        })?;
+        self.signals().writeback_work.notify_all();
+        Ok(())
+    }
+
     /// Changes a volume's cache mode until it is served anew: the superblock keeps the other. Requests in flight end under
     /// the old one. What the kernel finds is what a change of mode leaves behind anyway: a state and a mode, each of which
     /// it takes as it stands.

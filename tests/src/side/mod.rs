@@ -8,7 +8,7 @@ mod ours;
 pub use kernel::Kernel;
 pub use ours::backing_uuid as uuid_of;
 pub(crate) use ours::backing_uuid;
-pub use ours::{Daemon, Ours};
+pub use ours::{Daemon, KEEP_DIRTY, Ours};
 
 use crate::guest::GuestError;
 use crate::offline::OfflineError;

@@ -27,6 +27,8 @@ use crate::workload::{Fate, Mismatch, Model, Random, RunError, Target, Workload,
 
 /// From start to the line `ready`, and from SIGTERM to the end.
 const LIMIT: Duration = Duration::from_secs(200);
+/// For [`Daemon::configured`]: whatever is dirty stays so, and nothing goes past the cache.
+pub const KEEP_DIRTY: &str = "sequential_cutoff = 0\nwriteback_running = false";
 /// Requests that are answered between the flush that a crash waits for and the kill: fewer than this.
 const LATE_REQUESTS_MAX: u64 = 64;
 /// Where a backing superblock holds the device's UUID, in bytes from the device's start.
@@ -68,18 +70,15 @@ impl Side for Ours {
         }
         for (index, workload) in workloads.iter().enumerate() {
             let last = index + 1 == workloads.len();
+            let ending = if last { ending } else { Ending::CleanStop };
             let (_, client) = clients
                 .iter_mut()
                 .find(|(volume, _)| *volume == workload.volume)
                 .expect("a workload is for one of the set's volumes");
-            let fate = match ending {
-                Ending::CrashAfterFlush(flush) if last => daemon.run_and_kill(workload, client, flush)?,
-                _ => daemon.run(workload, client)?,
-            };
-            super::apply(set, workload, fate);
+            daemon.write(set, workload, client, ending)?;
         }
         drop(clients);
-        if ending == Ending::CleanStop { daemon.stop() } else { daemon.crash(set) }
+        daemon.end(set, ending)
     }
 }
 
@@ -173,6 +172,33 @@ impl Daemon {
         Err(self.failed(&format!("export {uuid} has {} bytes", client.bytes())))
     }
 
+    /// Runs a workload as far as the `ending` lets it come, and enters into its volume's model what was written.
+    ///
+    /// # Errors
+    /// As of [`Daemon::run`], or no such flush.
+    pub fn write(
+        &self,
+        set: &mut CacheSet,
+        workload: &Workload,
+        client: &mut Client,
+        ending: Ending,
+    ) -> Result<(), LegError> {
+        let fate = match ending {
+            Ending::CleanStop => self.run(workload, client)?,
+            Ending::CrashAfterFlush(flush) => self.run_and_kill(workload, client, flush)?,
+        };
+        super::apply(set, workload, fate);
+        Ok(())
+    }
+
+    /// The end that [`Daemon::write`] was told of: it stops in order, or what a kill has left is waited for.
+    ///
+    /// # Errors
+    /// As of [`Daemon::stop`] and [`Daemon::crash`].
+    pub fn end(self, set: &CacheSet, ending: Ending) -> Result<(), LegError> {
+        if ending == Ending::CleanStop { self.stop() } else { self.crash(set) }
+    }
+
     /// Runs a workload to its end.
     ///
     /// # Errors
@@ -187,12 +213,7 @@ impl Daemon {
     ///
     /// # Errors
     /// A read that returned what it should not, or no such flush.
-    pub fn run_and_kill(
-        &self,
-        workload: &Workload,
-        client: &mut Client,
-        flush: u64,
-    ) -> Result<Fate, LegError> {
+    fn run_and_kill(&self, workload: &Workload, client: &mut Client, flush: u64) -> Result<Fate, LegError> {
         let late_requests = Random::new(workload.seed).below(LATE_REQUESTS_MAX);
         let left = Cell::new(None);
         let mut last_flush = 0;

@@ -29,8 +29,8 @@ pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
     let shown = options.options.first();
     let value = shown.and_then(|shown| shown.value.clone()).ok_or_else(|| {
         Failure::new(Kind::Io, format!("{name} of {} is not known", options.owner.name()))
-            .why("its device has not been seen")
-            .next("`bcached status` says what the volume waits for")
+            .why("its device keeps it, which could not be read yet")
+            .next("`bcached status` says why")
     })?;
     Report::of(&Value { value, options })
 }

@@ -215,8 +215,13 @@ impl Daemon {
         rustix::process::kill_process(self.process(), signal).expect("signals");
     }
 
+    /// Its process's.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     fn process(&self) -> rustix::process::Pid {
-        let id = i32::try_from(self.child.id()).expect("a process id");
+        let id = i32::try_from(self.id()).expect("a process id");
         rustix::process::Pid::from_raw(id).expect("not zero")
     }
 

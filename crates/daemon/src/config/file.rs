@@ -23,7 +23,6 @@ const LATER: &[(&str, &str)] = &[
     ("number", "volumes are reached by name"),
     ("group", "the NBD socket belongs to the daemon's own group"),
     ("tls", "NBD over TCP is for loopback only"),
-    ("writeback_rate", "the rate follows from what is dirty"),
 ];
 
 /// Where a setting stands.

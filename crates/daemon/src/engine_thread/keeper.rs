@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
 use bcached_env::{DiskId, Env, Time};
-use bcached_format::Uuid;
+use bcached_format::{CacheMode, Uuid};
 use bcached_uring::Disks;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,6 +92,20 @@ pub struct Away {
     pub latencies: Latencies,
     /// It is on the boat.
     pub is_aboard: bool,
+    /// The cache mode that its superblock is to say when it is back.
+    pub owed_mode: Option<CacheMode>,
+}
+
+impl Sets {
+    /// What a volume was when it left the set, or when the set was let go of under it; whoever has it next has it so.
+    pub(super) fn left(&mut self, volume: VolumeId) -> Option<&mut VolumeInfo> {
+        let Self { main, away, before, .. } = self;
+        if let Some(away) = away.get_mut(&volume) {
+            return Some(&mut away.info);
+        }
+        let before = before.as_deref_mut().filter(|_| main.is_none())?;
+        before.volumes.iter_mut().find(|info| info.id == volume)
+    }
 }
 
 impl Keeper {
@@ -199,17 +213,36 @@ impl Keeper {
 
     /// The options of a volume.
     pub fn options_of(&self, volume: VolumeId) -> VolumeOptions {
-        let away = self.with(|sets| sets.away.get(&volume).map(|away| away.info.options));
+        let left = self.with(|sets| sets.left(volume).map(|info| info.options));
         let of_set = || self.with(|sets| sets.main.clone())?.volume_options(volume);
-        away.or_else(of_set).unwrap_or_default()
+        left.or_else(of_set).unwrap_or_default()
     }
 
     /// Changes all of them.
     pub fn change_options(&self, volume: VolumeId, new: VolumeOptions) -> Result<(), Error> {
-        let is_away = self.with(|sets| sets.away.get_mut(&volume).map(|away| away.info.options = new));
-        match (is_away, self.home(volume)) {
+        let has_left = self.with(|sets| sets.left(volume).map(|info| info.options = new));
+        match (has_left, self.home(volume)) {
             (Some(()), None) => Ok(()),
             (_, Some(set)) => set.change_volume_options(volume, |options| *options = new),
+            (None, None) => Err(self.reason()),
+        }
+    }
+
+    /// The set of a volume whose superblock is to say another cache mode. `None`: it is away, and has that when it is back.
+    pub fn mode_to_keep(&self, volume: VolumeId, mode: CacheMode) -> Result<Option<CacheSet>, Error> {
+        let is_away = self.with(|sets| sets.away.get_mut(&volume).map(|away| away.owed_mode = Some(mode)));
+        match is_away {
+            Some(()) => self.change_mode_for_now(volume, mode).map(|()| None),
+            None => self.main().map(Some),
+        }
+    }
+
+    /// Changes its cache mode, not in its superblock.
+    pub fn change_mode_for_now(&self, volume: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        let is_away = self.with(|sets| sets.away.get_mut(&volume).map(|away| away.info.mode = mode));
+        match (is_away, self.home(volume)) {
+            (Some(()), None) => Ok(()),
+            (_, Some(set)) => set.set_cache_mode_for_now(volume, mode),
             (None, None) => Err(self.reason()),
         }
     }

@@ -157,6 +157,9 @@ pub struct Given {
 /// What an engine's thread does between two transitions.
 type Do = Box<dyn FnOnce(CacheSet, &bcached_env::Env) + Send>;
 
+/// The same, and what becomes of whoever asked if there is no set.
+type Attempt = Box<dyn FnOnce(Result<CacheSet, Error>, &bcached_env::Env) + Send>;
+
 enum Command {
     AddBacking(Adding, Answer<Result<Added, Error>>),
     /// Somebody else gets it: it must have left a set that has failed.
@@ -171,6 +174,7 @@ enum Command {
     Nodes(usize, Answer<Option<usize>>),
     /// Something short, or that begins a task.
     Do(Do),
+    Attempt(Attempt),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
     SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
     ChangeCache(Box<dyn Fn(&mut Options) + Send>),
@@ -347,18 +351,19 @@ impl Engine {
         self.send(Command::SetCacheMode(volume, mode, keep, answer));
     }
 
+    /// Says how fast a volume's dirty data leaves until its controller says it anew.
+    pub fn set_writeback_rate(&self, volume: VolumeId, rate: u64, answer: Answer<Result<(), Error>>) {
+        self.attempt(move |set| async move { set.set_writeback_rate(volume, rate) }, answer);
+    }
+
     /// Has the superblock of the cache say this.
     pub fn keep_settings(&self, settings: Settings, answer: Answer<Result<(), Error>>) {
-        self.send(Command::Do(Box::new(move |set, env| {
-            env.spawn(async move { answer(set.keep_settings(settings).await) });
-        })));
+        self.attempt(move |set| async move { set.keep_settings(settings).await }, answer);
     }
 
     /// Gives a volume another label.
     pub fn set_label(&self, volume: VolumeId, label: Label, answer: Answer<Result<(), Error>>) {
-        self.send(Command::Do(Box::new(move |set, env| {
-            env.spawn(async move { answer(set.set_label(volume, label).await) });
-        })));
+        self.attempt(move |set| async move { set.set_label(volume, label).await }, answer);
     }
 
     /// Where the data of a sector of a volume is, and what the volume is at that moment.
@@ -426,6 +431,24 @@ impl Engine {
     /// Stops the set; the thread ends after the answer.
     pub fn stop(&self, answer: Answer<Result<(), Error>>) {
         self.send(Command::Stop(answer));
+    }
+
+    /// Has the set do something; without one the answer says why there is none.
+    fn attempt<T, F>(
+        &self,
+        work: impl FnOnce(CacheSet) -> F + Send + 'static,
+        answer: Answer<Result<T, Error>>,
+    ) where
+        T: 'static,
+        F: Future<Output = Result<T, Error>> + 'static,
+    {
+        self.send(Command::Attempt(Box::new(move |set, env| match set {
+            Err(error) => answer(Err(error)),
+            Ok(set) => {
+                let work = work(set);
+                env.spawn(async move { answer(work.await) });
+            }
+        })));
     }
 
     /// A thread that is gone drops the command, and with it the answer: whoever waits for that finds out.

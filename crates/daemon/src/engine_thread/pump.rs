@@ -9,6 +9,7 @@ use super::{
 use bcached_engine::{CacheSet, Cancel, Client, Error, Removed, VolumeId};
 use bcached_env::Env;
 use bcached_env::sync::Semaphore;
+use bcached_format::CacheMode;
 use bcached_port::Server;
 use bcached_uring::Disks;
 use std::cell::RefCell;
@@ -106,19 +107,16 @@ impl Pump {
                     work(set, &env);
                 }
             }
+            Command::Attempt(work) => work(keeper.main(), &env),
             Command::ChangeCache(change) => keeper.change_cache(&change),
             Command::SetOptions(volume, new, answer) => {
                 answer(keeper.change_options(volume, new));
                 // Who waits may not have to any more.
                 keeper.change(|_| ());
             }
-            Command::SetCacheMode(volume, mode, keep, answer) => match (keeper.settled(volume), keep) {
-                (Ok(set), Keep::ForNow) => answer(set.set_cache_mode_for_now(volume, mode)),
-                (Ok(set), Keep::InSuperblock) => {
-                    env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) });
-                }
-                (Err(error), _) => answer(Err(error)),
-            },
+            Command::SetCacheMode(volume, mode, keep, answer) => {
+                set_cache_mode(&keeper, &env, volume, (mode, keep), answer);
+            }
             Command::AddBacking(adding, answer) => env.spawn(async move {
                 let (disks, owes) = (keeper.inner().disks.clone(), adding.owes);
                 let added = keeper.add(|set| add_backing(set, disks, adding)).await;
@@ -191,6 +189,23 @@ impl Pump {
             let _left_behind = self.keeper.inner().recipe.note.as_ref().map(std::fs::remove_file);
         }
         answer(stopped);
+    }
+}
+
+fn set_cache_mode(
+    keeper: &Keeper,
+    env: &Env,
+    volume: VolumeId,
+    (mode, keep): (CacheMode, Keep),
+    answer: Answer<Result<(), Error>>,
+) {
+    if keep == Keep::ForNow {
+        return answer(keeper.change_mode_for_now(volume, mode));
+    }
+    match keeper.mode_to_keep(volume, mode) {
+        Ok(Some(set)) => env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) }),
+        Ok(None) => answer(Ok(())),
+        Err(error) => answer(Err(error)),
     }
 }
 

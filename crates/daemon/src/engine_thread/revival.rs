@@ -145,15 +145,21 @@ async fn let_go(keeper: &Keeper) {
     }
     // That it has failed is known.
     let _failed = set.stop().await;
-    let status = set.status();
+    let mut status = set.status();
     keeper.change(|sets| {
+        // What somebody has changed meanwhile the set did not hear of.
+        for info in &mut status.volumes {
+            if let Some(changed) = sets.left(info.id) {
+                info.options = changed.options;
+            }
+        }
         // It may have failed in a worse way by now.
         sets.why.clone_from(&status.failed);
         sets.is_lost = sets.why.as_ref().is_some_and(|error| !error.may_pass());
         for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
             let Some(disk) = set.disk_of(info.id) else { continue };
             let (info, latencies) = (info.clone(), latencies.clone());
-            sets.away.insert(info.id, Away { disk, info, latencies, is_aboard: false });
+            sets.away.insert(info.id, Away { disk, info, latencies, is_aboard: false, owed_mode: None });
         }
         sets.before = Some(Box::new(status));
     });
@@ -278,7 +284,14 @@ async fn bring(keeper: &Keeper, id: VolumeId) -> Result<(), Error> {
     }
     let options = keeper.options_of(id);
     set.change_volume_options(id, |begun| *begun = options)?;
+    while let Some(owed) = keeper.with(|sets| sets.away.get_mut(&id)?.owed_mode.take()) {
+        if let Err(error) = set.set_cache_mode(id, owed).await {
+            let what = "the superblock of a volume keeps its former cache mode";
+            tracing::error!(event = "cache-mode-failed", "{what}: {error}");
+        }
+    }
     // It may have been said until the daemon stops, and not be in the superblock.
+    let mode = keeper.with(|sets| sets.away.get(&id).map_or(mode, |away| away.info.mode));
     set.set_cache_mode_for_now(id, mode)?;
     keeper.is_home(id);
     Ok(())

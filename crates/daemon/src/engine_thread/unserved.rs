@@ -33,18 +33,17 @@ impl Engine {
 
     /// Makes a volume of so many sectors in the cache alone, and serves it.
     pub fn create_flash_only(&self, sectors: u64, label: Label, answer: Answer<Result<VolumeInfo, Error>>) {
-        self.send(Command::Do(Box::new(move |set, env| {
-            env.spawn(async move {
-                let made = set.create_flash_only(sectors, label).await;
-                answer(made.and_then(|id| info(&set, id)));
-            });
-        })));
+        let make = move |set: CacheSet| async move {
+            let id = set.create_flash_only(sectors, label).await?;
+            info(&set, id)
+        };
+        self.attempt(make, answer);
     }
 
     /// Serves one that is there.
     pub fn add_flash_only(&self, uuid: Uuid, answer: Answer<Result<VolumeInfo, Error>>) {
-        let add = move |set: &CacheSet| set.add_flash_only(uuid).and_then(|id| info(set, id));
-        self.send(Command::Do(Box::new(move |set, _| answer(add(&set)))));
+        let add = move |set: CacheSet| async move { set.add_flash_only(uuid).and_then(|id| info(&set, id)) };
+        self.attempt(add, answer);
     }
 
     /// An engine that is gone is one that has stopped.
@@ -54,10 +53,7 @@ impl Engine {
         F: Future<Output = Result<T, Error>> + 'static,
     {
         let (done, waits) = mpsc::channel();
-        self.send(Command::Do(Box::new(move |set, env| {
-            let work = work(set);
-            env.spawn(async move { drop(done.send(work.await)) });
-        })));
+        self.attempt(work, Box::new(move |outcome| drop(done.send(outcome))));
         waits.recv().unwrap_or(Err(Error::Stopping))
     }
 }

@@ -51,6 +51,8 @@ pub enum Place {
     Label,
     /// In the backing superblock.
     CacheMode,
+    /// With the engine, which says it anew every few seconds.
+    Pace,
     /// With the supervisor, which tells the engine what follows from it.
     QuietHours,
     /// With the engine, as long as the volume is served.
@@ -157,6 +159,9 @@ const TIME_MAX: u64 = NUMBER_MAX * 1000;
 /// The greatest rate that the kernel's controller goes to, in sectors a second: half a terabyte.
 const RATE_MAX: u64 = 1_000_000_000;
 
+/// The rate of write-back before anything has been measured, in sectors a second.
+const RATE_FIRST: u64 = 1024;
+
 /// Every option of a volume, in the order in which `get` prints them.
 pub static OPTIONS: &[Definition] = &[
     Definition::of_kernel(
@@ -195,6 +200,12 @@ pub static OPTIONS: &[Definition] = &[
         Kind::Time(0, TIME_MAX),
         engine!(Time, writeback_delay),
         "how long write-back rests after it has come past the whole volume",
+    ),
+    Definition::of_kernel(
+        "writeback_rate",
+        Kind::Rate(1, RATE_MAX),
+        Place::Pace,
+        "how fast dirty data leaves now; follows from what is dirty, and can be set with --runtime until it does again",
     ),
     Definition::of_kernel(
         "writeback_rate_update_seconds",
@@ -415,6 +426,7 @@ impl Definition {
     pub fn default(&self) -> Option<Value> {
         match self.place {
             Place::Label => None,
+            Place::Pace => Some(Value::Rate(RATE_FIRST)),
             Place::CacheMode => Some(Value::Word("writethrough")),
             Place::QuietHours => Some(Value::None),
             Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
@@ -431,6 +443,9 @@ impl Definition {
     pub const fn not_configured(&self) -> Option<&'static str> {
         match self.place {
             Place::Label => Some("the device keeps it: `bcached set VOLUME label=..` while it is served"),
+            Place::Pace => Some(
+                "it follows from what is dirty: writeback_rate_minimum and writeback_rate_maximum bound it",
+            ),
             _ => None,
         }
     }

@@ -154,7 +154,7 @@ fn every_option_reaches_the_engine() {
         let options = layers.volume_options(|| 90);
         assert_eq!(
             options == default,
-            matches!(option.place, Place::CacheMode | Place::Label),
+            matches!(option.place, Place::CacheMode | Place::Label | Place::Pace),
             "{}",
             option.name
         );

@@ -5,7 +5,8 @@
 
 use super::label;
 use super::options::Done;
-use super::owner::{Owner, View};
+use super::owner::{LABEL, Owner, View};
+use super::pace;
 use super::table::VolumeEntry;
 use super::{Event, Shared, Supervisor};
 use crate::config::{Config, SetFile};
@@ -65,6 +66,8 @@ struct Plan {
     file: Option<SetFile>,
     /// The label that the device is to have.
     label: Option<Label>,
+    /// The rate that write-back is to have at once, in sectors a second.
+    rate: Option<u64>,
     changed: Changed,
 }
 
@@ -73,8 +76,16 @@ struct Wanted {
     set: BTreeMap<&'static str, Value>,
     /// Its device keeps it.
     label: Option<Label>,
+    /// It is so for a moment.
+    rate: Option<u64>,
     unset: Vec<&'static str>,
     notes: Vec<String>,
+}
+
+impl Wanted {
+    fn names(&self, option: &&'static str) -> bool {
+        *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
+    }
 }
 
 impl Supervisor {
@@ -88,6 +99,7 @@ impl Supervisor {
             if !change.dry_run {
                 plan.file.as_ref().map_or(Ok(()), SetFile::write)?;
                 owner.take(&mut self.shared().table, plan.layers);
+                self.apply_rate(owner, plan.rate);
             }
             Ok((plan.changed, plan.label.filter(|_| !change.dry_run)))
         });
@@ -115,6 +127,9 @@ impl Supervisor {
             (View::Volume(entry), Some(label)) => Some(self.judge_label(entry, label, &mut wanted.notes)?),
             _ => None,
         };
+        if wanted.rate.is_some() {
+            self.check_paced(view)?;
+        }
         let is_kept = self.keeps_of(view);
         if !wanted.set.is_empty() && !change.runtime {
             is_kept.as_ref().map_err(Failure::clone)?;
@@ -140,13 +155,33 @@ impl Supervisor {
         layers.check().map_err(|wrong| {
             Failure::new(Kind::Usage, "nothing was changed").why(wrong.what).option(wrong.options[0])
         })?;
+        let kept = view.would_write(&layers, label.flatten());
+        if let Some(option) = kept.filter(|option| wanted.names(option)) {
+            self.check_writes(view, option)?;
+        }
         if let Some(file) = &file {
             file.check_writable()?;
         }
         let changed = describe(view, &layers, &wanted, change);
         let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
         let kept_in = kept_in.map(|path| path.display().to_string());
-        Ok(Plan { layers, file, label: label.flatten(), changed: Changed { kept_in, ..changed } })
+        let rate = wanted.rate;
+        Ok(Plan { layers, file, label: label.flatten(), rate, changed: Changed { kept_in, ..changed } })
+    }
+
+    /// Sees that a superblock can be written for the option: not by a set that has failed.
+    fn check_writes(&self, view: &View, option: &'static str) -> Result<(), Failure> {
+        let engine = view.engine(&self.shared().table);
+        let failed = engine.and_then(|engine| engine.status()).and_then(|status| status.failed);
+        let Some(why) = failed else { return Ok(()) };
+        let next = match option {
+            LABEL => "set it when the cache works again",
+            _ => "set it when the cache works again; with --runtime it holds until the daemon stops",
+        };
+        Err(Failure::new(Kind::Io, format!("cannot set {option} of {}", view.display_name()))
+            .why(format!("it is written to devices, and the cache has stopped writing ({why})"))
+            .next(next)
+            .option(option))
     }
 
     /// Where values of this volume can be kept, and under which name.
@@ -155,7 +190,12 @@ impl Supervisor {
     }
 
     fn keeps_of<'a>(&'a self, view: &'a View) -> Result<(&'a Path, &'a str), Failure> {
-        self.keeps_for(view.scope(), view.name(), view.display_name())
+        self.keeps_for(view.scope(), view.name(), view.display_name()).map_err(|failure| match view {
+            View::Volume(entry) if entry.is_flash_only() => {
+                failure.why("nothing is kept of the options of a volume that lives in its cache alone")
+            }
+            _ => failure,
+        })
     }
 
     fn keeps_for<'a>(
@@ -208,7 +248,8 @@ impl Supervisor {
 
 /// Every option and every value that `change` names.
 fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
-    let mut wanted = Wanted { set: BTreeMap::new(), label: None, unset: Vec::new(), notes: Vec::new() };
+    let mut wanted =
+        Wanted { set: BTreeMap::new(), label: None, rate: None, unset: Vec::new(), notes: Vec::new() };
     if change.set.is_empty() && change.unset.is_empty() {
         return Err(Failure::new(Kind::Usage, "no option is named")
             .next(format!("`bcached get {}` lists them", view.display_name())));
@@ -229,6 +270,10 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
             wanted.label = Some(label::read(&typed.0, change.runtime)?);
             continue;
         }
+        if matches!(option.place, Place::Pace) {
+            wanted.rate = Some(pace::read(option, &value, change.runtime)?);
+            continue;
+        }
         wanted.set.insert(option.name, value);
     }
     for name in &change.unset {
@@ -238,6 +283,9 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
                 .why("nobody says it but the device")
                 .next(format!("`bcached set {} label=` takes it away", view.display_name()))
                 .option(name.as_str()));
+        }
+        if matches!(option.place, Place::Pace) {
+            return Err(pace::not_said());
         }
         if wanted.set.contains_key(option.name) {
             return Err(Failure::new(Kind::Usage, format!("{name} is to be set and unset at once"))
@@ -256,8 +304,8 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
     let scope = view.scope();
     let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
     let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
-    if is_flash_only && matches!(option.place, Place::CacheMode) {
-        return Err(Failure::new(Kind::Usage, format!("{} has no cache mode", view.display_name()))
+    if is_flash_only && matches!(option.place, Place::CacheMode | Place::Pace) {
+        return Err(Failure::new(Kind::Usage, format!("{} has no {name}", view.display_name()))
             .why("it lives on its cache alone")
             .option(name));
     }
@@ -275,11 +323,12 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
         let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
         Changing { already, before: was.value, after: is }
     });
+    let rate = wanted.rate.and_then(|rate| pace::describe(view, layers, rate));
     Changed {
         owner: Named::of(scope, view.display_name()),
         dry_run: change.dry_run,
         kept_in: None,
-        changes: changes.collect(),
+        changes: changes.chain(rate).collect(),
         notes: wanted.notes.clone(),
     }
 }

@@ -8,9 +8,9 @@ use crate::config::{Config, Volume};
 use crate::control::AskDifferences;
 use crate::control::differences::{Difference, Differences};
 use crate::failure::{Failure, Kind};
+use crate::options::OPTIONS;
 use crate::options::layers::Layers;
 use crate::options::value::Value;
-use crate::options::{OPTIONS, Place};
 use crate::sizes::typed;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
@@ -176,7 +176,7 @@ impl Found {
         let configured = Layers { configured: said.options.clone(), ..Layers::default() };
         let runs = Facts::of(entry, None);
         let files = runs.with(&configured, entry.kept_mode, None);
-        for option in OPTIONS.iter().filter(|option| !matches!(option.place, Place::Label)) {
+        for option in OPTIONS.iter().filter(|option| option.not_configured().is_none()) {
             let is_runtime = entry.options.runtime.contains_key(option.name);
             let mends = if is_runtime {
                 "it was set with --runtime: `bcached unset`, or the next start"

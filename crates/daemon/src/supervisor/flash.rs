@@ -9,7 +9,6 @@ use crate::engine_failure;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use crate::names;
-use crate::options::layers::Layers;
 use crate::sizes::human;
 use bcached_engine::{Error, VolumeInfo};
 use bcached_format::{Label, Uuid};
@@ -56,6 +55,9 @@ impl Table {
             let taken = self.volume_names();
             names::of_volume(info.label, info.uuid, |name| taken.contains(name))
         });
+        // Until the daemon stops, which a volume that was stopped does not end.
+        let stopped = former.map(|former| &self.volumes[former]).filter(|former| !former.is_removed());
+        let options = stopped.map(|former| former.options.clone()).unwrap_or_default();
         let entry = VolumeEntry {
             name: Some(name),
             backing: None,
@@ -63,9 +65,9 @@ impl Table {
             label: Some(info.label),
             wanted_cache: None,
             cache: Some(cache),
-            options: Layers::default(),
+            options,
             told: info.options,
-            kept_mode: None,
+            kept_mode: Some(info.mode),
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),
             wait: Duration::ZERO,

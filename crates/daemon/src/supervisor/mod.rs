@@ -25,6 +25,7 @@ mod memory;
 mod numbers;
 mod options;
 mod owner;
+mod pace;
 mod patience;
 mod reasons;
 mod release;
@@ -83,6 +84,8 @@ enum Event {
     Change(Box<change::Asked>),
     /// An engine could not change the cache mode of a volume.
     ModeRefused(usize, options::Modes),
+    /// The superblock of that cache still says this.
+    SettingsRefused(usize, bcached_engine::Settings),
     /// An engine has given a volume another label, or could not.
     Labelled(Box<label::Labelled>),
     /// Somebody asks how the files differ from what runs.
@@ -280,6 +283,7 @@ impl Supervisor {
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
                 Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
+                Ok(Event::SettingsRefused(index, before)) => self.settings_refused(index, before),
                 Ok(Event::Differs(answer)) => self.differs(&answer),
                 Ok(Event::Labelled(labelled)) => self.labelled(*labelled),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),

@@ -13,7 +13,7 @@ use crate::options::layers::Layers;
 use crate::options::quiet;
 use crate::options::value::Value;
 use crate::options::{Definition, Place};
-use bcached_engine::{Error, Settings, VolumeInfo, VolumeOptions};
+use bcached_engine::{Error, RateInfo, Settings, VolumeInfo, VolumeOptions};
 use bcached_format::{CacheMode, Label};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -94,19 +94,28 @@ impl Supervisor {
             return done.0(Ok(()));
         }
         let (name, engine) = (entry.display_name().to_owned(), engine.clone());
+        let sender = self.sender.clone();
         entry.kept = Some(after);
         engine.keep_settings(
             wanted,
             Box::new(move |result: Result<(), Error>| {
                 let kept = result.map_err(|error| {
                     tracing::error!(event = "settings-failed", "cache {name}: {error}");
+                    let _stopping = sender.send(Event::SettingsRefused(index, before));
                     Failure::new(Kind::Io, format!("the superblock of cache {name} could not be written"))
                         .why(error.to_string())
-                        .next("what was said is kept, and written at the next start")
+                        .next("what was said is kept, and tried again at the next reload or start")
                 });
                 done.0(kept);
             }),
         );
+    }
+
+    /// The superblock says what it did: the next reload may try again.
+    pub(super) fn settings_refused(&self, index: usize, before: Settings) {
+        if let Some(entry) = self.shared().table.caches.get_mut(index) {
+            entry.kept = Some(before);
+        }
     }
 
     /// Gives a served volume the cache mode that is asked for, unless it has it. Only what files say goes into the
@@ -123,7 +132,9 @@ impl Supervisor {
         let (VolumeState::Served(info), Some(mode)) = (&mut entry.state, wanted) else {
             return done.0(Ok(()));
         };
-        let is_kept = keep == Keep::ForNow || kept == Some(mode);
+        // What the superblock says already is not written there again, which a cache that has failed could not.
+        let keep = if kept == Some(mode) { Keep::ForNow } else { keep };
+        let is_kept = keep == Keep::ForNow;
         if info.flash_only || (info.mode == mode && is_kept) {
             return done.0(Ok(()));
         }
@@ -264,7 +275,9 @@ pub struct Facts<'a> {
     pub layers: &'a Layers,
     /// What the engine does.
     options: VolumeOptions,
-    /// The mode in force, or else the one in the superblock, if that is known.
+    /// How fast dirty data leaves now, if anybody knows.
+    pace: Option<RateInfo>,
+    /// The mode in force, or that of a volume when it is served, if that is known.
     mode: Option<CacheMode>,
     label: Option<String>,
 }
@@ -278,11 +291,15 @@ impl<'a> Facts<'a> {
         };
         // What the engine said when the volume came is old; what it was told since is what has been said.
         let options = now.map_or_else(|| entry.options.volume_options(|| 0), |now| now.options);
+        let pace = now.filter(|now| now.attached && !now.flash_only).map(|now| now.writeback_rate);
         let now = now.or(served);
+        // Of one that nobody serves it is what it will have.
+        let coming = || entry.options.cache_mode().or(entry.kept_mode);
         Self {
             layers: &entry.options,
             options,
-            mode: now.map(|now| now.mode),
+            pace,
+            mode: now.map(|now| now.mode).or_else(coming),
             label: now.map(|now| now.label).or(entry.label).map(|label| label.to_string()),
         }
     }
@@ -292,6 +309,7 @@ impl<'a> Facts<'a> {
         Facts {
             layers,
             options: layers.volume_options(|| 0),
+            pace: self.pace,
             mode: layers.cache_mode().or(kept),
             label: label.map(|label| label.to_string()).or_else(|| self.label.clone()),
         }
@@ -302,6 +320,10 @@ impl<'a> Facts<'a> {
         let said = self.layers.said(option.name);
         let value = match option.place {
             Place::Engine { read, .. } => Some(read(&self.options)),
+            Place::Pace => match self.pace {
+                Some(pace) => Some(pace.rate.map_or(Value::None, Value::Rate)),
+                None => option.default(),
+            },
             // No option of a volume is there.
             Place::Set { .. } | Place::Kept { .. } => None,
             Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),

@@ -1,16 +1,20 @@
 //! Whose options somebody looks at or changes: a volume's or a cache's.
 
 use super::Shared;
-use super::options::{Facts, resolve};
-use super::table::{CacheEntry, Table, VolumeEntry};
+use super::options::{Facts, resolve, served_by};
+use super::table::{CacheEntry, CacheState, Table, VolumeEntry};
 use crate::control::options::Shown;
+use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::Layers;
-use crate::options::{Definition, Place, Scope};
+use crate::options::{Definition, Place, Scope, of_cache as cache_options};
 use bcached_engine::{Options, Settings};
 use bcached_format::Label;
 use std::sync::{Mutex, PoisonError};
+
+/// What the device of a volume keeps, or the table of its cache.
+pub const LABEL: &str = "label";
 
 /// One of them, by its place in the table.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +32,7 @@ pub enum View {
 /// A cache as it is at one moment.
 #[derive(Clone)]
 pub struct CacheView {
+    index: usize,
     /// `None` until its device tells.
     name: Option<String>,
     display_name: String,
@@ -52,7 +57,7 @@ impl Owner {
     pub fn view(self, table: &Table) -> Option<View> {
         Some(match self {
             Self::Volume(index) => View::Volume(Box::new(table.volumes.get(index)?.clone())),
-            Self::Cache(index) => View::Cache(CacheView::of(table.caches.get(index)?)),
+            Self::Cache(index) => View::Cache(CacheView::of(index, table.caches.get(index)?)),
         })
     }
 
@@ -66,9 +71,9 @@ impl Owner {
 }
 
 impl CacheView {
-    fn of(entry: &CacheEntry) -> Self {
+    fn of(index: usize, entry: &CacheEntry) -> Self {
         let (name, layers) = (entry.name.clone(), entry.options.clone());
-        Self { name, display_name: entry.display_name().to_owned(), layers, kept: entry.kept }
+        Self { index, name, display_name: entry.display_name().to_owned(), layers, kept: entry.kept }
     }
 
     /// The same once `layers` are in force, and in its superblock.
@@ -79,6 +84,16 @@ impl CacheView {
             replacement: wanted.replacement.or(before.replacement),
         };
         Self { layers: layers.clone(), kept: Some(kept), ..self.clone() }
+    }
+
+    /// The first option of which its superblock is to say something else, with `layers` in force.
+    fn would_write(&self, layers: &Layers) -> Option<&'static str> {
+        let (before, after) = (self.kept?, self.with(layers).kept?);
+        let differs = |option: &&Definition| match option.place {
+            Place::Kept { read, .. } => read(&before) != read(&after),
+            _ => false,
+        };
+        cache_options::OPTIONS.iter().find(differs).map(|option| option.name)
     }
 }
 
@@ -109,6 +124,25 @@ impl View {
         match self {
             Self::Volume(entry) => &entry.options,
             Self::Cache(cache) => &cache.layers,
+        }
+    }
+
+    /// Who writes its superblock, if anybody does now.
+    pub fn engine(&self, table: &Table) -> Option<Engine> {
+        match self {
+            Self::Volume(entry) => served_by(entry, &table.caches).map(|(engine, _)| engine),
+            Self::Cache(cache) => match &table.caches.get(cache.index)?.state {
+                CacheState::Open { engine, .. } => Some(engine.clone()),
+                _ => None,
+            },
+        }
+    }
+
+    /// An option that nothing but a working cache can keep and that is to be something else, with `layers` in force, and this label.
+    pub fn would_write(&self, layers: &Layers, label: Option<Label>) -> Option<&'static str> {
+        match self {
+            Self::Cache(cache) => cache.would_write(layers),
+            Self::Volume(_) => label.map(|_| LABEL),
         }
     }
 

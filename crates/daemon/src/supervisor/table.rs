@@ -113,7 +113,7 @@ pub struct VolumeEntry {
     pub options: Layers,
     /// What its engine has been told of them.
     pub told: VolumeOptions,
-    /// The cache mode in its superblock, once it is served.
+    /// The cache mode in its superblock, once seen.
     pub kept_mode: Option<CacheMode>,
     pub read_only: bool,
     pub shared: bool,
@@ -479,9 +479,9 @@ impl VolumeEntry {
         self.name.as_ref().or(self.backing.as_ref()).map_or("", String::as_str)
     }
 
-    /// It is served, and lives on its cache alone.
-    pub fn is_flash_only(&self) -> bool {
-        matches!(&self.state, VolumeState::Served(info) if info.flash_only)
+    /// It lives on its cache alone.
+    pub const fn is_flash_only(&self) -> bool {
+        self.backing.is_none()
     }
 
     /// So much is served of a volume that has so many sectors.

@@ -153,6 +153,7 @@ impl Supervisor {
         let superblock = self.slow_looks.open(device, devices::look_at_backing)?;
         let entry = &mut self.shared().table.volumes[index];
         (entry.uuid, entry.label) = (Some(superblock.uuid()), Some(superblock.label()));
+        entry.kept_mode = Some(superblock.cache_mode());
         Ok(superblock)
     }
 

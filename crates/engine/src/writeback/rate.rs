@@ -126,6 +126,16 @@ impl Rate {
         self.limit_credit();
     }
 
+    /// Somebody says what the rate is, until the next step.
+    pub fn say(&mut self, now: Time, options: &VolumeOptions, rate: u64) {
+        self.settle(now);
+        self.rate = rate.max(1);
+        if self.allowed != UNLIMITED {
+            self.allowed = self.rate.min(options.writeback_rate_maximum.unwrap_or(UNLIMITED)).max(1);
+        }
+        self.limit_credit();
+    }
+
     fn step(&mut self, options: &VolumeOptions, measured: &Measured, keeps_up: bool) {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let error = signed(measured.dirty) - signed(measured.target);

@@ -2,7 +2,7 @@
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
-use bcached_engine::{CacheSet, DirtyAge, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, DirtyAge, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -64,6 +64,40 @@ fn little_dirty_data_leaves_slowly_until_nobody_works() {
         assert!((85 * 8..=115 * 8).contains(&(before - after)), "{before} {after}: eight sectors a second");
         env.sleep(40 * SECOND).await;
         assert_eq!(set.volumes()[0].dirty_sectors, 0, "nobody asked for anything for 30 s");
+    });
+}
+
+/// What somebody says of the rate is so at once, under a ceiling too, and until the controller says it anew.
+#[test]
+fn a_rate_that_is_said_holds_until_the_next_step() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options(VolumeOptions::default())).await.expect("sound");
+        let rate = || set.volumes()[0].writeback_rate.rate;
+        let dirty_now = || set.volumes()[0].dirty_sectors;
+        assert_eq!(set.set_writeback_rate(VolumeId(99), 400), Err(Error::NoVolume));
+        dirty(&set, volume, 1024, 16).await;
+        pass(&env, &set, volume, 40).await;
+        assert_eq!(rate(), Some(8));
+        // The moment after a step.
+        let change = |update| {
+            set.change_volume_options(volume, |options| options.writeback_rate_update = update)
+                .expect("served");
+        };
+        change(60 * SECOND);
+        let before = dirty_now();
+        set.set_writeback_rate(volume, 400).expect("served");
+        assert_eq!(rate(), Some(400));
+        pass(&env, &set, volume, 10).await;
+        assert!((3000..=5000).contains(&(before - dirty_now())), "{before} {}", dirty_now());
+        assert_eq!(rate(), Some(400), "there was no step");
+        set.change_volume_options(volume, |options| options.writeback_rate_maximum = Some(50))
+            .expect("served");
+        set.set_writeback_rate(volume, 500).expect("served");
+        assert_eq!(rate(), Some(50));
+        change(SECOND);
+        pass(&env, &set, volume, 3).await;
+        assert_eq!(rate(), Some(8), "a step was taken");
     });
 }
 

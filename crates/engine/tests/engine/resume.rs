@@ -1,10 +1,10 @@
 //! A set that has failed is let go of and opened again, in the same process: nothing that was acknowledged is lost, and nothing of
 //! the former one is left that could write.
 
-use crate::memory::{Mishap, NoNote};
+use crate::memory::{Mishap, NoNote, World};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Doing, Error, Options, VolumeId, VolumeOptions};
-use bcached_env::{Env, IoError, IoErrorKind, Note, NoteRecord, Op};
+use bcached_engine::{CacheSet, Doing, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::{Buffer, Env, IoError, IoErrorKind, Note, NoteRecord, Op};
 use bcached_format::{BackingState, CacheMode};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -57,6 +57,26 @@ async fn open_with(env: &Env, note: &Kept) -> Result<CacheSet, Error> {
     CacheSet::open(env.clone(), CACHE, Box::new(note.clone()), options()).await
 }
 
+/// One block of `byte` at `sector`, durable when it is answered.
+fn fua(sector: u64, byte: u8) -> Request {
+    let payload = Buffer::copied_from(&[byte; 8 * 512]).freeze();
+    Request::Write { sector, payload, fua: true }
+}
+
+/// The set that has failed is let go of, its devices work again, and it is opened.
+async fn opened_again(env: &Env, note: &Kept, world: &RefCell<World>, failed: CacheSet) -> CacheSet {
+    let_go(env, world, failed).await;
+    open_with(env, note).await.expect("it is sound all the time")
+}
+
+/// The set that has failed is stopped and let go of, and its devices work again.
+async fn let_go(env: &Env, world: &RefCell<World>, failed: CacheSet) {
+    assert!(failed.stop().await.is_err());
+    last_handle(env, &failed).await;
+    drop(failed);
+    world.borrow_mut().fate = None;
+}
+
 /// Until nobody else has a handle on `set`, which is to be soon.
 async fn last_handle(env: &Env, set: &CacheSet) {
     for _ in 0..100 {
@@ -78,17 +98,13 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
         let set = open_with(&env, &note).await.expect("sound");
         set.number_from(VOLUME);
         assert_eq!(set.add_backing(BACKING, None).await, Ok(VOLUME));
-        let fua = |byte| {
-            let payload = bcached_env::Buffer::copied_from(&[byte; 8 * 512]).freeze();
-            bcached_engine::Request::Write { sector: 0, payload, fua: true }
-        };
-        ask(&set, VOLUME, fua(1)).await;
+        ask(&set, VOLUME, fua(0, 1)).await;
         ask(&set, VOLUME, write(8, 8, 2)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
             is_entry.then_some(Mishap::Fails)
         }));
-        let refused = set.serve(VOLUME, fua(3)).await.result;
+        let refused = set.serve(VOLUME, fua(0, 3)).await.result;
         assert!(matches!(&refused, Err(error) if error.may_pass()), "{refused:?}");
         assert!(set.failure().is_some_and(|error| error.may_pass()));
         assert!(
@@ -97,12 +113,7 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
         );
         assert_eq!(set.leave_failed(VOLUME).await, Ok(()), "it stays, because it is dirty");
         assert_eq!(set.volumes()[0].state, Some(BackingState::Dirty));
-        assert!(set.stop().await.is_err());
-        last_handle(&env, &set).await;
-        drop(set);
-        world.borrow_mut().fate = None;
-
-        let set = open_with(&env, &note).await.expect("sound");
+        let set = opened_again(&env, &note, &world, set).await;
         assert_eq!(set.add_backing_as(VOLUME, BACKING).await, Ok(()));
         let first = bytes(&set, VOLUME, 0, 8).await;
         assert!(first == [1; 8] || first == [3; 8], "{first:?}");
@@ -135,16 +146,9 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
         }));
-        let payload = bcached_env::Buffer::copied_from(&[4; 8 * 512]).freeze();
-        let fua = bcached_engine::Request::Write { sector: 8, payload, fua: true };
-        assert!(set.serve(made[2], fua).await.result.is_err());
+        assert!(set.serve(made[2], fua(8, 4)).await.result.is_err());
         let former = set.volumes();
-        assert!(set.stop().await.is_err());
-        last_handle(&env, &set).await;
-        drop(set);
-        world.borrow_mut().fate = None;
-
-        let set = open_with(&env, &note).await.expect("sound");
+        let set = opened_again(&env, &note, &world, set).await;
         set.resume_flash_only(&former);
         assert_eq!(set.add_backing_as(backed, BACKING).await, Ok(()));
         assert_eq!(set.volumes().iter().map(|info| info.id).collect::<Vec<_>>(), [backed, made[1], made[2]]);
@@ -177,7 +181,7 @@ fn a_failed_flush_of_the_cache_does_not_pass() {
         ask(&set, volume, write(0, 8, 1)).await;
         world.borrow_mut().fate =
             Some(Box::new(|disk, op| (disk == CACHE && matches!(op, Op::Flush)).then_some(Mishap::Fails)));
-        assert!(set.serve(volume, bcached_engine::Request::Flush).await.result.is_err());
+        assert!(set.serve(volume, Request::Flush).await.result.is_err());
         assert!(set.failure().is_some_and(|error| !error.may_pass()), "{:?}", set.failure());
     });
 }
@@ -194,15 +198,13 @@ fn an_opening_that_fails_leaves_nobody_behind() {
             let volume = set.add_backing(BACKING, None).await.expect("sound");
             ask(&set, volume, write(0, 64, 1)).await;
             // It is not stopped: as after a crash there is something to replay.
-            ask(&set, volume, bcached_engine::Request::Flush).await;
+            ask(&set, volume, Request::Flush).await;
             ask(&set, volume, write(64, 8, 2)).await;
             world.borrow_mut().fate = Some(Box::new(|disk, op| {
                 (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
             }));
-            assert!(set.serve(volume, bcached_engine::Request::Flush).await.result.is_err());
-            assert!(set.stop().await.is_err());
-            last_handle(&env, &set).await;
-            drop(set);
+            assert!(set.serve(volume, Request::Flush).await.result.is_err());
+            let_go(&env, &world, set).await;
             let mut writes = 0;
             world.borrow_mut().fate = Some(Box::new(move |disk, op| {
                 writes += u64::from(disk == CACHE && matches!(op, Op::Write { .. }));
@@ -235,7 +237,7 @@ fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
         let (set, volume) = open(env.clone(), Options { leaf_delay, ..options() }).await.expect("sound");
         set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
         ask(&set, volume, write(0, 8, 1)).await;
-        ask(&set, volume, bcached_engine::Request::Flush).await;
+        ask(&set, volume, Request::Flush).await;
         bytes(&set, volume, 0, 8).await;
         assert_eq!(set.leave_failed(volume).await, Ok(()));
         assert!(set.volumes()[0].attached, "the set works");
@@ -250,10 +252,7 @@ fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
         let info = set.volumes().remove(0);
         assert_eq!((info.attached, info.state), (false, Some(BackingState::Stale)));
         assert_eq!(set.flush_backing_of(volume).await, Ok(()));
-        assert!(set.stop().await.is_err());
-        last_handle(&env, &set).await;
-        drop(set);
-        world.borrow_mut().fate = None;
+        let_go(&env, &world, set).await;
         let set = CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("sound");
         set.add_uncached_as(VOLUME, BACKING).await.expect("it has left its cache");
         assert_eq!(set.disk_of(VOLUME), Some(BACKING));

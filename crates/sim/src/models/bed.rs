@@ -1,5 +1,6 @@
 //! The engine, unchanged, on modelled devices: a cache set of one volume, made, opened, put under load, killed and opened again.
 
+use super::content::Content;
 use super::hdd;
 use super::load::{Done, Load, Run};
 use super::ssd;
@@ -7,9 +8,10 @@ use super::world::{Device, ModelDriver, Traffic, World};
 use crate::note::{MemoryNote, NoteState};
 use bcached_engine::{CacheSet, Options, Status, VolumeId};
 use bcached_env::{DiskId, Env, Executor, Order, Outcome};
-use bcached_format::superblock::SUPERBLOCK_SECTOR;
+use bcached_format::jset::{JSET_BYTES_MAX, seal_in_place};
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts, Jset, JsetHeader,
+    RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
 use std::cell::RefCell;
 use std::future::Future;
@@ -138,10 +140,25 @@ impl Bed {
     /// The power is cut, and the set opened again. Virtual nanoseconds until the volume is served.
     #[must_use]
     pub fn crash_and_reopen(self) -> (Self, u64) {
+        self.crash_and_reopen_after(|_, _| {})
+    }
+
+    /// The same, as if a kernel had used the set last: none of its entries of the journal says that bcached keeps a reserve.
+    #[must_use]
+    pub fn crash_and_reopen_of_a_kernel(self) -> (Self, u64) {
+        self.crash_and_reopen_after(forget_the_reserve)
+    }
+
+    fn crash_and_reopen_after(self, change: impl FnOnce(&mut Content, u64)) -> (Self, u64) {
         let Self { world, set, executor, note, options, .. } = self;
         drop((set, executor));
         note.borrow_mut().wipe();
         world.borrow_mut().next_life();
+        {
+            let cache = &mut world.borrow_mut().devices[CACHE];
+            let sectors = cache.sectors();
+            change(&mut cache.content, sectors);
+        }
         let began = world.borrow().now();
         let (executor, set, volume) = open(&world, &note, options.clone());
         let taken = world.borrow().now() - began;
@@ -195,6 +212,28 @@ impl Bed {
         let outcome = self.executor.run_until(|| run.has_ended());
         assert_eq!(outcome, Outcome::Done, "somebody has something to do");
         run.done()
+    }
+}
+
+/// Takes the mark of the reserve out of each entry of the journal of a cache device of so many sectors.
+fn forget_the_reserve(cache: &mut Content, sectors: u64) {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    cache.read(SUPERBLOCK_SECTOR, &mut bytes);
+    let raw = RawSuperblock::from_bytes(&bytes).expect("all of it");
+    let facts = DeviceFacts { sectors, logical_block_sectors: 1 };
+    let Superblock::Cache(superblock) = raw.check(facts).expect("sealed") else {
+        unreachable!("a cache device")
+    };
+    let (magic, bucket) = (superblock.set_magic(), superblock.bucket_sectors());
+    let begin = superblock.first_bucket() * bucket;
+    let mut bytes = vec![0; JSET_BYTES_MAX];
+    for sector in (begin..begin + superblock.journal_buckets() * bucket).step_by(BLOCK_SECTORS.into()) {
+        cache.read(sector, &mut bytes);
+        let Ok(entry) = Jset::parse(&bytes, magic) else { continue };
+        let (header, length) = (JsetHeader { marks_reserve: false, ..entry.header }, entry.byte_len());
+        seal_in_place(&mut bytes[..length], magic, &header);
+        let blocks = length.next_multiple_of(usize::from(BLOCK_SECTORS) * 512);
+        cache.write(sector, &bytes[..blocks]);
     }
 }
 

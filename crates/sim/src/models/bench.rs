@@ -111,18 +111,25 @@ pub struct Bench {
     pub id: &'static str,
     /// In a few words.
     pub about: &'static str,
+    /// It takes minutes: only who asks for it gets it.
+    pub is_long: bool,
     /// Runs it.
     pub run: fn(Scale) -> Vec<Row>,
 }
 
+const fn bench(id: &'static str, about: &'static str, run: fn(Scale) -> Vec<Row>) -> Bench {
+    Bench { id, about, is_long: false, run }
+}
+
 /// All of them.
-pub const BENCHES: [Bench; 6] = [
-    Bench { id: "B12", about: "bytes written to the cache device for each of a user", run: traffic::run },
-    Bench { id: "B9", about: "write-back of dirty data at random places", run: writeback::run },
-    Bench { id: "B7", about: "tails of random writes while garbage is collected", run: tails::run },
-    Bench { id: "B8", about: "random writes beyond what the cache holds", run: cliff::run },
-    Bench { id: "B20", about: "a day of mixed load", run: soak::run },
-    Bench { id: "B10", about: "start after a crash, the cache full", run: start::run },
+pub const BENCHES: [Bench; 7] = [
+    bench("B12", "bytes written to the cache device for each of a user", traffic::run),
+    bench("B9", "write-back of dirty data at random places", writeback::run),
+    bench("B7", "tails of random writes while garbage is collected", tails::run),
+    bench("B8", "random writes beyond what the cache holds", cliff::run),
+    bench("B20", "a day of mixed load", soak::run),
+    bench("B10", "start after a crash, the cache full", start::run),
+    Bench { is_long: true, ..bench("B10x4", "the same, four times as large", start::run_large) },
 ];
 
 /// The least time in which `blocks` blocks of 4 KiB at random places of `region` sectors get to the platter of `model` in one

@@ -45,6 +45,12 @@ pub struct Device {
 }
 
 impl Device {
+    /// How large it is, in sectors.
+    #[must_use]
+    pub const fn sectors(&self) -> u64 {
+        self.info.sectors
+    }
+
     /// A solid state drive of `sectors` sectors with blocks of 4 KiB.
     #[must_use]
     pub fn ssd(model: ssd::Model, sectors: u64) -> Self {

@@ -8,7 +8,7 @@ use bcached_sim::models::bench::{BENCHES, Bench, Row, Scale};
 /// Options of `sim bench-model`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The benchmarks to run, such as B9; none: all of them.
+    /// The benchmarks to run, such as B9; none: all but the longest.
     names: Vec<String>,
     /// Devices so small that it takes seconds: that it runs; the figures say nothing.
     #[arg(long)]
@@ -22,16 +22,16 @@ pub fn bench_model(args: &Args) -> Result<bool> {
         found.with_context(|| unknown("benchmark", name, BENCHES.iter().map(|bench| bench.id)))
     };
     let benches: Vec<&Bench> = match &args.names[..] {
-        [] => BENCHES.iter().collect(),
+        [] => BENCHES.iter().filter(|bench| !bench.is_long).collect(),
         names => names.iter().map(named).collect::<Result<_>>()?,
     };
     let scale = if args.quick { Scale::Quick } else { Scale::Full };
-    say!("{:<4} {:<52} {:>12}  {:<14} verdict", "id", "quantity", "measured", "bound");
+    say!("{:<5} {:<52} {:>12}  {:<14} verdict", "id", "quantity", "measured", "bound");
     let mut verdicts = (0, 0);
     for bench in benches {
         for row in (bench.run)(scale) {
             let Row { id, quantity, measured, bound, is_met } = &row;
-            say!("{id:<4} {quantity:<52} {measured:>12}  {bound:<14} {}", row.verdict());
+            say!("{id:<5} {quantity:<52} {measured:>12}  {bound:<14} {}", row.verdict());
             verdicts.0 += u32::from(*is_met == Some(true));
             verdicts.1 += u32::from(*is_met == Some(false));
         }
