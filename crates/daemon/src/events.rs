@@ -57,6 +57,22 @@ impl Known {
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The same once there is something after that, or after a while; at once, if too many wait already.
+    fn more_than(&self, seen: u64) -> MutexGuard<'_, Ring> {
+        let deadline = Instant::now() + WAIT;
+        let is_one_of_few = self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
+        let mut ring = self.ring();
+        while is_one_of_few && ring.last <= seen {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            ring = self.rung.wait_timeout(ring, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        ring
+    }
 }
 
 impl Ring {
@@ -80,17 +96,7 @@ impl Ring {
 pub fn ask() -> AskEvents {
     Box::new(|seen, waits| {
         let known = known();
-        let deadline = Instant::now() + WAIT;
-        let is_one_of_few = known.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
-        let mut ring = known.ring();
-        while waits && is_one_of_few && ring.last <= seen {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            ring = known.rung.wait_timeout(ring, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        known.waiting.fetch_sub(1, Ordering::Relaxed);
+        let ring = if waits { known.more_than(seen) } else { known.ring() };
         let (events, lost) = ring.after(seen);
         Ok(Events { daemon: known.daemon.clone(), events, lost })
     })

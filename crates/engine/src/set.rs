@@ -100,6 +100,8 @@ pub(crate) struct Inner {
     pub(crate) structure: Semaphore,
     /// One write of the priorities or the uuid table at a time.
     pub(crate) metadata: Semaphore,
+    /// One who makes void what is left of volumes that are no more at a time.
+    pub(crate) orphans: Semaphore,
     /// What the set is in the middle of.
     pub(crate) phases: Arc<Phases>,
     /// Background tasks running, by what they do.

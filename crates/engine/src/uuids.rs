@@ -7,6 +7,7 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
 use crate::written::Cause;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{BucketId, Geometry, Inode, Key, Pointer, Pointers, Uuid, UuidSlot, uuid};
@@ -18,13 +19,17 @@ const FLASH_SECTORS_MAX: u64 = (1 << 54) - 1;
 /// The table in memory: slot number is the volume's inode.
 pub struct UuidTable {
     slots: Vec<UuidSlot>,
+    /// Given up, and of no volume that has been served since the table was read: nothing is under way under such a number.
+    long_gone: BTreeSet<Inode>,
+    /// Of volumes that have been.
+    lived: BTreeSet<Inode>,
 }
 
 impl UuidTable {
     /// A table of `count` free slots.
     #[must_use]
     pub fn empty(count: usize) -> Self {
-        Self { slots: alloc::vec![UuidSlot::FREE; count] }
+        Self { slots: alloc::vec![UuidSlot::FREE; count], long_gone: BTreeSet::new(), lived: BTreeSet::new() }
     }
 
     /// The slot of a volume.
@@ -49,16 +54,43 @@ impl UuidTable {
         self.numbered().filter(|(_, slot)| slot.is_used())
     }
 
-    /// The volume is no more, and its number is never given to another.
+    /// The volume is no more, and its number is nobody's.
     #[must_use]
     pub fn is_invalidated(&self, inode: Inode) -> bool {
         self.slots.get(inode.0 as usize).is_some_and(UuidSlot::is_invalidated)
     }
 
-    /// The first slot that was never used. Slots are never reused (format 11).
+    /// The first slot that was never used, or that nothing is left of ([`super::volume::slots`]).
     #[must_use]
     pub fn free_slot(&self) -> Option<Inode> {
         self.numbered().find(|(_, slot)| slot.is_free()).map(|(inode, _)| inode)
+    }
+
+    /// A volume is served under the number.
+    pub fn comes_to_life(&mut self, inode: Inode) {
+        self.lived.insert(inode);
+    }
+
+    /// The slot of a volume that gets another.
+    pub fn give_up(&mut self, inode: Inode, seconds: u32) {
+        let Some(slot) = self.slot_mut(inode) else { return };
+        slot.invalidate(seconds);
+        if !self.lived.contains(&inode) {
+            self.long_gone.insert(inode);
+        }
+    }
+
+    /// The slot that was given up first, of those that can be used again.
+    #[must_use]
+    pub fn longest_gone(&self) -> Option<Inode> {
+        let gone = self.long_gone.iter().filter_map(|inode| Some((self.slot(*inode)?.invalidated, *inode)));
+        gone.min().map(|(_, inode)| inode)
+    }
+
+    /// A slot is as one that was never used. There must be no key of that number that a crash could bring back.
+    pub fn free(&mut self, inode: Inode) {
+        assert!(self.long_gone.remove(&inode) && self.is_invalidated(inode), "its volume is long gone");
+        self.slots[inode.0 as usize] = UuidSlot::FREE;
     }
 
     /// Number of slots.
@@ -99,7 +131,10 @@ pub async fn read(disk: &Disk, geometry: &Geometry, key: &Key, old: bool) -> Res
         return Err(Error::Inconsistent("a flash-only volume is said to be larger than any volume can be"));
     }
     slots.resize(geometry.uuid_slots(), UuidSlot::FREE);
-    Ok(UuidTable { slots })
+    let mut table = UuidTable { slots, long_gone: BTreeSet::new(), lived: BTreeSet::new() };
+    table.long_gone =
+        table.numbered().filter(|(_, slot)| slot.is_invalidated()).map(|(inode, _)| inode).collect();
+    Ok(table)
 }
 
 /// The key of a table in `bucket`.

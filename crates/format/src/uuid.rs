@@ -78,7 +78,7 @@ impl UuidSlot {
         self.uuid.is_nil()
     }
 
-    /// The slot was given up. It is never used again.
+    /// The slot was given up. A kernel never uses it again.
     #[must_use]
     pub fn is_invalidated(&self) -> bool {
         self.uuid == Uuid::INVALIDATED

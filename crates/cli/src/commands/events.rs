@@ -10,6 +10,11 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Before asking again, where nothing has happened and the answer did not wait for anything.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints as it comes.
 pub fn run(flags: &flags::Events, json: bool) -> Result<Report, Failure> {
@@ -25,7 +30,12 @@ pub fn run(flags: &flags::Events, json: bool) -> Result<Report, Failure> {
     }
     let mut goes_on = printer.print(&first)?;
     while flags.follow && goes_on {
+        let asked = Instant::now();
         let more = ask(&socket, seen, true)?;
+        if more.events.is_empty() && asked.elapsed() < PAUSE {
+            // The daemon lets a few wait, and others wait here.
+            thread::sleep(PAUSE);
+        }
         if more.daemon != known.daemon {
             // Another process counts from 1.
             (seen, known) = (0, Events { events: Vec::new(), ..more });

@@ -1,4 +1,5 @@
-//! The control socket: HTTP and JSON on a unix socket that only its owner may open.
+//! The control socket: HTTP and JSON on a unix socket that only its owner may open. Beside it is one for its group, too (`monitor.sock`),
+//! on which much can be looked at and nothing changed: what is a `GET` below, but for `/v1/stop` and `/v1/config`.
 //!
 //! ```text
 //!   GET    /v1/status                   the body of `bcached status --json`; with `?full=true` of `--full`, too
@@ -21,10 +22,13 @@
 //! VOLUME is what it can be called by, percent-encoded. What is refused has a body of its own, that of
 //! [`Failure::to_json`](crate::failure::Failure::to_json).
 
+mod asked;
+mod bound;
 pub mod client;
 pub mod differences;
 pub mod events;
 pub mod explain;
+mod few;
 pub mod jobs;
 mod metrics;
 pub mod numbers;
@@ -39,3 +43,6 @@ pub(crate) use server::{
     AskBegin, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions, AskStatus,
     AskStop, AskStopped, Control, Handlers, Signal,
 };
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
-//! What can be asked of the control socket, and how answers and refusals become HTTP. Everything that may take a moment
-//! runs beside the thread, which hears signals.
+//! What can be asked of the control socket, and of the one for looking only, and how answers and refusals become HTTP.
 
+use super::asked::{Asked, Seats, seated};
 use super::differences::Differences;
 use super::events::Events;
 use super::explain::Explained;
@@ -14,8 +14,9 @@ use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
-use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::{DefaultBodyLimit, Path};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use axum::serve::IncomingStream;
@@ -90,6 +91,36 @@ impl Answer for Stopping {
     const SCHEMA: &'static str = "bcached.stop";
 }
 
+/// What can be looked at, and changes nothing. What the files hold is not among it, nor the wait for the end of the daemon.
+pub fn to_look(handlers: Arc<Handlers>) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/metrics", get(metrics::control))
+        .route("/v1/volumes/{name}/options", options_to_look(Scope::Volume))
+        .route("/v1/caches/{name}/options", options_to_look(Scope::Cache))
+        .route("/v1/volumes/{name}/explain", get(explain))
+        .route("/v1/jobs", get(jobs))
+        .route("/v1/jobs/{number}", get(job))
+        .route("/v1/events", get(events))
+        .fallback(only_to_look)
+        .method_not_allowed_fallback(only_to_look)
+        .layer(from_fn_with_state(Seats::new(), seated))
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .with_state(handlers)
+}
+
+async fn only_to_look(method: Method, uri: Uri) -> Response {
+    let next = "ask on the control socket, as the user who runs the daemon";
+    let failure = if method == Method::GET || method == Method::HEAD {
+        Failure::new(Kind::NotFound, format!("nothing is to be seen here under {}", uri.path())).next(next)
+    } else {
+        Failure::new(Kind::Permission, "nothing can be changed here")
+            .why("this socket is for looking only")
+            .next(next)
+    };
+    refused(&failure)
+}
+
 /// All of them.
 pub fn router(handlers: Arc<Handlers>) -> Router {
     Router::new()
@@ -107,32 +138,31 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .with_state(handlers)
 }
 
-async fn status(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
+async fn status(asked: Asked, uri: Uri) -> Response {
     let full = uri.query() == Some("full=true");
-    beside(move || Ok((handlers.status)(full))).await
+    asked.answer(move |handlers| Ok((handlers.status)(full))).await
 }
 
-/// To look at options of such things, and to change them.
-fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
-    get(move |State(handlers): State<Arc<Handlers>>, Path(name): Path<String>| {
-        beside(move || (handlers.options)(scope, &name))
+/// To look at options of such things.
+fn options_to_look(scope: Scope) -> MethodRouter<Arc<Handlers>> {
+    get(move |asked: Asked, Path(name): Path<String>| {
+        asked.answer(move |handlers| (handlers.options)(scope, &name))
     })
-    .patch(
-        move |State(handlers): State<Arc<Handlers>>,
+}
+
+/// And to change them.
+fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
+    options_to_look(scope).patch(
+        move |asked: Asked,
               Path(name): Path<String>,
               ConnectInfo(peer): ConnectInfo<Peer>,
-              body: Bytes| async move { change(handlers, (scope, name), peer, &body).await },
+              body: Bytes| async move { change(asked, (scope, name), peer, &body).await },
     )
 }
 
-async fn change(
-    handlers: Arc<Handlers>,
-    (scope, name): (Scope, String),
-    peer: Peer,
-    body: &[u8],
-) -> Response {
+async fn change(asked: Asked, (scope, name): (Scope, String), peer: Peer, body: &[u8]) -> Response {
     match serde_json::from_slice::<Change>(body) {
-        Ok(change) => beside(move || (handlers.change)(scope, &name, change, peer.uid)).await,
+        Ok(change) => asked.answer(move |handlers| (handlers.change)(scope, &name, change, peer.uid)).await,
         Err(error) => refused(
             &Failure::new(Kind::Usage, "the request is not understood")
                 .why(error.to_string())
@@ -141,16 +171,16 @@ async fn change(
     }
 }
 
-async fn jobs(State(handlers): State<Arc<Handlers>>) -> Response {
-    beside(move || (handlers.jobs)()).await
+async fn jobs(asked: Asked) -> Response {
+    asked.answer(move |handlers| (handlers.jobs)()).await
 }
 
-async fn job(State(handlers): State<Arc<Handlers>>, Path(number): Path<String>) -> Response {
-    beside(move || (handlers.job)(number_of(&number)?)).await
+async fn job(asked: Asked, Path(number): Path<String>) -> Response {
+    asked.answer(move |handlers| (handlers.job)(number_of(&number)?)).await
 }
 
-async fn cancel(State(handlers): State<Arc<Handlers>>, Path(number): Path<String>) -> Response {
-    beside(move || (handlers.cancel)(number_of(&number)?)).await
+async fn cancel(asked: Asked, Path(number): Path<String>) -> Response {
+    asked.answer(move |handlers| (handlers.cancel)(number_of(&number)?)).await
 }
 
 fn number_of(typed: &str) -> Result<u64, Failure> {
@@ -160,13 +190,9 @@ fn number_of(typed: &str) -> Result<u64, Failure> {
     })
 }
 
-async fn begin(
-    State(handlers): State<Arc<Handlers>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    body: Bytes,
-) -> Response {
+async fn begin(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Bytes) -> Response {
     match serde_json::from_slice::<Begin>(&body) {
-        Ok(asked) => beside(move || (handlers.begin)(asked, peer.uid)).await,
+        Ok(begin) => asked.answer(move |handlers| (handlers.begin)(begin, peer.uid)).await,
         Err(error) => refused(
             &Failure::new(Kind::Usage, "the request is not understood").why(error.to_string()).next(
                 "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\", \"shrink\", \"replace\", \"release\" or \"import\", \"volume\": NAME, \"with\": DEV, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
@@ -175,38 +201,38 @@ async fn begin(
     }
 }
 
-async fn explain(State(handlers): State<Arc<Handlers>>, Path(volume): Path<String>, uri: Uri) -> Response {
+async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response {
     let offset = uri.query().and_then(|query| query.strip_prefix("offset=")?.parse().ok());
     match offset {
-        Some(offset) => beside(move || (handlers.explain)(&volume, offset)).await,
+        Some(offset) => asked.answer(move |handlers| (handlers.explain)(&volume, offset)).await,
         None => refused(&Failure::new(Kind::Usage, "no offset is named").next("send `?offset=BYTES`")),
     }
 }
 
-async fn differences(State(handlers): State<Arc<Handlers>>) -> Response {
-    beside(move || (handlers.differences)()).await
+async fn differences(asked: Asked) -> Response {
+    asked.answer(move |handlers| (handlers.differences)()).await
 }
 
-async fn events(State(handlers): State<Arc<Handlers>>, uri: Uri) -> Response {
+async fn events(mut asked: Asked, uri: Uri) -> Response {
     let query = uri.query().unwrap_or_default();
     let parts = || query.split('&').filter_map(|part| part.split_once('='));
     let after = parts().find(|(name, _)| *name == "after").map_or(Ok(0), |(_, typed)| typed.parse());
     let waits = parts().any(|part| part == ("wait", "true"));
     match after {
-        Ok(after) => beside(move || (handlers.events)(after, waits)).await,
+        // Who may not is answered at once, and asks again.
+        Ok(after) => {
+            let waits = waits && asked.may_wait();
+            asked.answer(move |handlers| (handlers.events)(after, waits)).await
+        }
         Err(_) => refused(
             &Failure::new(Kind::Usage, "`after` is not a number").next("send the `sequence` of an event"),
         ),
     }
 }
 
-async fn stop(
-    State(handlers): State<Arc<Handlers>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    body: Bytes,
-) -> Response {
+async fn stop(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Bytes) -> Response {
     match serde_json::from_slice::<Stop>(&body) {
-        Ok(asked) => beside(move || (handlers.stop)(asked, peer.uid)).await,
+        Ok(stop) => asked.answer(move |handlers| (handlers.stop)(stop, peer.uid)).await,
         Err(error) => refused(
             &Failure::new(Kind::Usage, "the request is not understood")
                 .why(error.to_string())
@@ -215,23 +241,28 @@ async fn stop(
     }
 }
 
-async fn stopped(State(handlers): State<Arc<Handlers>>) -> Response {
-    beside(move || (handlers.stopped)()).await
+async fn stopped(asked: Asked) -> Response {
+    asked.answer(move |handlers| (handlers.stopped)()).await
 }
 
-/// Asking the engines may block for a moment; signals must not wait for that.
-async fn beside<T: Answer>(ask: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Response {
-    match tokio::task::spawn_blocking(ask).await {
-        Ok(Ok(value)) => {
-            Json(Body { schema: T::SCHEMA, schema_version: 1, bcached: env!("CARGO_PKG_VERSION"), value })
-                .into_response()
+impl Asked {
+    /// What the handlers say to it, with its schema, or their refusal.
+    async fn answer<T: Answer, F>(self, ask: F) -> Response
+    where
+        F: FnOnce(&Handlers) -> Result<T, Failure> + Send + 'static,
+    {
+        match self.beside(ask).await {
+            Some(Ok(value)) => {
+                Json(Body { schema: T::SCHEMA, schema_version: 1, bcached: env!("CARGO_PKG_VERSION"), value })
+                    .into_response()
+            }
+            Some(Err(failure)) => refused(&failure),
+            None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
-        Ok(Err(failure)) => refused(&failure),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-fn refused(failure: &Failure) -> Response {
+pub(super) fn refused(failure: &Failure) -> Response {
     (status_of(failure.kind), Json(failure.to_json())).into_response()
 }
 

@@ -1,31 +1,26 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::bound::{Bound, monitor_beside};
 use super::differences::Differences;
 use super::events::Events;
 use super::explain::Explained;
+use super::few::{self, Few};
 use super::jobs::{Begin, Job, Jobs};
 use super::metrics::Listener;
 use super::options::{Change, Changed, Options};
 use super::routes::{self, Peer};
-use super::socket::connect_now;
 use super::status::Status;
 use super::stop::{Stop, Stopping};
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::options::Scope;
 use rustix::fs::Mode;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use tokio::signal::unix::{SignalKind, signal};
-
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 16;
 
 /// A signal that the supervisor acts on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,37 +94,28 @@ pub struct Handlers {
     pub signal: Box<dyn Fn(Signal) + Send + Sync>,
 }
 
-/// The bound socket. Dropped, it takes its file with it, unless somebody else's has taken its place.
+/// What the daemon can be asked on.
 pub struct Control {
-    path: PathBuf,
-    /// Device and inode of the socket file.
-    file: Option<(u64, u64)>,
-    listener: UnixListener,
+    /// For its owner only: everything.
+    owner: Bound,
+    /// For its group, too: to look, and to change nothing.
+    monitor: Option<Bound>,
     metrics: Option<Listener>,
 }
 
 impl Control {
-    /// Binds `path`, for its owner only.
+    /// Binds `path` for everything, and beside it a socket for who may only look; without that one volumes are served all the same.
     ///
     /// # Errors
     /// A daemon answers there already, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self, Failure> {
-        let cannot = |error: &io::Error| {
-            let kind =
-                if error.kind() == io::ErrorKind::PermissionDenied { Kind::Permission } else { Kind::Io };
-            Failure::new(kind, format!("cannot listen on {}", path.display()))
-                .why(error.to_string())
-                .next("name another socket with --control")
-        };
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            match std::fs::create_dir(folder) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(&error)),
-                _ => {}
-            }
+        let for_owner = Mode::RUSR | Mode::WUSR;
+        let owner = Bound::bind(path, for_owner)?;
+        let monitor = Bound::bind(&monitor_beside(path), for_owner | Mode::RGRP | Mode::WGRP);
+        if let Err(failure) = &monitor {
+            tracing::warn!(event = "monitor-failed", "nobody can look only: {failure}");
         }
-        remove_stale(path)?;
-        let listener = listen(path).map_err(|error| cannot(&error))?;
-        Ok(Self { path: path.to_owned(), file: identity(path), listener, metrics: None })
+        Ok(Self { owner, monitor: monitor.ok(), metrics: None })
     }
 
     /// The same with a port for metrics, if there is an `address`.
@@ -146,7 +132,8 @@ impl Control {
     /// # Errors
     /// No thread or descriptor to be had.
     pub fn start(&self, handlers: Handlers) -> io::Result<()> {
-        let listener = self.listener.try_clone()?;
+        let owner = self.owner.listener.try_clone()?;
+        let monitor = self.monitor.as_ref().map(|monitor| monitor.listener.try_clone()).transpose()?;
         let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
         spare_descriptors()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -175,9 +162,10 @@ impl Control {
             if let Some(metrics) = metrics {
                 runtime.spawn(metrics.serve(Arc::clone(&handlers)));
             }
-            if let Err(error) = runtime.block_on(answer(listener, handlers)) {
-                tracing::error!(event = "control-failed", "the control socket failed: {error}");
+            if let Some(monitor) = monitor {
+                runtime.spawn(look(monitor, Arc::clone(&handlers)));
             }
+            runtime.block_on(answer(owner, handlers));
         })?;
         Ok(())
     }
@@ -191,68 +179,25 @@ fn spare_descriptors() -> io::Result<()> {
     taken.map(drop)
 }
 
-async fn answer(listener: UnixListener, handlers: Arc<Handlers>) -> io::Result<()> {
-    let service = routes::router(handlers).into_make_service_with_connect_info::<Peer>();
-    axum::serve(tokio::net::UnixListener::from_std(listener)?, service).await
-}
-
-/// The file that bind makes takes its mode from the socket: it is never open to anybody else.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let address = SocketAddrUnix::new(path)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// Removes a socket on which nobody answers.
-fn remove_stale(path: &Path) -> Result<(), Failure> {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
-    if !metadata.file_type().is_socket() {
-        return Err(Failure::new(Kind::Usage, format!("cannot listen on {}", path.display()))
-            .why("it exists and is not a socket")
-            .next("name another socket with --control"));
-    }
-    match connect_now(path) {
-        Err(Errno::CONNREFUSED) => {
-            let _gone_already = std::fs::remove_file(path);
-            Ok(())
-        }
-        Err(Errno::NOENT) => Ok(()),
-        _ => Err(Failure::new(Kind::InUse, format!("cannot listen on {}", path.display()))
-            .why("another daemon answers there")
-            .next("stop it, or name another socket with --control")),
+async fn answer(listener: UnixListener, handlers: Arc<Handlers>) {
+    let served = async {
+        let service = routes::router(handlers).into_make_service_with_connect_info::<Peer>();
+        axum::serve(tokio::net::UnixListener::from_std(listener)?, service).await
+    };
+    if let Err(error) = served.await {
+        tracing::error!(event = "control-failed", "the control socket failed: {error}");
     }
 }
 
-impl Drop for Control {
-    fn drop(&mut self) {
-        if self.file.is_some() && identity(&self.path) == self.file {
-            let _gone_already = std::fs::remove_file(&self.path);
-        }
-    }
-}
+/// Connections of those who may only look: descriptors are for volumes first.
+const LOOKING_MAX: usize = 16;
 
-/// Which file lies at `path`: its device and inode.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A daemon that ended late took the socket of the next one along.
-    #[test]
-    fn a_socket_that_is_no_longer_ours_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control.sock");
-        let Ok(control) = Control::bind(&path) else { panic!("nothing is there") };
-        std::fs::rename(&path, folder.path().join("moved.sock")).unwrap();
-        let _next = UnixListener::bind(&path).unwrap();
-        drop(control);
-        assert!(path.exists(), "somebody else's");
+async fn look(listener: UnixListener, handlers: Arc<Handlers>) {
+    let served = async {
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        axum::serve(Few::new(listener, LOOKING_MAX, few::LIMITS), routes::to_look(handlers)).await
+    };
+    if let Err(error) = served.await {
+        tracing::error!(event = "monitor-failed", "nobody can look only any more: {error}");
     }
 }

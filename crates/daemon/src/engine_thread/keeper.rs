@@ -62,6 +62,8 @@ pub struct Sets {
     pub away: BTreeMap<VolumeId, Away>,
     /// What the set was when it was let go of, if it has been.
     pub before: Option<Box<Status>>,
+    /// The number that its next volume would have had.
+    pub next: Option<VolumeId>,
     /// Why it was, the last time.
     pub why: Option<Error>,
     /// The set could not be opened again, for a reason that does not pass.
@@ -267,8 +269,8 @@ impl Keeper {
             // Requests for those that live in it alone come under the numbers that they had.
             let former = sets.before.take().map(|before| before.volumes).unwrap_or_default();
             set.resume_flash_only(&former);
-            let last = former.iter().map(|info| info.id).chain(sets.away.keys().copied()).max();
-            set.number_from(VolumeId(last.map_or(0, |last| last.0 + 1)));
+            // Those of volumes that are gone are known to somebody, too.
+            set.number_from(sets.next.expect("it was kept when the set was let go of"));
             let Sets { away, waits_since, .. } = sets;
             waits_since.retain(|id, _| away.contains_key(id));
             sets.main = Some(set);

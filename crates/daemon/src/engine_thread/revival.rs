@@ -128,6 +128,7 @@ async fn let_go(keeper: &Keeper) {
         let before = set.status();
         sets.why.clone_from(&before.failed);
         sets.before = Some(Box::new(before));
+        sets.next = Some(set.next_number());
         Some(set)
     }) else {
         return;

@@ -2,8 +2,8 @@
 //!
 //! Their keys pin buckets, and nobody can want them. A slot is given up when its volume was detached, with everything
 //! written back; when its backing device was used without the cache since (*stale*, *none*), so that what it holds is the
-//! newer; or when it was destroyed. What names the volume is gone from the slot then, and its number is never given to
-//! another. Such dirty keys come from crashes and failed sets, whose last words (*this is clean*, *this is void*) reached
+//! newer; or when it was destroyed. What names the volume is gone from the slot then, and its number is not given to
+//! another before nothing of it is left ([`crate::volume::slots`]). Such dirty keys come from crashes and failed sets, whose last words (*this is clean*, *this is void*) reached
 //! the memory only, and from destroyed volumes; a kernel keeps them for ever.
 //!
 //! They become holes, journalled like those of a discard. After a crash in the middle the next start does the rest.
@@ -27,6 +27,11 @@ pub async fn run(set: CacheSet) {
     let _ends_with_the_set = set.walked().await;
     while !set.is_ending() {
         for inode in set.with(|s| orphans(s)) {
+            let _alone = set.inner.orphans.acquire(1).await;
+            // Its number may have become another's.
+            if !set.with(|s| s.uuids.is_invalidated(inode)) {
+                continue;
+            }
             // What cannot be reached is named (a node that cannot be read) or ends everything (a failed write).
             let is_done = |s: &State| s.dirty.of(inode) == 0;
             let _ = make_void(&set, inode, is_done, |buckets, key| key.dirty && !buckets.is_dead(key)).await;

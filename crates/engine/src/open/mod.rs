@@ -154,6 +154,7 @@ fn assemble(
         resizing: Semaphore::new(1),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
+        orphans: Semaphore::new(1),
         phases,
         running: Default::default(),
     };

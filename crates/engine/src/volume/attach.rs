@@ -159,7 +159,7 @@ impl CacheSet {
     }
 
     /// What the set holds of a volume from sector `at` on; no more than it takes until it is `enough`.
-    async fn survey_beyond(
+    pub(super) async fn survey_beyond(
         &self,
         inode: Inode,
         mut at: u64,
@@ -180,12 +180,23 @@ impl CacheSet {
         fresh: bool,
     ) -> Result<Inode, Error> {
         let seconds = self.env().wall_seconds();
-        let inode = self.with(|s| {
-            let keep = known.filter(|_| !fresh);
-            if let Some(slot) = known.filter(|_| fresh).and_then(|inode| s.uuids.slot_mut(inode)) {
-                slot.invalidate(seconds);
+        let keep = known.filter(|_| !fresh);
+        // Somebody else may have added it meanwhile, or made the set forget it.
+        self.with(|s| {
+            let Some(inode) = known else { return Ok(()) };
+            if s.uuids.find(superblock.uuid()) != known {
+                return Err(Error::BeingForgotten);
             }
-            let inode = keep.or_else(|| s.uuids.free_slot()).ok_or_else(|| Error::NoSlot(s.uuids.count()))?;
+            if s.volumes.iter().any(|(_, volume)| volume.inode == known) {
+                return Err(Error::Duplicate);
+            }
+            if fresh {
+                s.uuids.give_up(inode, seconds);
+            }
+            Ok(())
+        })?;
+        let choose = |s: &State| keep.or_else(|| s.uuids.free_slot());
+        let inode = self.with_slot(choose, |s, inode| {
             let slot = s.uuids.slot_mut(inode).expect("found above");
             if keep.is_none() {
                 *slot = UuidSlot {
@@ -198,7 +209,8 @@ impl CacheSet {
             slot.last_registered = seconds;
             slot.label = superblock.label();
             Ok(inode)
-        })?;
+        });
+        let inode = inode.await?;
         uuids::store(self).await?;
         Ok(inode)
     }
@@ -238,6 +250,9 @@ impl CacheSet {
             volume.company.wakes(s.now);
             if is_dirty {
                 volume.pace.age.inherits(s.now);
+            }
+            if let Some(inode) = inode {
+                s.uuids.comes_to_life(inode);
             }
             s.volumes.add(number, volume)
         });

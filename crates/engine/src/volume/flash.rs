@@ -27,24 +27,28 @@ impl CacheSet {
         self.check_alive()?;
         let uuid = Uuid::from_random([self.env().random(), self.env().random()]);
         let seconds = self.env().wall_seconds();
-        let inode = self.with(|s| {
-            s.check_flash_size(sectors)?;
-            let inode = s.uuids.free_slot().ok_or_else(|| Error::NoSlot(s.uuids.count()))?;
-            let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
-            *slot = UuidSlot {
-                uuid,
-                label,
-                first_registered: seconds,
-                last_registered: seconds,
-                sectors,
-                ..UuidSlot::FREE
-            };
-            slot.set_flash_only(true);
-            // Nobody else serves it before the table is stored.
-            s.forgetting.insert(inode);
-            s.background += 1;
-            Ok::<_, Error>(inode)
-        })?;
+        self.with(|s| s.check_flash_size(sectors))?;
+        let inode = self.with_slot(
+            |s| s.uuids.free_slot(),
+            |s, inode| {
+                s.check_flash_size(sectors)?;
+                let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
+                *slot = UuidSlot {
+                    uuid,
+                    label,
+                    first_registered: seconds,
+                    last_registered: seconds,
+                    sectors,
+                    ..UuidSlot::FREE
+                };
+                slot.set_flash_only(true);
+                // Nobody else serves it before the table is stored.
+                s.forgetting.insert(inode);
+                s.background += 1;
+                Ok(inode)
+            },
+        );
+        let inode = inode.await?;
         let stored = uuids::store(self).await;
         self.with(|s| {
             s.forgetting.remove(&inode);
@@ -123,6 +127,7 @@ impl State {
             dirty_marked: true,
             ..Volume::new(Some(inode), slot.uuid, slot.label, self.options.volume)
         };
+        self.uuids.comes_to_life(inode);
         self.volumes.add(None, volume)
     }
 

@@ -12,6 +12,7 @@ pub mod remove;
 pub mod resize;
 pub mod resume;
 pub mod returned;
+pub mod slots;
 
 use crate::error::Error;
 use crate::latency::Latencies;
@@ -252,6 +253,12 @@ impl Volumes {
         let former = self.table.insert(id, volume);
         assert!(former.is_none(), "a volume has a number of its own");
         id
+    }
+
+    /// The next that nobody has had.
+    #[must_use]
+    pub const fn next(&self) -> VolumeId {
+        VolumeId(self.next)
     }
 
     /// Numbers below `next` are not given to anybody who does not ask for one.

@@ -52,6 +52,7 @@ impl CacheSet {
         self.with(|s| {
             let Some(volume) = s.volumes.get_mut(id) else { return };
             volume.inode = Some(inode);
+            s.uuids.comes_to_life(inode);
             volume.attachment += 1;
             volume.earlier_requests = volume.requests;
             volume.writeback_from = volume.data_offset;

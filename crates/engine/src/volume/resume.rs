@@ -89,6 +89,13 @@ impl CacheSet {
         self.add_past(disk, Some(id)).await.map(drop)
     }
 
+    /// The number of the next volume that asks for none: those below are of volumes that are there, or were. A set that is opened again
+    /// goes on from it: who still knows such a number must not meet another volume under it.
+    #[must_use]
+    pub fn next_number(&self) -> VolumeId {
+        self.with(|s| s.volumes.next())
+    }
+
     /// Numbers below `next` are kept for who asks for one.
     pub fn number_from(&self, next: VolumeId) {
         self.with(|s| s.volumes.number_from(next));

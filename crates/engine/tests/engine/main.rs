@@ -34,6 +34,7 @@ mod resume;
 mod returned;
 mod rig;
 mod room;
+mod slots;
 mod stopped;
 mod stripes;
 mod superblock;

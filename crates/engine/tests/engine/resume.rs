@@ -140,6 +140,8 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
             made.push(set.create_flash_only(64, label).await.expect("there is room"));
         }
         set.remove_volume(made[0]).await.expect("it is served");
+        let gone = set.create_flash_only(64, bcached_format::Label::default()).await.expect("there is room");
+        set.remove_volume(gone).await.expect("it is served");
         set.change_volume_options(made[1], |options| options.sequential_cutoff = 77).expect("it is served");
         ask(&set, made[1], write(0, 8, 2)).await;
         ask(&set, made[2], write(0, 8, 3)).await;
@@ -147,9 +149,10 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
             (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
         }));
         assert!(set.serve(made[2], fua(8, 4)).await.result.is_err());
-        let former = set.volumes();
+        let (former, next) = (set.volumes(), set.next_number());
         let set = opened_again(&env, &note, &world, set).await;
         set.resume_flash_only(&former);
+        set.number_from(next);
         assert_eq!(set.add_backing_as(backed, BACKING).await, Ok(()));
         assert_eq!(set.volumes().iter().map(|info| info.id).collect::<Vec<_>>(), [backed, made[1], made[2]]);
         assert_eq!(bytes(&set, made[1], 0, 8).await, [2; 8]);
@@ -157,8 +160,12 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
         assert_eq!(set.volume_options(made[1]).map(|options| options.sequential_cutoff), Some(77));
         assert_eq!(
             set.status().unserved.iter().map(|left| left.label.to_string()).collect::<Vec<_>>(),
-            ["one"]
+            ["one", ""]
         );
+        // Somebody may still know the number of the one that is gone.
+        let another =
+            set.create_flash_only(64, bcached_format::Label::default()).await.expect("there is room");
+        assert_eq!((another, another.0), (next, gone.0 + 1));
         set.stop().await.expect("it stops");
     });
 }

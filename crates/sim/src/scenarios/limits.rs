@@ -3,11 +3,12 @@
 use super::bench::{Place, quiet};
 use super::image::change_table;
 use super::stage::{
-    AROUND, BACK, FLUSH, THROUGH, assert_not_opened, assert_refused, bench, geometry, keep, power_cut, read,
-    small, stage, unstarted, warm, write, write_fua,
+    AROUND, ATTACH, BACK, DETACH, FLUSH, THROUGH, assert_not_opened, assert_refused, bench, geometry, keep,
+    power_cut, read, small, stage, unstarted, warm, write, write_fua,
 };
 use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
+use crate::failure::Fault;
 use crate::oracle::Oracle;
 use crate::scenario::Stage;
 use crate::stamp::Value;
@@ -21,6 +22,8 @@ use std::rc::Rc;
 super::scenarios! {
     include_str!("limits.rs"),
     a_volume_for_which_the_table_has_no_slot_is_refused,
+    a_slot_that_is_used_again_holds_nothing_of_before,
+    a_slot_is_used_again_beside_requests,
     a_discard_across_dirty_and_clean_data_leaves_one_content,
     what_is_longer_than_a_key_can_say_is_many_keys,
     a_device_that_ends_within_a_block_is_whole_to_its_last_sector,
@@ -29,26 +32,99 @@ super::scenarios! {
     sizes_without_room_to_append_are_refused,
 }
 
-/// Over the years a cache has had as many volumes as its table has slots; slots are never used again. A new disk is
-/// refused in words, and who is there goes on.
+/// A cache has as many volumes as its table has slots. A new disk is refused in words, and who is there goes on.
 fn a_volume_for_which_the_table_has_no_slot_is_refused() {
     let (mut stage, bench) = unstarted(small(vec![4096, 4096], BACK), quiet(), 1);
     bench.put(1, Place::Missing);
     stage.start().unwrap();
     keep(&mut stage, 0..64);
     stage.stop().unwrap();
-    change_table(&mut stage, |slots| {
-        for slot in slots.iter_mut().filter(|slot| slot.is_free()) {
-            *slot = UuidSlot { uuid: Uuid([1; 16]), ..UuidSlot::FREE };
-            slot.invalidate(1);
-        }
-    });
+    fill_table(&mut stage, 0);
     bench.put(1, Place::Disk(2));
     assert_not_opened(&mut stage, "all 64 slots");
     bench.put(1, Place::Missing);
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
+}
+
+/// The free slots are somebody's, but for so many.
+fn fill_table(stage: &mut Stage, left: usize) {
+    change_table(stage, |slots| {
+        for (slot, number) in slots.iter_mut().filter(|slot| slot.is_free()).skip(left).zip(1..) {
+            *slot = UuidSlot { uuid: Uuid([number; 16]), ..UuidSlot::FREE };
+        }
+    });
+}
+
+/// A set that the only volume has left, with clean copies under number 0; what is on the disk by now is newer. So many slots are free.
+fn left_behind(free: usize) -> Stage {
+    let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
+    keep(&mut stage, 0..40);
+    warm(&mut stage, 40..80);
+    stage.ask(DETACH).unwrap();
+    keep(&mut stage, 0..64);
+    stage.stop().unwrap();
+    fill_table(&mut stage, free);
+    stage
+}
+
+/// Whatever the power leaves, the volume is there, or at the next start.
+fn assert_all_there(stage: &mut Stage) {
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    keep(stage, 32..48);
+    stage.stop().unwrap();
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
+}
+
+/// True at the operation of that number.
+fn at_operation(mut left: u32) -> impl FnMut(&OpView) -> bool + 'static {
+    move |_| {
+        left = left.saturating_sub(1);
+        left == 0
+    }
+}
+
+/// Over the years a cache has had as many volumes as its table has slots. A kernel takes no more then; we take the slot of one that is
+/// gone, whose copies in the cache are older than the disk. The power goes at any moment of that.
+fn a_slot_that_is_used_again_holds_nothing_of_before() {
+    for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)] {
+        let mut moments = 0;
+        loop {
+            let mut stage = left_behind(0);
+            match stage.crash_in_start(at_operation(moments + 1), Crash::PowerCut, survivors) {
+                Ok(()) => assert_all_there(&mut stage),
+                Err(Fault::Story(_)) => break,
+                Err(fault) => unreachable!("at operation {moments}: {fault:?}"),
+            }
+            moments += 1;
+        }
+        assert!(moments > 20, "{moments} operations");
+    }
+}
+
+/// The same of a volume that is served meanwhile: detached once more, and attached.
+fn a_slot_is_used_again_beside_requests() {
+    for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)] {
+        let mut moments = 0;
+        loop {
+            let mut stage = left_behind(1);
+            stage.start().unwrap();
+            keep(&mut stage, 56..88);
+            stage.ask(DETACH).unwrap();
+            let steps = vec![write(64..72), ATTACH, read(0..88), write(32..48), FLUSH];
+            match stage.crash_at(steps, at_operation(moments + 1), Crash::PowerCut, survivors) {
+                Ok(()) => assert_all_there(&mut stage),
+                Err(Fault::Story(_)) => break,
+                Err(fault) => unreachable!("at operation {moments}: {fault:?}"),
+            }
+            moments += 1;
+        }
+        assert!(moments > 20, "{moments} operations");
+    }
 }
 
 /// A database drops a table: one discard goes over what is dirty, what is clean and what is not cached, and the power

@@ -6,7 +6,7 @@
 
 use super::seat::{Seat, TRIES, tried};
 use super::{Refusal, Soon};
-use bcached_engine::{CacheSet, Error, VolumeId};
+use bcached_engine::{CacheSet, Error};
 use bcached_env::Env;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -70,14 +70,14 @@ impl Berth {
                 *found = None;
             }
         }
+        let next = set.next_number();
         let outcome = match self.let_go(set).await {
             Some(error) if !error.may_pass() => Err(error),
             _ => self.open_again().await,
         };
         if let Ok(set) = &outcome {
-            let last = volumes.iter().flatten().map(|(id, _)| id.0).max();
             set.resume_flash_only(&infos);
-            set.number_from(VolumeId(last.map_or(0, |last| last + 1)));
+            set.number_from(next);
         }
         for (seat, found) in seats.iter().zip(volumes) {
             let id = match (&outcome, found) {

@@ -1,0 +1,92 @@
+//! Somebody's question on its way to the handlers. Everything that may take a moment runs beside the thread, which hears signals; whoever may
+//! only look has one of a few seats for that, and keeps it until the work has ended, also after having hung up.
+
+use super::server::Handlers;
+use crate::failure::{Failure, Kind};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::Response;
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Guests are answered so many at once: the threads that do it are those of the control socket, too.
+const SEATS: usize = 16;
+
+/// So many of them may wait for an event meanwhile; fewer than may do so in all, so that the control socket's own find a place.
+const WAITING: usize = 4;
+
+/// The seats of those who may only look.
+#[derive(Clone)]
+pub(super) struct Seats {
+    answered: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+}
+
+impl Seats {
+    pub(super) fn new() -> Self {
+        Self { answered: Arc::new(Semaphore::new(SEATS)), waiting: Arc::new(Semaphore::new(WAITING)) }
+    }
+}
+
+/// Somebody who has a seat.
+#[derive(Clone)]
+struct Guest {
+    _seat: Arc<OwnedSemaphorePermit>,
+    waiting: Arc<Semaphore>,
+}
+
+/// Goes on with a request if there is a seat for it.
+pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, next: Next) -> Response {
+    match seats.answered.try_acquire_owned() {
+        Ok(seat) => {
+            request.extensions_mut().insert(Guest { _seat: Arc::new(seat), waiting: seats.waiting });
+            next.run(request).await
+        }
+        Err(_) => super::routes::refused(
+            &Failure::new(Kind::TimeLimit, format!("{SEATS} others are being answered here"))
+                .next("ask again later"),
+        ),
+    }
+}
+
+/// A question, with the seat of whoever asks if that is a guest.
+pub(super) struct Asked {
+    handlers: Arc<Handlers>,
+    guest: Option<Guest>,
+    waits: Option<OwnedSemaphorePermit>,
+}
+
+impl FromRequestParts<Arc<Handlers>> for Asked {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, handlers: &Arc<Handlers>) -> Result<Self, Infallible> {
+        // Taken out of the request: that is gone as soon as whoever asked has hung up.
+        let guest = parts.extensions.remove();
+        Ok(Self { handlers: Arc::clone(handlers), guest, waits: None })
+    }
+}
+
+impl Asked {
+    /// True if whoever asks may wait for an event, until it is answered.
+    pub(super) fn may_wait(&mut self) -> bool {
+        let Some(guest) = &self.guest else { return true };
+        self.waits = Arc::clone(&guest.waiting).try_acquire_owned().ok();
+        self.waits.is_some()
+    }
+
+    /// What the handlers say, which may take a moment. `None` if they panicked.
+    pub(super) async fn beside<T, F>(self, ask: F) -> Option<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Handlers) -> T + Send + 'static,
+    {
+        // The whole of it goes along, not the handlers alone: the seat is given up at the end of the work.
+        let work = move || {
+            let asked = self;
+            ask(&asked.handlers)
+        };
+        tokio::task::spawn_blocking(work).await.ok()
+    }
+}

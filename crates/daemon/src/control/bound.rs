@@ -1,0 +1,131 @@
+//! A socket file that somebody listens on, with the mode that it is to have from the first moment.
+
+use super::socket::connect_now;
+use crate::failure::{Failure, Kind};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// The socket for who may only look, beside the control socket: `monitor.sock` beside `control.sock`.
+pub fn monitor_beside(control: &Path) -> PathBuf {
+    let name = control.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = match name.strip_suffix("control.sock") {
+        Some(before) => format!("{before}monitor.sock"),
+        None => format!("{name}.monitor"),
+    };
+    control.with_file_name(name)
+}
+
+/// A bound socket. Dropped, it takes its file with it, unless somebody else's has taken its place.
+pub struct Bound {
+    path: PathBuf,
+    /// Device and inode of the socket file.
+    file: Option<(u64, u64)>,
+    /// Whoever accepts.
+    pub listener: UnixListener,
+}
+
+impl Bound {
+    /// Binds `path`, with `mode`, and makes its folder if that is missing.
+    ///
+    /// # Errors
+    /// A daemon answers there already, or the system refuses.
+    pub fn bind(path: &Path, mode: Mode) -> Result<Self, Failure> {
+        let cannot = |error: &io::Error| {
+            let kind =
+                if error.kind() == io::ErrorKind::PermissionDenied { Kind::Permission } else { Kind::Io };
+            Failure::new(kind, format!("cannot listen on {}", path.display()))
+                .why(error.to_string())
+                .next("name another socket with --control")
+        };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            match std::fs::create_dir(folder) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(&error)),
+                _ => {}
+            }
+        }
+        remove_stale(path)?;
+        Self::listen(path, mode).map_err(|error| cannot(&error))
+    }
+
+    /// The file that bind makes takes its mode from the socket: it is never open to anybody else. What the umask has taken away of that is given
+    /// back before anybody is answered.
+    fn listen(path: &Path, mode: Mode) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::fs::fchmod(&socket, mode)?;
+        rustix::net::bind(&socket, &address)?;
+        let bound = Self { path: path.to_owned(), file: identity(path), listener: socket.into() };
+        if Mode::from_raw_mode(std::fs::symlink_metadata(path)?.mode() & 0o777) != mode {
+            rustix::fs::chmod(path, mode)?;
+        }
+        rustix::net::listen(&bound.listener, BACKLOG)?;
+        Ok(bound)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.file.is_some() && identity(&self.path) == self.file {
+            let _gone_already = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes a socket on which nobody answers.
+fn remove_stale(path: &Path) -> Result<(), Failure> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err(Failure::new(Kind::Usage, format!("cannot listen on {}", path.display()))
+            .why("it exists and is not a socket")
+            .next("name another socket with --control"));
+    }
+    match connect_now(path) {
+        Err(Errno::CONNREFUSED) => {
+            let _gone_already = std::fs::remove_file(path);
+            Ok(())
+        }
+        Err(Errno::NOENT) => Ok(()),
+        _ => Err(Failure::new(Kind::InUse, format!("cannot listen on {}", path.display()))
+            .why("another daemon answers there")
+            .next("stop it, or name another socket with --control")),
+    }
+}
+
+/// Which file lies at `path`: its device and inode.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon that ended late took the socket of the next one along.
+    #[test]
+    fn a_socket_that_is_no_longer_ours_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let Ok(control) = Bound::bind(&path, Mode::RUSR | Mode::WUSR) else { panic!("nothing is there") };
+        std::fs::rename(&path, folder.path().join("moved.sock")).unwrap();
+        let _next = UnixListener::bind(&path).unwrap();
+        drop(control);
+        assert!(path.exists(), "somebody else's");
+    }
+
+    #[test]
+    fn the_monitor_is_beside_the_control_socket() {
+        let beside = |control: &str| monitor_beside(Path::new(control)).to_string_lossy().into_owned();
+        assert_eq!(beside("/run/bcached/control.sock"), "/run/bcached/monitor.sock");
+        assert_eq!(beside("/run/two-control.sock"), "/run/two-monitor.sock");
+        assert_eq!(beside("here"), "here.monitor");
+    }
+}

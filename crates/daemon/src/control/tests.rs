@@ -1,0 +1,157 @@
+//! What those who may only look can take of the daemon's time.
+
+use super::few::{self, Few};
+use super::*;
+use crate::failure::{Failure, Kind};
+use axum::Router;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Work that ends when it may.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    /// Begun, and not ended.
+    inside: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peak.fetch_max(inside, Ordering::SeqCst);
+        let is_open = self.is_open.lock().unwrap();
+        let waited = self.opened.wait_timeout_while(is_open, LIMIT, |is_open| !*is_open).unwrap();
+        assert!(!waited.1.timed_out());
+        drop(waited);
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    #[track_caller]
+    fn wait_for(&self, inside: usize) {
+        let started = Instant::now();
+        while self.inside.load(Ordering::SeqCst) != inside {
+            assert!(started.elapsed() < LIMIT, "{} are inside", self.inside.load(Ordering::SeqCst));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn no<T>() -> Result<T, Failure> {
+    Err(Failure::new(Kind::No, "not here"))
+}
+
+/// Handlers whose list of jobs passes the gate, as events do that are waited for.
+fn gated(gate: &Arc<Gate>) -> Handlers {
+    let (jobs, events) = (Arc::clone(gate), Arc::clone(gate));
+    Handlers {
+        status: Box::new(|_| unreachable!("nobody asks")),
+        options: Box::new(|_, _| no()),
+        change: Box::new(|_, _, _, _| no()),
+        begin: Box::new(|_, _| no()),
+        jobs: Box::new(move || {
+            jobs.pass();
+            no()
+        }),
+        job: Box::new(|_| no()),
+        cancel: Box::new(|_| no()),
+        explain: Box::new(|_, _| no()),
+        differences: Box::new(no),
+        events: Box::new(move |_, waits| {
+            if waits {
+                events.pass();
+            }
+            no()
+        }),
+        stop: Box::new(|_, _| no()),
+        stopped: Box::new(no),
+        signal: Box::new(|_| ()),
+    }
+}
+
+/// A socket for looking, as long as the folder lives.
+fn monitor(gate: &Arc<Gate>) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("monitor.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let routes: Router = routes::to_look(Arc::new(gated(gate)));
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+            axum::serve(Few::new(listener, 64, few::LIMITS), routes).await.unwrap();
+        });
+    });
+    (folder, path)
+}
+
+fn asking(path: &PathBuf, what: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(format!("GET {what} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+    stream
+}
+
+fn answer(mut stream: UnixStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Whoever hangs up leaves the work behind: that keeps the seat, and no more than there are seats is begun.
+#[test]
+fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
+    let gate = Arc::<Gate>::default();
+    let (_folder, path) = monitor(&gate);
+    let mut taken = 0;
+    while taken < 16 {
+        let asked = asking(&path, "/v1/jobs");
+        taken += 1;
+        gate.wait_for(taken);
+        drop(asked);
+    }
+    for _ in 0..40 {
+        let said = answer(asking(&path, "/v1/jobs"));
+        assert!(said.starts_with("HTTP/1.0 504") && said.contains("16 others are being answered"), "{said}");
+        drop(asking(&path, "/v1/jobs"));
+    }
+    assert_eq!(gate.peak.load(Ordering::SeqCst), 16);
+    gate.open();
+    gate.wait_for(0);
+    let said = answer(asking(&path, "/v1/jobs"));
+    assert!(said.contains("not here"), "{said}");
+}
+
+/// Of many who wait for an event a few do so here; the others are answered at once, and no seat is left taken.
+#[test]
+fn a_few_wait_for_events() {
+    let gate = Arc::<Gate>::default();
+    let (_folder, path) = monitor(&gate);
+    let waiting: Vec<_> = (1..=4)
+        .map(|inside| {
+            let asked = asking(&path, "/v1/events?after=1&wait=true");
+            gate.wait_for(inside);
+            asked
+        })
+        .collect();
+    for _ in 0..40 {
+        let said = answer(asking(&path, "/v1/events?after=1&wait=true"));
+        assert!(said.contains("not here"), "{said}");
+    }
+    assert_eq!(gate.peak.load(Ordering::SeqCst), 4);
+    gate.open();
+    assert!(waiting.into_iter().all(|asked| answer(asked).contains("not here")));
+}
