@@ -8,7 +8,7 @@
 //! | journal writer without a place | `journal_progress` | the oldest keys are in leaves | leaf writer, a rewrite's end, replay |
 //! | who wants an entry durable, or room for one | `journal_progress` | it is, or there is | journal writer, leaf writer |
 //! | leaf writer | `leaf_work`, or the age of the oldest leaf | a leaf is due | who needs journal room or node memory; journal writer; the first key in a leaf |
-//! | attempts at a gated leaf, rewrites, the last writes | `node_progress` | a leaf is not being written or replaced | leaf writer, a rewrite's end |
+//! | attempts at a full or closed leaf, rewrites, the last writes | `node_progress` | a leaf takes keys, or is not being written or replaced | leaf writer, a rewrite's beginning and end |
 //! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
 //! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try; a discard's end |
@@ -29,11 +29,11 @@
 //! A failure rings everything. What a wait needs must not need what the waiter holds: writing leaves and entries needs
 //! neither buckets nor permits; the allocator needs both and the permit for metadata, and where buckets are kept by the
 //! age of the pointers to them it needs GC, which rewrites nodes. So nobody waits for a bucket with a permit or a node in
-//! hand; rewrites need all of these, and gate a leaf only when they have their buckets and memory.
+//! hand; rewrites need all of these, and close a leaf only when they have their buckets and memory.
 
 use crate::btree::budget::{Shares, attempt_tickets};
 use crate::btree::cache::Pin;
-use crate::btree::{Attempt, Need, load, split, write};
+use crate::btree::{Attempt, Need, ahead, load, write};
 use crate::error::Error;
 use crate::journal::writer;
 use crate::phases::{Inside, Phase, Phases};
@@ -55,7 +55,7 @@ pub struct Signals {
     pub journal_progress: Notify,
     /// The leaf writer has something to do.
     pub leaf_work: Notify,
-    /// A node is no longer being written or gated.
+    /// A node is no longer being written, or has been closed or opened.
     pub node_progress: Notify,
     /// A node came, was unpinned, written or removed: there may be memory.
     pub node_memory: Rc<Notify>,
@@ -105,7 +105,7 @@ pub(crate) struct Inner {
     /// What the set is in the middle of.
     pub(crate) phases: Arc<Phases>,
     /// Background tasks running, by what they do.
-    pub(crate) running: [Cell<usize>; 3],
+    pub(crate) running: [Cell<usize>; 4],
 }
 
 /// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in this order.
@@ -115,6 +115,8 @@ pub(crate) enum Duty {
     Changing,
     /// Keeps buckets free, for requests and for workers. Ends at [`State::settled`].
     Allocating,
+    /// Rewrites a leaf, and ends then. Nobody asks for one who has not been waited for before.
+    Rewriting,
     /// Writes the journal and the leaves, for everybody. Ends at [`State::stopped`].
     Writing,
 }
@@ -270,10 +272,16 @@ impl CacheSet {
             // Many attempts may follow each other without anything to wait for.
             self.env().breathe().await;
             // Asked in the transition itself: what fails while others run is known here.
-            let (attempted, untold, wants_gc) = self.with(|s| match &s.failed {
+            let (attempted, untold, crowded, wants_gc) = self.with(|s| match &s.failed {
                 Some(error) if changes => Err(Error::Failed(Box::new(error.clone()))),
-                _ => Ok((transition(s), core::mem::take(&mut s.untold), s.buckets.take_gc_untold())),
+                _ => Ok((
+                    transition(s),
+                    core::mem::take(&mut s.untold),
+                    core::mem::take(&mut s.crowded),
+                    s.buckets.take_gc_untold(),
+                )),
             })?;
+            crowded.into_iter().for_each(|at| ahead::begin(self, at));
             if untold {
                 self.tell_writers();
             }
@@ -301,9 +309,9 @@ impl CacheSet {
                     self.signals().node_memory.wait().await;
                 }
                 Need::Split { at, words } => {
-                    // A split takes tickets of its own: nothing is held while waiting for it.
+                    // A rewrite takes tickets of its own: nothing is held while waiting for it.
                     held = Held::default();
-                    split::split(self, at, words).await?;
+                    ahead::make_room(self, at, words).await?;
                 }
                 Need::Gate => {
                     self.check_alive()?;

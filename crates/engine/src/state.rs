@@ -170,6 +170,8 @@ pub struct State {
     /// The open journal entry has its first key, or a leaf its first unwritten one, and their writers have not been
     /// told: from now on the key ages.
     pub untold: bool,
+    /// Something starts there in leaves that are nearly full, and for which nobody has begun a rewrite yet.
+    pub crowded: Vec<Position>,
     /// Whether buckets will become free.
     pub starvation: Starvation,
     /// What moving comes to.

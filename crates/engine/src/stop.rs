@@ -58,6 +58,7 @@ impl CacheSet {
     }
 
     async fn finish_writing(&self) -> Result<(), Error> {
+        self.ended(Duty::Rewriting).await;
         self.with(|s| {
             let crate::state::State { open, buckets, .. } = s;
             open.close_all(buckets);

@@ -26,6 +26,7 @@
 //! | `extents` | how extents overlap, are cut and merge |
 //! | `leaf`, `children` | changes to a leaf; changes to an interior node |
 //! | `read`, `write` | bytes to node; the next set to bytes |
+//! | `late` | keys that enter a leaf while fresh nodes take its place |
 //! | `split` | what goes into fresh nodes when this one is full, or its neighbour and it are too empty |
 //! | `error` | what can be wrong with a node's bytes |
 //!
@@ -43,6 +44,7 @@ extern crate std;
 mod children;
 mod error;
 mod extents;
+mod late;
 mod leaf;
 mod node;
 mod read;

@@ -13,6 +13,7 @@ use bcached_format::units::WORD_BYTES;
 use bcached_format::{Geometry, Key, Position};
 
 use crate::extents::{is_hole, push_merged};
+use crate::late::behind;
 use crate::node::{Node, set_bytes};
 
 /// The keys that fresh nodes in the place of old ones start with, in order.
@@ -99,7 +100,7 @@ pub enum Division {
 impl Node {
     /// Adds to `living` what a fresh node in this one's place starts with of the first `count` keys behind `after`: those
     /// that `is_live` says yes to; in a leaf adjacent ones are merged (format 7.4). The position to go on behind, if there are
-    /// more. The node must not change in between.
+    /// more. Only late keys may enter in between ([`Node::insert_late`]); some of them may be among those added.
     pub fn gather(
         &self,
         after: Position,
@@ -114,10 +115,11 @@ impl Node {
             if !is_live(key) {
                 continue;
             }
-            if self.is_leaf() {
-                push_merged(&mut living.keys, *key, self.geometry.bucket_sectors);
-            } else {
+            if !self.is_leaf() {
                 living.keys.push(*key);
+            } else if let Some(key) = behind(key, after) {
+                // A late one may begin where others have been gathered before it came.
+                push_merged(&mut living.keys, key, self.geometry.bucket_sectors);
             }
         }
         // One that another was merged into has the words it had.

@@ -5,11 +5,13 @@
 //! [`NodeCache::change`], for which room was made before; it is evicted only when nobody pins it and it has nothing
 //! unwritten, and was not used for a while.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 use bcached_env::Time;
 use bcached_env::sync::Notify;
-use bcached_format::Pointer;
+use bcached_format::{Key, Pointer};
 use bcached_node::Node;
 use core::cell::Cell;
 use slab::Slab;
@@ -53,11 +55,50 @@ impl Drop for Reserved {
     }
 }
 
+/// Whether a node is written, and what becomes of who wants to change it. Readers go on in any case.
+pub enum Gate {
+    /// It takes keys, and is written when that is due.
+    Open,
+    /// Fresh nodes take its place, and it is not written any more: the keys that it takes are kept for them.
+    Closing(Box<Late>),
+    /// It has taken the place of others, which a crash would bring back: it takes keys, which only the journal
+    /// has, and is not written.
+    Unlinked,
+}
+
+impl Gate {
+    /// Nothing is taking its place, and it is not taking that of another.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        matches!(self, Self::Open)
+    }
+}
+
+/// Keys for the nodes that take a leaf's place.
+pub struct Late {
+    /// In the order in which they came.
+    pub keys: Vec<Key>,
+    /// So many of them these nodes have.
+    pub handed_over: usize,
+    /// There may be so many.
+    pub most: usize,
+    /// The journal entry of the oldest one that is in the journal.
+    pub since: Option<u64>,
+}
+
+impl Late {
+    /// How many more there may be.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.most - self.keys.len()
+    }
+}
+
 /// A node in memory.
 pub struct CachedNode {
     node: Node,
-    /// Being replaced by a split: readers go on, writers wait.
-    pub gated: bool,
+    /// Whether it is written, and what becomes of who wants to change it.
+    pub gate: Gate,
     /// A set of it is on its way to the device.
     pub writing: bool,
     /// The journal entry of its oldest key that is not on its way to the device.
@@ -66,6 +107,8 @@ pub struct CachedNode {
     pub writing_since: Option<u64>,
     /// When its oldest unwritten key came.
     pub dirty_since: Option<Time>,
+    /// A rewrite has been asked for, before it is full.
+    pub is_asked_for: bool,
     pins: Rc<Cell<u32>>,
     /// Asked for since the hand last passed it.
     used: bool,
@@ -81,7 +124,7 @@ impl CachedNode {
     }
 
     fn is_evictable(&self) -> bool {
-        self.pins.get() == 0 && !self.node.has_pending() && !self.writing && !self.gated
+        self.pins.get() == 0 && !self.node.has_pending() && !self.writing && self.gate.is_open()
     }
 
     fn memory_bytes(&self) -> usize {
@@ -278,11 +321,12 @@ impl NodeCache {
     pub fn enter(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> usize {
         let cached = CachedNode {
             node,
-            gated: false,
+            gate: Gate::Open,
             writing: false,
             pending_since: None,
             writing_since: None,
             dirty_since: None,
+            is_asked_for: false,
             pins: Rc::new(Cell::new(0)),
             used: false,
             charge: 0,
@@ -309,7 +353,7 @@ impl NodeCache {
     /// Nodes that could be evicted if only their pending keys were written, in the order in which they would be.
     pub fn unwritten_unpinned(&self) -> impl Iterator<Item = usize> + '_ {
         let wanted = |cached: &CachedNode| {
-            cached.pins.get() == 0 && cached.node.has_pending() && !cached.writing && !cached.gated
+            cached.pins.get() == 0 && cached.node.has_pending() && !cached.writing && cached.gate.is_open()
         };
         let places = self.nodes.capacity();
         let round = (0..places).map(move |step| (self.hand + step) % places);
@@ -364,7 +408,7 @@ impl NodeCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointers, Position, SetMagic, Uuid};
+    use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Pointers, Position, SetMagic, Uuid};
 
     const NODE_BYTES: usize = 64 << 10;
     const GEOMETRY: Geometry = Geometry {
@@ -401,7 +445,7 @@ mod tests {
         slot
     }
 
-    /// A clean node is given up for another; one that is pinned, gated, being written or not written is not.
+    /// A clean node is given up for another; one that is pinned, in the place of another, being written or not written is not.
     #[test]
     fn only_what_nobody_needs_is_evicted() {
         let mut cache = cache(NODE_BYTES + 4096);
@@ -420,7 +464,7 @@ mod tests {
         assert!(refused(&mut cache), "it is pinned");
         drop(pin);
         for mark in [
-            |cached: &mut CachedNode, on| cached.gated = on,
+            |cached: &mut CachedNode, on| cached.gate = if on { Gate::Unlinked } else { Gate::Open },
             |cached: &mut CachedNode, on| cached.writing = on,
         ] {
             mark(cache.get_mut(slot), true);

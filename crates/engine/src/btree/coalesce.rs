@@ -79,7 +79,7 @@ async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Err
 }
 
 /// Words of what is alive in the node in `slot`, which is pinned. Others run between the pieces, and may write to a leaf: it is
-/// asked once more when it is gated.
+/// asked once more when it is closed.
 async fn live_words(set: &CacheSet, slot: usize) -> usize {
     let mut words = 0;
     replace::in_pieces(set, slot, |node, from, is_live| {
@@ -114,7 +114,7 @@ async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, E
     let growth = set.with(|s| s.nodes.get(parent).node().replace_growth_bytes_max(2, 1));
     let parent_memory = load::set_aside(set, growth).await?;
     let Some(bucket) = set.with(|s| s.buckets.take(Usage::Meta, BTREE_RESERVE)) else { return Ok(false) };
-    replace::gate(set, &old).await?;
+    replace::gate(set, &old, |_| 0).await?;
     let mut living = Living::default();
     for slot in old {
         replace::gather(set, slot, &mut living).await;

@@ -4,11 +4,13 @@
 //! in the same transition the live and dirty counts of their buckets, the volume's dirty count, the journal entry and
 //! the note change with them.
 
+pub mod ahead;
 pub mod budget;
 pub mod cache;
 pub mod coalesce;
 pub mod count;
 pub mod frontier;
+mod late;
 pub mod load;
 pub mod replace;
 mod resize;
@@ -17,6 +19,7 @@ pub mod unreadable;
 pub mod walk;
 pub mod write;
 
+use crate::btree::cache::Gate;
 use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::State;
@@ -231,8 +234,7 @@ impl State {
             return Attempt::Needs(Need::Memory);
         }
         let position = self.nodes.get(slot).node().position();
-        let part = if position.inode > key.inode { Some(*key) } else { key.cut(0, position.offset) };
-        let mut part = part.expect("the leaf for a start reaches beyond it");
+        let mut part = part_within(key, position);
         // What takes the place of very many keys does so piece by piece.
         let node = self.nodes.get(slot).node();
         if let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX) {
@@ -250,7 +252,7 @@ impl State {
     /// Replaces what still equals `expected` in `[expected.start(), upto)` by the same part of `new`, within the
     /// first leaf and as far as an attempt goes; returns where that is and how many sectors were replaced.
     pub(crate) fn replace(&mut self, expected: &Key, new: &Key) -> Attempt<(u64, u64)> {
-        let slot = match self.leaf_to_change(expected.start_position(), 0) {
+        let slot = match self.leaf_to_change(expected.start_position(), new.words()) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
@@ -260,19 +262,13 @@ impl State {
             if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
         let mut matching: Vec<(u64, u64)> = node.matching(expected, upto).take(PARTS_MAX).collect();
         // At least one part: the leaf is not full.
-        while matching.len() > 1 && !self.nodes.may_grow(slot, node.insert_growth_bytes_max(matching.len())) {
-            matching.pop();
-        }
+        matching.truncate(self.taken_at_once(slot, matching.len(), new.words()));
         if let Some((_, end)) = matching.last()
             && node.matching(expected, upto).nth(matching.len()).is_some()
         {
             upto = *end;
         }
-        let words = matching.len() * new.words();
-        if !node.fits(words) {
-            return Attempt::Needs(Need::Split { at: expected.start_position(), words });
-        }
-        if !self.can_record(words, matching.len()) {
+        if !self.can_record(matching.len() * new.words(), matching.len()) {
             return Attempt::Needs(Need::Journal);
         }
         if !self.has_memory(slot, matching.len()) {
@@ -288,28 +284,53 @@ impl State {
         Attempt::Done((upto, replaced))
     }
 
-    /// The leaf for `start`, in memory, not gated, with room for `words` more.
+    /// The leaf for `start`, in memory, with room for a key more, of `words`.
     fn leaf_to_change(&mut self, start: Position, words: usize) -> Result<usize, Need> {
         let slot = self.leaf_for(start)?;
+        let is_full = match &self.nodes.get(slot).gate {
+            Gate::Closing(late) => late.room() == 0 || !self.may_take(slot, 1),
+            Gate::Open | Gate::Unlinked => self.is_full(slot, words),
+        };
+        match (is_full, self.nodes.get(slot).gate.is_open()) {
+            (false, _) => Ok(slot),
+            (true, true) => Err(Need::Split { at: start, words }),
+            (true, false) => Err(Need::Gate),
+        }
+    }
+
+    /// How many keys, of `words` each, the leaf in `slot` takes of so many; at least one.
+    fn taken_at_once(&self, slot: usize, keys: usize, words: usize) -> usize {
         let cached = self.nodes.get(slot);
-        if cached.gated {
-            return Err(Need::Gate);
-        }
-        if self.is_full(slot, words) {
-            return Err(Need::Split { at: start, words });
-        }
-        Ok(slot)
+        let fits = |keys: usize| match &cached.gate {
+            Gate::Closing(late) => keys <= late.room(),
+            Gate::Open | Gate::Unlinked => cached.node().fits(keys * words),
+        };
+        (1..=keys).rev().find(|keys| fits(*keys) && self.may_take(slot, *keys)).unwrap_or(1)
     }
 
     /// The leaf in `slot` cannot take a key of `words`: on the device, or in the memory that a node may take.
     fn is_full(&self, slot: usize, words: usize) -> bool {
         let node = self.nodes.get(slot).node();
-        !node.fits(words) || !self.nodes.may_grow(slot, node.insert_growth_bytes_max(1))
+        !node.fits(words) || !self.may_take(slot, 1)
+    }
+
+    /// So many keys more are within the memory that a node may take.
+    fn may_take(&self, slot: usize, keys: usize) -> bool {
+        self.nodes.may_grow(slot, self.growth_bytes_max(slot, keys))
+    }
+
+    /// The most that so many keys can add to the memory of the leaf in `slot`.
+    fn growth_bytes_max(&self, slot: usize, keys: usize) -> usize {
+        let cached = self.nodes.get(slot);
+        match cached.gate {
+            Gate::Closing(_) => cached.node().late_growth_bytes_max(keys),
+            Gate::Open | Gate::Unlinked => cached.node().insert_growth_bytes_max(keys),
+        }
     }
 
     /// Sees to it that the leaf in `slot` has the memory for so many inserts; false if there is none now.
     fn has_memory(&mut self, slot: usize, inserts: usize) -> bool {
-        let growth = self.nodes.get(slot).node().insert_growth_bytes_max(inserts);
+        let growth = self.growth_bytes_max(slot, inserts);
         self.nodes.room_to_grow(slot, growth)
     }
 
@@ -338,7 +359,19 @@ impl State {
             }
             self.journal.pin(sequence);
         }
+        if let Gate::Closing(late) = &mut cached.gate {
+            late.since.get_or_insert(sequence);
+        }
         sequence
+    }
+
+    /// Has the leaf in `slot`, in which something starts at `at`, rewritten before it is full.
+    fn ask_ahead(&mut self, slot: usize, at: Position) {
+        let cached = self.nodes.get_mut(slot);
+        if cached.gate.is_open() && !cached.is_asked_for && cached.node().is_nearly_full() {
+            cached.is_asked_for = true;
+            self.crowded.push(at);
+        }
     }
 
     /// Changes the leaf and every count that depends on it. How many live sectors gave way.
@@ -346,8 +379,17 @@ impl State {
         let now = self.now;
         let Self { nodes, buckets, dirty, frontier, untold, .. } = self;
         let cached = nodes.get_mut(slot);
-        *untold |= cached.dirty_since.is_none();
-        cached.dirty_since.get_or_insert(now);
+        let is_late = match &mut cached.gate {
+            Gate::Closing(late) => {
+                late.keys.push(*part);
+                true
+            }
+            Gate::Open | Gate::Unlinked => false,
+        };
+        if !is_late {
+            *untold |= cached.dirty_since.is_none();
+            cached.dirty_since.get_or_insert(now);
+        }
         let (mut removed, mut died) = (0, 0);
         let mut remove = |gone: Key| {
             removed += 1;
@@ -361,7 +403,11 @@ impl State {
                 dirty.remove_key(&gone, counted);
             }
         };
-        nodes.change(slot, |node| node.insert(part, &mut remove));
+        nodes.change(slot, |node| match is_late {
+            false => node.insert(part, &mut remove),
+            true => node.insert_late(part, &mut remove),
+        });
+        self.ask_ahead(slot, part.start_position());
         self.work.insert(removed);
         let Self { buckets, dirty, frontier, failed, note_held, .. } = self;
         let counted = frontier.counted(part);
@@ -379,6 +425,12 @@ impl State {
         }
         died
     }
+}
+
+/// What of `key` lies in the leaf for its start, whose range ends at `position`.
+fn part_within(key: &Key, position: Position) -> Key {
+    let part = if position.inode > key.inode { Some(*key) } else { key.cut(0, position.offset) };
+    part.expect("the leaf for a start reaches beyond it")
 }
 
 /// A key as the note keeps it.

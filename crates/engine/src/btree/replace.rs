@@ -1,20 +1,20 @@
 //! Puts fresh nodes in the place of old ones: what a rewrite, a split and a coalesce have in common, which is the order of
 //! their writes.
 //!
-//! Order (format 6.5, 14): buckets and memory first; then the old nodes are gated for writers while readers go on; the new
-//! nodes are durable before the parent set that names them, which holds a freeing key for each of the old ones, and the
-//! parent set before the old buckets are let go. Until then the old nodes' journal entries stay needed: a crash in between
-//! finds the old nodes and replays them. The new nodes open for writers only after that, so a key never depends on a node
-//! that a crash would make unreachable. The parent set is one write whose first block comes last: a crash finds all of the
-//! old ones or none.
+//! Order (format 6.5, 14): buckets and memory first; then the old nodes are closed, of which nothing more is written while readers go
+//! on, and writers for a while (`late`); the new nodes are durable before the parent set that names them, which holds a freeing key
+//! for each of the old ones, and the parent set before the old buckets are let go. Until then the old nodes' journal
+//! entries stay needed: a crash in between finds the old nodes and replays them. Nothing more is written of the new nodes
+//! until after that, so a key never depends on a node that a crash would make unreachable: what they take meanwhile the journal has. The
+//! parent set is one write whose first block comes last: a crash finds all of the old ones or none.
 //!
 //! A new root waits for nothing: every journal entry names the root of its time, and nothing that a crash before the
 //! next entry needs goes before it. Old journal entries are let go by an entry, and the old root's bucket, like every
 //! bucket, is handed out again only when an entry names priorities with its new generation. So a replay that makes many
 //! roots, at a time when the journal has little room, takes no entry for them.
 
-use crate::btree::cache::Reserved;
-use crate::btree::{Child, write};
+use crate::btree::cache::{Gate, Reserved};
+use crate::btree::{Child, late, write};
 use crate::error::Error;
 use crate::set::CacheSet;
 use crate::state::State;
@@ -51,9 +51,16 @@ pub fn has_room(s: &State, parent: usize, old: usize, new: usize) -> bool {
     node.fits(CHILD_WORDS * (old + new)) && s.nodes.may_grow(parent, node.replace_growth_bytes_max(old, new))
 }
 
-/// Closes nodes for writers, and waits for what is being written of them.
-pub async fn gate(set: &CacheSet, slots: &[usize]) -> Result<(), Error> {
-    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gated = true));
+/// Closes nodes, and waits for what is being written of them. Each takes so many keys more, at most, as `late` says.
+pub async fn gate(set: &CacheSet, slots: &[usize], late: impl Fn(&Node) -> usize) -> Result<(), Error> {
+    set.with(|s| {
+        for slot in slots {
+            let most = late(s.nodes.get(*slot).node());
+            late::close(s, *slot, most);
+        }
+    });
+    // Some wait for it to be full no more.
+    set.signals().node_progress.notify_all();
     while set.with(|s| slots.iter().any(|slot| s.nodes.get(*slot).writing)) {
         set.check_alive()?;
         set.signals().node_progress.wait().await;
@@ -61,74 +68,100 @@ pub async fn gate(set: &CacheSet, slots: &[usize]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens them again: they stay.
+/// Opens them again: they stay. None has taken a key meanwhile.
 pub fn ungate(set: &CacheSet, slots: &[usize]) {
-    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gated = false));
+    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gate = Gate::Open));
     set.signals().node_progress.notify_all();
     set.signals().leaf_work.notify_all();
 }
 
-/// Puts `fresh`, whose nodes hold what is live in those in the slots `old`, in their place; these are neighbours, and gated.
+/// Puts `fresh`, whose nodes hold what is live in those in the slots `old`, in their place; these are neighbours, and closed.
 /// `parent`: where it is, and the memory by which it may grow; `None` of the root.
 pub async fn replace(
     set: &CacheSet,
     old: &[usize],
     parent: Option<(usize, Reserved)>,
-    fresh: Fresh,
+    mut fresh: Fresh,
 ) -> Result<(), Error> {
     set.with(|s| old.iter().for_each(|slot| s.claim_bucket(*slot)));
     write::flush_cache(set).await?;
     let first_sets = fresh.nodes.iter().map(|fresh| (write::first_sector(&fresh.node), &fresh.first));
     let written = join_all(first_sets.map(|(sector, first)| write::write_set(set, sector, first))).await;
     written.into_iter().collect::<Result<(), Error>>()?;
+    let children = fresh.children;
+    late::hand_over(set, old, &mut fresh.nodes[..children]).await;
     let new = link(set, old, parent, fresh).await?;
     set.with(|s| {
         old.iter().for_each(|slot| retire(s, *slot));
-        new.iter().for_each(|slot| s.nodes.get_mut(*slot).gated = false);
+        new.iter().for_each(|slot| s.nodes.get_mut(*slot).gate = Gate::Open);
     });
     set.signals().node_progress.notify_all();
+    set.signals().leaf_work.notify_all();
     set.signals().journal_progress.notify_all();
     set.signals().allocator_work.notify_all();
     Ok(())
 }
 
-/// Makes the durable new nodes reachable: in the parent, durably, or as root. Returns their slots, gated.
+/// Makes the durable new nodes reachable: in the parent, durably, or as root. Returns their slots, unlinked as yet.
 async fn link(
     set: &CacheSet,
     old: &[usize],
     parent: Option<(usize, Reserved)>,
     fresh: Fresh,
 ) -> Result<Vec<usize>, Error> {
-    let old_keys: Vec<Key> = set.with(|s| old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect());
-    let keys: Vec<Key> = fresh.nodes[..fresh.children].iter().map(|fresh| *fresh.node.own()).collect();
-    let slots = set.with(|s| {
-        let mut slots = Vec::new();
-        for FreshNode { node, memory, .. } in fresh.nodes {
-            let level = node.level();
-            let child = Child { key: *node.own(), level };
-            let slot = s.nodes.enter(node, child.pointer(), memory);
-            s.nodes.get_mut(slot).gated = true;
-            slots.push(slot);
-            if parent.is_none() {
-                // The last one entered is the root.
-                s.root = child;
-                s.root_pin = Some(s.nodes.pin(slot));
+    let (slots, append) = set.with(|s| {
+        let old_keys: Vec<Key> = old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect();
+        let children = fresh.children;
+        let since = late::since(s, old);
+        let (slots, keys) = enter(s, fresh.nodes, since);
+        match parent {
+            Some((parent, memory)) => {
+                let append = name(s, (parent, memory), &old_keys, &keys[..children]);
+                (slots, Some((parent, append)))
+            }
+            None => {
+                let root = *slots.last().expect("a root");
+                let node = s.nodes.get(root).node();
+                s.root = Child { key: *node.own(), level: node.level() };
+                s.root_pin = Some(s.nodes.pin(root));
+                (slots, None)
             }
         }
-        slots
     });
-    let Some((parent, memory)) = parent else { return Ok(slots) };
-    let (sector, append) = set.with(|s| {
-        s.nodes.get_mut(parent).writing = true;
-        drop(memory);
-        s.nodes.change(parent, |node| node.replace_children(&old_keys, &keys));
-        let append = s.nodes.change(parent, Node::seal_pending).expect("children were just replaced");
-        let start = write::first_sector(s.nodes.get(parent).node());
-        (start + u64::from(append.block) * s.geometry.block_sectors, append)
-    });
+    let Some((parent, (sector, append))) = append else { return Ok(slots) };
     write::append_set(set, sector, &append).await?;
     set.with(|s| s.nodes.get_mut(parent).writing = false);
     Ok(slots)
+}
+
+/// Enters new nodes, of which nothing more is written as yet. The journal has had what some of them have to write since entry `since`.
+/// Their slots, and their keys.
+fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize>, Vec<Key>) {
+    let entered = nodes.into_iter().map(|FreshNode { node, memory, .. }| {
+        let key = *node.own();
+        let child = Child { key, level: node.level() };
+        let slot = s.nodes.enter(node, child.pointer(), memory);
+        let cached = s.nodes.get_mut(slot);
+        cached.gate = Gate::Unlinked;
+        if cached.node().has_pending() {
+            cached.dirty_since = Some(s.now);
+            cached.pending_since = since;
+            since.into_iter().for_each(|since| s.journal.pin(since));
+        }
+        (slot, key)
+    });
+    entered.unzip()
+}
+
+/// Puts `new` in the place of `old` in the node in `parent`, which may grow by the memory set aside for that. What is to be appended to
+/// it, and where.
+fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[Key]) -> (u64, SetWrite) {
+    s.nodes.get_mut(parent).writing = true;
+    drop(memory);
+    s.nodes.change(parent, |node| node.replace_children(old, new));
+    let append = s.nodes.change(parent, Node::seal_pending).expect("children were just replaced");
+    let start = write::first_sector(s.nodes.get(parent).node());
+    (start + u64::from(append.block) * s.geometry.block_sectors, append)
 }
 
 /// The replacement is durable and reachable: an old node, its bucket and its claim on the journal go.
@@ -145,7 +178,7 @@ fn retire(s: &mut State, old: usize) {
     s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
 }
 
-/// Adds to `living` what a fresh node in the place of the one in `slot`, which nobody changes, starts with. Others run between
+/// Adds to `living` what a fresh node in the place of the one in `slot`, which is closed, starts with. Others run between
 /// the pieces.
 pub async fn gather(set: &CacheSet, slot: usize, living: &mut Living) {
     living.reserve(set.with(|s| s.nodes.get(slot).node().len()));

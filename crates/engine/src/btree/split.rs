@@ -22,7 +22,7 @@ use bcached_node::{Division, Living};
 /// Makes room for `words` more in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
     loop {
-        match step(set, at, |s, path| node_to_rewrite(s, path, words)).await? {
+        match step(set, at, |s, path| leaf_full(s, path, words)).await? {
             Step::Done => return Ok(()),
             Step::Parent => {}
             Step::NoBuckets => allocator::metadata_comes(set, REWRITE_NODES).await?,
@@ -44,7 +44,7 @@ pub async fn compact(set: &CacheSet, at: Position) -> Result<bool, Error> {
 }
 
 /// What a step towards the rewrite of a leaf came to.
-enum Step {
+pub(super) enum Step {
     /// The leaf has been rewritten, or need not be.
     Done,
     /// A node above it has.
@@ -55,7 +55,7 @@ enum Step {
 
 /// Rewrites the node that `choose` says of those on the way to the leaf for `at`. All that is held for it is let go of
 /// before anybody waits for buckets: GC, which may have to come first, needs it too.
-async fn step(
+pub(super) async fn step(
     set: &CacheSet,
     at: Position,
     choose: impl FnOnce(&State, &[Pin]) -> Option<usize>,
@@ -172,13 +172,16 @@ pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result
     }
 }
 
-/// The node of the path to rewrite next; `None` if the leaf has room by now.
-fn node_to_rewrite(s: &State, path: &[Pin], words: usize) -> Option<usize> {
+/// The node of the path to rewrite next; `None` if the leaf has room for `words` by now.
+pub(super) fn leaf_full(s: &State, path: &[Pin], words: usize) -> Option<usize> {
     let leaf = path.len() - 1;
-    if !s.is_full(path[leaf].slot(), words) {
-        return None;
-    }
-    Some(topmost_full(s, path, leaf))
+    s.is_full(path[leaf].slot(), words).then(|| topmost_full(s, path, leaf))
+}
+
+/// The node of the path to rewrite next; `None` if the leaf has sets' worth of room by now.
+pub(super) fn leaf_nearly_full(s: &State, path: &[Pin]) -> Option<usize> {
+    let leaf = path.len() - 1;
+    s.nodes.get(path[leaf].slot()).node().is_nearly_full().then(|| topmost_full(s, path, leaf))
 }
 
 /// Upwards from `depth`: a node can be rewritten only when its parent has room for what comes of it.
@@ -202,10 +205,11 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
         set.with(|s| parent.map_or(0, |parent| s.nodes.get(parent).node().replace_growth_bytes_max(1, 2)));
     let parent_memory = load::set_aside(set, parent_growth).await?;
     let Some(mut buckets) = allocator::try_take_metadata(set, REWRITE_NODES) else { return Ok(false) };
-    replace::gate(set, &[slot]).await?;
-    let fresh = build(set, slot, depth == 0, (&mut buckets, &mut memory)).await;
+    // Of the memory for new nodes there is some for late keys, unless there is to be a new root.
+    let is_root = depth == 0;
+    replace::gate(set, &[slot], |node| if is_root { 0 } else { node.late_keys_max() }).await?;
+    let fresh = build(set, slot, is_root, (&mut buckets, &mut memory)).await;
     set.with(|s| buckets.drain(..).for_each(|bucket| s.buckets.put_back(bucket)));
-    drop(memory);
     let fresh = fresh?;
     let _phases = set.with(|s| phases(s, &fresh)).map(|phase| phase.map(|phase| set.begin(phase)));
     replace::replace(set, &[slot], parent.map(|parent| (parent, parent_memory)), fresh).await?;
@@ -224,8 +228,8 @@ fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
     [Some(kind), s.journal.is_replaying().then_some(Phase::ReplaySplit)]
 }
 
-/// Makes the new nodes from the live keys of the old one, which nobody else changes: a leaf is gated, and there is one
-/// rewrite at a time. Others run between the steps.
+/// Makes the new nodes from the live keys of the old one, which is closed: nobody else changes it, but for late keys. Others run between
+/// the steps.
 async fn build(
     set: &CacheSet,
     slot: usize,

@@ -65,7 +65,7 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
             let due =
                 s.nodes.iter().filter(|(_, cached)| cached.node().is_leaf() && cached.node().has_pending());
             let (ready, waiting): (Vec<_>, Vec<_>) =
-                due.partition(|(_, cached)| !cached.writing && !cached.gated);
+                due.partition(|(_, cached)| !cached.writing && cached.gate.is_open());
             let writing = s.nodes.iter().any(|(_, cached)| cached.writing);
             (
                 ready.into_iter().take(BATCH).map(|(slot, _)| slot).collect::<Vec<_>>(),
@@ -90,7 +90,7 @@ fn next_due(s: &State) -> Option<bcached_env::Time> {
 
 /// A leaf with keys to write that nobody is writing or replacing.
 fn is_writable(cached: &CachedNode) -> bool {
-    cached.node().is_leaf() && cached.node().has_pending() && !cached.writing && !cached.gated
+    cached.node().is_leaf() && cached.node().has_pending() && !cached.writing && cached.gate.is_open()
 }
 
 fn due_leaves(s: &mut State) -> Vec<usize> {
@@ -121,7 +121,7 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
     due
 }
 
-/// Writes the pending set of each leaf of `slots` that is not being written and not gated.
+/// Writes the pending set of each leaf of `slots` that is not being written and not replaced.
 async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
     let mut writes: Vec<Write> = Vec::new();
     for slot in slots {

@@ -59,6 +59,8 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     };
     let _wrap = closed.wraps.then(|| set.begin(Phase::JournalWrap));
     let _reclaim = closed.frees.then(|| set.begin(Phase::JournalReclaim));
+    // There is an open entry with room again.
+    set.signals().journal_progress.notify_all();
     // What the keys name is durable before they are.
     write::flush_cache(set).await?;
     write::write_durably(set, Cause::Journal, closed.sector, &bytes).await?;
@@ -158,7 +160,7 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
 }
 
 /// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before what it names is written, so that
-/// what cannot wait (a new root, while the leaf that pins the oldest entry is gated) always finds some.
+/// what cannot wait (a new root, while the leaf that pins the oldest entry is closed) always finds some.
 pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
     loop {
         set.check_alive()?;

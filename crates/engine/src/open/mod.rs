@@ -126,6 +126,7 @@ fn assemble(
         reclaim_to: 0,
         node_pressure: false,
         untold: false,
+        crowded: Vec::new(),
         failed: None,
         starvation: Starvation::default(),
         moving: Rounds::default(),
@@ -209,7 +210,7 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
     let Err(error) = opened else { return Ok(set) };
     set.with(|s| (s.stopping, s.settled, s.stopped) = (true, true, true));
     let _told_already = set.fail(error.clone());
-    for duty in [Duty::Changing, Duty::Allocating, Duty::Writing] {
+    for duty in [Duty::Changing, Duty::Allocating, Duty::Rewriting, Duty::Writing] {
         set.ended(duty).await;
     }
     Err(error)

@@ -70,10 +70,10 @@ fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
     /// divided when its keys fill more than one, and what lies behind in the order stays as it is then.
     const BUCKETS: u64 = 4;
     const REQUEST: u64 = BUCKETS * BUCKET;
-    const REQUESTS: u64 = 108_000;
+    const REQUESTS: u64 = 117_000;
     const VOLUME: u64 = REQUESTS * REQUEST;
     const REQUEST_BYTES: usize = 4 * 8 * 512;
-    let sizes = Sizes { block: 4, bucket: 8, buckets: 480_000, backing: VOLUME + 64 };
+    let sizes = Sizes { block: 4, bucket: 8, buckets: 520_000, backing: VOLUME + 64 };
     let mut rig = Rig::new(sizes, 1);
     run(&mut rig, |env| async move {
         let (set, volume) = open(env.clone(), options(BUDGET)).await.expect("a sound set");

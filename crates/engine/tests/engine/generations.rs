@@ -166,12 +166,15 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
         }));
         let refused = Rc::new(Cell::new(0));
         let (trimmer, count, clock) = (set.clone(), Rc::clone(&refused), env.clone());
+        let is_trimmed = Rc::new(Cell::new(false));
+        let ended = Rc::clone(&is_trimmed);
         env.spawn(async move {
             for sector in COLD.step_by(2) {
                 clock.sleep(Duration::from_micros(50)).await;
                 let trimmed = trimmer.serve(volume, Request::Discard { sector, sectors: 1 }).await;
                 count.set(count.get() + u64::from(trimmed.result.is_err()));
             }
+            ended.set(true);
         });
         let (writer, count) = (set.clone(), Rc::clone(&refused));
         in_flight(&env, REWRITES, 4, move |number| {
@@ -184,6 +187,13 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
             }
         })
         .await;
+        // What waits for buckets then waits as long as the set hopes for some.
+        for _ in 0..100 {
+            if !is_trimmed.get() {
+                env.sleep(Duration::from_millis(100)).await;
+            }
+        }
+        assert!(is_trimmed.get(), "nobody waits for ever");
         (set.status(), refused.get())
     })
 }

@@ -1,5 +1,6 @@
 //! The engine on devices in memory: what needs many operations, or one exact failure, and no crash.
 
+mod ahead;
 mod answers;
 mod attach;
 mod bad_places;

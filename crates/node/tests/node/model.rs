@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
-use bcached_node::{Node, memory_bytes_limit, memory_bytes_max};
+use bcached_node::{Living, Node, memory_bytes_limit, memory_bytes_max};
 use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, pointer};
@@ -40,6 +40,8 @@ enum Step {
     Read,
     /// Move the living keys to fresh nodes, and go on with the left one.
     Split,
+    /// The same, and these keys come meanwhile.
+    SplitBeside(Vec<Key>),
     Query(u32, u64, u64),
 }
 
@@ -74,6 +76,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Write),
         1 => Just(Step::Read),
         1 => Just(Step::Split),
+        1 => prop::collection::vec(key(), 1..15).prop_map(Step::SplitBeside),
         3 => query.prop_map(|(inode, start, length)| Step::Query(inode, start, start + length)),
     ]
 }
@@ -104,6 +107,7 @@ impl Pair {
             Step::Write => self.image.write(&mut self.node),
             Step::Read => self.read(),
             Step::Split => self.split(),
+            Step::SplitBeside(keys) => self.split_beside(keys),
             Step::Query(inode, start, end) => self.query(*inode, *start, *end),
         }
         self.check();
@@ -192,6 +196,39 @@ impl Pair {
         let position = parts[0].last().expect("not empty").position();
         self.go_on(position, &parts[0]);
         self.sectors.retain(|(inode, sector), _| Position::new(Inode(*inode), *sector) < position);
+    }
+
+    /// Moves the living keys to fresh nodes while `keys` come, as many of them as surely find room there.
+    fn split_beside(&mut self, keys: &[Key]) {
+        let parts: Vec<Key> = keys.iter().filter_map(|key| self.part(key)).collect();
+        let late: Vec<Key> = parts.into_iter().take(self.node.late_keys_max()).collect();
+        self.node.close();
+        let mut coming = late.iter();
+        let (mut living, mut after) = (Living::default(), Some(Position::ZERO));
+        while let Some(from) = after {
+            after = self.node.gather(from, 3, &mut living, &mut |_| true);
+            coming.by_ref().take(2).for_each(|key| self.insert_late(key));
+        }
+        coming.for_each(|key| self.insert_late(key));
+        assert_eq!(sectors_of(self.node.keys()), self.sectors, "the old leaf shows them");
+        let parts = deal(&living, self.node.total_blocks(), &GEOMETRY);
+        let position = match &parts[..] {
+            [left, _] => left.last().expect("not empty").position(),
+            _ => self.node.position(),
+        };
+        self.go_on(position, &parts[0]);
+        self.sectors.retain(|(inode, sector), _| Position::new(Inode(*inode), *sector) < position);
+        let late: Vec<Key> = late.iter().filter_map(|key| self.part(key)).collect();
+        late.iter().for_each(|key| self.node.insert(key, &mut |_| ()));
+        assert!(self.node.memory_bytes() <= memory_bytes_limit(NODE_SECTORS), "they find room in memory");
+        self.inserted.extend(late);
+    }
+
+    fn insert_late(&mut self, key: &Key) {
+        let mut removed = Vec::new();
+        self.node.insert_late(key, &mut |part| removed.push(part));
+        assert_eq!(sectors_of(&removed), self.take(key), "removed by {key:?}");
+        self.sectors.extend(sectors_of([key]));
     }
 
     fn go_on(&mut self, position: Position, keys: &[Key]) {
