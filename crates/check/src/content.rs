@@ -152,7 +152,9 @@ impl Judge<'_> {
         if volume.flash_only && !key.dirty {
             findings.error(place, DamageKind::CleanFlashOnly { key: *key });
         }
-        if let (true, Some(end)) = (key.dirty, volume.end)
+        let is_stale = volume.backing.is_some_and(|index| self.is_stale(index));
+        // What is stale may have been cut since: nobody looks at these keys again.
+        if let (true, false, Some(end)) = (key.dirty, is_stale, volume.end)
             && !(key.start() >= volume.start && key.end <= end)
         {
             findings.error(place, DamageKind::OutsideVolume { key: *key, start: volume.start, end });
@@ -173,11 +175,15 @@ impl Judge<'_> {
         }
     }
 
+    /// The backing device says that what is cached of it must not be used any more.
+    fn is_stale(&self, backing: usize) -> bool {
+        self.backings.get(backing).and_then(Option::as_ref).is_some_and(Backing::is_stale)
+    }
+
     fn judge_volumes(&self, volumes: &BTreeMap<Inode, Volume>, findings: &mut Findings) {
         for volume in volumes.values().filter(|volume| volume.dirty_sectors > 0) {
             let Some(index) = volume.backing else { continue };
-            if self.backings.get(index).is_some_and(|backing| backing.as_ref().is_some_and(Backing::is_stale))
-            {
+            if self.is_stale(index) {
                 let kind = DamageKind::DirtyButStale { sectors: volume.dirty_sectors };
                 findings.warn(Place::backing(index), kind);
             }

@@ -277,8 +277,12 @@ fn a_backing_device_is_compared_with_what_the_cache_says() {
     assert_eq!(find(clean, 7, BackingState::Stale, true), [], "no copy is read any more");
 
     let before = Key { ..common::dirty(8, 16, 100) };
-    let wanted = Kind::OutsideVolume { key: before, start: 16, end: 4096 };
-    assert_eq!(find(before, 7, BackingState::Dirty, false), [wanted]);
+    for state in [BackingState::Dirty, BackingState::Clean] {
+        let wanted = Kind::OutsideVolume { key: before, start: 16, end: 4096 };
+        assert_eq!(find(before, 9, state, false), [wanted]);
+    }
+    let stale = find(before, 7, BackingState::Stale, false);
+    assert_eq!(stale, [Kind::DirtyButStale { sectors: 8 }], "it may have been cut since");
 }
 
 #[test]
