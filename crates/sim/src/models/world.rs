@@ -42,6 +42,8 @@ pub struct Device {
     pub content: Content,
     /// What it has moved.
     pub traffic: Traffic,
+    /// So many of the next writes end with an error, and write nothing.
+    pub failing_writes: u64,
 }
 
 impl Device {
@@ -76,7 +78,7 @@ impl Device {
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         };
-        Self { mechanism, info, content: Content::default(), traffic: Traffic::default() }
+        Self { mechanism, info, content: Content::default(), traffic: Traffic::default(), failing_writes: 0 }
     }
 }
 
@@ -165,9 +167,13 @@ impl World {
     /// An operation has ended: its content is there.
     fn end(&mut self, number: u64) -> Option<Event> {
         let Flight { disk, life, token, op } = self.flights.remove(&number)?;
-        let content = &mut self.devices[disk].content;
+        let Device { content, failing_writes, .. } = &mut self.devices[disk];
         let (mut result, mut returned) = (Ok(()), None);
         match op {
+            Op::Write { .. } if *failing_writes > 0 => {
+                *failing_writes -= 1;
+                result = Err(IoErrorKind::Io);
+            }
             Op::Read { sector, mut buffer } => {
                 content.read(sector, buffer.as_mut_slice());
                 returned = Some(buffer);

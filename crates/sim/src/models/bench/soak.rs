@@ -1,15 +1,22 @@
 //! B20: a day of mixed load, in which nothing may become slower or larger. To keep the run short, clients work for some seconds of
-//! each minute; the rest of it is write-back's.
+//! each minute; the rest of it is write-back's, and once an hour that of what else happens to a volume in a day.
 
 use super::{Row, Scale};
-use crate::models::bed::{Bed, Setting};
+use crate::models::bed::{BACKING, Bed, Setting};
 use crate::models::load::{Load, Places, Until};
 use crate::models::ssd;
 use crate::models::zipf::Zipf;
+use bcached_engine::{CacheSet, Cancel, Error, Request, VolumeId};
+use bcached_env::Buffer;
+use bcached_format::Label;
 use std::rc::Rc;
 use std::time::Duration;
 
 const SECOND_NS: u64 = 1_000_000_000;
+/// Writes of the disk that fail each hour.
+const FAILING_WRITES: u64 = 20;
+/// Bytes of a write to what comes and goes.
+const WRITE_BYTES: usize = 64 << 10;
 
 /// What an hour came to.
 #[derive(Clone, Copy, Default)]
@@ -28,6 +35,81 @@ fn resident_kib() -> u64 {
     line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
 
+/// What happens once an hour.
+#[derive(Clone, Copy)]
+enum Disturbance {
+    /// The disk refuses some writes.
+    Faults,
+    /// A volume in the cache alone is made, written to, and given up.
+    Lodger,
+    /// The volume loses what lies behind the region that clients use, which is dirty, and gets it again.
+    Resize,
+    /// The volume leaves the cache and comes again.
+    Reattach,
+}
+
+impl Disturbance {
+    /// That of a minute of an hour of so many: each in a sixth of its own.
+    const fn of(minute: u64, minutes: u64) -> Option<Self> {
+        let each = if minutes < 6 { 1 } else { minutes / 6 };
+        match (minute % each, minute / each) {
+            (0, 1) => Some(Self::Faults),
+            (0, 2) => Some(Self::Lodger),
+            (0, 3) => Some(Self::Resize),
+            (0, 4) => Some(Self::Reattach),
+            _ => None,
+        }
+    }
+}
+
+fn disturb(bed: &mut Bed, disturbance: Option<Disturbance>, region: u64) {
+    let (set, volume) = (bed.set.clone(), bed.volume);
+    let done = match disturbance {
+        None => return,
+        Some(Disturbance::Faults) => {
+            let fail = &mut bed.world.borrow_mut().devices[BACKING].failing_writes;
+            assert_eq!(
+                std::mem::replace(fail, FAILING_WRITES),
+                0,
+                "write-back has met those of the last hour"
+            );
+            return;
+        }
+        Some(Disturbance::Lodger) => bed.block_on(async move { lodge(&set).await }),
+        Some(Disturbance::Resize) => bed.block_on(async move { resize(&set, volume, region).await }),
+        Some(Disturbance::Reattach) => bed.block_on(async move {
+            set.detach(volume, &Cancel::default()).await?;
+            set.attach(volume).await
+        }),
+    };
+    done.expect("nothing stands in its way");
+}
+
+async fn write(set: &CacheSet, volume: VolumeId, sector: u64) -> Result<(), Error> {
+    let payload = Buffer::zeroed(WRITE_BYTES).freeze();
+    set.serve(volume, Request::Write { sector, payload, fua: false }).await.result
+}
+
+async fn lodge(set: &CacheSet) -> Result<(), Error> {
+    let sectors = WRITE_BYTES as u64 / 512;
+    let lodger = set.create_flash_only(16 * sectors, Label::default()).await?;
+    for at in 0..16 {
+        write(set, lodger, at * sectors).await?;
+    }
+    let uuid = set.volumes().into_iter().find(|info| info.id == lodger).ok_or(Error::NoVolume)?.uuid;
+    set.remove_volume(lodger).await?;
+    set.forget(set.begin_forgetting(uuid)?).await
+}
+
+async fn resize(set: &CacheSet, volume: VolumeId, region: u64) -> Result<(), Error> {
+    let whole = set.volumes().into_iter().find(|info| info.id == volume).ok_or(Error::NoVolume)?.sectors;
+    for sector in (region..whole).step_by(WRITE_BYTES / 512) {
+        write(set, volume, sector).await?;
+    }
+    set.shrink(volume, region, &Cancel::default()).await?;
+    set.grow(volume, whole).await
+}
+
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hour {
     let (mut requests, mut nanoseconds, mut node_bytes) = (0, 0, 0);
@@ -36,6 +118,7 @@ fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hou
         let done = bed.run(&Load { until: Until::Nanoseconds(busy * SECOND_NS), seed, ..load.clone() });
         requests += done.requests;
         nanoseconds += done.nanoseconds;
+        disturb(bed, Disturbance::of(minute, minutes), load.region);
         bed.rest(Duration::from_secs(60 - busy));
         node_bytes += bed.status().node_bytes;
     }
@@ -49,8 +132,8 @@ fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hou
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn run(scale: Scale) -> Vec<Row> {
     let cache = scale.of(1 << 19, 1 << 17);
-    let (hours, minutes, busy) = (scale.of(24, 3), scale.of(60, 2), scale.of(1, 1));
-    let mut bed = Bed::new(&Setting::new(ssd::Model::sata_plp(), cache, 4 * cache));
+    let (hours, minutes, busy) = (scale.of(24, 3), scale.of(60, 5), scale.of(1, 1));
+    let mut bed = Bed::new(&Setting::new(ssd::Model::sata_plp(), cache, 4 * cache + cache / 32));
     let zipf = Rc::new(Zipf::new(4 * cache / 8, 1.1, 1));
     let load = Load {
         places: Places::Zipf(zipf),
