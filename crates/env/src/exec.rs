@@ -438,6 +438,8 @@ impl Executor {
         }
         if self.env.core.is_breathing.replace(false) {
             match self.order {
+                // One of several joined futures may have been woken, and breathes again: it is still one task.
+                Order::Fifo if self.breathing.contains(&index) => {}
                 Order::Fifo => self.breathing.push_back(index),
                 Order::Seeded(_) => self.set.set(index),
             }

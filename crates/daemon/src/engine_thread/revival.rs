@@ -128,7 +128,6 @@ async fn let_go(keeper: &Keeper) {
         let before = set.status();
         sets.why.clone_from(&before.failed);
         sets.before = Some(Box::new(before));
-        sets.next = Some(set.next_number());
         Some(set)
     }) else {
         return;
@@ -148,6 +147,8 @@ async fn let_go(keeper: &Keeper) {
     let _failed = set.stop().await;
     let mut status = set.status();
     keeper.change(|sets| {
+        // Who was being added when the set was taken has a number by now.
+        sets.next = Some(set.next_number());
         // What somebody has changed meanwhile the set did not hear of.
         for info in &mut status.volumes {
             if let Some(changed) = sets.left(info.id) {

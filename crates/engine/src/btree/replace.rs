@@ -129,6 +129,8 @@ async fn link(
         }
     });
     let Some((parent, (sector, append))) = append else { return Ok(slots) };
+    // They take keys from here on.
+    set.signals().node_progress.notify_all();
     write::append_set(set, sector, &append).await?;
     set.with(|s| s.nodes.get_mut(parent).writing = false);
     Ok(slots)
@@ -199,7 +201,8 @@ pub async fn in_pieces(
             let State { nodes, buckets, work, .. } = s;
             let node = nodes.get(slot).node();
             work.visit(PIECE_KEYS.min(node.len()));
-            look(node, from, &mut |key| !node.is_leaf() || !buckets.is_dead(key))
+            // What a crash could bring back stays until it cannot: who looks must see that it is to be made void.
+            look(node, from, &mut |key| !node.is_leaf() || !buckets.is_dead(key) || buckets.could_return(key))
         });
     }
 }

@@ -197,6 +197,10 @@ impl CacheSet {
         })?;
         let choose = |s: &State| keep.or_else(|| s.uuids.free_slot());
         let inode = self.with_slot(choose, |s, inode| {
+            // Somebody else may have added it while a slot was made free.
+            if keep.is_none() && s.uuids.find(superblock.uuid()).is_some() {
+                return Err(Error::Duplicate);
+            }
             let slot = s.uuids.slot_mut(inode).expect("found above");
             if keep.is_none() {
                 *slot = UuidSlot {

@@ -106,7 +106,7 @@ fn a_slot_that_is_used_again_holds_nothing_of_before() {
     }
 }
 
-/// The same of a volume that is served meanwhile: detached once more, and attached.
+/// The same of a volume that is served meanwhile: detached once more, and attached, so that its slot is the one that is used again.
 fn a_slot_is_used_again_beside_requests() {
     for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)] {
         let mut moments = 0;

@@ -272,7 +272,7 @@ fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
 }
 
 /// Writes everything anew until some leaf ends where an older one in its bucket has left a set, and has room for three
-/// blocks more; that leaf, and the block at which its next set comes.
+/// blocks more and the one that a nearly full leaf keeps; that leaf, and the block at which its next set comes.
 fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
     for round in 0..100 {
         // Sets of many lengths, so that one of now ends where one of then did.
@@ -282,7 +282,7 @@ fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
         for leaf in nodes(stage).into_iter().filter(|node| node.level == 0) {
             let bytes = content(stage, &leaf);
             let end = NodeLog::parse(&bytes, 512, place(stage, &leaf, leaf.generation)).unwrap().end_block;
-            if end <= 13 && former_sets(stage, &leaf).contains(&end) {
+            if end <= 10 && former_sets(stage, &leaf).contains(&end) {
                 return (leaf, end);
             }
         }
