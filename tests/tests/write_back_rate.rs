@@ -11,10 +11,13 @@ use bcached_tests::side::{Ending, Kernel};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::Workload;
 
-/// What a kernel says of the controller of `/dev/bcache0`, ten times a second. Each step of it is met by at least one look.
+/// What a kernel says of the controller of `/dev/bcache0`, ten times a second, between the times before and after it was asked. Where the
+/// machine stands still for long no look may meet a step.
 const LOOKS: &str = "for look in $(busybox seq 30); do\n\
-    read seconds rest < /proc/uptime\n\
-    echo look $phase $seconds $(cat /sys/block/bcache0/bcache/writeback_rate_debug)\n\
+    read asked rest < /proc/uptime\n\
+    said=$(cat /sys/block/bcache0/bcache/writeback_rate_debug)\n\
+    read answered rest < /proc/uptime\n\
+    echo look $phase $asked $answered $said\n\
     sleep 0.1\ndone\n";
 /// Between two steps of a controller, in seconds.
 const STEP: u64 = 1;
@@ -67,7 +70,8 @@ const fn whole(sectors: f64) -> u64 {
 #[derive(Clone, Debug)]
 struct Look {
     phase: usize,
-    seconds: f64,
+    asked_seconds: f64,
+    answered_seconds: f64,
     rate: Span,
     dirty: Span,
     target: Span,
@@ -85,7 +89,8 @@ impl Look {
         };
         Ok(Self {
             phase: words.first().context("no phase")?.parse()?,
-            seconds: words.get(1).context("no time")?.parse()?,
+            asked_seconds: words.get(1).context("no time")?.parse()?,
+            answered_seconds: words.get(2).context("no time")?.parse()?,
             rate: after("rate:")?,
             dirty: after("dirty:")?,
             target: after("target:")?,
@@ -179,7 +184,7 @@ fn next(
 ) -> Vec<(Ours, bool)> {
     let mut possible = Vec::new();
     let mut last = vec![(ours.clone(), false)];
-    let mut left = look.seconds - before.seconds;
+    let mut left = look.answered_seconds - before.asked_seconds;
     loop {
         last = last
             .iter()

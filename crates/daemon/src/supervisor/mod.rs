@@ -352,9 +352,10 @@ impl Supervisor {
                 self.tell_unserved(index, &status);
             }
         }
+        // First: whoever acts on the line below may look at the log.
+        tracing::info!(event = "ready", "ready");
         // Nobody may be reading, which is no reason to stop.
         let _unread = writeln!(std::io::stdout(), "ready");
-        tracing::info!(event = "ready", "ready");
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     }
 
