@@ -85,7 +85,9 @@ impl State {
         }
         let volume = self.volumes.get_mut(id).ok_or(Error::NoVolume)?;
         match (course, volume.inode) {
-            _ if volume.backing.is_none() && course != Course::Leaving => return Err(Error::FlashOnly),
+            (Course::Detaching | Course::Attaching, _) if volume.backing.is_none() => {
+                return Err(Error::FlashOnly);
+            }
             _ if volume.course != Course::Steady => return Err(Error::OnItsWay),
             (Course::Detaching, None) => return Err(Error::NotAttached),
             (Course::Attaching, Some(_)) => return Err(Error::Attached),

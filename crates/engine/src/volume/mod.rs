@@ -4,6 +4,7 @@ pub mod attach;
 pub mod detach;
 pub mod epoch;
 pub mod flash;
+mod flash_size;
 pub mod forget;
 pub mod label;
 pub mod reattach;
@@ -209,7 +210,7 @@ impl Volume {
     /// Nothing new enters the cache, whoever asks: what misses is not filled, and writes go past it.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
-        !matches!(self.course, Course::Steady | Course::Shrinking)
+        self.backing.is_some() && !matches!(self.course, Course::Steady | Course::Shrinking)
     }
 
     /// Its dirty data is on its way to its backing device, sooner or later.

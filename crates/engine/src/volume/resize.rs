@@ -1,6 +1,6 @@
-//! A volume becomes larger or smaller while it is served.
+//! A volume becomes larger or smaller while it is served; of one that lives in the cache alone `flash_size.rs` tells.
 //!
-//! How large a volume is stands nowhere in the format: it is what the backing device has behind the start of the data, at each start
+//! How large a volume is with a backing device stands nowhere in the format: it is what the backing device has behind the start of the data, at each start
 //! anew. So growing is taking up what the device has now, and a volume that has shrunk is as large as its device again at the next
 //! start, unless whoever starts it asks for less.
 //!
@@ -57,14 +57,18 @@ impl CacheSet {
         given_up
     }
 
-    /// Serves so many sectors of a volume, and no fewer than until now: its backing device has become larger. To be waited for to its end.
+    /// Serves so many sectors of a volume, and no fewer than until now: its backing device has become larger, or it lives in the cache
+    /// alone, which has room for that. To be waited for to its end.
     ///
     /// # Errors
-    /// If the device ends before that, or the volume has more already; if the volume is on its way or lives in the cache alone; if the
+    /// If the device ends before that, or the volume has more already; if the cache has no room for it; if the volume is on its way; if the
     /// set fails or is being stopped. Then it is as large as before.
     pub async fn grow(&self, id: VolumeId, sectors: u64) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Growing))?;
-        let grown = self.take_up_more(&target, sectors).await;
+        let grown = match target.backing {
+            Some(_) => self.take_up_more(&target, sectors).await,
+            None => self.grow_flash_only(&target, sectors).await,
+        };
         self.with(|s| s.end_course(id));
         self.signals().ranges.notify_all();
         grown
@@ -88,11 +92,13 @@ impl CacheSet {
     }
 
     /// Serves so many sectors of a volume, and no more than until now: what is dirty behind that is written back, and the cache holds
-    /// nothing of it any more. What lies there on the backing device stays as it is. To be waited for to its end.
+    /// nothing of it any more. What lies there on the backing device stays as it is; of a volume in the cache alone it is lost. To be waited
+    /// for to its end.
     ///
     /// # Errors
     /// If that is not whole blocks, or more than the volume has; if the backing device refuses dirty data; if it is cancelled; if the
-    /// volume is on its way or lives in the cache alone; if the set fails or is being stopped. Then it is as large as before.
+    /// volume is on its way; if the set fails or is being stopped. Then it is as large as before, but if the set has failed while it gave
+    /// up what a volume in the cache alone had there.
     pub async fn shrink(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Shrinking))?;
         let shrunk = self.give_up_the_end(&target, sectors, cancel).await;
@@ -107,11 +113,14 @@ impl CacheSet {
         if sectors > target.sectors {
             return Err(Error::Size { sectors, sectors_min: block_sectors, sectors_max: target.sectors });
         }
-        if sectors == target.sectors {
+        if sectors == target.sectors && target.backing.is_some() {
             return Ok(());
         }
         if sectors == 0 || !sectors.is_multiple_of(block_sectors) {
             return Err(Error::NotWholeBlocks { sectors, block_sectors });
+        }
+        if target.backing.is_none() {
+            return self.shrink_flash_only(target, sectors, cancel).await;
         }
         // What is cacheable stays so until nothing is cached there: write-back and the index look no further.
         self.use_size(target.id, |volume, _| volume.sectors = sectors);
@@ -191,8 +200,9 @@ impl CacheSet {
         Ok((!survey.dirty).then_some(upto))
     }
 
-    /// Makes void, durably, what the cache holds of a volume from there on; nothing of it may be dirty.
-    async fn make_void_from(&self, target: &Target, from: u64) -> Result<(), Error> {
+    /// Makes void, durably, what the cache holds of a volume from there on; nothing of it may be dirty, unless the volume lives in the cache
+    /// alone.
+    pub(super) async fn make_void_from(&self, target: &Target, from: u64) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
         let end = Position::MAX.offset;
         let mut at = from;
@@ -206,7 +216,7 @@ impl CacheSet {
             let upto = if is_used { upto.min(at + PIECE_SECTORS).min(target.cacheable_end) } else { upto };
             let claimed = if is_used { alloc::vec![Range { start: at, end: upto }] } else { found };
             for range in claimed {
-                in_turn(self, target, range, async |target| self.make_clean_void(target, range).await)
+                in_turn(self, target, range, async |target| self.make_range_void(target, range).await)
                     .await?;
             }
             at = upto;
@@ -235,10 +245,10 @@ impl CacheSet {
         Ok((upto, found))
     }
 
-    /// Makes clean data void in the range of a turn.
-    async fn make_clean_void(&self, target: &Target, range: Range) -> Result<(), Error> {
+    /// Makes data void in the range of a turn.
+    async fn make_range_void(&self, target: &Target, range: Range) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
-        if write::survey(self, target, range).await?.dirty {
+        if target.backing.is_some() && write::survey(self, target, range).await?.dirty {
             return Err(Error::Inconsistent("dirty data behind the end of a volume"));
         }
         let mut at = range.start;
@@ -254,7 +264,7 @@ impl CacheSet {
     }
 
     /// From now on requests know another size.
-    fn use_size(&self, id: VolumeId, change: impl FnOnce(&mut Volume, u64)) {
+    pub(super) fn use_size(&self, id: VolumeId, change: impl FnOnce(&mut Volume, u64)) {
         self.with(|s| {
             let block_sectors = s.geometry.block_sectors;
             let Some(volume) = s.volumes.get_mut(id) else { return };
@@ -265,7 +275,7 @@ impl CacheSet {
     }
 
     /// Until the requests have ended that do not know it.
-    async fn earlier_have_ended(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
+    pub(super) async fn earlier_have_ended(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
         while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.earlier_requests > 0)) {
             if cancel.is_asked() {
                 return Err(Error::Cancelled);

@@ -17,6 +17,7 @@ mod durable;
 mod emptying;
 mod explain;
 mod failed_flush;
+mod flash_size;
 mod forget;
 mod generations;
 mod label;

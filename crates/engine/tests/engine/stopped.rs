@@ -7,7 +7,7 @@ use bcached_format::jset::{Jset, JsetHeader, seal};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use bcached_format::{
     DeviceFacts, DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, RawSuperblock, Superblock, Uuid,
-    UuidSlot,
+    UuidSlot, uuid,
 };
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use std::time::Duration;
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 8192 };
 /// Size of the cache device in sectors.
 pub const CACHE_SECTORS: u64 = SIZES.buckets * SIZES.bucket as u64;
+
+const FLASH_UUID: Uuid = Uuid([9; 16]);
 
 /// Where the data begins on the backing device, and with it in the key space.
 pub const DATA_OFFSET: u64 = 16;
@@ -100,7 +102,7 @@ pub fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
 impl Stopped {
     /// Puts a flash-only volume of so many sectors into the table of volumes.
     pub fn add_flash_only(&mut self, sectors: u64) {
-        let mut slot = UuidSlot { uuid: Uuid([9; 16]), sectors, ..UuidSlot::FREE };
+        let mut slot = UuidSlot { uuid: FLASH_UUID, sectors, ..UuidSlot::FREE };
         slot.set_flash_only(true);
         let mut bytes = vec![0; 512];
         let slot = slot.to_bytes();
@@ -108,6 +110,18 @@ impl Stopped {
         // Four slots lie in the first sector of the table; this one is the fifth.
         let sector = self.header.uuids.pointers.as_slice()[0].sector() + 1;
         self.rig.world.borrow_mut().place(0, sector, &bytes);
+    }
+
+    /// The flash-only volume of [`Stopped::add_flash_only`] has so many sectors, wherever the table has been written since.
+    pub fn resize_flash_only(&mut self, sectors: u64) {
+        for (at, bytes) in (0..).zip(self.device().chunks(512)) {
+            let slots: Vec<UuidSlot> = uuid::parse(bytes).expect("whole slots").collect();
+            if slots.first().is_some_and(|slot| slot.uuid == FLASH_UUID) {
+                let resized = UuidSlot { sectors, ..slots[0] }.to_bytes();
+                let bytes = [&resized[..], &bytes[resized.len()..]].concat();
+                self.rig.world.borrow_mut().place(0, at, &bytes);
+            }
+        }
     }
 
     /// Appends an entry with these keys, which is all that the journal needs.

@@ -5,7 +5,8 @@ use super::image::change_backing;
 use super::stage::{BACK, FATES, FLUSH, bench, cut_at, packed, write};
 use crate::scenario::Stage;
 use crate::system::Geometry;
-use bcached_engine::{CacheSet, Error};
+use bcached_engine::{CacheSet, Cancel, Error, Request, VolumeId};
+use bcached_env::Buffer;
 use bcached_format::{BackingState, Label, Uuid};
 use std::rc::Rc;
 
@@ -14,6 +15,7 @@ super::scenarios! {
     a_forget_that_the_power_ends_is_completed_by_the_next,
     a_volume_in_the_cache_alone_is_there_whole_or_not_at_all,
     a_deleted_volume_s_number_is_not_another_s,
+    a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one,
 }
 
 /// A set with dirty data in several leaves of a volume whose disk has gone, running.
@@ -112,9 +114,7 @@ fn a_deleted_volume_s_number_is_not_another_s() {
             let made = stage.play(move |_| async move {
                 let id = set.create_flash_only(2048, label).await.unwrap();
                 let uuid = set.volumes().into_iter().find(|info| info.id == id).unwrap().uuid;
-                let payload = bcached_env::Buffer::copied_from(&[7; 2048 * 512]).freeze();
-                let write = bcached_engine::Request::Write { sector: 0, payload, fua: true };
-                set.serve(id, write).await.result.unwrap();
+                fill(&set, id, 2048).await;
                 set.remove_volume(id).await.unwrap();
                 Ok((set, uuid))
             });
@@ -130,10 +130,7 @@ fn a_deleted_volume_s_number_is_not_another_s() {
             let set = bench.set();
             let looked = stage.play(move |_| async move {
                 for info in set.volumes().into_iter().filter(|info| info.uuid != uuid) {
-                    let buffer = bcached_env::Buffer::zeroed(2048 * 512);
-                    let reply = set.serve(info.id, bcached_engine::Request::Read { sector: 0, buffer }).await;
-                    let found = reply.buffer.unwrap();
-                    assert!(reply.result.is_ok() && found.as_slice().iter().all(|byte| *byte == 0));
+                    assert!(content(&set, info.id, 2048).await.iter().all(|byte| *byte == 0));
                 }
                 Ok(())
             });
@@ -141,4 +138,73 @@ fn a_deleted_volume_s_number_is_not_another_s() {
             stage.stop().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
         }
     }
+}
+
+/// A volume that lives in the cache alone becomes smaller or larger and the power goes. It has the old size with all of its data or the
+/// new one, and when it is as large as it was, or larger, what was given up behind an end reads as zeroes.
+fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
+    const KEPT: u64 = 1024;
+    const FULL: u64 = 2048;
+    let label = Label::from_text("scratch").unwrap();
+    for shrinks in [true, false] {
+        let mut ends = [0, 0];
+        for survivors in FATES {
+            for nth in 0.. {
+                let (mut stage, bench, _) = left_behind();
+                let set = bench.set();
+                let made = stage.play(move |_| async move {
+                    let id = set.create_flash_only(FULL, label).await.unwrap();
+                    fill(&set, id, FULL).await;
+                    if !shrinks {
+                        set.shrink(id, KEPT, &Cancel::default()).await.unwrap();
+                    }
+                    Ok((set, id))
+                });
+                let (set, id) = made.unwrap();
+                let resized = async move {
+                    if shrinks {
+                        set.shrink(id, KEPT, &Cancel::default()).await
+                    } else {
+                        set.grow(id, FULL).await
+                    }
+                };
+                if !cut_at(&mut stage, nth, survivors, resized) {
+                    break;
+                }
+                stage.start().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+                let set = bench.set();
+                let looked = stage.play(move |_| async move {
+                    let info = set.volumes().into_iter().find(|info| info.label == label).unwrap();
+                    let is_full = info.sectors == FULL;
+                    assert!(is_full || info.sectors == KEPT, "{}", info.sectors);
+                    let end = if shrinks && is_full { FULL } else { KEPT };
+                    set.grow(info.id, FULL).await.unwrap();
+                    let found = content(&set, info.id, FULL).await;
+                    let zeroes = usize::try_from(end * 512).unwrap();
+                    assert!(found[..zeroes].iter().all(|byte| *byte == 7), "nothing is lost before the end");
+                    assert!(found[zeroes..].iter().all(|byte| *byte == 0), "nothing comes back behind it");
+                    Ok(is_full)
+                });
+                let is_full =
+                    looked.unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+                ends[usize::from(is_full)] += 1;
+                stage.stop().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
+            }
+        }
+        assert!(ends[0] > 0 && ends[1] > 0, "the cuts came before and after the end: {ends:?}");
+    }
+}
+
+/// All of a volume is sevens, durably.
+async fn fill(set: &CacheSet, id: VolumeId, sectors: u64) {
+    let bytes = vec![7; usize::try_from(sectors * 512).unwrap()];
+    let payload = Buffer::copied_from(&bytes).freeze();
+    set.serve(id, Request::Write { sector: 0, payload, fua: true }).await.result.unwrap();
+}
+
+async fn content(set: &CacheSet, id: VolumeId, sectors: u64) -> Vec<u8> {
+    let buffer = Buffer::zeroed(usize::try_from(sectors * 512).unwrap());
+    let reply = set.serve(id, Request::Read { sector: 0, buffer }).await;
+    reply.result.unwrap();
+    reply.buffer.unwrap().as_slice().to_vec()
 }
