@@ -5,7 +5,7 @@
 //! need only the cache go on. When it is there the engine lets go of the old device and has the new one, and who waited goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
 
 use super::patience::{Patience, Unopened};
-use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::table::{CacheEntry, VolumeEntry, VolumeState};
 use super::{Event, RETRY, Supervisor};
 use crate::devices::{self, BackingDevice};
 use crate::engine_failure;
@@ -117,12 +117,12 @@ impl Supervisor {
             let mut shared = self.shared();
             let entry = &shared.table.volumes[volume];
             let cache = entry.cache.and_then(|cache| shared.table.caches.get(cache));
-            let (Some(CacheState::Open { engine, .. }), VolumeState::Served(served)) =
-                (cache.map(|cache| &cache.state), &entry.state)
+            let (Some(engine), VolumeState::Served(served)) =
+                (cache.and_then(CacheEntry::engine), &entry.state)
             else {
                 return;
             };
-            let found = (engine.clone(), served.clone());
+            let found = (engine, served.clone());
             // Nobody begins anything with it meanwhile.
             shared.table.volumes[volume].state = VolumeState::Attaching;
             found
