@@ -4,6 +4,7 @@
 //! has it no more, anywhere by its UUID. Requests that need it wait for it in the engine, or fail, as `on_backing_error` says; those that
 //! need only the cache go on. When it is there the engine lets go of the old device and has the new one, and who waited goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
 
+use super::options::Done;
 use super::patience::{Patience, Unopened};
 use super::table::{CacheEntry, VolumeEntry, VolumeState};
 use super::{Event, RETRY, Supervisor};
@@ -173,6 +174,8 @@ impl Supervisor {
             }
         }
         self.publish(&entry);
+        // It may have been said while the device was being exchanged.
+        self.apply_cache_mode(volume, Done::nobody());
     }
 
     /// Forgets those that are served no more, also because their engine has ended.
