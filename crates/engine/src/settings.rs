@@ -22,6 +22,17 @@ pub struct Settings {
     pub replacement: Option<Replacement>,
 }
 
+impl Settings {
+    /// The same, and what `before` says where this says nothing.
+    #[must_use]
+    pub fn or(self, before: Self) -> Self {
+        Self {
+            discard: self.discard.or(before.discard),
+            replacement: self.replacement.or(before.replacement),
+        }
+    }
+}
+
 impl State {
     /// The policy in force: what was said, or else what the superblock says.
     #[must_use]

@@ -91,17 +91,22 @@ impl Answer for Stopping {
     const SCHEMA: &'static str = "bcached.stop";
 }
 
-/// What can be looked at, and changes nothing. What the files hold is not among it, nor the wait for the end of the daemon.
-pub fn to_look(handlers: Arc<Handlers>) -> Router {
+/// What is the same on both sockets.
+fn alike() -> Router<Arc<Handlers>> {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics::control))
+        .route("/v1/volumes/{name}/explain", get(explain))
+        .route("/v1/events", get(events))
+}
+
+/// What can be looked at, and changes nothing. What the files hold is not among it, nor the wait for the end of the daemon.
+pub fn to_look(handlers: Arc<Handlers>) -> Router {
+    alike()
         .route("/v1/volumes/{name}/options", options_to_look(Scope::Volume))
         .route("/v1/caches/{name}/options", options_to_look(Scope::Cache))
-        .route("/v1/volumes/{name}/explain", get(explain))
         .route("/v1/jobs", get(jobs))
         .route("/v1/jobs/{number}", get(job))
-        .route("/v1/events", get(events))
         .fallback(only_to_look)
         .method_not_allowed_fallback(only_to_look)
         .layer(from_fn_with_state(Seats::new(), seated))
@@ -123,16 +128,12 @@ async fn only_to_look(method: Method, uri: Uri) -> Response {
 
 /// All of them.
 pub fn router(handlers: Arc<Handlers>) -> Router {
-    Router::new()
-        .route("/v1/status", get(status))
-        .route("/v1/metrics", get(metrics::control))
+    alike()
         .route("/v1/volumes/{name}/options", options(Scope::Volume))
         .route("/v1/caches/{name}/options", options(Scope::Cache))
-        .route("/v1/volumes/{name}/explain", get(explain))
         .route("/v1/jobs", get(jobs).post(begin))
         .route("/v1/jobs/{number}", get(job).delete(cancel))
         .route("/v1/config/differences", get(differences))
-        .route("/v1/events", get(events))
         .route("/v1/stop", get(stopped).post(stop))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)

@@ -74,6 +74,10 @@ pub struct Sets {
     pub is_stopping: bool,
     /// Something acknowledged of these volumes may not be durable, which their next flush says.
     pub owes: BTreeSet<VolumeId>,
+    /// The cache modes that superblocks are to say as soon as the set can write them: whoever said so was told that it is done.
+    pub owed_modes: BTreeMap<VolumeId, CacheMode>,
+    /// Cache modes that were said of volumes of a set that is being let go of.
+    pub said_modes: BTreeMap<VolumeId, CacheMode>,
     /// Backing devices that are gone, or being exchanged.
     pub absences: Absences,
     /// Backing devices that the set takes up at this moment.
@@ -94,8 +98,6 @@ pub struct Away {
     pub latencies: Latencies,
     /// It is on the boat.
     pub is_aboard: bool,
-    /// The cache mode that its superblock is to say when it is back.
-    pub owed_mode: Option<CacheMode>,
 }
 
 impl Sets {
@@ -230,19 +232,35 @@ impl Keeper {
         }
     }
 
-    /// The set of a volume whose superblock is to say another cache mode. `None`: it is away, and has that when it is back.
-    pub fn mode_to_keep(&self, volume: VolumeId, mode: CacheMode) -> Result<Option<CacheSet>, Error> {
-        let is_away = self.with(|sets| sets.away.get_mut(&volume).map(|away| away.owed_mode = Some(mode)));
-        match is_away {
-            Some(()) => self.change_mode_for_now(volume, mode).map(|()| None),
-            None => self.main().map(Some),
+    /// Changes the cache mode of a volume, in its superblock too; of one that has left the set as soon as it is back.
+    pub async fn change_mode(&self, volume: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        if self.with(|sets| sets.left(volume).is_some()) {
+            self.change_mode_for_now(volume, mode)?;
+            self.with(|sets| sets.owed_modes.insert(volume, mode));
+            return Ok(());
         }
+        let set = self.main()?;
+        // What is owed of an earlier word must not be written after this one.
+        let owed = self.with(|sets| sets.owed_modes.remove(&volume));
+        let changed = set.set_cache_mode(volume, mode).await;
+        if let (Err(_), Some(owed)) = (&changed, owed) {
+            self.with(|sets| *sets.owed_modes.entry(volume).or_insert(owed));
+            self.alarm();
+        }
+        changed
     }
 
     /// Changes its cache mode, not in its superblock.
     pub fn change_mode_for_now(&self, volume: VolumeId, mode: CacheMode) -> Result<(), Error> {
-        let is_away = self.with(|sets| sets.away.get_mut(&volume).map(|away| away.info.mode = mode));
-        match (is_away, self.home(volume)) {
+        let has_left = self.with(|sets| {
+            sets.left(volume)?.mode = mode;
+            // What it was is looked at once more when the set has stopped.
+            if !sets.away.contains_key(&volume) {
+                sets.said_modes.insert(volume, mode);
+            }
+            Some(())
+        });
+        match (has_left, self.home(volume)) {
             (Some(()), None) => Ok(()),
             (_, Some(set)) => set.set_cache_mode_for_now(volume, mode),
             (None, None) => Err(self.reason()),

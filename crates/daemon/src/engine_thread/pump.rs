@@ -202,11 +202,8 @@ fn set_cache_mode(
     if keep == Keep::ForNow {
         return answer(keeper.change_mode_for_now(volume, mode));
     }
-    match keeper.mode_to_keep(volume, mode) {
-        Ok(Some(set)) => env.spawn(async move { answer(set.set_cache_mode(volume, mode).await) }),
-        Ok(None) => answer(Ok(())),
-        Err(error) => answer(Err(error)),
-    }
+    let keeper = keeper.clone();
+    env.spawn(async move { answer(keeper.change_mode(volume, mode).await) });
 }
 
 /// So much memory for nodes, also when the set is opened again.
@@ -242,6 +239,7 @@ async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Giv
     // Nobody has been told yet, and the number is nobody's any more. Who waits for its device hears that now.
     let owed = keeper.change(|sets| {
         sets.absences.forget(volume);
+        sets.owed_modes.remove(&volume);
         sets.owes.remove(&volume)
     });
     let lost = lost.or_else(|| owed.then_some(Error::LostWrites));

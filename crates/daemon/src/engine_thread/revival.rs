@@ -62,15 +62,17 @@ pub async fn run(keeper: Keeper) {
 
 /// There is something that may pass.
 fn is_wanted(keeper: &Keeper) -> bool {
-    let (main, is_lost, is_away) =
-        keeper.with(|sets| (sets.main.clone(), sets.is_lost, !sets.away.is_empty()));
+    let (main, is_lost, is_owed) = keeper.with(|sets| {
+        let is_owed = !sets.away.is_empty() || !sets.owed_modes.is_empty();
+        (sets.main.clone(), sets.is_lost, is_owed)
+    });
     match main {
         None => !is_lost,
-        Some(set) => set.failure().map_or(is_away, |error| error.may_pass()),
+        Some(set) => set.failure().map_or(is_owed, |error| error.may_pass()),
     }
 }
 
-/// True if all volumes are home.
+/// True if all volumes are home, and nothing is owed.
 async fn attempt(keeper: &Keeper) -> bool {
     let main = keeper.with(|sets| sets.main.clone());
     let works = main.is_some_and(|set| set.failure().is_none());
@@ -100,7 +102,7 @@ async fn attempt(keeper: &Keeper) -> bool {
     if all {
         land(keeper).await;
     }
-    all
+    pay_modes(keeper).await && all
 }
 
 /// The cache device reads and writes the block again at which it failed last. Nobody else writes there: a set that has failed
@@ -154,6 +156,9 @@ async fn let_go(keeper: &Keeper) {
             if let Some(changed) = sets.left(info.id) {
                 info.options = changed.options;
             }
+            if let Some(said) = sets.said_modes.remove(&info.id) {
+                info.mode = said;
+            }
         }
         // It may have failed in a worse way by now.
         sets.why.clone_from(&status.failed);
@@ -161,7 +166,7 @@ async fn let_go(keeper: &Keeper) {
         for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
             let Some(disk) = set.disk_of(info.id) else { continue };
             let (info, latencies) = (info.clone(), latencies.clone());
-            sets.away.insert(info.id, Away { disk, info, latencies, is_aboard: false, owed_mode: None });
+            sets.away.insert(info.id, Away { disk, info, latencies, is_aboard: false });
         }
         sets.before = Some(Box::new(status));
     });
@@ -286,17 +291,35 @@ async fn bring(keeper: &Keeper, id: VolumeId) -> Result<(), Error> {
     }
     let options = keeper.options_of(id);
     set.change_volume_options(id, |begun| *begun = options)?;
-    while let Some(owed) = keeper.with(|sets| sets.away.get_mut(&id)?.owed_mode.take()) {
-        if let Err(error) = set.set_cache_mode(id, owed).await {
-            let what = "the superblock of a volume keeps its former cache mode";
-            tracing::error!(event = "cache-mode-failed", "{what}: {error}");
-        }
-    }
     // It may have been said until the daemon stops, and not be in the superblock.
     let mode = keeper.with(|sets| sets.away.get(&id).map_or(mode, |away| away.info.mode));
     set.set_cache_mode_for_now(id, mode)?;
     keeper.is_home(id);
     Ok(())
+}
+
+/// Has superblocks say the cache modes that were said of their volumes while those were away; true if none is owed any more.
+async fn pay_modes(keeper: &Keeper) -> bool {
+    let Ok(set) = keeper.main() else { return false };
+    let owed: Vec<_> = keeper.with(|sets| {
+        let is_home = |id: &VolumeId| !sets.away.contains_key(id);
+        sets.owed_modes.iter().filter(|(id, _)| is_home(id)).map(|(id, mode)| (*id, *mode)).collect()
+    });
+    for (id, mode) in owed {
+        match set.keep_cache_mode(id, mode).await {
+            Err(error) if !matches!(error, Error::NoVolume) => {
+                let what = "the superblock of a volume keeps its former cache mode for now";
+                tracing::error!(event = "cache-mode-failed", "{what}: {error}");
+            }
+            // Somebody may have said another one meanwhile.
+            _ => keeper.with(|sets| {
+                if sets.owed_modes.get(&id) == Some(&mode) {
+                    sets.owed_modes.remove(&id);
+                }
+            }),
+        }
+    }
+    keeper.with(|sets| sets.owed_modes.is_empty())
 }
 
 /// The boat, if the volume is on it: from here on it is nowhere. `None`: it is not away.
@@ -313,4 +336,120 @@ async fn land(keeper: &Keeper) {
     let Some((boat, disk)) = keeper.change(|sets| sets.boat.take()) else { return };
     let _nothing_is_on_it = boat.stop().await;
     drop(keeper.inner().disks.remove(disk));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keeper::Recipe;
+    use super::*;
+    use bcached_env::{Executor, Order};
+    use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
+    use bcached_uring::{Access, Device, DriverOptions, open_driver};
+    use rustix::fs::{MemfdFlags, SealFlags};
+    use std::fs::File;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::FileExt as _;
+
+    const SECTORS: u64 = 4096;
+
+    /// A backing device in memory without a cache.
+    fn backing() -> File {
+        let superblock = BackingSuperblock::format(BackingFormat {
+            uuid: Uuid([3; 16]),
+            set_uuid: Uuid([0; 16]),
+            block_sectors: 8,
+            bucket_sectors: 128,
+            data_offset: None,
+            cache_mode: CacheMode::Writeback,
+            device_sectors: SECTORS,
+        });
+        let bytes = superblock.expect("sizes that can be run").seal();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("backing", flags).expect("memory"));
+        file.set_len(SECTORS * 512).expect("a size");
+        file.write_all_at(&bytes[..], SUPERBLOCK_SECTOR * 512).expect("room");
+        file
+    }
+
+    /// What the superblock says.
+    fn mode_in(file: &File) -> CacheMode {
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, SUPERBLOCK_SECTOR * 512).expect("it is there");
+        match bcached_format::RawSuperblock::from_bytes(&bytes)
+            .expect("a superblock")
+            .check(bcached_format::DeviceFacts { sectors: SECTORS, logical_block_sectors: 1 })
+        {
+            Ok(bcached_format::Superblock::Backing(superblock)) => superblock.cache_mode(),
+            _ => panic!("it is one of a backing device"),
+        }
+    }
+
+    /// A set with that one volume.
+    fn served(file: &File) -> (Executor, Keeper, VolumeId) {
+        let driver = open_driver(&DriverOptions::default()).expect("a driver");
+        let cache = memory::make(8).expect("memory");
+        let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
+        let options = Options { node_budget_bytes: nodes, ..Options::default() };
+        let set_uuid = cache.superblock.set_uuid();
+        let disk = driver.disks.add(cache.device);
+        let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
+        let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
+        let set = executor.block_on(opening).expect("a driver").expect("it is whole");
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let backing = driver.disks.add(Device::open(path, Access::Own).expect("memory"));
+        let adds = set.clone();
+        let id = executor
+            .block_on(async move { adds.add_backing(backing, None).await })
+            .expect("a driver")
+            .expect("it is taken");
+        let recipe = Recipe { cache: disk, set_uuid, note: None, options: options.into() };
+        let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
+        (executor, keeper, id)
+    }
+
+    /// What was said while the set was let go of was refused, and the configuration said it all the same.
+    #[test]
+    fn a_cache_mode_said_while_the_set_is_let_go_of_is_kept() {
+        let file = backing();
+        let (mut executor, keeper, id) = served(&file);
+        let env = executor.env();
+        let said = keeper.clone();
+        env.spawn(async move {
+            said.until(|sets| sets.main.is_none()).await;
+            assert!(said.with(|sets| sets.away.is_empty()), "it is being let go of");
+            said.change_mode(id, CacheMode::Writearound).await.expect("it will be so");
+            assert!(said.with(|sets| sets.away.is_empty()), "it still is");
+        });
+        let ended = executor.block_on(async move {
+            let_go(&keeper).await;
+            assert_eq!(keeper.status().volumes[0].mode, CacheMode::Writearound);
+            open_again(&keeper).await.expect("nothing has happened to it");
+            assert!(bring_home(&keeper).await && pay_modes(&keeper).await);
+            let mode = keeper.status().volumes[0].mode;
+            keeper.stop().await.expect("in order");
+            mode
+        });
+        assert_eq!((ended, mode_in(&file)), (Some(CacheMode::Writearound), CacheMode::Writearound));
+    }
+
+    /// One attempt to write it was all that was made.
+    #[test]
+    fn a_cache_mode_that_could_not_be_written_is_still_owed() {
+        let file = backing();
+        let (mut executor, keeper, id) = served(&file);
+        let device = file.try_clone().expect("a descriptor");
+        let (owed, left) = executor
+            .block_on(async move {
+                keeper.with(|sets| sets.owed_modes.insert(id, CacheMode::Writearound));
+                rustix::fs::fcntl_add_seals(&device, SealFlags::FUTURE_WRITE).expect("nobody has mapped it");
+                assert!(is_wanted(&keeper) && !attempt(&keeper).await && is_wanted(&keeper));
+                let owed = keeper.with(|sets| sets.owed_modes.get(&id).copied());
+                // Another word takes its place, and fails in its turn, which whoever said it hears.
+                keeper.change_mode(id, CacheMode::None).await.expect_err("it cannot be written");
+                (owed, keeper.with(|sets| sets.owed_modes.get(&id).copied()))
+            })
+            .expect("a driver");
+        assert_eq!((owed, left), (Some(CacheMode::Writearound), Some(CacheMode::Writearound)));
+        assert_eq!(mode_in(&file), CacheMode::Writeback);
+    }
 }

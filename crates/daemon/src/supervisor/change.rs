@@ -315,7 +315,7 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
 /// Each named option, as it is and as it will be.
 fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
     let scope = view.scope();
-    let label = wanted.label.map(|_| &"label");
+    let label = wanted.label.map(|_| &LABEL);
     let named = wanted.set.keys().chain(&wanted.unset).chain(label).filter_map(|name| scope.find(name));
     let changes = named.map(|option| {
         let (was, is) = view.before_and_after(layers, wanted.label, option);

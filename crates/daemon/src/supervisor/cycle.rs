@@ -192,10 +192,7 @@ impl Supervisor {
                     "copy it elsewhere; `bcached remove {name}` and `bcached forget {name}` delete it"
                 )));
         }
-        let engine = entry.cache.and_then(|index| match &self.shared().table.caches.get(index)?.state {
-            CacheState::Open { engine, .. } => Some(engine.clone()),
-            _ => None,
-        });
+        let engine = entry.cache.and_then(|index| self.shared().table.caches.get(index)?.engine());
         let silent = || engine_failure::silent(name);
         let engine = engine.ok_or_else(silent)?;
         let status = engine.status().ok_or_else(silent)?;
@@ -246,10 +243,7 @@ impl Supervisor {
 
     /// No cache of larger blocks can serve it.
     pub(super) fn check_blocks(&self, name: &str, now: &VolumeInfo, target: usize) -> Result<(), Failure> {
-        let engine = match &self.shared().table.caches[target].state {
-            CacheState::Open { engine, .. } => Some(engine.clone()),
-            _ => None,
-        };
+        let engine = self.shared().table.caches[target].engine();
         let cache = engine.and_then(|engine| engine.status()).map(|status| status.block_sectors);
         match now.backing_block_sectors.zip(cache) {
             Some((backing, set)) if backing < set => {
@@ -486,10 +480,7 @@ impl Supervisor {
             self.gone(volume, verb);
             return self.end_job(number, Ok(()));
         };
-        let engine = match &self.shared().table.caches[to].state {
-            CacheState::Open { engine, .. } => Some(engine.clone()),
-            _ => None,
-        };
+        let engine = self.shared().table.caches[to].engine();
         let (Some(device), Some(engine)) = (device, engine) else {
             return self.not_moved(number, volume, &Error::NoVolume);
         };

@@ -2,7 +2,7 @@
 //!
 //! The process ends with its last answer: it waits a moment for who asks how the stop has ended.
 
-use super::table::{self, CacheState};
+use super::table;
 use super::{Event, Phase, Shared};
 use crate::control::stop::{DirtyStays, Stopping};
 use crate::control::{AskStop, AskStopped, Signal};
@@ -128,11 +128,7 @@ pub fn users_of(server: &NbdServer) -> Vec<String> {
 fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
     let engines: Vec<Option<Engine>> = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let engine = |cache: &table::CacheEntry| match &cache.state {
-            CacheState::Open { engine, .. } => Some(engine.clone()),
-            _ => None,
-        };
-        shared.table.caches.iter().map(engine).collect()
+        shared.table.caches.iter().map(table::CacheEntry::engine).collect()
     };
     let statuses = Engine::status_of_all(&engines);
     let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! Volumes as exports, and the NBD server that serves them.
 
 use super::Supervisor;
-use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::table::{VolumeEntry, VolumeState};
 use crate::config::Listen;
 use crate::failure::{Failure, Kind};
 use bcached_front_nbd::{Endpoint, Limits, ListenError, NbdServer, Options, StartError};
@@ -52,7 +52,7 @@ impl Supervisor {
             return false;
         };
         let shared = self.shared();
-        let CacheState::Open { engine, .. } = &shared.table.caches[cache].state else { return false };
+        let Some(engine) = shared.table.caches[cache].engine() else { return false };
         if let Some(device) = entry.backing.as_ref().filter(|device| *device != name) {
             // What it was known by before its superblock had given it a name.
             self.exports.remove(device);

@@ -1,7 +1,7 @@
 //! Volumes that live in a cache alone: the cache's own table knows them, by label, so each is served wherever its cache is. The
 //! configuration may say more of one: another name, that nobody may write, or that it is not to be served.
 
-use super::table::{CacheState, Table, VolumeEntry, VolumeState};
+use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, Flash, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -115,10 +115,7 @@ impl Supervisor {
     }
 
     fn engine_of(&self, cache: usize) -> Option<Engine> {
-        match &self.shared().table.caches.get(cache)?.state {
-            CacheState::Open { engine, .. } => Some(engine.clone()),
-            _ => None,
-        }
+        self.shared().table.caches.get(cache)?.engine()
     }
 
     /// Whether what is to be added lives in a cache alone.

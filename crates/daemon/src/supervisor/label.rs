@@ -4,6 +4,7 @@
 //! volume that no section names after its new label.
 
 use super::options::{Done, served_by};
+use super::owner::LABEL;
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::failure::{Failure, Kind};
@@ -20,7 +21,7 @@ pub struct Labelled {
 
 /// The label that is typed so.
 pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
-    let refused = |why: &str| Failure::new(Kind::Usage, "cannot set label").why(why).option("label");
+    let refused = |why: &str| Failure::new(Kind::Usage, "cannot set label").why(why).option(LABEL);
     if runtime {
         return Err(refused("the device keeps it, so it is not for a time").next("leave --runtime out"));
     }

@@ -1,7 +1,7 @@
 //! Options of volumes and caches: what has been said becomes what the engines do; and what `get` shows of it.
 
 use super::owner::{self, Owner, View};
-use super::table::{CacheState, Table, VolumeEntry, VolumeState};
+use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Event, Shared, Supervisor};
 use crate::config::Config;
 use crate::control::AskOptions;
@@ -49,7 +49,7 @@ impl Supervisor {
         let mut shared = self.shared();
         let table = &mut shared.table;
         for entry in &mut table.caches {
-            let CacheState::Open { engine, .. } = &entry.state else { continue };
+            let Some(engine) = entry.engine() else { continue };
             if entry.options != entry.told {
                 entry.told = entry.options.clone();
                 let layers = entry.options.clone();
@@ -82,18 +82,15 @@ impl Supervisor {
     pub(super) fn apply_settings(&self, index: usize, done: Done) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.caches.get_mut(index) else { return done.0(Ok(())) };
-        let (CacheState::Open { engine, .. }, Some(before)) = (&entry.state, entry.kept) else {
+        let (Some(engine), Some(before)) = (entry.engine(), entry.kept) else {
             return done.0(Ok(()));
         };
         let wanted = entry.options.kept_settings();
-        let after = Settings {
-            discard: wanted.discard.or(before.discard),
-            replacement: wanted.replacement.or(before.replacement),
-        };
+        let after = wanted.or(before);
         if after == before {
             return done.0(Ok(()));
         }
-        let (name, engine) = (entry.display_name().to_owned(), engine.clone());
+        let name = entry.display_name().to_owned();
         let sender = self.sender.clone();
         entry.kept = Some(after);
         engine.keep_settings(
@@ -177,10 +174,7 @@ pub fn served_by(
     caches: &[super::table::CacheEntry],
 ) -> Option<(Engine, Box<VolumeInfo>)> {
     let VolumeState::Served(info) = &entry.state else { return None };
-    match &caches.get(entry.cache?)?.state {
-        CacheState::Open { engine, .. } => Some((engine.clone(), info.clone())),
-        _ => None,
-    }
+    Some((caches.get(entry.cache?)?.engine()?, info.clone()))
 }
 
 /// Sees that what was said to the running daemon fits what `config` says.
@@ -246,10 +240,7 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
             let Some(view) = owner.view(table) else {
                 return Err(Failure::new(Kind::Io, "the daemon stops"));
             };
-            let engine = match &view {
-                View::Volume(entry) => served_by(entry, &table.caches).map(|(engine, _)| engine),
-                View::Cache(_) => None,
-            };
+            let engine = view.engine(table);
             (view, engine)
         };
         let owner = Named::of(scope, view.display_name());

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::options::{Facts, resolve, served_by};
-use super::table::{CacheEntry, CacheState, Table, VolumeEntry};
+use super::table::{CacheEntry, Table, VolumeEntry};
 use crate::control::options::Shown;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
@@ -78,11 +78,7 @@ impl CacheView {
 
     /// The same once `layers` are in force, and in its superblock.
     fn with(&self, layers: &Layers) -> Self {
-        let (before, wanted) = (self.kept.unwrap_or_default(), layers.kept_settings());
-        let kept = Settings {
-            discard: wanted.discard.or(before.discard),
-            replacement: wanted.replacement.or(before.replacement),
-        };
+        let kept = layers.kept_settings().or(self.kept.unwrap_or_default());
         Self { layers: layers.clone(), kept: Some(kept), ..self.clone() }
     }
 
@@ -131,10 +127,7 @@ impl View {
     pub fn engine(&self, table: &Table) -> Option<Engine> {
         match self {
             Self::Volume(entry) => served_by(entry, &table.caches).map(|(engine, _)| engine),
-            Self::Cache(cache) => match &table.caches.get(cache.index)?.state {
-                CacheState::Open { engine, .. } => Some(engine.clone()),
-                _ => None,
-            },
+            Self::Cache(cache) => table.caches.get(cache.index)?.engine(),
         }
     }
 

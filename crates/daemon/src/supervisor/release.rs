@@ -7,7 +7,7 @@
 use super::Supervisor;
 use super::jobs::{Job, Subject};
 use super::replace::is_same;
-use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::table::{VolumeEntry, VolumeState};
 use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::devices;
@@ -42,10 +42,8 @@ impl Supervisor {
         let (name, device, engine) = {
             let shared = self.shared();
             let entry = &shared.table.caches[index];
-            let CacheState::Open { engine, .. } = &entry.state else {
-                return Err(not_open(entry.display_name()));
-            };
-            (entry.display_name().to_owned(), entry.device.clone(), engine.clone())
+            let Some(engine) = entry.engine() else { return Err(not_open(entry.display_name())) };
+            (entry.display_name().to_owned(), entry.device.clone(), engine)
         };
         let cannot = |kind| Failure::new(kind, format!("cannot release {name}"));
         if self.shared().table.former_of(index).is_some() {

@@ -6,7 +6,7 @@
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
 use super::owner::resolve_cache;
-use super::table::{CacheEntry, CacheState, NOT_LOOKED, VolumeEntry, VolumeState};
+use super::table::{CacheState, NOT_LOOKED, VolumeEntry, VolumeState};
 
 use super::{Event, Shared};
 use crate::config::NO_CACHE;
@@ -196,10 +196,6 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
             .why("the daemon serves devices of its command line, without a configuration")
             .next("start it with a configuration: `bcached config scan` writes one"));
     }
-    let engine_of = |cache: &CacheEntry| match &cache.state {
-        CacheState::Open { engine, .. } => Some(engine.clone()),
-        _ => None,
-    };
     let former = table.former_of(index);
     let trouble = match &table.caches[former.unwrap_or(index)].state {
         CacheState::Waiting(failure) | CacheState::Failed(failure) => Some(failure.clone()),
@@ -226,9 +222,9 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     Ok(Found {
         volumes: left.map(|entry| (entry.clone(), meant(entry))).collect(),
         sets: table.real_caches().filter_map(|(_, cache)| cache.set()).collect(),
-        engine: engine_of(entry),
+        engine: entry.engine(),
         trouble,
-        former: former.map(|at| (at, table.caches[at].device.clone(), engine_of(&table.caches[at]))),
+        former: former.map(|at| (at, table.caches[at].device.clone(), table.caches[at].engine())),
         device: entry.device.clone(),
         name,
     })

@@ -186,10 +186,7 @@ impl Supervisor {
     }
 
     fn begin_job_of(&self, former: usize, name: &str) -> Shown {
-        let engine = match &self.shared().table.caches[former].state {
-            CacheState::Open { engine, .. } => Some(engine.clone()),
-            _ => None,
-        };
+        let engine = self.shared().table.caches[former].engine();
         let dirty = engine.as_ref().and_then(Engine::status).map_or(0, |status| status.dirty_sectors * 512);
         let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
         shown.dirty_bytes_at_start = dirty;
@@ -218,14 +215,11 @@ impl Supervisor {
             formers.filter_map(|(index, cache)| Some((index, cache.former_of.clone()?))).collect()
         };
         for (former, name) in all {
-            let state = match &self.shared().table.caches[former].state {
-                CacheState::Open { engine, .. } => engine.clone(),
-                _ => continue,
-            };
+            let Some(engine) = self.shared().table.caches[former].engine() else { continue };
             let running = self.shared().jobs.replacing(former);
             let number = running.or_else(|| self.begin_job_of(former, &name).id);
             let (Some(number), Ok(to)) = (number, self.cache_called_so(&name)) else { continue };
-            let blocked = self.go_on_with((former, to), &state);
+            let blocked = self.go_on_with((former, to), &engine);
             self.shared().jobs.block(number, blocked);
         }
     }

@@ -29,7 +29,7 @@ pub fn status_of(
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let table = &shared.table;
             let caches: Vec<_> = table.caches.iter().map(cache).collect();
-            let engines: Vec<_> = table.caches.iter().map(engine).collect();
+            let engines: Vec<_> = table.caches.iter().map(CacheEntry::engine).collect();
             let are_some: Vec<_> = table.caches.iter().map(CacheEntry::is_real).collect();
             (shared.phase, caches, engines, table.volumes.clone(), are_some)
         };
@@ -85,13 +85,6 @@ fn front(nbd: &Mutex<Option<NbdServer>>) -> (Vec<String>, Vec<Client>) {
         writing: client.writing,
     });
     (server.bound().iter().map(ToString::to_string).collect(), clients.collect())
-}
-
-fn engine(entry: &CacheEntry) -> Option<Engine> {
-    match &entry.state {
-        CacheState::Open { engine, .. } => Some(engine.clone()),
-        _ => None,
-    }
 }
 
 fn cache(entry: &CacheEntry) -> Cache {

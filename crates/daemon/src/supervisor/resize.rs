@@ -7,7 +7,7 @@
 use super::Supervisor;
 use super::cycle::{Planned, Work};
 use super::jobs::Job;
-use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::table::{CacheEntry, VolumeEntry, VolumeState};
 use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Verb};
 use crate::engine_thread::Long;
@@ -140,10 +140,7 @@ impl Supervisor {
             let shared = self.shared();
             let Some(entry) = shared.table.volumes.get(volume).cloned() else { return };
             let cache = entry.cache.and_then(|cache| shared.table.caches.get(cache));
-            let engine = match cache.map(|cache| &cache.state) {
-                Some(CacheState::Open { engine, .. }) => engine.clone(),
-                _ => return,
-            };
+            let Some(engine) = cache.and_then(CacheEntry::engine) else { return };
             (entry, engine)
         };
         let VolumeState::Served(served) = &entry.state else { return };

@@ -4,8 +4,9 @@
 //! has it no more, anywhere by its UUID. Requests that need it wait for it in the engine, or fail, as `on_backing_error` says; those that
 //! need only the cache go on. When it is there the engine lets go of the old device and has the new one, and who waited goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
 
+use super::options::Done;
 use super::patience::{Patience, Unopened};
-use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::table::{CacheEntry, VolumeEntry, VolumeState};
 use super::{Event, RETRY, Supervisor};
 use crate::devices::{self, BackingDevice};
 use crate::engine_failure;
@@ -117,12 +118,12 @@ impl Supervisor {
             let mut shared = self.shared();
             let entry = &shared.table.volumes[volume];
             let cache = entry.cache.and_then(|cache| shared.table.caches.get(cache));
-            let (Some(CacheState::Open { engine, .. }), VolumeState::Served(served)) =
-                (cache.map(|cache| &cache.state), &entry.state)
+            let (Some(engine), VolumeState::Served(served)) =
+                (cache.and_then(CacheEntry::engine), &entry.state)
             else {
                 return;
             };
-            let found = (engine.clone(), served.clone());
+            let found = (engine, served.clone());
             // Nobody begins anything with it meanwhile.
             shared.table.volumes[volume].state = VolumeState::Attaching;
             found
@@ -173,6 +174,8 @@ impl Supervisor {
             }
         }
         self.publish(&entry);
+        // It may have been said while the device was being exchanged.
+        self.apply_cache_mode(volume, Done::nobody());
     }
 
     /// Forgets those that are served no more, also because their engine has ended.

@@ -259,12 +259,7 @@ impl Table {
     /// The engines of the sets that are open.
     pub fn open_engines(&self) -> Vec<(usize, Engine)> {
         let caches = self.caches.iter().enumerate();
-        caches
-            .filter_map(|(index, cache)| match &cache.state {
-                CacheState::Open { engine, .. } => Some((index, engine.clone())),
-                _ => None,
-            })
-            .collect()
+        caches.filter_map(|(index, cache)| Some((index, cache.engine()?))).collect()
     }
 
     /// The devices of an open set, as configured, and how they have fared.
@@ -440,6 +435,14 @@ impl CacheEntry {
     pub const fn set(&self) -> Option<Uuid> {
         match &self.state {
             CacheState::Opening { set, .. } | CacheState::Open { set, .. } => Some(*set),
+            _ => None,
+        }
+    }
+
+    /// Its engine, if it is open.
+    pub fn engine(&self) -> Option<Engine> {
+        match &self.state {
+            CacheState::Open { engine, .. } => Some(engine.clone()),
             _ => None,
         }
     }

@@ -299,6 +299,17 @@ impl CacheSet {
         })
     }
 
+    /// Has the superblock of a volume's device say a cache mode, durably; in force stays what is.
+    ///
+    /// # Errors
+    /// There is no such volume, or its device fails.
+    pub async fn keep_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
+        self.with(|s| s.hold(id))?;
+        let kept = record::update(self, id, |_, superblock| superblock.set_cache_mode(mode)).await;
+        self.let_go(id);
+        kept
+    }
+
     /// How long the requests of a volume took. `None`: there is no such volume.
     #[must_use]
     pub fn latencies(&self, id: VolumeId) -> Option<Latencies> {

@@ -5,7 +5,7 @@ use super::supervisor;
 use crate::config::NO_CACHE;
 use crate::engine_thread::News;
 use crate::supervisor::cycle::MoveTo;
-use crate::supervisor::table::{CacheState, VolumeState};
+use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
 use crate::supervisor::{Event, Supervisor};
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
 use bcached_port::{ErrorKind, Operation};
@@ -69,11 +69,12 @@ fn go_to(supervisor: &mut Supervisor, cache: usize) {
     let (engine, id) = {
         let shared = supervisor.shared();
         let entry = &shared.table.volumes[0];
-        let at = entry.cache.and_then(|cache| shared.table.caches.get(cache)).map(|cache| &cache.state);
-        let (Some(CacheState::Open { engine, .. }), VolumeState::Served(info)) = (at, &entry.state) else {
+        let at = entry.cache.and_then(|cache| shared.table.caches.get(cache));
+        let (Some(engine), VolumeState::Served(info)) = (at.and_then(CacheEntry::engine), &entry.state)
+        else {
             panic!("it is not served")
         };
-        (engine.clone(), info.id)
+        (engine, info.id)
     };
     supervisor.begin_move(1, MoveTo { volume: 0, cache }, &engine, id);
     go_on(supervisor, |supervisor| serves(supervisor, cache));
