@@ -13,8 +13,8 @@ const WRITES: u64 = 300;
 /// A volume in the cache alone, in sectors.
 const SCRATCH: u64 = 8192;
 
-/// We make a volume in the cache alone; a kernel serves it under its own rules and crashes; we serve it on, and delete it; and the
-/// kernel starts a set that has none.
+/// We make a volume in the cache alone; a kernel serves it under its own rules and crashes; we serve it on, give it other sizes, with
+/// which the kernel serves it, and delete it; and the kernel starts a set that has none.
 #[test]
 fn a_flash_only_volume_of_ours() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -33,6 +33,23 @@ fn a_flash_only_volume_of_ours() -> Outcome {
     kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel serves it")?;
     let workload = set.further(0, 3, WRITES);
     ours.leg(&mut set, &[workload], Ending::CleanStop).context("we serve it on")?;
+    // Twice as large, and half as large: the kernel serves the size that the table says.
+    for (round, sectors) in [(4, SCRATCH * 2), (6, SCRATCH / 2)] {
+        let daemon = Daemon::start(ours.program(), &set)?;
+        let (verb, size) = (if round == 4 { "grow" } else { "shrink" }, (sectors * 512).to_string());
+        let loss: &[&str] = if round == 4 { &[] } else { &["--accept-loss", "1G"] };
+        // What a crash has left undecided is looked at.
+        drop(daemon.prove(&mut set, 0)?);
+        daemon.command(ours.program(), &[&[verb, "scratch", "--size", &size], loss].concat())?;
+        set.models[0].resize(sectors);
+        let workload = set.further(0, round, WRITES);
+        let mut client = daemon.prove(&mut set, 0)?;
+        daemon.write(&mut set, &workload, &mut client, Ending::CleanStop)?;
+        drop(client);
+        daemon.stop()?;
+        let workload = set.further(0, round + 1, WRITES);
+        kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel goes on")?;
+    }
     let list = set.directory().join("lost.json");
     let daemon = Daemon::start(ours.program(), &set)?;
     drop(daemon.prove(&mut set, 0)?);

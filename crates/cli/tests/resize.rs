@@ -229,8 +229,7 @@ fn what_cannot_be_resized_is_refused_in_a_sentence() {
     refused(&daemon, &shrink("1MB"), 2, "`1MB` is not a size");
     refused(&daemon, &["shrink", "nothing", "--size", "1M"], 2, "nothing is called `nothing`");
     refused(&daemon, &["grow", "nothing"], 2, "nothing is called `nothing`");
-    done(&daemon, &["add", "scratch", "--size", "1M"]);
-    refused(&daemon, &["grow", "scratch"], 2, "scratch lives on its cache alone");
+    refused(&daemon, &["grow", "media", "--size", "1G"], 2, "it becomes as large as its backing device");
     site.resize_device(10 * MIB);
     refused(
         &daemon,
@@ -280,5 +279,59 @@ fn a_size_in_the_configuration_is_a_limit() {
     assert_eq!(size(&daemon), 8 * MIB);
     let told = "media: it is 8 MiB large already\nmedia: the configuration says `size = \"8M\"`, and the device has room for 20 MiB\n";
     assert_eq!(done(&daemon, &["grow", "media"]), told);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Its size is in the cache: no device says it, and what lies behind the end is nowhere else.
+#[test]
+fn a_volume_in_the_cache_alone_gets_another_size() {
+    if !requires("nbdcopy") || !requires("nbdinfo") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["add", "scratch", "--size", "4M"]);
+    let words = |verb, size| [verb, "scratch", "--size", size];
+    refused(&daemon, &["grow", "scratch"], 2, "its new size is not said; the largest that fits is `--size ");
+    refused(&daemon, &words("grow", "1M"), 2, "it is 4 MiB large; `bcached shrink scratch --size 1M` makes");
+    refused(&daemon, &words("grow", "10000001"), 2, "one block of 4 KiB or several");
+    refused(
+        &daemon,
+        &words("grow", "1G"),
+        3,
+        "beside what is dirty and what others in it were promised; the largest",
+    );
+    let dry = done(&daemon, &[&words("grow", "6M")[..], &["--dry-run"]].concat());
+    assert_eq!(dry, "scratch: would be 6 MiB large\n");
+    assert_eq!(done(&daemon, &words("grow", "6M")), "scratch: it is 6 MiB large\n");
+    assert_eq!(done(&daemon, &words("grow", "6M")), "scratch: it is 6 MiB large already\n");
+    let data = pattern(usize::try_from(6 * MIB).expect("small"), 1);
+    fill(&site.images, &daemon, "scratch", &data);
+    daemon.kill();
+
+    let daemon = site.start();
+    assert!(content(&site.images, &daemon, "scratch") == data, "larger, after a crash too");
+    refused(&daemon, &words("shrink", "8M"), 2, "it is 6 MiB large; `bcached grow scratch --size 8M` makes");
+    refused(&daemon, &words("shrink", "0"), 2, "one block of 4 KiB or several");
+    let loss = "2 MiB of it behind 4 MiB would be lost, which are nowhere else; discard what is not needed there, or \
+                give it up with `--accept-loss 2M`";
+    refused(&daemon, &words("shrink", "4M"), 3, loss);
+    refused(&daemon, &[&words("shrink", "4M")[..], &["--accept-loss", "1M"]].concat(), 3, loss);
+    assert!(content(&site.images, &daemon, "scratch") == data, "nothing is lost");
+    let smaller = [&words("shrink", "4M")[..], &["--accept-loss", "2M"]].concat();
+    assert_eq!(done(&daemon, &smaller), "scratch: it is 4 MiB large\n");
+    assert_eq!(
+        done(&daemon, &words("shrink", "4M")),
+        "scratch: it is 4 MiB large\n",
+        "it asks for nothing more"
+    );
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    let four = usize::try_from(4 * MIB).expect("small");
+    assert!(content(&site.images, &daemon, "scratch") == data[..four], "what it keeps is there");
+    done(&daemon, &words("grow", "6M"));
+    let grown = content(&site.images, &daemon, "scratch");
+    assert!(grown.len() > four && grown[four..].iter().all(|byte| *byte == 0), "it does not come back");
     assert_eq!(daemon.stop().0, 0);
 }

@@ -118,11 +118,12 @@ pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Makes a volume as large as its backing device.
+/// Makes a volume as large as its backing device, or one that has none as large as asked for.
 pub fn grow(flags: &flags::Grow) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
+    let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
     let begin = Begin::new(Verb::Grow, flags.volume.clone());
-    let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;
+    let job = watch.begin(&Begin { size_bytes, dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
@@ -130,8 +131,10 @@ pub fn grow(flags: &flags::Grow) -> Result<Report, Failure> {
 pub fn shrink(flags: &flags::Shrink) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let size_bytes = Some(size(&flags.size, "--size")?);
+    let accept_loss_bytes =
+        flags.accept_loss.as_deref().map(|typed| size(typed, "--accept-loss")).transpose()?;
     let begin = Begin::new(Verb::Shrink, flags.volume.clone());
-    let job = watch.begin(&Begin { size_bytes, dry_run: flags.watch.dry_run, ..begin })?;
+    let job = watch.begin(&Begin { size_bytes, accept_loss_bytes, dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 

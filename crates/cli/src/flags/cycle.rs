@@ -103,6 +103,9 @@ pub struct Forget {
 pub struct Grow {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
+    /// How large one is to be that lives in the cache alone; a bare number is bytes
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
 }
@@ -119,6 +122,9 @@ pub struct Shrink {
     /// How large it is to be, in whole blocks; a bare number is bytes
     #[arg(long, value_name = "SIZE")]
     pub size: String,
+    /// How much may be lost behind its new end of one that lives in the cache alone; a bare number is bytes [default: nothing]
+    #[arg(long, value_name = "SIZE")]
+    pub accept_loss: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
 }

@@ -78,7 +78,7 @@ pub struct Begin {
     /// To which cache, for [`Verb::Attach`] and [`Verb::Add`]; in which, for [`Verb::Forget`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
-    /// How large, for [`Verb::Shrink`], and for [`Verb::Add`] of a volume that lives in the cache alone.
+    /// How large, for [`Verb::Shrink`], and for [`Verb::Add`] and [`Verb::Grow`] of a volume that lives in the cache alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// How much dirty data may be lost, for [`Verb::Forget`].
@@ -301,6 +301,7 @@ impl Job {
             Verb::Replace => format!(
                 "{volume}: {dirty} would be written back, then its volumes would go to the new device"
             ),
+            Verb::Shrink if self.dirty_bytes_at_start == 0 => format!("{volume}: would be {size} large"),
             Verb::Shrink => {
                 format!(
                     "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"

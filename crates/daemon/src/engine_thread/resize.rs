@@ -19,9 +19,11 @@ pub fn under(set: &CacheSet, disks: &Disks, volume: VolumeId) -> Option<Under> {
     Some(Under { device: disks.device(set.disk_of(volume)?)?, data_offset: set.data_offset(volume)? })
 }
 
-/// The volume has so many sectors from now on; its device was seen to have that many.
+/// The volume has so many sectors from now on; its device, if it has one, was seen to have that many.
 pub async fn grow(set: &CacheSet, disks: &Disks, volume: VolumeId, sectors: u64) -> Result<(), Error> {
-    let Under { device, data_offset } = under(set, disks, volume).ok_or(Error::NoVolume)?;
+    let Some(Under { device, data_offset }) = under(set, disks, volume) else {
+        return set.grow(volume, sectors).await;
+    };
     let before = device.info().sectors;
     device.count_on(before.max(data_offset + sectors));
     let grown = set.grow(volume, sectors).await;
@@ -40,8 +42,9 @@ pub async fn shrink(
     cancel: &Cancel,
 ) -> Result<(), Error> {
     set.shrink(volume, sectors, cancel).await?;
-    let Under { device, data_offset } = under(set, disks, volume).ok_or(Error::NoVolume)?;
-    device.count_on(data_offset + sectors);
+    if let Some(Under { device, data_offset }) = under(set, disks, volume) {
+        device.count_on(data_offset + sectors);
+    }
     Ok(())
 }
 

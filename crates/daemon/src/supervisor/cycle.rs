@@ -160,7 +160,11 @@ impl Supervisor {
                 self.check_unused(name, Verb::Stop)?;
                 planned.work = Some(Work::GivesUp);
             }
-            Verb::Grow => self.plan_growth(&entry, &now, &mut planned)?,
+            Verb::Grow if now.flash_only => {
+                self.plan_flash_growth(name, &now, begin.size_bytes, &mut planned)?;
+            }
+            Verb::Shrink if now.flash_only => self.plan_flash_shrinking(name, &now, begin, &mut planned)?,
+            Verb::Grow => self.plan_growth(&entry, &now, begin.size_bytes, &mut planned)?,
             Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
             Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => {
                 unreachable!("it is planned elsewhere")
@@ -185,7 +189,7 @@ impl Supervisor {
         let VolumeState::Served(served) = &entry.state else {
             return Err(not_served(entry));
         };
-        if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop) {
+        if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop | Verb::Grow | Verb::Shrink) {
             return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
                 .why("there is no device behind it that its data could go to")
                 .next(format!(

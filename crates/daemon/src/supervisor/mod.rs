@@ -15,6 +15,7 @@ mod ending;
 mod explain;
 mod exports;
 mod flash;
+mod flash_size;
 mod forget;
 mod former;
 mod health;

@@ -16,16 +16,23 @@ use crate::sizes::{human, typed};
 use bcached_engine::VolumeInfo;
 
 impl Supervisor {
-    /// As large as the device is now; of an open volume that is `now`.
+    /// As large as the device is now, which nobody chooses here; of an open volume that is `now`.
     pub(super) fn plan_growth(
         &self,
         entry: &VolumeEntry,
         now: &VolumeInfo,
+        size: Option<u64>,
         planned: &mut Planned,
     ) -> Result<(), Failure> {
         let name = entry.display_name();
         let cannot = |why: String| Failure::new(Kind::Io, format!("cannot grow {name}")).why(why);
         let device = entry.backing.as_deref().unwrap_or_default();
+        if size.is_some() {
+            return Err(Failure::new(Kind::Usage, format!("cannot grow {name} to a size"))
+                .why(format!("it becomes as large as its backing device {device} is"))
+                .next(format!("make that larger, then `bcached grow {name}`"))
+                .option("--size"));
+        }
         let found = planned.engine.as_ref().and_then(|engine| engine.capacity(now.id));
         let capacity = found
             .ok_or_else(|| {
