@@ -62,6 +62,8 @@ pub enum Kind {
     TimeLimit,
     /// Somebody has given it up.
     Cancelled,
+    /// Too many ask already; nothing was begun.
+    Busy,
 }
 
 impl Kind {
@@ -77,7 +79,7 @@ impl Kind {
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
             Self::Cancelled => 4,
             Self::NoDaemon => 5,
-            Self::TimeLimit => 6,
+            Self::TimeLimit | Self::Busy => 6,
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Somebody's question on its way to the handlers. Everything that may take a moment runs beside the thread, which hears signals; whoever may
-//! only look has one of a few seats for that, and keeps it until the work has ended, also after having hung up.
+//! only look has one of a few seats for that, and keeps it until the work has ended, also after having hung up. What an engine does beside its
+//! own work has still fewer, which are kept until it has done it, also when nobody waits for the answer any more.
 
 use super::server::Handlers;
 use crate::failure::{Failure, Kind};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
+use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::convert::Infallible;
@@ -17,17 +19,29 @@ const SEATS: usize = 16;
 /// So many of them may wait for an event meanwhile; fewer than may do so in all, so that the control socket's own find a place.
 const WAITING: usize = 4;
 
+/// An engine looks at all of a set, or at its index, for so many of them at once.
+const WORKING: usize = 4;
+
 /// The seats of those who may only look.
 #[derive(Clone)]
 pub(super) struct Seats {
     answered: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
+    working: Arc<Semaphore>,
 }
 
 impl Seats {
     pub(super) fn new() -> Self {
-        Self { answered: Arc::new(Semaphore::new(SEATS)), waiting: Arc::new(Semaphore::new(WAITING)) }
+        let seats = |count| Arc::new(Semaphore::new(count));
+        Self { answered: seats(SEATS), waiting: seats(WAITING), working: seats(WORKING) }
     }
+}
+
+/// The seat of work that an engine does for somebody: goes along with it, and is given up with its last clone. Whoever asks on the
+/// control socket needs none.
+#[derive(Clone, Default)]
+pub struct Work {
+    _seat: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// Somebody who has a seat.
@@ -35,20 +49,27 @@ impl Seats {
 struct Guest {
     _seat: Arc<OwnedSemaphorePermit>,
     waiting: Arc<Semaphore>,
+    working: Arc<Semaphore>,
 }
 
 /// Goes on with a request if there is a seat for it.
 pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, next: Next) -> Response {
-    match seats.answered.try_acquire_owned() {
+    let Seats { answered, waiting, working } = seats;
+    let mut response = match answered.try_acquire_owned() {
         Ok(seat) => {
-            request.extensions_mut().insert(Guest { _seat: Arc::new(seat), waiting: seats.waiting });
+            request.extensions_mut().insert(Guest { _seat: Arc::new(seat), waiting, working });
             next.run(request).await
         }
-        Err(_) => super::routes::refused(
-            &Failure::new(Kind::TimeLimit, format!("{SEATS} others are being answered here"))
-                .next("ask again later"),
-        ),
-    }
+        Err(_) => super::routes::refused(&busy(format!("{SEATS} others are being answered here"))),
+    };
+    // Whoever has been answered gives its place to the next.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Nothing was begun: it may be asked again.
+fn busy(why: String) -> Failure {
+    Failure::new(Kind::Busy, "the daemon cannot be asked just now").why(why).next("ask again in a moment")
 }
 
 /// A question, with the seat of whoever asks if that is a guest.
@@ -74,6 +95,18 @@ impl Asked {
         let Some(guest) = &self.guest else { return true };
         self.waits = Arc::clone(&guest.waiting).try_acquire_owned().ok();
         self.waits.is_some()
+    }
+
+    /// What an engine is to keep as long as it works for whoever asks.
+    ///
+    /// # Errors
+    /// It does so for enough others.
+    pub(super) fn working(&self) -> Result<Work, Failure> {
+        let Some(guest) = &self.guest else { return Ok(Work::default()) };
+        match Arc::clone(&guest.working).try_acquire_owned() {
+            Ok(seat) => Ok(Work { _seat: Some(Arc::new(seat)) }),
+            Err(_) => Err(busy(format!("it looks into its caches for {WORKING} others already"))),
+        }
     }
 
     /// What the handlers say, which may take a moment. `None` if they panicked.

@@ -18,6 +18,9 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks at a backlog that is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Before asking again a daemon that says that it is busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
+
 /// Far more than the status of hundreds of volumes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -25,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 ///
 /// # Errors
 /// [`Kind::NoDaemon`] if nobody listens there, [`Kind::TimeLimit`] if somebody does and does not answer,
-/// [`Kind::Permission`], or what the daemon says is wrong.
+/// [`Kind::Busy`] if too many others ask all the time, [`Kind::Permission`], or what the daemon says is wrong.
 pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
     ask(socket, &Request { method: "GET", path, body: "" })
 }
@@ -81,8 +84,21 @@ struct Request<'a> {
     body: &'a str,
 }
 
+/// Who is told that the daemon is busy has begun nothing there, and asks again until the limit of time.
 fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
-    let answer = exchange(socket, request).map_err(|error| unreachable(socket, &error))?;
+    let deadline = Instant::now() + TIME_LIMIT;
+    loop {
+        match ask_once(socket, request, deadline) {
+            Err(failure) if failure.kind == Kind::Busy && Instant::now() + 2 * BUSY_PAUSE < deadline => {
+                thread::sleep(BUSY_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, Failure> {
+    let answer = exchange(socket, request, deadline).map_err(|error| unreachable(socket, &error))?;
     if answer.is_empty() {
         return Err(Failure::new(Kind::NoDaemon, format!("no daemon answers on {}", socket.display()))
             .why("it has ended in the middle of it"));
@@ -110,8 +126,7 @@ enum Silence {
     TimeLimit(Option<i32>),
 }
 
-fn exchange(socket: &Path, request: &Request<'_>) -> Result<String, Silence> {
-    let deadline = Instant::now() + TIME_LIMIT;
+fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, Silence> {
     let mut stream = connect(socket, deadline)?;
     let process = rustix::net::sockopt::socket_peercred(&stream).ok();
     let process = process.map(|peer| peer.pid.as_raw_nonzero().get());

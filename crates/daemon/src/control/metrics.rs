@@ -37,7 +37,7 @@ async fn port(asked: Asked) -> Response {
 
 async fn told(asked: Asked, names: Names) -> Response {
     let text = asked.beside(move |handlers| {
-        let status = (handlers.status)(false);
+        let status = (handlers.status)(None);
         match names {
             Names::Bcached => metrics::text(&status),
             Names::Node => metrics::node_text(&status),

@@ -15,7 +15,7 @@ use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::{DefaultBodyLimit, Path};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
@@ -140,8 +140,13 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
 }
 
 async fn status(asked: Asked, uri: Uri) -> Response {
-    let full = uri.query() == Some("full=true");
-    asked.answer(move |handlers| Ok((handlers.status)(full))).await
+    if uri.query() != Some("full=true") {
+        return asked.answer(|handlers| Ok((handlers.status)(None))).await;
+    }
+    match asked.working() {
+        Ok(work) => asked.answer(move |handlers| Ok((handlers.status)(Some(work)))).await,
+        Err(busy) => refused(&busy),
+    }
 }
 
 /// To look at options of such things.
@@ -204,9 +209,12 @@ async fn begin(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Bytes) 
 
 async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response {
     let offset = uri.query().and_then(|query| query.strip_prefix("offset=")?.parse().ok());
-    match offset {
-        Some(offset) => asked.answer(move |handlers| (handlers.explain)(&volume, offset)).await,
-        None => refused(&Failure::new(Kind::Usage, "no offset is named").next("send `?offset=BYTES`")),
+    let Some(offset) = offset else {
+        return refused(&Failure::new(Kind::Usage, "no offset is named").next("send `?offset=BYTES`"));
+    };
+    match asked.working() {
+        Ok(work) => asked.answer(move |handlers| (handlers.explain)(&volume, offset, work)).await,
+        Err(busy) => refused(&busy),
     }
 }
 
@@ -264,7 +272,11 @@ impl Asked {
 }
 
 pub(super) fn refused(failure: &Failure) -> Response {
-    (status_of(failure.kind), Json(failure.to_json())).into_response()
+    let mut response = (status_of(failure.kind), Json(failure.to_json())).into_response();
+    if failure.kind == Kind::Busy {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }
 
 /// The HTTP status that says most nearly the same. The body says it exactly.
@@ -275,7 +287,7 @@ fn status_of(kind: Kind) -> StatusCode {
         Kind::NotInThisVersion => StatusCode::NOT_IMPLEMENTED,
         Kind::Permission => StatusCode::FORBIDDEN,
         Kind::TimeLimit => StatusCode::GATEWAY_TIMEOUT,
-        Kind::NoDaemon => StatusCode::SERVICE_UNAVAILABLE,
+        Kind::NoDaemon | Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
         _ => match kind.exit() {
             2 => StatusCode::BAD_REQUEST,
             3 => StatusCode::CONFLICT,

@@ -1,5 +1,6 @@
 //! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
+use super::asked::Work;
 use super::bound::{Bound, monitor_beside};
 use super::differences::Differences;
 use super::events::Events;
@@ -31,8 +32,8 @@ pub enum Signal {
     Reload,
 }
 
-/// The status; if told so, with what costs more.
-pub type AskStatus = Box<dyn Fn(bool) -> Status + Send + Sync>;
+/// The status; if work may be done for it, with what costs more.
+pub type AskStatus = Box<dyn Fn(Option<Work>) -> Status + Send + Sync>;
 
 /// The options of the volume or cache that is called so.
 pub type AskOptions = Box<dyn Fn(Scope, &str) -> Result<Options, Failure> + Send + Sync>;
@@ -53,7 +54,7 @@ pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 pub type AskDifferences = Box<dyn Fn() -> Result<Differences, Failure> + Send + Sync>;
 
 /// Where that byte of the volume that is called so is.
-pub type AskExplain = Box<dyn Fn(&str, u64) -> Result<Explained, Failure> + Send + Sync>;
+pub type AskExplain = Box<dyn Fn(&str, u64, Work) -> Result<Explained, Failure> + Send + Sync>;
 
 /// What came after the event of that sequence; if told so, once there is any, or after a while.
 pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;

@@ -21,6 +21,8 @@ struct Gate {
     /// Begun, and not ended.
     inside: AtomicUsize,
     peak: AtomicUsize,
+    /// What an engine has been asked for and not done.
+    begun: Arc<Mutex<Vec<asked::Work>>>,
 }
 
 impl Gate {
@@ -55,6 +57,7 @@ fn no<T>() -> Result<T, Failure> {
 
 /// Handlers whose list of jobs passes the gate, as events do that are waited for.
 fn gated(gate: &Arc<Gate>) -> Handlers {
+    let begun = Arc::clone(&gate.begun);
     let (jobs, events) = (Arc::clone(gate), Arc::clone(gate));
     Handlers {
         status: Box::new(|_| unreachable!("nobody asks")),
@@ -67,7 +70,10 @@ fn gated(gate: &Arc<Gate>) -> Handlers {
         }),
         job: Box::new(|_| no()),
         cancel: Box::new(|_| no()),
-        explain: Box::new(|_, _| no()),
+        explain: Box::new(move |_, _, work| {
+            begun.lock().unwrap().push(work);
+            no()
+        }),
         differences: Box::new(no),
         events: Box::new(move |_, waits| {
             if waits {
@@ -125,7 +131,8 @@ fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
     }
     for _ in 0..40 {
         let said = answer(asking(&path, "/v1/jobs"));
-        assert!(said.starts_with("HTTP/1.0 504") && said.contains("16 others are being answered"), "{said}");
+        assert!(said.contains("retry-after: 1") && said.contains("\"kind\":\"busy\""), "{said}");
+        assert!(said.starts_with("HTTP/1.0 503") && said.contains("16 others are being answered"), "{said}");
         drop(asking(&path, "/v1/jobs"));
     }
     assert_eq!(gate.peak.load(Ordering::SeqCst), 16);
@@ -154,4 +161,43 @@ fn a_few_wait_for_events() {
     assert_eq!(gate.peak.load(Ordering::SeqCst), 4);
     gate.open();
     assert!(waiting.into_iter().all(|asked| answer(asked).contains("not here")));
+}
+
+/// The seat was free as soon as nobody waited for the engine any more, which went on with it: the next one began more.
+#[test]
+fn what_an_engine_does_for_guests_is_bounded_though_nobody_waits_for_it() {
+    let gate = Arc::<Gate>::default();
+    let (_folder, path) = monitor(&gate);
+    let explain = || answer(asking(&path, "/v1/volumes/v/explain?offset=0"));
+    for _ in 0..4 {
+        assert!(explain().contains("not here"), "the handler gives up waiting");
+    }
+    let said = explain();
+    assert!(said.starts_with("HTTP/1.0 503") && said.contains("for 4 others already"), "{said}");
+    let full = answer(asking(&path, "/v1/status?full=true"));
+    assert!(full.starts_with("HTTP/1.0 503"), "{full}");
+    gate.open();
+    assert!(answer(asking(&path, "/v1/jobs")).contains("not here"), "the rest is answered");
+    assert_eq!(gate.begun.lock().unwrap().len(), 4);
+    gate.begun.lock().unwrap().clear();
+    assert!(explain().contains("not here"), "it is done");
+}
+
+/// Who asks on a socket that is full for a moment is told that it is, and asks again.
+#[test]
+fn a_client_asks_a_busy_daemon_again() {
+    let gate = Arc::<Gate>::default();
+    let (_folder, path) = monitor(&gate);
+    let taken: Vec<_> = (1..=16)
+        .map(|inside| {
+            let asked = asking(&path, "/v1/jobs");
+            gate.wait_for(inside);
+            asked
+        })
+        .collect();
+    let asks = std::thread::spawn(move || client::get(&path, "/v1/jobs"));
+    std::thread::sleep(Duration::from_millis(100));
+    gate.open();
+    assert!(taken.into_iter().all(|asked| answer(asked).contains("not here")));
+    assert_eq!(asks.join().unwrap().unwrap_err().kind, Kind::No);
 }

@@ -403,21 +403,27 @@ impl Engine {
 
     /// Snapshots of several engines, asked at once: those that do not answer cost their time together.
     pub fn status_of_all(engines: &[Option<Self>]) -> Vec<Option<Status>> {
-        Self::ask_all(engines, Command::Status)
+        Self::ask_all(engines, &(), Command::Status)
     }
 
-    /// How old the data in the buckets of several engines is. They look at all of them, beside their work.
-    pub fn ages_of_all(engines: &[Option<Self>]) -> Vec<Option<Ages>> {
-        Self::ask_all(engines, Command::Ages)
+    /// How old the data in the buckets of several engines is. They look at all of them, beside their work, and each keeps a clone of
+    /// `kept` until it has, also when nobody waits for it any more.
+    pub fn ages_of_all<K: Clone + Send + 'static>(engines: &[Option<Self>], kept: &K) -> Vec<Option<Ages>> {
+        Self::ask_all(engines, kept, Command::Ages)
     }
 
-    fn ask_all<T: Send + 'static>(
+    fn ask_all<T: Send + 'static, K: Clone + Send + 'static>(
         engines: &[Option<Self>],
+        kept: &K,
         command: fn(Answer<T>) -> Command,
     ) -> Vec<Option<T>> {
         let ask = |engine: &Self| {
             let (send, receive) = mpsc::channel();
-            engine.send(command(Box::new(move |answer| drop(send.send(answer)))));
+            let kept = kept.clone();
+            engine.send(command(Box::new(move |answer| {
+                let _until_now = kept;
+                drop(send.send(answer));
+            })));
             receive
         };
         let asked: Vec<_> = engines.iter().map(|engine| engine.as_ref().map(ask)).collect();

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(8);
 
 /// What the control thread calls. It holds no lock while it waits for an engine.
 pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
-    Box::new(move |typed, offset| {
+    Box::new(move |typed, offset, work| {
         let index = resolve(&shared, typed)?;
         let (entry, engine, device) = {
             let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
@@ -35,7 +35,12 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
             return Err(not_served(&entry));
         };
         let (send, receive) = mpsc::channel();
-        engine.explain(served.id, offset / 512, Box::new(move |told| drop(send.send(told))));
+        let answer = move |told| {
+            // It is done only now, whoever waits for it.
+            let _done = work;
+            drop(send.send(told));
+        };
+        engine.explain(served.id, offset / 512, Box::new(answer));
         let silent = || Failure { kind: Kind::TimeLimit, ..engine_failure::silent(&name) };
         let (explained, now) = receive.recv_timeout(LIMIT).map_err(|_| silent())?;
         let explained = explained.map_err(|error| match error {

@@ -24,7 +24,7 @@ pub fn status_of(
     nbd: Arc<Mutex<Option<NbdServer>>>,
     started: Instant,
 ) -> AskStatus {
-    Box::new(move |full| {
+    Box::new(move |work| {
         let (phase, mut caches, engines, entries, are_some) = {
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let table = &shared.table;
@@ -34,7 +34,10 @@ pub fn status_of(
             (shared.phase, caches, engines, table.volumes.clone(), are_some)
         };
         let counts = Engine::status_of_all(&engines);
-        let ages = if full { Engine::ages_of_all(&engines) } else { vec![None; engines.len()] };
+        let ages = match work {
+            Some(work) => Engine::ages_of_all(&engines, &work),
+            None => vec![None; engines.len()],
+        };
         let asked = caches.iter_mut().zip(&engines).zip(&counts).zip(ages);
         for (index, (((cache, engine), status), ages)) in asked.enumerate() {
             if let Some(status) = status {

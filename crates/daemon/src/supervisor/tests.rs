@@ -150,7 +150,7 @@ fn an_opening_says_how_far_it_is() {
     let supervisor = supervisor(&[]);
     supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let mut status = report::status_of(shared, nbd, supervisor.started)(false);
+    let mut status = report::status_of(shared, nbd, supervisor.started)(None);
     let begun = "cache fast on /nonexistent/fast: opening: reading the journal and";
     assert!(status.text().contains(begun), "{}", status.text());
     status.caches[0].opening = Some(Progress { nodes_read: 1234, tree_percent: 61 });
@@ -241,7 +241,7 @@ fn a_volume_says_what_was_bypassed_and_why() {
 fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     let supervisor = supervisor(&["one", "two", "three"]);
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let mut status = report::status_of(shared, nbd, supervisor.started)(false);
+    let mut status = report::status_of(shared, nbd, supervisor.started)(None);
     assert!(status.text().starts_with(&format!("daemon {}, starting\n", status.pid)), "{}", status.text());
     let uuids = ["1f5a0c22-2a53-4ae5", "1f5a0c22-9999-4ae5", "77777777-2a53-4ae5"];
     for (volume, uuid) in status.volumes.iter_mut().zip(uuids) {
@@ -282,4 +282,16 @@ fn a_cache_that_comes_back_is_not_what_was_judged() {
     let open = CacheState::Open { set: SET, engine, io: String::new(), thread };
     supervisor.shared().table.set_cache(0, open);
     assert_eq!((judged(true), judged(false)), (false, true), "it is open");
+}
+
+/// Work that nobody waits for any more was nobody's, and the next one was begun beside it.
+#[test]
+fn an_engine_that_has_not_answered_keeps_what_it_was_given_for_that() {
+    let (engine, ears) = Engine::deaf();
+    let kept = Arc::new(());
+    let ages = Engine::ages_of_all(&[Some(engine)], &kept);
+    assert!(ages[0].is_none());
+    assert_eq!(Arc::strong_count(&kept), 2);
+    drop(ears);
+    assert_eq!(Arc::strong_count(&kept), 1, "it never will");
 }
