@@ -33,6 +33,7 @@ mod replacement;
 mod resize;
 mod resume;
 mod returned;
+mod returning;
 mod rig;
 mod room;
 mod slots;
