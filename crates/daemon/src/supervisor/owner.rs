@@ -82,14 +82,14 @@ impl CacheView {
         Self { layers: layers.clone(), kept: Some(kept), ..self.clone() }
     }
 
-    /// The first option of which its superblock is to say something else, with `layers` in force.
-    fn would_write(&self, layers: &Layers) -> Option<&'static str> {
-        let (before, after) = (self.kept?, self.with(layers).kept?);
+    /// The options of which its superblock is to say something else, with `layers` in force.
+    fn would_write(&self, layers: &Layers) -> Vec<&'static str> {
+        let (Some(before), Some(after)) = (self.kept, self.with(layers).kept) else { return Vec::new() };
         let differs = |option: &&Definition| match option.place {
             Place::Kept { read, .. } => read(&before) != read(&after),
             _ => false,
         };
-        cache_options::OPTIONS.iter().find(differs).map(|option| option.name)
+        cache_options::OPTIONS.iter().filter(differs).map(|option| option.name).collect()
     }
 }
 
@@ -131,11 +131,11 @@ impl View {
         }
     }
 
-    /// An option that nothing but a working cache can keep and that is to be something else, with `layers` in force, and this label.
-    pub fn would_write(&self, layers: &Layers, label: Option<Label>) -> Option<&'static str> {
+    /// The options that nothing but a working cache can keep and that are to be something else, with `layers` in force, and this label.
+    pub fn would_write(&self, layers: &Layers, label: Option<Label>) -> Vec<&'static str> {
         match self {
             Self::Cache(cache) => cache.would_write(layers),
-            Self::Volume(_) => label.map(|_| LABEL),
+            Self::Volume(_) => label.map(|_| LABEL).into_iter().collect(),
         }
     }
 
