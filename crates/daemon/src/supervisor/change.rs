@@ -13,6 +13,7 @@ use crate::config::{Config, SetFile};
 use crate::control::AskChange;
 use crate::control::options::{Change, Changed, Changing, Named};
 use crate::failure::{Failure, Kind};
+use crate::names::Called;
 use crate::options::layers::Layers;
 use crate::options::value::{Refused, Value};
 use crate::options::{self, Definition, Place, Scope};
@@ -75,7 +76,7 @@ pub struct Ahead {
 /// What the control thread calls.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
     Box::new(move |scope, typed, change, uid| {
-        let owner = Owner::find(&shared, scope, typed)?;
+        let owner = Owner::find(&shared, scope, Called::by_owner(typed))?;
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Change(Box::new(Asked { owner, change, uid, answer })));
         match answered.recv_timeout(LIMIT) {
