@@ -401,7 +401,7 @@ pub struct List {
 /// Where the daemon answers.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Control {
-    /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock]
+    /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock]; monitor.sock beside it is enough to look
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

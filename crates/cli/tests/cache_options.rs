@@ -3,7 +3,7 @@
 mod common;
 
 use bcached_daemon::options::of_cache;
-use common::{Daemon, Images, bcached, done, json, refused};
+use common::{Daemon, Images, bcached, done, fill, json, pattern, refused, run, tool};
 
 /// The value in force, and who says so.
 #[track_caller]
@@ -150,4 +150,37 @@ fn what_the_superblock_keeps_of_a_cache_is_set_there() {
     daemon.wait_for("the superblock says so", |_| kept().0);
     assert_eq!(in_force(&daemon), pair("on", "fifo"));
     assert_eq!(daemon.stop().0, 0);
+}
+
+/// A policy that the files say and that waits for the cache to work again made every other change one that had failed; and it hid that what the
+/// superblock is to keep cannot be kept now, so that this was kept in the file and refused all the same.
+#[test]
+fn what_a_failed_cache_still_owes_is_nothing_to_who_sets_something_else() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(36 << 20, 20 << 20);
+    let text = |more: &str| {
+        format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n{more}[volume.media]\nbacking = {tank:?}\n")
+    };
+    images.configure(&text(""));
+    let daemon = Daemon::configured(&images);
+    fill(&images, &daemon, "media", &pattern(1 << 20, 1));
+    done(&daemon, &["set", "media", "on_cache_error=fail", "--runtime"]);
+    // Everything but the superblocks lies beyond.
+    daemon.fail_writes_beyond(60 << 10);
+    let _it_fails =
+        run(tool("qemu-io").args(["-f", "raw", "-c", "discard 0 64k", "-c", "flush", &daemon.uri("media")]));
+    daemon.wait_for("it has failed", |status| status["volumes"][0]["state"] == "degraded");
+    images.configure(&text("cache_replacement_policy = \"fifo\"\n"));
+    daemon.signal(rustix::process::Signal::HUP);
+    daemon.wait_for("it is read", |_| daemon.log().contains("event=settings-failed"));
+    done(&daemon, &["set", "fast", "congested_read_threshold_us=7"]);
+    assert_eq!(value(&daemon, "fast", "congested_read_threshold_us"), pair("7", "set"));
+    let kept = images.kept();
+    refused(
+        &daemon,
+        &["set", "fast", "discard=1"],
+        4,
+        "cannot set discard of fast: it is written to devices",
+    );
+    assert_eq!(images.kept(), kept);
 }

@@ -121,4 +121,13 @@ fn a_label_that_cannot_be_is_refused_and_nothing_is_changed() {
     daemon.fail_writes_beyond(4096);
     refused(&daemon, &["set", "media", "label=films"], 4, "the label of media could not be written: ");
     assert_eq!(done(&daemon, &["get", "media", "label"]), "tank\n");
+    // Neither is the rest then, which was in force and kept.
+    let both = ["set", "media", "label=films", "writeback_percent=20"];
+    refused(&daemon, &both, 4, "the label of media could not be written: ");
+    assert_eq!(done(&daemon, &["get", "media", "writeback_percent"]), "10\n", "all or nothing");
+    assert_eq!(images.kept(), "");
+    daemon.writes_succeed();
+    assert!(done(&daemon, &both).contains("writeback_percent is 20"));
+    let said = |option| done(&daemon, &["get", "media", option]);
+    assert_eq!((said("label"), said("writeback_percent")), ("films\n".to_owned(), "20\n".to_owned()));
 }

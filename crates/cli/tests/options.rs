@@ -497,6 +497,8 @@ fn a_rate_of_write_back_is_so_until_the_next_step() {
     let daemon = site.start();
     let rate = || value(&daemon, "media", "writeback_rate").0;
     assert_eq!(rate(), "512k", "as with the kernel");
+    // It takes none meanwhile.
+    done(&daemon, &["set", "media", "writeback_rate_update_seconds=1m", "--runtime"]);
     refused(&daemon, &["set", "media", "writeback_rate=1000"], 2, "add --runtime: it holds until then");
     let planned = done(&daemon, &["set", "media", "writeback_rate=1000", "--runtime", "--dry-run"]);
     assert_eq!(
@@ -506,6 +508,9 @@ fn a_rate_of_write_back_is_so_until_the_next_step() {
     let said = done(&daemon, &["set", "media", "writeback_rate=1000", "--runtime"]);
     assert_eq!((said.as_str(), rate().as_str()), ("media: writeback_rate is 500k (runtime)\n", "500k"));
     assert_eq!(daemon.status()["volumes"][0]["writeback_rate_bytes"], 1000 * 512);
+    let again = json(&done(&daemon, &["set", "media", "writeback_rate=2000", "--runtime", "--json"]));
+    let change = &again["changes"][0];
+    assert_eq!((&change["before"], &change["value"]), (&"500k".into(), &"1000k".into()), "{again}");
     assert_eq!(site.kept(), None, "nothing is kept");
 }
 

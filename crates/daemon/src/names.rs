@@ -26,11 +26,39 @@ pub struct Known {
 /// # Errors
 /// All that could be meant, or none.
 pub fn resolve(typed: &str, all: &[Known]) -> Result<usize, Vec<usize>> {
+    resolve_called(Called::by_owner(typed), all)
+}
+
+/// What somebody calls something.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<'a> {
+    /// As he has typed it.
+    pub typed: &'a str,
+    /// It may be another name of a device. Who may only look is not to have a process of root look at files of his choice: of him a path
+    /// is what it says.
+    pub looks_at_files: bool,
+}
+
+impl<'a> Called<'a> {
+    /// By somebody who may do everything.
+    #[must_use]
+    pub const fn by_owner(typed: &'a str) -> Self {
+        Self { typed, looks_at_files: true }
+    }
+}
+
+/// As [`resolve`], for whoever that is.
+///
+/// # Errors
+/// As of that.
+pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<usize>> {
+    let Called { typed, looks_at_files } = called;
     let those = |is_meant: &dyn Fn(&Known) -> bool| -> Vec<usize> {
         all.iter().enumerate().filter(|(_, known)| is_meant(known)).map(|(index, _)| index).collect()
     };
     let named = those(&|known| known.name == typed);
-    let file = typed.starts_with('/').then(|| std::fs::canonicalize(typed).ok()).flatten();
+    let file =
+        (looks_at_files && typed.starts_with('/')).then(|| std::fs::canonicalize(typed).ok()).flatten();
     let is_path = |path: &String| {
         path == typed
             || file.as_ref().is_some_and(|file| std::fs::canonicalize(path).is_ok_and(|it| it == *file))
@@ -127,6 +155,8 @@ mod tests {
         assert_eq!(found("UUID=77777777-2a53-4ae5-9a6f-9f6f5d6b2f10"), Ok(2));
         assert_eq!((found("/dev/three"), found(device), found(link)), (Ok(2), Ok(0), Ok(0)));
         assert_eq!((found("/dev/thre"), found("")), (Err(Vec::new()), Err(Vec::new())));
+        let as_text = |typed| resolve_called(Called { typed, looks_at_files: false }, &all);
+        assert_eq!((as_text(device), as_text("two"), as_text(link)), (Ok(0), Ok(1), Err(Vec::new())));
         let told = refusal("same", ["one", "two"], ["one", "two", "three"]);
         assert_eq!((told.kind.exit(), told.to_string().contains("one, two")), (2, true), "{told}");
     }

@@ -7,6 +7,7 @@
 //! **TCP** has no encryption and no authentication here, so any address but a loopback one is refused unless that was
 //! asked for in so many words.
 
+use crate::socket_file::SocketFile;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -143,15 +144,17 @@ fn listen_unix(path: &Path, group: Option<u32>) -> Result<Listening, ListenError
         Errno::ADDRINUSE => ListenError::InUse(bound.clone()),
         _ => failed("bind")(error),
     })?;
-    let metadata = fs::symlink_metadata(path);
-    let file = metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    let listening = Listening { fd, bound: bound.clone(), file };
+    let refused = |step| {
+        let bound = bound.clone();
+        move |source| ListenError::System { bound, step, source }
+    };
+    let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
+    let listening = Listening { fd, bound: bound.clone(), file: file.identity().ok() };
     if let Some(group) = group {
-        let group = Some(rustix::fs::Gid::from_raw(group));
-        rustix::fs::chown(path, None, group).map_err(failed("give the socket its group"))?;
+        file.set_group(group).map_err(refused("give the socket its group"))?;
     }
     // After the group, so that no other group has it for an instant; and against the umask.
-    rustix::fs::chmod(path, SOCKET_MODE).map_err(failed("set the file's mode"))?;
+    file.set_mode(SOCKET_MODE).map_err(refused("set the file's mode"))?;
     rustix::net::listen(&listening.fd, BACKLOG).map_err(failed("listen"))?;
     Ok(listening)
 }

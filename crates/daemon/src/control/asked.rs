@@ -90,6 +90,11 @@ impl FromRequestParts<Arc<Handlers>> for Asked {
 }
 
 impl Asked {
+    /// Whoever asks may do more than look.
+    pub(super) const fn is_owner(&self) -> bool {
+        self.guest.is_none()
+    }
+
     /// True if whoever asks may wait for an event, until it is answered.
     pub(super) fn may_wait(&mut self) -> bool {
         let Some(guest) = &self.guest else { return true };

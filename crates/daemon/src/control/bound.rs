@@ -2,6 +2,7 @@
 
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
+use bcached_front_nbd::SocketFile;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -63,10 +64,9 @@ impl Bound {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::fs::fchmod(&socket, mode)?;
         rustix::net::bind(&socket, &address)?;
-        let bound = Self { path: path.to_owned(), file: identity(path), listener: socket.into() };
-        if Mode::from_raw_mode(std::fs::symlink_metadata(path)?.mode() & 0o777) != mode {
-            rustix::fs::chmod(path, mode)?;
-        }
+        let file = SocketFile::just_bound(path)?;
+        let bound = Self { path: path.to_owned(), file: file.identity().ok(), listener: socket.into() };
+        file.set_mode(mode)?;
         rustix::net::listen(&bound.listener, BACKLOG)?;
         Ok(bound)
     }

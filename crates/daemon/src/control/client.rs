@@ -2,6 +2,7 @@
 //!
 //! HTTP/1.0 on purpose: the answer ends with the connection, so that nothing but its head needs parsing.
 
+use super::bound::monitor_beside;
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
 use rustix::io::Errno;
@@ -182,11 +183,26 @@ fn unreachable(socket: &Path, silence: &Silence) -> Failure {
                 "nobody listens"
             })
             .next("start `bcached serve`, or name its socket with --control"),
-        io::ErrorKind::PermissionDenied => Failure::new(Kind::Permission, "cannot ask the daemon")
-            .why(format!("{} is for its owner only", socket.display()))
-            .next("ask as the user who runs it (root)"),
+        io::ErrorKind::PermissionDenied => not_for_you(socket),
         _ => Failure::new(Kind::NoDaemon, what).why(error.to_string()),
     }
+}
+
+/// Of who may not ask there. Beside the control socket is one for more people, unless it was that.
+fn not_for_you(socket: &Path) -> Failure {
+    let failure = Failure::new(Kind::Permission, "cannot ask the daemon");
+    let beside = monitor_beside(socket);
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    if name(socket).is_some_and(|name| name.ends_with("monitor.sock") || name.ends_with(".monitor")) {
+        return failure
+            .why(format!("{} is for its owner and its group", socket.display()))
+            .next("ask as the user who runs it (root), or as one of that group");
+    }
+    failure.why(format!("{} is for its owner only", socket.display())).next(format!(
+        "ask as the user who runs it (root); its group can look, with `--control {}` \
+         (status, list, get, explain, events, metrics, top, wait)",
+        beside.display()
+    ))
 }
 
 fn time_limit(socket: &Path, process: Option<i32>) -> Failure {
@@ -199,4 +215,21 @@ fn time_limit(socket: &Path, process: Option<i32>) -> Failure {
 
 fn not_understood(socket: &Path) -> Failure {
     Failure::new(Kind::NoDaemon, format!("what listens on {} is no bcached", socket.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who was not root was told to be, though all that he wanted was to look.
+    #[test]
+    fn who_may_not_ask_is_told_where_he_may_look() {
+        let error = || Silence::Failed(io::ErrorKind::PermissionDenied.into());
+        let told = |socket: &str| unreachable(Path::new(socket), &error()).to_string();
+        let control = told("/run/bcached/control.sock");
+        assert!(control.contains("for its owner only") && control.contains("status, "), "{control}");
+        assert!(control.contains("`--control /run/bcached/monitor.sock`"), "{control}");
+        let monitor = told("/run/bcached/monitor.sock");
+        assert!(monitor.contains("its owner and its group") && !monitor.contains("--control"), "{monitor}");
+    }
 }

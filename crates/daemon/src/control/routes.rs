@@ -11,6 +11,7 @@ use super::server::Handlers;
 use super::status::Status;
 use super::stop::{Stop, Stopping};
 use crate::failure::{Failure, Kind};
+use crate::names::Called;
 use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
@@ -152,7 +153,8 @@ async fn status(asked: Asked, uri: Uri) -> Response {
 /// To look at options of such things.
 fn options_to_look(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     get(move |asked: Asked, Path(name): Path<String>| {
-        asked.answer(move |handlers| (handlers.options)(scope, &name))
+        let looks_at_files = asked.is_owner();
+        asked.answer(move |handlers| (handlers.options)(scope, Called { typed: &name, looks_at_files }))
     })
 }
 
@@ -213,7 +215,13 @@ async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response
         return refused(&Failure::new(Kind::Usage, "no offset is named").next("send `?offset=BYTES`"));
     };
     match asked.working() {
-        Ok(work) => asked.answer(move |handlers| (handlers.explain)(&volume, offset, work)).await,
+        Ok(work) => {
+            let looks_at_files = asked.is_owner();
+            let explain = move |handlers: &Handlers| {
+                (handlers.explain)(Called { typed: &volume, looks_at_files }, offset, work)
+            };
+            asked.answer(explain).await
+        }
         Err(busy) => refused(&busy),
     }
 }

@@ -13,6 +13,7 @@ use super::routes::{self, Peer};
 use super::status::Status;
 use super::stop::{Stop, Stopping};
 use crate::failure::Failure;
+use crate::names::Called;
 use crate::options::Scope;
 use rustix::fs::Mode;
 use std::io;
@@ -36,7 +37,7 @@ pub enum Signal {
 pub type AskStatus = Box<dyn Fn(Option<Work>) -> Status + Send + Sync>;
 
 /// The options of the volume or cache that is called so.
-pub type AskOptions = Box<dyn Fn(Scope, &str) -> Result<Options, Failure> + Send + Sync>;
+pub type AskOptions = Box<dyn Fn(Scope, Called<'_>) -> Result<Options, Failure> + Send + Sync>;
 
 /// Changes options of the volume or cache that is called so, for that user.
 pub type AskChange = Box<dyn Fn(Scope, &str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
@@ -54,7 +55,7 @@ pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 pub type AskDifferences = Box<dyn Fn() -> Result<Differences, Failure> + Send + Sync>;
 
 /// Where that byte of the volume that is called so is.
-pub type AskExplain = Box<dyn Fn(&str, u64, Work) -> Result<Explained, Failure> + Send + Sync>;
+pub type AskExplain = Box<dyn Fn(Called<'_>, u64, Work) -> Result<Explained, Failure> + Send + Sync>;
 
 /// What came after the event of that sequence; if told so, once there is any, or after a while.
 pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;

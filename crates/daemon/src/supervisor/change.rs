@@ -4,7 +4,7 @@
 //! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
 
 use super::label;
-use super::options::Done;
+use super::options::{Done, served_by};
 use super::owner::{LABEL, Owner, View};
 use super::pace;
 use super::table::VolumeEntry;
@@ -13,9 +13,11 @@ use crate::config::{Config, SetFile};
 use crate::control::AskChange;
 use crate::control::options::{Change, Changed, Changing, Named};
 use crate::failure::{Failure, Kind};
+use crate::names::Called;
 use crate::options::layers::Layers;
 use crate::options::value::{Refused, Value};
 use crate::options::{self, Definition, Place, Scope};
+use bcached_engine::{Error, VolumeInfo};
 use bcached_format::Label;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,10 +38,45 @@ pub struct Asked {
     answer: Sender<Result<Changed, Failure>>,
 }
 
+impl Asked {
+    fn user(&self) -> String {
+        self.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
+    }
+
+    fn refuse(self, text: &str, failure: Failure) {
+        tracing::info!(event = "options-refused", uid = self.user(), "{text}: {failure}");
+        let _gone = self.answer.send(Err(failure));
+    }
+
+    fn answer(self, text: &str, changed: Changed) {
+        tracing::info!(event = "options-changed", uid = self.user(), "{text}");
+        let _gone = self.answer.send(Ok(changed));
+    }
+}
+
+/// What an engine is to have done before anything else is: it may fail in the end, and then nothing is to be changed.
+#[derive(Clone, Copy)]
+enum First {
+    /// The label that the device is to have.
+    Label(Label),
+    /// The rate that write-back is to have at once, in sectors a second.
+    Rate(u64),
+}
+
+/// An engine has done that, or could not.
+pub struct Ahead {
+    asked: Asked,
+    text: String,
+    first: First,
+    /// The answer to the whole of it.
+    changed: Changed,
+    outcome: Result<(), Error>,
+}
+
 /// What the control thread calls.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
     Box::new(move |scope, typed, change, uid| {
-        let owner = Owner::find(&shared, scope, typed)?;
+        let owner = Owner::find(&shared, scope, Called::by_owner(typed))?;
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Change(Box::new(Asked { owner, change, uid, answer })));
         match answered.recv_timeout(LIMIT) {
@@ -64,10 +101,9 @@ struct Plan {
     layers: Layers,
     /// The file to be written, if it is to say something else.
     file: Option<SetFile>,
-    /// The label that the device is to have.
-    label: Option<Label>,
-    /// The rate that write-back is to have at once, in sectors a second.
-    rate: Option<u64>,
+    first: Option<First>,
+    /// An option is named that a superblock keeps.
+    is_written: bool,
     changed: Changed,
 }
 
@@ -78,6 +114,8 @@ struct Wanted {
     label: Option<Label>,
     /// It is so for a moment.
     rate: Option<u64>,
+    /// What the engine says of the volume, if it was asked for that.
+    now: Option<VolumeInfo>,
     unset: Vec<&'static str>,
     notes: Vec<String>,
 }
@@ -86,38 +124,93 @@ impl Wanted {
     fn names(&self, option: &&'static str) -> bool {
         *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
     }
+
+    fn is_written(&self, scope: Scope) -> bool {
+        let mut named = self.set.keys().chain(&self.unset).filter_map(|name| scope.find(name));
+        named.any(|option| matches!(option.place, Place::Kept { .. } | Place::CacheMode))
+    }
 }
 
 impl Supervisor {
     /// Does what is asked, and answers when it is done.
     pub(super) fn change(&self, asked: Asked) {
-        let Asked { owner, change, uid, answer } = asked;
-        let Some(view) = owner.view(&self.shared().table) else { return };
-        let text = change.text(view.display_name());
-        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
-        let done = self.plan(&view, &change).and_then(|plan| {
-            if !change.dry_run {
-                plan.file.as_ref().map_or(Ok(()), SetFile::write)?;
-                owner.take(&mut self.shared().table, plan.layers);
-                self.apply_rate(owner, plan.rate);
-            }
-            Ok((plan.changed, plan.label.filter(|_| !change.dry_run)))
+        let Some(view) = asked.owner.view(&self.shared().table) else { return };
+        let text = asked.change.text(view.display_name());
+        match self.plan(&view, &asked.change) {
+            Err(failure) => asked.refuse(&text, failure),
+            Ok(plan) if asked.change.dry_run => asked.answer(&text, plan.changed),
+            Ok(Plan { first: Some(first), changed, .. }) => self.go_ahead(asked, text, first, changed),
+            Ok(plan) => self.take_up(asked, &text, plan),
+        }
+    }
+
+    /// Has the engine do what is done first.
+    fn go_ahead(&self, asked: Asked, text: String, first: First, changed: Changed) {
+        let shared = self.shared();
+        let entry = match asked.owner {
+            Owner::Volume(index) => shared.table.volumes.get(index),
+            Owner::Cache(_) => None,
+        };
+        let Some((engine, info)) = entry.and_then(|entry| served_by(entry, &shared.table.caches)) else {
+            return;
+        };
+        let sender = self.sender.clone();
+        let answer = Box::new(move |outcome| {
+            let ahead = Ahead { asked, text, first, changed, outcome };
+            drop(sender.send(Event::Ahead(Box::new(ahead))));
         });
-        match done {
+        match first {
+            First::Label(label) => engine.set_label(info.id, label, answer),
+            First::Rate(rate) => engine.set_writeback_rate(info.id, rate, answer),
+        }
+    }
+
+    /// It has, or could not, and nothing is changed. The rest is judged once more: others may have changed something meanwhile.
+    pub(super) fn ahead(&self, ahead: Ahead) {
+        let Ahead { mut asked, text, first, changed, outcome } = ahead;
+        let Owner::Volume(index) = asked.owner else { return };
+        let (done, option) = match first {
+            First::Label(label) => (self.labelled(index, label, outcome), LABEL),
+            First::Rate(_) => (self.paced(index, outcome), pace::NAME),
+        };
+        if let Err(failure) = done {
+            return asked.refuse(&text, failure);
+        }
+        asked.change.set.remove(option);
+        if asked.change.set.is_empty() && asked.change.unset.is_empty() {
+            return asked.answer(&text, changed);
+        }
+        let Some(view) = asked.owner.view(&self.shared().table) else { return };
+        match self.plan(&view, &asked.change) {
             Err(failure) => {
-                tracing::info!(event = "options-refused", uid, "{text}: {failure}");
-                let _gone = answer.send(Err(failure));
+                let what = format!("{option} is changed, and nothing else: {}", failure.what);
+                asked.refuse(&text, Failure { what: what.into(), ..failure });
             }
-            Ok((changed, label)) => {
-                tracing::info!(event = "options-changed", uid, "{text}");
-                let then = Done::new(move |done| drop(answer.send(done.map(|()| changed))));
-                self.apply_options();
-                match (owner, label) {
-                    (Owner::Volume(index), Some(label)) => self.apply_label(index, label, then),
-                    (Owner::Volume(index), None) => self.apply_cache_mode(index, then),
-                    (Owner::Cache(index), _) => self.apply_settings(index, then),
-                }
-            }
+            Ok(plan) => self.take_up(asked, &text, Plan { changed, ..plan }),
+        }
+    }
+
+    /// Keeps what is planned, and does it.
+    fn take_up(&self, asked: Asked, text: &str, plan: Plan) {
+        let Plan { layers, file, is_written, changed, .. } = plan;
+        if let Err(failure) = file.as_ref().map_or(Ok(()), SetFile::write) {
+            return asked.refuse(text, failure);
+        }
+        let owner = asked.owner;
+        owner.take(&mut self.shared().table, layers);
+        tracing::info!(event = "options-changed", uid = asked.user(), "{text}");
+        let then = Done::new(move |done| drop(asked.answer.send(done.map(|()| changed))));
+        // What is owed of an earlier word is tried again, and is nothing to whoever says something else.
+        let then = if is_written {
+            then
+        } else {
+            then.call(Ok(()));
+            Done::nobody()
+        };
+        self.apply_options();
+        match owner {
+            Owner::Volume(index) => self.apply_cache_mode(index, then),
+            Owner::Cache(index) => self.apply_settings(index, then),
         }
     }
 
@@ -128,7 +221,7 @@ impl Supervisor {
             _ => None,
         };
         if wanted.rate.is_some() {
-            self.check_paced(view)?;
+            wanted.now = self.check_paced(view)?;
         }
         let is_kept = self.keeps_of(view);
         if !wanted.set.is_empty() && !change.runtime {
@@ -156,7 +249,7 @@ impl Supervisor {
             Failure::new(Kind::Usage, "nothing was changed").why(wrong.what).option(wrong.options[0])
         })?;
         let kept = view.would_write(&layers, label.flatten());
-        if let Some(option) = kept.filter(|option| wanted.names(option)) {
+        if let Some(option) = kept.into_iter().find(|option| wanted.names(option)) {
             self.check_writes(view, option)?;
         }
         if let Some(file) = &file {
@@ -165,8 +258,9 @@ impl Supervisor {
         let changed = describe(view, &layers, &wanted, change);
         let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
         let kept_in = kept_in.map(|path| path.display().to_string());
-        let rate = wanted.rate;
-        Ok(Plan { layers, file, label: label.flatten(), rate, changed: Changed { kept_in, ..changed } })
+        let first = label.flatten().map(First::Label).or(wanted.rate.map(First::Rate));
+        let is_written = wanted.is_written(view.scope());
+        Ok(Plan { layers, file, first, is_written, changed: Changed { kept_in, ..changed } })
     }
 
     /// Sees that a superblock can be written for the option: not by a set that has failed.
@@ -248,8 +342,14 @@ impl Supervisor {
 
 /// Every option and every value that `change` names.
 fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
-    let mut wanted =
-        Wanted { set: BTreeMap::new(), label: None, rate: None, unset: Vec::new(), notes: Vec::new() };
+    let mut wanted = Wanted {
+        set: BTreeMap::new(),
+        label: None,
+        rate: None,
+        now: None,
+        unset: Vec::new(),
+        notes: Vec::new(),
+    };
     if change.set.is_empty() && change.unset.is_empty() {
         return Err(Failure::new(Kind::Usage, "no option is named")
             .next(format!("`bcached get {}` lists them", view.display_name())));
@@ -323,7 +423,7 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
         let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
         Changing { already, before: was.value, after: is }
     });
-    let rate = wanted.rate.and_then(|rate| pace::describe(view, layers, rate));
+    let rate = wanted.rate.and_then(|rate| pace::describe(view, wanted.now.as_ref(), rate));
     Changed {
         owner: Named::of(scope, view.display_name()),
         dry_run: change.dry_run,

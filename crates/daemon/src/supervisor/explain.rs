@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::cycle::not_served;
-use super::options::{resolve, served_by};
+use super::options::{resolve_called, served_by};
 use super::table::VolumeState;
 use crate::control::AskExplain;
 use crate::control::explain::Explained as Shown;
@@ -21,8 +21,8 @@ const LIMIT: Duration = Duration::from_secs(8);
 
 /// What the control thread calls. It holds no lock while it waits for an engine.
 pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
-    Box::new(move |typed, offset, work| {
-        let index = resolve(&shared, typed)?;
+    Box::new(move |called, offset, work| {
+        let index = resolve_called(&shared, called)?;
         let (entry, engine, device) = {
             let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
             let entry = table.volumes[index].clone();

@@ -3,21 +3,12 @@
 //! A name never changes while the daemon runs, whatever it was made of: exports, sections and scripts go by it. The next start names a
 //! volume that no section names after its new label.
 
-use super::options::{Done, served_by};
+use super::Supervisor;
 use super::owner::LABEL;
 use super::table::{VolumeEntry, VolumeState};
-use super::{Event, Supervisor};
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
 use bcached_format::Label;
-
-/// A label that an engine has written, or not.
-pub struct Labelled {
-    volume: usize,
-    label: Label,
-    outcome: Result<(), Error>,
-    then: Done,
-}
 
 /// The label that is typed so.
 pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
@@ -72,25 +63,16 @@ impl Supervisor {
         Ok(Some(label).filter(|label| info.label != *label))
     }
 
-    /// The engine writes it, and says so.
-    pub(super) fn apply_label(&self, volume: usize, label: Label, then: Done) {
-        let shared = self.shared();
-        let table = &shared.table;
-        let served = table.volumes.get(volume).and_then(|entry| served_by(entry, &table.caches));
-        let Some((engine, info)) = served else { return };
-        let sender = self.sender.clone();
-        let answer = move |outcome| {
-            drop(sender.send(Event::Labelled(Box::new(Labelled { volume, label, outcome, then }))));
-        };
-        engine.set_label(info.id, label, Box::new(answer));
-    }
-
-    /// It has.
-    pub(super) fn labelled(&self, labelled: Labelled) {
-        let Labelled { volume, label, outcome, then } = labelled;
+    /// The engine has written it, or not.
+    pub(super) fn labelled(
+        &self,
+        volume: usize,
+        label: Label,
+        outcome: Result<(), Error>,
+    ) -> Result<(), Failure> {
         let entry = {
             let mut shared = self.shared();
-            let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
+            let entry = &mut shared.table.volumes[volume];
             if outcome.is_ok() {
                 entry.label = Some(label);
                 if let VolumeState::Served(info) = &mut entry.state {
@@ -100,19 +82,15 @@ impl Supervisor {
             entry.clone()
         };
         let name = entry.display_name();
-        match outcome {
-            Ok(()) => {
-                self.publish(&entry);
-                tracing::info!(event = "label-set", "{name}: its label is {label:?} now");
-                self.apply_cache_mode(volume, then);
-            }
-            Err(error) => {
-                let failure = Failure::new(Kind::Io, format!("the label of {name} could not be written"))
-                    .why(error.to_string())
-                    .next("`bcached show` of its device says which it has");
-                tracing::error!(event = "label-failed", "{failure}");
-                then.call(Err(failure));
-            }
-        }
+        outcome.map_err(|error| {
+            let failure = Failure::new(Kind::Io, format!("the label of {name} could not be written"))
+                .why(error.to_string())
+                .next("`bcached show` of its device says which it has");
+            tracing::error!(event = "label-failed", "{failure}");
+            failure
+        })?;
+        self.publish(&entry);
+        tracing::info!(event = "label-set", "{name}: its label is {label:?} now");
+        Ok(())
     }
 }

@@ -87,8 +87,8 @@ enum Event {
     ModeRefused(usize, options::Modes),
     /// The superblock of that cache still says this.
     SettingsRefused(usize, bcached_engine::Settings),
-    /// An engine has given a volume another label, or could not.
-    Labelled(Box<label::Labelled>),
+    /// An engine has done what a change begins with, or could not.
+    Ahead(Box<change::Ahead>),
     /// Somebody asks how the files differ from what runs.
     Differs(differs::Answer),
     /// Somebody wants long work done.
@@ -286,7 +286,7 @@ impl Supervisor {
                 Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
                 Ok(Event::SettingsRefused(index, before)) => self.settings_refused(index, before),
                 Ok(Event::Differs(answer)) => self.differs(&answer),
-                Ok(Event::Labelled(labelled)) => self.labelled(*labelled),
+                Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
                 Ok(Event::Replace(asked)) => self.replace(*asked),
                 Ok(Event::StopReplacing(former)) => self.stop_replacing(former, replacing::cancelled()),

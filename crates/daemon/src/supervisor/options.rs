@@ -8,7 +8,7 @@ use crate::control::AskOptions;
 use crate::control::options::{Named, Options, Shown};
 use crate::engine_thread::{Engine, Keep};
 use crate::failure::{Failure, Kind};
-use crate::names::{self, Known};
+use crate::names::{self, Called, Known};
 use crate::options::layers::Layers;
 use crate::options::quiet;
 use crate::options::value::Value;
@@ -222,8 +222,14 @@ impl Table {
 
 /// The volume that is called `typed`. Looks at files, so it is not for the loop.
 pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
+    resolve_called(shared, Called::by_owner(typed))
+}
+
+/// The same for whoever calls it so.
+pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
+    let typed = called.typed;
     let known = shared.lock().unwrap_or_else(PoisonError::into_inner).table.known();
-    names::resolve(typed, &known).map_err(|meant| {
+    names::resolve_called(called, &known).map_err(|meant| {
         let name = |known: &'_ Known| known.name.clone();
         let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();
         let all = known.iter().map(|known| known.name.as_str()).filter(|name| !name.is_empty());
@@ -233,8 +239,8 @@ pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
 
 /// What the control thread calls for `get`. It holds no lock while it waits for an engine.
 pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
-    Box::new(move |scope, typed| {
-        let owner = Owner::find(&shared, scope, typed)?;
+    Box::new(move |scope, called| {
+        let owner = Owner::find(&shared, scope, called)?;
         let (view, engine) = {
             let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
             let Some(view) = owner.view(table) else {

@@ -1,12 +1,12 @@
 //! Whose options somebody looks at or changes: a volume's or a cache's.
 
 use super::Shared;
-use super::options::{Facts, resolve, served_by};
+use super::options::{Facts, resolve_called, served_by};
 use super::table::{CacheEntry, Table, VolumeEntry};
 use crate::control::options::Shown;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
-use crate::names;
+use crate::names::{self, Called};
 use crate::options::layers::Layers;
 use crate::options::{Definition, Place, Scope, of_cache as cache_options};
 use bcached_engine::{Options, Settings};
@@ -42,14 +42,14 @@ pub struct CacheView {
 }
 
 impl Owner {
-    /// Who is called `typed`. Looks at files, so it is not for the loop.
+    /// Who is called so. May look at files, so it is not for the loop.
     ///
     /// # Errors
     /// Nobody, or several.
-    pub fn find(shared: &Mutex<Shared>, scope: Scope, typed: &str) -> Result<Self, Failure> {
+    pub fn find(shared: &Mutex<Shared>, scope: Scope, called: Called<'_>) -> Result<Self, Failure> {
         match scope {
-            Scope::Volume => resolve(shared, typed).map(Self::Volume),
-            Scope::Cache => resolve_cache(shared, typed).map(Self::Cache),
+            Scope::Volume => resolve_called(shared, called).map(Self::Volume),
+            Scope::Cache => resolve_cache(shared, called).map(Self::Cache),
         }
     }
 
@@ -82,14 +82,14 @@ impl CacheView {
         Self { layers: layers.clone(), kept: Some(kept), ..self.clone() }
     }
 
-    /// The first option of which its superblock is to say something else, with `layers` in force.
-    fn would_write(&self, layers: &Layers) -> Option<&'static str> {
-        let (before, after) = (self.kept?, self.with(layers).kept?);
+    /// The options of which its superblock is to say something else, with `layers` in force.
+    fn would_write(&self, layers: &Layers) -> Vec<&'static str> {
+        let (Some(before), Some(after)) = (self.kept, self.with(layers).kept) else { return Vec::new() };
         let differs = |option: &&Definition| match option.place {
             Place::Kept { read, .. } => read(&before) != read(&after),
             _ => false,
         };
-        cache_options::OPTIONS.iter().find(differs).map(|option| option.name)
+        cache_options::OPTIONS.iter().filter(differs).map(|option| option.name).collect()
     }
 }
 
@@ -131,11 +131,11 @@ impl View {
         }
     }
 
-    /// An option that nothing but a working cache can keep and that is to be something else, with `layers` in force, and this label.
-    pub fn would_write(&self, layers: &Layers, label: Option<Label>) -> Option<&'static str> {
+    /// The options that nothing but a working cache can keep and that are to be something else, with `layers` in force, and this label.
+    pub fn would_write(&self, layers: &Layers, label: Option<Label>) -> Vec<&'static str> {
         match self {
             Self::Cache(cache) => cache.would_write(layers),
-            Self::Volume(_) => label.map(|_| LABEL),
+            Self::Volume(_) => label.map(|_| LABEL).into_iter().collect(),
         }
     }
 
@@ -176,8 +176,9 @@ pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
     shown
 }
 
-/// The cache that is called `typed`: by its name, its set's UUID (or the beginning of it), or its device.
-pub(super) fn resolve_cache(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
+/// The cache that is called so: by its name, its set's UUID (or the beginning of it), or its device.
+pub(super) fn resolve_cache(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
+    let typed = called.typed;
     let (indices, known): (Vec<usize>, Vec<names::Known>) = {
         let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
         let known = |(index, cache): (usize, &CacheEntry)| {
@@ -191,7 +192,7 @@ pub(super) fn resolve_cache(shared: &Mutex<Shared>, typed: &str) -> Result<usize
         };
         table.real_caches().map(known).unzip()
     };
-    names::resolve(typed, &known).map(|at| indices[at]).map_err(|meant| {
+    names::resolve_called(called, &known).map(|at| indices[at]).map_err(|meant| {
         let name = |known: &names::Known| known.name.clone();
         let (kind, what, which, names): (_, _, _, Vec<_>) = if meant.is_empty() {
             let what = format!("no cache is called `{typed}`");

@@ -1,17 +1,18 @@
 //! The rate of write-back that somebody says: the engine's controller has the next word, so it is kept nowhere.
 
 use super::Supervisor;
-use super::options::served_by;
-use super::owner::{Owner, View};
+use super::options::Facts;
+use super::owner::View;
 use super::table::VolumeState;
 use crate::control::options::{Changing, Shown};
 use crate::failure::{Failure, Kind};
-use crate::options::layers::{Layers, Source};
+use crate::options::layers::Source;
 use crate::options::value::Value;
 use crate::options::{Definition, Scope};
+use bcached_engine::{Error, VolumeInfo};
 
 /// The option.
-const NAME: &str = "writeback_rate";
+pub const NAME: &str = "writeback_rate";
 
 /// The rate that is typed so, in sectors a second.
 pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Failure> {
@@ -32,10 +33,10 @@ pub fn not_said() -> Failure {
         .option(NAME)
 }
 
-/// The option as it is, and as it will be for a moment.
-pub fn describe(view: &View, layers: &Layers, rate: u64) -> Option<Changing> {
-    let option = Scope::Volume.find(NAME)?;
-    let (was, _) = view.before_and_after(layers, None, option);
+/// The option as the engine says that it is, and as it will be for a moment.
+pub fn describe(view: &View, now: Option<&VolumeInfo>, rate: u64) -> Option<Changing> {
+    let (option, View::Volume(entry)) = (Scope::Volume.find(NAME)?, view) else { return None };
+    let was = Facts::of(entry, now).show(option);
     let value = Value::Rate(rate);
     let mut after = Shown::of(option, Some(&value));
     after.say_where_from(Some((&value, Source::Runtime)));
@@ -43,9 +44,9 @@ pub fn describe(view: &View, layers: &Layers, rate: u64) -> Option<Changing> {
 }
 
 impl Supervisor {
-    /// Sees that something is written back of the volume, at some rate.
-    pub(super) fn check_paced(&self, view: &View) -> Result<(), Failure> {
-        let View::Volume(entry) = view else { return Ok(()) };
+    /// Sees that something is written back of the volume, at some rate; what the engine says of it, if that answers.
+    pub(super) fn check_paced(&self, view: &View) -> Result<Option<VolumeInfo>, Failure> {
+        let View::Volume(entry) = view else { return Ok(None) };
         let refused = |kind, why: String| {
             Failure::new(kind, format!("cannot set {NAME} of {}", entry.display_name()))
                 .why(why)
@@ -61,25 +62,18 @@ impl Supervisor {
         if !now.unwrap_or(info).attached {
             return Err(refused(Kind::NotFound, "it is served without a cache".to_owned()));
         }
+        let now = now.cloned();
         match status.and_then(|status| status.failed) {
-            None => Ok(()),
+            None => Ok(now),
             Some(why) => Err(refused(Kind::Io, format!("the cache has stopped writing ({why})"))),
         }
     }
 
-    /// Tells the engine.
-    pub(super) fn apply_rate(&self, owner: Owner, rate: Option<u64>) {
-        let (Owner::Volume(index), Some(rate)) = (owner, rate) else { return };
-        let shared = self.shared();
-        let table = &shared.table;
-        let Some(entry) = table.volumes.get(index) else { return };
-        let Some((engine, info)) = served_by(entry, &table.caches) else { return };
-        let name = entry.display_name().to_owned();
-        let answer = move |result: Result<(), bcached_engine::Error>| {
-            if let Err(error) = result {
-                tracing::error!(event = "options-failed", "{name}: {error}");
-            }
-        };
-        engine.set_writeback_rate(info.id, rate, Box::new(answer));
+    /// The engine has taken it, or not.
+    pub(super) fn paced(&self, volume: usize, outcome: Result<(), Error>) -> Result<(), Failure> {
+        outcome.map_err(|error| {
+            let name = self.shared().table.volumes[volume].display_name().to_owned();
+            Failure::new(Kind::Io, format!("{NAME} of {name} could not be changed")).why(error.to_string())
+        })
     }
 }

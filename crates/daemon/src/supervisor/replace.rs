@@ -14,6 +14,7 @@ use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::devices::{self, CacheDevice};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
+use crate::names::Called;
 use crate::offline::fresh::{self, Fresh, Geometry};
 use crate::sizes::human;
 use bcached_engine::Status;
@@ -182,7 +183,7 @@ pub fn is_same(one: &str, other: &str) -> bool {
 }
 
 fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
-    let index = resolve_cache(shared, typed)?;
+    let index = resolve_cache(shared, Called::by_owner(typed))?;
     let shared = lock(shared);
     let table = &shared.table;
     let cannot = |kind, name: &str| Failure::new(kind, format!("cannot replace {name}"));

@@ -1,0 +1,92 @@
+//! The file of a socket that has just been bound, held by what it is and not by its name: in a folder to which others write, what lies under the
+//! name may be something else a moment later, as a link to a file of ours.
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::Path;
+
+/// Such a file.
+pub struct SocketFile(OwnedFd);
+
+impl SocketFile {
+    /// What lies at `path`, if that is a socket.
+    ///
+    /// # Errors
+    /// It is none, or the system refuses.
+    pub fn just_bound(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = Self(rustix::fs::open(path, flags, Mode::empty())?);
+        match FileType::from_raw_mode(file.stat()?.st_mode) {
+            FileType::Socket => Ok(file),
+            _ => Err(io::Error::other("somebody has put something else in its place")),
+        }
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        Ok(rustix::fs::fstat(&self.0)?)
+    }
+
+    /// Device and inode.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        self.stat().map(|stat| (stat.st_dev, stat.st_ino))
+    }
+
+    /// Its group is this one from now on.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn set_group(&self, group: u32) -> io::Result<()> {
+        let group = Some(Gid::from_raw(group));
+        Ok(rustix::fs::chownat(&self.0, "", None, group, AtFlags::EMPTY_PATH)?)
+    }
+
+    /// Its mode is `mode` from now on: the umask has its say when a socket is bound.
+    ///
+    /// # Errors
+    /// The system refuses, or has no `/proc`.
+    pub fn set_mode(&self, mode: Mode) -> io::Result<()> {
+        if Mode::from_raw_mode(self.stat()?.st_mode & 0o777) == mode {
+            return Ok(());
+        }
+        // Of what a descriptor with O_PATH is for there is no fchmod before Linux 6.6.
+        Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", self.0.as_raw_fd()), mode)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::net::UnixListener;
+
+    fn mode_of(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).expect("it is there").mode() & 0o777
+    }
+
+    /// A link that somebody had put in the place of the socket was followed, to a file of ours that others were let into.
+    #[test]
+    fn what_has_taken_the_place_of_a_socket_keeps_its_mode() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, aside) = (folder.path().join("socket"), folder.path().join("aside"));
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, "").expect("a file");
+        rustix::fs::chmod(&secret, Mode::RUSR).expect("ours");
+        let _listener = UnixListener::bind(&path).expect("a socket");
+        let file = SocketFile::just_bound(&path).expect("it is one");
+        std::fs::rename(&path, &aside).expect("ours");
+        symlink(&secret, &path).expect("a link");
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
+        file.set_mode(mode).expect("there is a /proc");
+        let group = std::fs::metadata(&aside).expect("it is there").gid();
+        file.set_group(group).expect("its own");
+        assert_eq!((mode_of(&aside), mode_of(&secret)), (0o640, 0o400));
+        assert!(SocketFile::just_bound(&path).is_err(), "a link is none");
+        std::fs::remove_file(&path).expect("ours");
+        symlink(&aside, &path).expect("a link");
+        assert!(SocketFile::just_bound(&path).is_err(), "nor is a link to one");
+    }
+}
