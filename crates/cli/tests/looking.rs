@@ -74,7 +74,7 @@ fn devices_are_found_by_set_and_left_alone() {
     );
     assert_eq!(set["backings"][0]["state"].as_str(), Some("clean"));
     assert!(all(&["scan", tank]).out.contains(": its cache is not here"));
-    common::reseal(tank, 111, 0x40);
+    common::reseal(tank, common::STATE, common::DIRTY);
     assert!(all(&["scan", tank]).out.contains("dirty"), "state dirty");
     common::patch(tank, 4096 + 104, &[2]);
     let torn = all(&["scan", tank, fast]);

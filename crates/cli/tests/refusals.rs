@@ -191,7 +191,7 @@ fn a_bcache_device_goes_only_if_nothing_dirty_is_behind_it() {
     // State dirty, and a cache that was in use (SYNC), each with a checksum that no longer matches and with one that
     // does: neither goes.
     for (image, role, offset, value, sentence) in [
-        (&backing, "-B", 4096 + 111, 0x40, "newest data is in its cache only"),
+        (&backing, "-B", 4096 + common::STATE, common::DIRTY, "newest data is in its cache only"),
         (&cache, "-C", 4096 + 104, 1, "what is dirty in it cannot be told"),
     ] {
         let whole = bytes(image);

@@ -311,7 +311,7 @@ fn a_volume_that_has_left_a_dead_cache_comes_to_the_new_one() {
     assert_eq!(daemon.stop().0, 0);
     // As a set that fails under a clean volume leaves it.
     let pond = site.images.path("pond.img");
-    common::reseal(pond.to_str().expect("text"), STATE, STALE);
+    common::reseal(pond.to_str().expect("text"), common::STATE, common::STALE);
     std::fs::remove_file(&site.old).expect("ours");
     let daemon = site.start();
     done(&daemon, &["replace", "fast", "--with", &site.new]);
@@ -320,10 +320,6 @@ fn a_volume_that_has_left_a_dead_cache_comes_to_the_new_one() {
     }
     assert_eq!(daemon.stop().0, 0);
 }
-
-/// Of the superblock's bytes the one that says the state, and that state beside the mode.
-const STATE: u64 = 111;
-const STALE: u8 = 3 << 5;
 
 /// With several caches, what is in one is told by no section: whatever is dirty somewhere keeps it.
 #[test]

@@ -16,9 +16,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 const DATA_BYTES: usize = 1 << 20;
 /// Where the volume begins on its device.
 const DATA_OFFSET: usize = 8 << 10;
-/// State and other flags in the last byte of their word.
-const FLAGS: u64 = 111;
-const STALE: u8 = 0x60;
 
 /// A cache with two volumes in mode writeback that nothing is written back of, each on a file.
 struct Site {
@@ -231,7 +228,7 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
         kept
     });
     let [stale, shorter, same] = &copies;
-    reseal(stale, FLAGS, STALE);
+    reseal(stale, common::STATE, common::STALE);
     let file = std::fs::File::options().write(true).open(shorter);
     file.and_then(|file| file.set_len(16 << 20)).expect("cut");
     site.pull("tank");

@@ -242,8 +242,8 @@ fn a_backing_device_of_another_set_is_refused() {
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
     // Started once, so that opening it again writes little; what counts is the backing device.
     Daemon::start(&images, &["--cache", &other]).stop();
-    for (state, name) in [(0x20, "clean"), (0x40, "dirty"), (0x60, "stale")] {
-        reseal(&backing, 111, state);
+    for (state, name) in [(common::CLEAN, "clean"), (common::DIRTY, "dirty"), (common::STALE, "stale")] {
+        reseal(&backing, common::STATE, state);
         refuses(&["--cache", &other, "--backing", &backing], &[&backing], 3, "nothing overrides this");
         match name {
             "dirty" => {
@@ -272,7 +272,7 @@ fn a_refused_command_line_has_written_to_no_device() {
     let (cache, backing) = set(&images);
     let (elsewhere, small) = (images.blank("elsewhere", BACKING_BYTES), images.blank("small", BACKING_BYTES));
     assert_eq!(bcached(&["make", "-B", &elsewhere]).exit, 0);
-    reseal(&elsewhere, 111, 0x20);
+    reseal(&elsewhere, common::STATE, common::CLEAN);
     assert_eq!(bcached(&["make", "-w", "512", "-B", &small]).exit, 0);
     let (link, copy, twin) = (images.path("link"), images.path("copy"), images.path("twin"));
     std::os::unix::fs::symlink(&backing, &link).expect("a link");
@@ -288,7 +288,7 @@ fn a_refused_command_line_has_written_to_no_device() {
     refuses_second("--backing", &elsewhere, 3, "which is not this one");
     refuses_second("--backing", &small, 2, "bcached make --for");
     refuses_second("--cache", twin, 3, "one is a copy of the other");
-    reseal(&elsewhere, 111, 0x40);
+    reseal(&elsewhere, common::STATE, common::DIRTY);
     refuses_second("--backing", &elsewhere, 3, "the backing device has dirty data in cache set");
     let other = images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);

@@ -114,7 +114,7 @@ fn knock(path: &str) -> Option<OwnedFd> {
 fn what_is_waited_for_is_named() {
     let images = Images::new();
     let (cache, backing) = set(&images);
-    reseal(&backing, 111, 0x40);
+    reseal(&backing, common::STATE, common::DIRTY);
     let plugged = images.path("plugged in later");
     std::fs::rename(&cache, &plugged).expect("out of sight");
     let gone = images.path("gone");

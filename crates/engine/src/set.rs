@@ -115,7 +115,7 @@ pub(crate) enum Duty {
     Changing,
     /// Keeps buckets free, for requests and for workers. Ends at [`State::settled`].
     Allocating,
-    /// Rewrites a leaf, and ends then. Nobody asks for one who has not been waited for before.
+    /// Rewrites a leaf, and ends then. Requests and tasks of the kinds above ask for it, so none begins when those have ended.
     Rewriting,
     /// Writes the journal and the leaves, for everybody. Ends at [`State::stopped`].
     Writing,

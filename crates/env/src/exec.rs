@@ -32,6 +32,19 @@ const POLLS_PER_TURN: usize = 256;
 /// waiting for.
 const TURN_NS_MAX: u64 = 200_000;
 
+/// Is ready when it is polled for the second time. The first time it calls `arrange`, which sees to that there is another.
+async fn pending_once(arrange: impl FnOnce(&mut Context<'_>)) {
+    let mut arrange = Some(arrange);
+    core::future::poll_fn(|context| match arrange.take() {
+        Some(arrange) => {
+            arrange(context);
+            Poll::Pending
+        }
+        None => Poll::Ready(()),
+    })
+    .await;
+}
+
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Which ready task runs next.
@@ -158,16 +171,7 @@ impl Env {
     pub async fn breathe(&self) {
         // One of several joined futures finds that another has done much since the task was polled again.
         while self.core.charged.get() >= self.core.breath_ns.get() {
-            let mut has_breathed = false;
-            core::future::poll_fn(|_| {
-                if has_breathed {
-                    return Poll::Ready(());
-                }
-                has_breathed = true;
-                self.core.is_breathing.set(true);
-                Poll::Pending
-            })
-            .await;
+            pending_once(|_| self.core.is_breathing.set(true)).await;
         }
     }
 
@@ -207,16 +211,7 @@ impl Env {
 
     /// Lets other ready tasks run first.
     pub async fn yield_now(&self) {
-        let mut yielded = false;
-        core::future::poll_fn(|context| {
-            if yielded {
-                return Poll::Ready(());
-            }
-            yielded = true;
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        pending_once(|context| context.waker().wake_by_ref()).await;
     }
 
     /// Waits until somebody outside rings ([`Event::Bell`]) after this call.

@@ -119,6 +119,12 @@ pub fn patch(path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
     file.write_all_at(bytes, offset).expect("writes");
 }
 
+/// Offset in the superblock of a backing device of the byte with its state, in the upper bits, and some values of that.
+pub const STATE: u64 = 111;
+pub const CLEAN: u8 = 1 << 5;
+pub const DIRTY: u8 = 2 << 5;
+pub const STALE: u8 = 3 << 5;
+
 /// Changes a byte of a superblock and makes its checksum right again.
 pub fn reseal(image: &str, offset: u64, value: u8) {
     patch(image, 4096 + offset, &[value]);

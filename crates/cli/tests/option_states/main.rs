@@ -10,16 +10,13 @@ mod states;
 
 use bcached_daemon::options::value::Kind;
 use bcached_daemon::options::{Definition, Place, Scope};
-use common::{Daemon, Images, Ran, ask, bcached, done, json};
+use common::{Daemon, Images, Ran, ask, bcached, done, json, requires};
 use std::path::PathBuf;
 
 /// Behind all of the cache, so that writes to a backing device alone can be made to fail.
 const DATA_OFFSET: u64 = 40 << 20;
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 60 << 20;
-/// State and other flags in the last byte of their word.
-const FLAGS: u64 = 111;
-const DIRTY: u8 = 0x40;
 
 /// The cache `fast` and the volume `media` on it, of which nothing is written back by itself.
 struct Site {
@@ -62,6 +59,8 @@ struct State {
     /// Whose options are walked.
     owner: &'static str,
     scope: Scope,
+    /// Programs without which it cannot be brought about.
+    needs: &'static [&'static str],
     /// Brings it about.
     enter: fn(&Site) -> Daemon,
     /// Whether it is so.
@@ -250,6 +249,9 @@ impl State {
 
     /// Walks all options, then sets each, half of them until the daemon stops, and sees that they hold when the state is over.
     fn check(&self) {
+        if !self.needs.iter().all(|tool| requires(tool)) {
+            return;
+        }
         let site = Site::new();
         let daemon = (self.enter)(&site);
         let holds = |when: &str| {

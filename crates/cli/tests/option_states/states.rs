@@ -1,7 +1,7 @@
 //! The states: how each is brought about, what cannot be set in it, and how it ends.
 
-use crate::common::{Daemon, done, fill, patch, pattern, requires, reseal, run, tool};
-use crate::{CACHE_BYTES, DIRTY, FLAGS, Site, State};
+use crate::common::{DIRTY, Daemon, STATE, done, fill, patch, pattern, reseal, run, tool};
+use crate::{CACHE_BYTES, Site, State};
 use bcached_daemon::options::Scope;
 
 fn of<'a>(status: &'a serde_json::Value, kind: &str, name: &str) -> &'a serde_json::Value {
@@ -35,6 +35,7 @@ fn again(site: &Site, daemon: Daemon) -> Daemon {
 const MEDIA: State = State {
     owner: "media",
     scope: Scope::Volume,
+    needs: &[],
     enter: Site::start,
     is_so: |daemon| is_home(&daemon.status()),
     refuses: &[],
@@ -117,7 +118,7 @@ fn of_a_dirty_volume_that_waits_for_its_cache() {
     let state = State {
         enter: |site| {
             site.served_once();
-            reseal(site.media.to_str().expect("text"), FLAGS, DIRTY);
+            reseal(site.media.to_str().expect("text"), STATE, DIRTY);
             std::fs::rename(&site.fast, &site.away).expect("out of sight");
             site.start()
         },
@@ -208,28 +209,26 @@ fn end_job(_: &Site, daemon: Daemon) -> Daemon {
 
 #[test]
 fn of_a_volume_that_is_being_detached() {
-    if requires("nbdcopy") {
-        State {
-            enter: |site| begin(site, "detach"),
-            is_so: |daemon| is_running(&daemon.status()),
-            leave: end_job,
-            ..MEDIA
-        }
-        .check();
-    }
+    let state = State {
+        needs: &["nbdcopy"],
+        enter: |site| begin(site, "detach"),
+        is_so: |daemon| is_running(&daemon.status()),
+        leave: end_job,
+        ..MEDIA
+    };
+    state.check();
 }
 
 #[test]
 fn of_a_volume_that_is_being_flushed() {
-    if requires("nbdcopy") {
-        State {
-            enter: |site| begin(site, "flush"),
-            is_so: |daemon| is_running(&daemon.status()),
-            leave: end_job,
-            ..MEDIA
-        }
-        .check();
-    }
+    let state = State {
+        needs: &["nbdcopy"],
+        enter: |site| begin(site, "flush"),
+        is_so: |daemon| is_running(&daemon.status()),
+        leave: end_job,
+        ..MEDIA
+    };
+    state.check();
 }
 
 /// With dirty data of `volume` its cache fails.
@@ -256,6 +255,18 @@ fn let_go(site: &Site, daemon: &Daemon, volume: &str) {
     daemon.wait_for("the set is let go of", |_| is_let_go(daemon));
 }
 
+fn with_failed_cache(site: &Site) -> Daemon {
+    let daemon = site.start();
+    fail_cache(site, &daemon, "media");
+    daemon
+}
+
+fn with_cache_let_go(site: &Site) -> Daemon {
+    let daemon = site.start();
+    let_go(site, &daemon, "media");
+    daemon
+}
+
 fn is_let_go(daemon: &Daemon) -> bool {
     let log = daemon.log();
     log.contains("the cache set cannot be opened again") && !log.contains("event=cache-works-again")
@@ -270,33 +281,19 @@ fn mend(_: &Site, daemon: Daemon) -> Daemon {
 #[test]
 fn of_a_volume_whose_cache_has_stopped_writing() {
     let state = State {
-        enter: |site| {
-            let daemon = site.start();
-            fail_cache(site, &daemon, "media");
-            daemon
-        },
+        needs: &["nbdcopy", "qemu-io"],
+        enter: with_failed_cache,
         is_so: |daemon| is(daemon, "degraded") && !is_let_go(daemon),
         ..FAILED
     };
-    if requires("nbdcopy") && requires("qemu-io") {
-        state.check();
-    }
+    state.check();
 }
 
 #[test]
 fn of_a_volume_whose_cache_was_let_go_of() {
-    let state = State {
-        enter: |site| {
-            let daemon = site.start();
-            let_go(site, &daemon, "media");
-            daemon
-        },
-        is_so: is_let_go,
-        ..FAILED
-    };
-    if requires("nbdcopy") && requires("qemu-io") {
-        state.check();
-    }
+    let state =
+        State { needs: &["nbdcopy", "qemu-io"], enter: with_cache_let_go, is_so: is_let_go, ..FAILED };
+    state.check();
 }
 
 /// A volume that lives in the cache alone, of which nothing can be kept.
@@ -347,6 +344,7 @@ fn of_a_stopped_volume_in_the_cache_alone() {
 #[test]
 fn of_a_volume_in_a_cache_that_was_let_go_of() {
     let state = State {
+        needs: &["nbdcopy", "qemu-io"],
         enter: |site| {
             let daemon = add_scratch(site);
             // A volume that could do without the cache would need a device in memory for that, which is beyond the limit too.
@@ -359,9 +357,7 @@ fn of_a_volume_in_a_cache_that_was_let_go_of() {
         leave: mend,
         ..SCRATCH
     };
-    if requires("nbdcopy") && requires("qemu-io") {
-        state.check();
-    }
+    state.check();
 }
 
 /// A cache: all can be set, and its superblock is written.
@@ -419,35 +415,25 @@ fn of_a_cache_that_is_damaged() {
 #[test]
 fn of_a_cache_that_has_stopped_writing() {
     let state = State {
-        enter: |site| {
-            let daemon = site.start();
-            fail_cache(site, &daemon, "media");
-            daemon
-        },
+        needs: &["nbdcopy", "qemu-io"],
+        enter: with_failed_cache,
         is_so: |daemon| fast(&daemon.status())["state"] == "open" && !is_let_go(daemon),
         refuses: FAILED.refuses,
         leave: mend,
         ..FAST
     };
-    if requires("nbdcopy") && requires("qemu-io") {
-        state.check();
-    }
+    state.check();
 }
 
 #[test]
 fn of_a_cache_that_was_let_go_of() {
     let state = State {
-        enter: |site| {
-            let daemon = site.start();
-            let_go(site, &daemon, "media");
-            daemon
-        },
+        needs: &["nbdcopy", "qemu-io"],
+        enter: with_cache_let_go,
         is_so: is_let_go,
         refuses: FAILED.refuses,
         leave: mend,
         ..FAST
     };
-    if requires("nbdcopy") && requires("qemu-io") {
-        state.check();
-    }
+    state.check();
 }

@@ -86,14 +86,6 @@ pub struct Late {
     pub since: Option<u64>,
 }
 
-impl Late {
-    /// How many more there may be.
-    #[must_use]
-    pub fn room(&self) -> usize {
-        self.most - self.keys.len()
-    }
-}
-
 /// A node in memory.
 pub struct CachedNode {
     node: Node,

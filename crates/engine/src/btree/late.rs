@@ -43,7 +43,7 @@ pub async fn hand_over(set: &CacheSet, old: &[usize], fresh: &mut [FreshNode]) {
         if piece.is_empty() {
             return;
         }
-        piece.iter().for_each(|key| enter(fresh, key));
+        piece.iter().for_each(|key| enter_key(fresh, key));
     }
 }
 
@@ -60,7 +60,7 @@ fn late(s: &mut State, slot: usize) -> Option<&mut Late> {
 }
 
 /// What depends on the key, but for the fresh nodes, has been changed when it came.
-fn enter(fresh: &mut [FreshNode], key: &Key) {
+fn enter_key(fresh: &mut [FreshNode], key: &Key) {
     let mut rest = Some(*key);
     while let Some(key) = rest {
         let start = key.start_position();
@@ -73,6 +73,12 @@ fn enter(fresh: &mut [FreshNode], key: &Key) {
 }
 
 impl Late {
+    /// How many more there may be.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.most - self.keys.len()
+    }
+
     /// The next keys that have not been handed over, and are from now on.
     fn next_piece(&mut self) -> Vec<Key> {
         let piece: Vec<Key> = self.keys[self.handed_over..].iter().take(PIECE).copied().collect();

@@ -3,8 +3,8 @@
 //! Their keys pin buckets, and nobody can want them. A slot is given up when its volume was detached, with everything
 //! written back; when its backing device was used without the cache since (*stale*, *none*), so that what it holds is the
 //! newer; or when it was destroyed. What names the volume is gone from the slot then, and its number is not given to
-//! another before nothing of it is left ([`crate::volume::slots`]). Such dirty keys come from crashes and failed sets, whose last words (*this is clean*, *this is void*) reached
-//! the memory only, and from destroyed volumes; a kernel keeps them for ever.
+//! another before nothing of it is left ([`crate::volume::slots`]). Such dirty keys come from crashes and failed sets, whose last
+//! words (*this is clean*, *this is void*) reached the memory only, and from destroyed volumes; a kernel keeps them for ever.
 //!
 //! They become holes, journalled like those of a discard. After a crash in the middle the next start does the rest.
 

@@ -6,8 +6,8 @@
 //! starts after a crash in between gives the volume a new number, because its superblock says *none*. So a volume is
 //! attached with all that is dirty, or detached with all of it on its backing device, at every moment.
 //!
-//! Its number is not used again by this process, nor while anything is left of it. What the cache still holds under it is clean and goes as it would have gone: by
-//! eviction, and by the passes of GC.
+//! Its number is not used again by this process, nor while anything is left of it. What the cache still holds under it is
+//! clean and goes as it would have gone: by eviction, and by the passes of GC.
 
 use crate::error::Error;
 use crate::journal::writer;

@@ -1,6 +1,5 @@
 //! The engine, unchanged, on modelled devices: a cache set of one volume, made, opened, put under load, killed and opened again.
 
-use super::content::Content;
 use super::hdd;
 use super::load::{Done, Load, Run};
 use super::ssd;
@@ -140,7 +139,7 @@ impl Bed {
     /// The power is cut, and the set opened again. Virtual nanoseconds until the volume is served.
     #[must_use]
     pub fn crash_and_reopen(self) -> (Self, u64) {
-        self.crash_and_reopen_after(|_, _| {})
+        self.crash_and_reopen_after(|_| {})
     }
 
     /// The same, as if a kernel had used the set last: none of its entries of the journal says that bcached keeps a reserve.
@@ -149,16 +148,12 @@ impl Bed {
         self.crash_and_reopen_after(forget_the_reserve)
     }
 
-    fn crash_and_reopen_after(self, change: impl FnOnce(&mut Content, u64)) -> (Self, u64) {
+    fn crash_and_reopen_after(self, change: impl FnOnce(&mut Device)) -> (Self, u64) {
         let Self { world, set, executor, note, options, .. } = self;
         drop((set, executor));
         note.borrow_mut().wipe();
         world.borrow_mut().next_life();
-        {
-            let cache = &mut world.borrow_mut().devices[CACHE];
-            let sectors = cache.sectors();
-            change(&mut cache.content, sectors);
-        }
+        change(&mut world.borrow_mut().devices[CACHE]);
         let began = world.borrow().now();
         let (executor, set, volume) = open(&world, &note, options.clone());
         let taken = world.borrow().now() - began;
@@ -216,7 +211,9 @@ impl Bed {
 }
 
 /// Takes the mark of the reserve out of each entry of the journal of a cache device of so many sectors.
-fn forget_the_reserve(cache: &mut Content, sectors: u64) {
+fn forget_the_reserve(device: &mut Device) {
+    let sectors = device.sectors();
+    let cache = &mut device.content;
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     cache.read(SUPERBLOCK_SECTOR, &mut bytes);
     let raw = RawSuperblock::from_bytes(&bytes).expect("all of it");

@@ -19,35 +19,25 @@ pub fn run(scale: Scale) -> Vec<Row> {
     let full = scale.of(64 << 21, 1 << 19);
     let small = measure(full / 4);
     let large = measure(full);
-    let at_most = |quantity, measured, bound, unit| Row::at_most("B10", quantity, measured, bound, unit);
-    let tells = |quantity: &str, measured, unit| Row::tells("B10", quantity, measured, unit);
-    vec![
-        at_most("first answer after a crash", large.answers[0], ANSWER_S, "s"),
-        at_most("first answer after a second crash, during the walk", large.answers[1], ANSWER_S, "s"),
-        at_most("memory of nodes at most", large.memory_mib, MEMORY_MIB, "MiB"),
-        tells("dirty data", large.dirty_gib, "GiB"),
-        tells("read from the cache device by the first answer", large.read_mib, "MiB"),
-        tells("the tree is walked, after the second crash", large.walked, "s"),
-        tells("last used by a kernel: first answer", large.of_a_kernel, "s"),
-        tells("the processor's time of that", large.processor, "s"),
-        Row::at_least(
-            "B10",
-            "a kernel's check / that",
-            large.dirty_gib / KERNEL_GIB_S / large.processor,
-            KERNEL_TIMES,
-            "",
-        ),
-        tells("first answer, of a quarter of that", small.answers[0], "s"),
-        tells("the tree is walked, of a quarter of that", small.walked, "s"),
-    ]
+    let mut rows = rows("B10", &large);
+    let times = large.dirty_gib / KERNEL_GIB_S / large.processor;
+    rows.extend([
+        Row::at_least("B10", "a kernel's check / that", times, KERNEL_TIMES, ""),
+        Row::tells("B10", "first answer, of a quarter of that", small.answers[0], "s"),
+        Row::tells("B10", "the tree is walked, of a quarter of that", small.walked, "s"),
+    ]);
+    rows
 }
 
 /// Of four times the size, to see what grows.
 pub fn run_large(scale: Scale) -> Vec<Row> {
-    let measured = measure(scale.of(256 << 21, 1 << 20));
-    let tells = |quantity: &str, measured, unit| Row::tells("B10x4", quantity, measured, unit);
-    let at_most =
-        |quantity: &str, measured, bound, unit| Row::at_most("B10x4", quantity, measured, bound, unit);
+    rows("B10x4", &measure(scale.of(256 << 21, 1 << 20)))
+}
+
+/// What a set of any size is measured by.
+fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
+    let at_most = |quantity: &str, measured, bound, unit| Row::at_most(id, quantity, measured, bound, unit);
+    let tells = |quantity: &str, measured, unit| Row::tells(id, quantity, measured, unit);
     vec![
         at_most("first answer after a crash", measured.answers[0], ANSWER_S, "s"),
         at_most("first answer after a second crash, during the walk", measured.answers[1], ANSWER_S, "s"),
