@@ -313,6 +313,22 @@ fn a_volume_lives_in_the_cache_alone() {
     site.check();
 }
 
+/// The daemon had read at its start that it is not served, and went on to say that the configuration says something of it.
+#[test]
+fn the_name_of_a_volume_that_was_deleted_is_free() {
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["add", "scratch", "--size", "8M"]);
+    done(&daemon, &["remove", "scratch"]);
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it is there, with 8 MiB");
+    done(&daemon, &["forget", "scratch"]);
+    assert_eq!(done(&daemon, &["add", "scratch", "--size", "4M"]), "scratch: added\n");
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}
+
 /// What cannot be made is refused in one sentence, with what can.
 #[test]
 fn no_more_is_promised_than_can_be_stored() {

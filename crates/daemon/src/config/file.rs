@@ -481,6 +481,11 @@ impl VolumeSettings {
 }
 
 impl NamedVolume {
+    /// What its own section says.
+    pub const fn said(&self) -> &VolumeSettings {
+        &self.settings
+    }
+
     /// This volume's own settings over `defaults`.
     pub fn over(self, defaults: &VolumeSettings) -> VolumeSettings {
         let mut merged = defaults.clone();

@@ -262,6 +262,7 @@ impl Config {
         }
         for (name, own) in settings.volumes {
             let origin = own.origin.clone();
+            sense_of_flash(&name, own.said())?;
             let merged = own.over(&settings.defaults);
             if merged.flash.is_some() {
                 config.flash.push(Flash::of(name, &origin, merged)?);
@@ -338,6 +339,28 @@ impl Cache {
         let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
         let (name, options) = (Some(name.to_owned()), said.options);
         Ok(Some(Self { name, device: device.value, former, options }))
+    }
+}
+
+/// A section of a volume that lives in its cache alone says nothing that would be ignored. `[defaults]` are for the others, and what `set` has
+/// kept of a volume that had a backing device stops no start.
+fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Failure> {
+    let Some(flash) = &said.flash else { return Ok(()) };
+    let option = said.options.iter().find(|(_, setting)| !setting.origin.is_by_set());
+    if let Some((option, setting)) = option {
+        let what = format!("`{option}` means nothing in [volume.{name}], which lives in its cache alone");
+        return Err(setting
+            .origin
+            .failure(&what)
+            .next("leave it out; `bcached set --runtime` knows what it has"));
+    }
+    let own = [("wait", said.wait.is_some()), ("size", said.size.is_some())];
+    match own.iter().find(|(_, is_said)| *is_said) {
+        Some((key, _)) => {
+            let what = format!("`{key}` means nothing in [volume.{name}], which lives in its cache alone");
+            Err(flash.origin.failure(&what).next("leave it out"))
+        }
+        None => Ok(()),
     }
 }
 

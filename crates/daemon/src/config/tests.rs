@@ -242,6 +242,20 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     let of_set = format!("version = 1\n[volume.swap]\nflash = \"UUID={UUID}\"\nserved = false\n");
     let config = load(CACHE, &[("99-set.toml", &of_set)]).expect("a good file");
     assert_eq!((config.flash.len(), config.flash[0].served), (1, false));
+    // What is for all volumes is for those that it means something to, and what was set of a former one of that name stops no start.
+    let for_all = format!(
+        "{CACHE}[defaults]\nwait = \"3s\"\ncache_mode = \"none\"\n[volume.swap]\nflash = \"UUID={UUID}\"\n"
+    );
+    let former = "version = 1\n[volume.swap]\ncache_mode = \"none\"\n";
+    assert_eq!(load(&for_all, &[("99-set.toml", former)]).expect("good files").flash.len(), 1);
+    for (key, value) in
+        [("cache_mode", "writeback"), ("wait", "3s"), ("size", "1M"), ("on_cache_error", "fail")]
+    {
+        let (kind, found) = refused(&text(&format!("flash = \"UUID={UUID}\"\n{key} = \"{value}\"")));
+        let sentence =
+            format!("`{key}` means nothing in [volume.swap], which lives in its cache alone; leave it out");
+        assert_eq!((kind, found.contains(&sentence)), (Kind::Config, true), "{found}");
+    }
     let (kind, found) = refused(&text("flash = \"/dev/sdb\""));
     assert_eq!(
         (kind, found.contains("`/dev/sdb` is not the UUID of a volume")),

@@ -4,7 +4,7 @@
 use super::jobs::{Job, Subject};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Kept, SetFile};
+use crate::config::{Config, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_failure;
 use crate::engine_thread::Engine;
@@ -235,7 +235,7 @@ impl Supervisor {
     }
 
     /// The thread is through with it.
-    pub(super) fn forgotten(&self, number: u64, uuid: Uuid, outcome: Result<(), Failure>) {
+    pub(super) fn forgotten(&mut self, number: u64, uuid: Uuid, outcome: Result<(), Failure>) {
         if outcome.is_ok() {
             self.drop_flash(uuid);
         }
@@ -243,7 +243,7 @@ impl Supervisor {
     }
 
     /// Nothing is to be said any more of a volume that lived in a cache alone.
-    fn drop_flash(&self, uuid: Uuid) {
+    fn drop_flash(&mut self, uuid: Uuid) {
         let is_it = |entry: &&mut VolumeEntry| entry.backing.is_none() && entry.uuid == Some(uuid);
         let name = {
             let mut shared = self.shared();
@@ -254,10 +254,17 @@ impl Supervisor {
         let (Some(path), Some(name)) = (&self.config.set_file, name) else { return };
         let dropped = SetFile::read(path).and_then(|mut file| {
             *file.kept_of(&name) = Kept::default();
-            if file.is_changed() { file.write() } else { Ok(()) }
+            if !file.is_changed() {
+                return Ok(None);
+            }
+            file.write()?;
+            // Another one may have its name now.
+            Config::load(&self.line).map(|config| Some(config.flash))
         });
-        if let Err(failure) = dropped {
-            tracing::warn!(event = "set-not-written", "{failure}");
+        match dropped {
+            Ok(None) => {}
+            Ok(Some(flash)) => self.config.flash = flash,
+            Err(failure) => tracing::warn!(event = "set-not-written", "{failure}"),
         }
     }
 }
