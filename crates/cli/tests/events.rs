@@ -95,9 +95,11 @@ fn what_happens_is_followed_to_the_end() {
     let follower = Follower::new(&daemon, &["-n", "1", "--json"]);
     assert_eq!(json(&follower.next())["event"].as_str(), Some("ready"));
     done(&daemon, &["set", "tank", "label=pond"]);
+    // That somebody's change was made is said when it has been.
+    assert_eq!(json(&follower.next())["event"].as_str(), Some("label-set"));
     let asked = json(&follower.next());
     assert_eq!(asked["event"].as_str(), Some("options-changed"), "{asked}");
-    assert_eq!(json(&follower.next())["event"].as_str(), Some("label-set"));
+    assert_eq!(asked["message"].as_str(), Some("set tank label=pond"));
     // It is held while more happens than the daemon remembers.
     let pid = rustix::process::Pid::from_raw(i32::try_from(follower.child.id()).expect("a process id"))
         .expect("not 0");
