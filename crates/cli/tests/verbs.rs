@@ -31,18 +31,23 @@ const TABLE: [(&str, [i32; 7]); 16] = [
     ("wait VOLUME --for served --timeout 1s", [0, 0, 6, 1, 1, 0, 2]),
 ];
 
+/// Behind all of the cache, so that writes to a backing device alone can be made to fail.
+const DATA_OFFSET: u64 = 40 * MIB;
+const CACHE_BYTES: u64 = 36 * MIB;
+
 /// A configuration with one volume in each state; see [`keep_busy`].
 fn all_states(images: &Images) -> Daemon {
-    let fast = images.blank("fast", 36 * MIB);
+    let fast = images.blank("fast", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
     let mut text = format!(
         "version = 1\n[cache.fast]\ndevice = {fast:?}\n[defaults]\nwait = \"1s\"\nwriteback_running = false\n"
     );
+    let offset = (DATA_OFFSET / 512).to_string();
     for state in &STATES[..6] {
-        let device = images.blank(state, 20 * MIB);
+        let device = images.blank(state, DATA_OFFSET + 20 * MIB);
         // What has no superblock cannot be served.
         if *state != "failed" {
-            assert_eq!(bcached(&["make", "--writeback", "-B", &device]).exit, 0);
+            assert_eq!(bcached(&["make", "--writeback", "-o", &offset, "-B", &device]).exit, 0);
         }
         text += &format!("[volume.{state}]\nbacking = {device:?}\n");
         text += if *state == "detached" { "cache = \"none\"\n" } else { "" };
@@ -52,8 +57,8 @@ fn all_states(images: &Images) -> Daemon {
     let daemon = Daemon::configured(images);
     done(&daemon, &["stop", "stopped"]);
     fill(images, &daemon, "busy", &pattern(2 << 20, 1));
-    // Its device takes nothing from now on.
-    daemon.fail_writes_beyond(8192);
+    // Its device takes nothing from now on, and the cache takes everything.
+    daemon.fail_writes_beyond(CACHE_BYTES);
     keep_busy(&daemon);
     daemon
 }
