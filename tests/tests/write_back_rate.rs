@@ -13,7 +13,7 @@ use bcached_tests::workload::Workload;
 
 /// What a kernel says of the controller of `/dev/bcache0`, ten times a second, between the times before and after it was asked. Where the
 /// machine stands still for long no look may meet a step.
-const LOOKS: &str = "for look in $(busybox seq 30); do\n\
+const LOOKS: &str = "for look in $(busybox seq 40); do\n\
     read asked rest < /proc/uptime\n\
     said=$(cat /sys/block/bcache0/bcache/writeback_rate_debug)\n\
     read answered rest < /proc/uptime\n\
@@ -121,11 +121,14 @@ const PHASES: [&[Turn]; 5] = [
     &[("writeback_rate_minimum 300", |options| options.writeback_rate_minimum = 300)],
 ];
 
-/// The controller for the least and for the most that may have been dirty when it took its steps.
+/// In how many parts what may have been dirty at a step is cut. The ends alone would not do: an integral term is no longer taken back once it
+/// is below zero, so of the ends one may be far beyond that and the other just below, while what is between them is just below as well.
+const PARTS: u32 = 64;
+
+/// The controller for each of what may have been dirty when it took its steps, from the least to the most.
 #[derive(Clone, Debug)]
 struct Ours {
-    least: Rate,
-    most: Rate,
+    rates: Vec<Rate>,
     now: Time,
     /// Those of the last step.
     options: VolumeOptions,
@@ -138,12 +141,13 @@ impl Ours {
         // After so long everything is paid.
         next.options = *options;
         next.now = self.now + Duration::from_secs(if keeps_up { STEP } else { 1_000_000 });
-        for (rate, sectors) in [(&mut next.least, dirty.least.floor()), (&mut next.most, dirty.most.ceil())] {
+        let (least, most) = (dirty.least.floor(), dirty.most.ceil());
+        for (rate, part) in next.rates.iter_mut().zip(0..) {
             if keeps_up {
                 rate.charge(next.now, rate.allowed() * 4);
             }
             let measured = Measured {
-                dirty: whole(sectors),
+                dirty: whole(least + (most - least) * f64::from(part) / f64::from(PARTS)),
                 target,
                 in_use_percent: 20,
                 dirty_buckets: 1,
@@ -156,19 +160,26 @@ impl Ours {
         next
     }
 
-    fn infos(&self) -> [RateInfo; 2] {
-        [self.least.info(self.now, &self.options), self.most.info(self.now, &self.options)]
+    fn span(&self, of: impl Fn(&RateInfo) -> i64) -> Span {
+        let each = self.rates.iter().map(|rate| real(of(&rate.info(self.now, &self.options))));
+        each.fold(Span { least: f64::INFINITY, most: f64::NEG_INFINITY }, |span, one| Span {
+            least: span.least.min(one),
+            most: span.most.max(one),
+        })
     }
 
-    fn span(&self, of: impl Fn(&RateInfo) -> i64) -> Span {
-        let [least, most] = self.infos().map(|info| real(of(&info)));
-        Span { least: least.min(most), most: least.max(most) }
+    /// Rate, proportional and integral term.
+    fn spans(&self) -> [Span; 3] {
+        [
+            self.span(|info| info.rate.map_or(0, u64::cast_signed)),
+            self.span(|info| info.proportional),
+            self.span(|info| info.integral),
+        ]
     }
 
     fn agrees(&self, look: &Look) -> bool {
-        look.proportional.meets(self.span(|info| info.proportional))
-            && look.integral.meets(self.span(|info| info.integral))
-            && look.rate.meets(self.span(|info| info.rate.map_or(0, u64::cast_signed)))
+        let said = [look.rate, look.proportional, look.integral];
+        self.spans().iter().zip(said).all(|(ours, said)| ours.meets(said))
     }
 }
 
@@ -231,7 +242,8 @@ fn a_kernel_s_rate_is_ours() -> Outcome {
         let (cache, percent) = (geometry.cache_bytes / 512, options.writeback_percent);
         dirty_target(cache, percent, geometry.volume_sectors, 2 * geometry.volume_sectors)
     };
-    let mut ours = Ours { least: Rate::default(), most: Rate::default(), now: Time::default(), options };
+    let rates = vec![Rate::default(); PARTS as usize + 1];
+    let mut ours = Ours { rates, now: Time::default(), options };
     let mut steps = [0; PHASES.len()];
     let mut grown = 0;
     // Before the first step there is no target.
@@ -253,9 +265,9 @@ fn a_kernel_s_rate_is_ours() -> Outcome {
             .flat_map(|options| next(&ours, options, dirty, target(options), look, before))
             .collect();
         let Some((found, keeps_up)) = possible.iter().find(|(ours, _)| ours.agrees(look)) else {
-            let ours: Vec<_> = possible.iter().map(|(ours, _)| ours.infos()).collect();
+            let ours: Vec<_> = possible.iter().map(|(ours, _)| ours.spans()).collect();
             return Err(Failure::new(format!(
-                "ours: {ours:?}\nbefore: {}\nafter: {}",
+                "ours, rate, proportional and integral: {ours:?}\nbefore: {}\nafter: {}",
                 before.line, look.line
             )));
         };
