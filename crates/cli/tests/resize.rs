@@ -313,13 +313,24 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     assert!(content(&site.images, &daemon, "scratch") == data, "larger, after a crash too");
     refused(&daemon, &words("shrink", "8M"), 2, "it is 6 MiB large; `bcached grow scratch --size 8M` makes");
     refused(&daemon, &words("shrink", "0"), 2, "one block of 4 KiB or several");
-    let loss = "2 MiB of it behind 4 MiB would be lost, which are nowhere else; discard what is not needed there, or \
-                give it up with `--accept-loss 2M`";
-    refused(&daemon, &words("shrink", "4M"), 3, loss);
-    refused(&daemon, &[&words("shrink", "4M")[..], &["--accept-loss", "1M"]].concat(), 3, loss);
+    let next = "and is nowhere else; discard what is not needed there, or give it up with `--accept-loss 2M`";
+    let loss = format!("2 MiB of it behind 4 MiB would be lost, {next}");
+    refused(&daemon, &words("shrink", "4M"), 3, &loss);
+    let loss = format!("2 MiB of it behind 4 MiB would be lost, more than the 1 MiB accepted, {next}");
+    refused(&daemon, &[&words("shrink", "4M")[..], &["--accept-loss", "1M"]].concat(), 3, &loss);
     assert!(content(&site.images, &daemon, "scratch") == data, "nothing is lost");
-    let smaller = [&words("shrink", "4M")[..], &["--accept-loss", "2M"]].concat();
-    assert_eq!(done(&daemon, &smaller), "scratch: it is 4 MiB large\n");
+    let list = site.images.path("list.json").display().to_string();
+    let smaller = [&words("shrink", "4M")[..], &["--accept-loss", "2M", "--lost-ranges", &list]].concat();
+    let would = format!("scratch: would be 4 MiB large: 2 MiB would be lost; {list} says which\n");
+    assert_eq!(done(&daemon, &[&smaller[..], &["--dry-run"]].concat()), would);
+    let smaller = json(&done(&daemon, &[&smaller[..], &["--json"]].concat()));
+    assert_eq!(
+        (smaller["lost_bytes"].as_u64(), smaller["lost_ranges"].as_str()),
+        (Some(2 * MIB), Some(&*list))
+    );
+    let lost = json(&std::fs::read_to_string(&list).expect("it was written"));
+    let range = (lost["ranges"][0]["start_bytes"].as_u64(), lost["ranges"][0]["length_bytes"].as_u64());
+    assert_eq!((range, &lost["ranges"][1]), ((Some(4 * MIB), Some(2 * MIB)), &serde_json::Value::Null));
     assert_eq!(
         done(&daemon, &words("shrink", "4M")),
         "scratch: it is 4 MiB large\n",
@@ -333,5 +344,57 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     done(&daemon, &words("grow", "6M"));
     let grown = content(&site.images, &daemon, "scratch");
     assert!(grown.len() > four && grown[four..].iter().all(|byte| *byte == 0), "it does not come back");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Who thinks better of it before the first of the data is given up has lost nothing; until then who connects is told of the smaller size, and
+/// nobody can want a third one.
+#[test]
+fn a_shrink_that_loses_data_can_be_cancelled() {
+    if !requires("nbdcopy") || !requires("nbdinfo") || !requires("mkfifo") {
+        return;
+    }
+    use std::io::Read as _;
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["add", "scratch", "--size", "6M"]);
+    let data = pattern(usize::try_from(6 * MIB).expect("small"), 1);
+    fill(&site.images, &daemon, "scratch", &data);
+    let list = site.images.path("list.json");
+    let name = list.to_str().expect("text");
+    let words = ["shrink", "scratch", "--size", "4M", "--accept-loss", "2M", "--lost-ranges", name];
+    // It is written under this name first: whoever opens that waits for a reader.
+    let pipe = site.images.path("list.new");
+    assert_eq!(common::run(tool("mkfifo").arg(&pipe)).exit, 0);
+    let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));
+    let number = job["id"].to_string();
+    refused(&daemon, &["shrink", "scratch", "--size", "2M"], 3, "shrink to 4 MiB goes on there (job ");
+    refused(&daemon, &["grow", "scratch", "--size", "8M"], 3, "goes on there (job ");
+    let size = |daemon: &Daemon| common::run(tool("nbdinfo").args(["--size", &daemon.uri("scratch")])).out;
+    assert_eq!(size(&daemon), format!("{}\n", 4 * MIB));
+    let cancelled = std::thread::scope(|scope| {
+        let cancel = scope.spawn(|| common::ask(&daemon, &["cancel", &number]));
+        daemon.wait_for("it is to be cancelled", |_| daemon.log().contains("event=job-cancel"));
+        let mut head = String::new();
+        File::open(&pipe).and_then(|mut pipe| pipe.read_to_string(&mut head)).expect("it is written");
+        cancel.join().expect("no panic")
+    });
+    assert!(cancelled.out.starts_with("scratch: shrink was cancelled\n"), "{cancelled:?}");
+    daemon.wait_for("it is as large as before", |status| {
+        let volumes = status["volumes"].as_array().into_iter().flatten();
+        let mut scratch = volumes.filter(|volume| volume["name"] == "scratch");
+        scratch.any(|volume| volume["size_bytes"].as_u64() == Some(6 * MIB))
+    });
+    assert!(!list.exists() && !pipe.exists(), "there is no list of what was not lost");
+    assert!(content(&site.images, &daemon, "scratch") == data, "nothing is lost");
+    assert_eq!(size(&daemon), format!("{}\n", 6 * MIB));
+    refused(
+        &daemon,
+        &["shrink", "media", "--size", "4M", "--accept-loss", "1M"],
+        2,
+        "none of it is lost; leave that",
+    );
+    let done = done(&daemon, &words);
+    assert_eq!(done, format!("scratch: it is 4 MiB large: 2 MiB are lost; {name} says which\n"));
     assert_eq!(daemon.stop().0, 0);
 }

@@ -88,6 +88,22 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Verb::Import => format!("{name} could not be imported"),
         Verb::Replace => format!("{name} could not leave its cache"),
     };
+    match error {
+        Error::NoRoom { sectors_max, .. } => {
+            return Failure::new(Kind::NoRoom, what)
+                .why(format!("its cache can promise no more than {} of it", human(sectors_max * 512)))
+                .next(format!("the largest that fits is `--size {}`", typed(sectors_max * 512)));
+        }
+        Error::NotWalked { percent } => {
+            return Failure::new(Kind::InUse, what)
+                .why(format!("the index of its cache is still being read ({percent}%)"))
+                .next("ask again in a moment");
+        }
+        Error::OpenedAnew => {
+            return Failure::new(Kind::Io, what).why(error.to_string()).next("the same command begins anew");
+        }
+        _ => {}
+    }
     // Only what the backing device does leaves the cache as it is.
     let is_of_cache = !matches!(
         error,

@@ -20,6 +20,7 @@ pub const VARIABLE: &str = "BCACHED_STATE";
 const DATA_OFFSET: u64 = 16;
 
 /// Whose list it is.
+#[derive(Clone)]
 pub struct Owner {
     /// UUID of the volume.
     pub uuid: Uuid,

@@ -77,6 +77,12 @@ pub enum Error {
     /// The volume has no backing device that could be served without the cache.
     #[error("the volume lives in the cache alone: it cannot be detached or attached")]
     FlashOnly,
+    /// The volume does not live in the cache alone.
+    #[error("the volume has a backing device")]
+    HasBacking,
+    /// What was set out to the set knows nothing of: it has been opened anew since.
+    #[error("the cache set was opened anew meanwhile, and nothing was done")]
+    OpenedAnew,
     /// The volume is served without the cache already.
     #[error("the volume is not attached")]
     NotAttached,

@@ -71,6 +71,7 @@ pub use space::{DiscardState, Discards};
 pub use stats::{Bypassed, Reads, Stats, Traffic, VolumeStats};
 pub use status::{BucketCount, Status, Unserved};
 pub use times::Times;
+pub use volume::flash_size::Shrinking;
 pub use volume::forget::{Forgetting, Lost};
 pub use volume::remove::Removed;
 pub use volume::{Course, VolumeId, VolumeInfo};

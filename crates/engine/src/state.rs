@@ -155,6 +155,8 @@ pub struct State {
     pub forgetting: BTreeSet<Inode>,
     /// Dirty sectors, as far as the tree has been walked.
     pub dirty: DirtyCounts,
+    /// Those behind the ends of volumes in the cache alone, as last counted.
+    pub dirty_behind_ends: BTreeMap<Inode, u64>,
     /// How far that is.
     pub frontier: Frontier,
     /// How many buckets are to be kept for the next start.

@@ -12,7 +12,7 @@ use bcached_daemon::control::status::{Status, Volume};
 use bcached_daemon::offline::overwrite::Overrides;
 use bcached_daemon::sizes::{self, human};
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -105,17 +105,18 @@ pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let accept_loss_bytes =
         flags.accept_loss.as_deref().map(|typed| size(typed, "--accept-loss")).transpose()?;
-    // The daemon may have another working directory.
-    let absolute = |path: &PathBuf| {
-        let refused = |why: String| Failure::new(Kind::Usage, why).option("--lost-ranges");
-        let path = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
-        path.to_str().map(str::to_owned).ok_or_else(|| refused(format!("{} is not text", path.display())))
-    };
-    let lost_ranges = flags.lost_ranges.as_ref().map(absolute).transpose()?;
+    let lost_ranges = flags.lost_ranges.as_deref().map(list_of_lost).transpose()?;
     let (cache, dry_run) = (flags.cache.clone(), flags.watch.dry_run);
     let begin = Begin::new(Verb::Forget, flags.volume.clone());
     let job = watch.begin(&Begin { cache, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
     watch.finish(vec![job])
+}
+
+/// The daemon may have another working directory.
+fn list_of_lost(path: &Path) -> Result<String, Failure> {
+    let refused = |why: String| Failure::new(Kind::Usage, why).option("--lost-ranges");
+    let path = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
+    path.to_str().map(str::to_owned).ok_or_else(|| refused(format!("{} is not text", path.display())))
 }
 
 /// Makes a volume as large as its backing device, or one that has none as large as asked for.
@@ -133,8 +134,9 @@ pub fn shrink(flags: &flags::Shrink) -> Result<Report, Failure> {
     let size_bytes = Some(size(&flags.size, "--size")?);
     let accept_loss_bytes =
         flags.accept_loss.as_deref().map(|typed| size(typed, "--accept-loss")).transpose()?;
-    let begin = Begin::new(Verb::Shrink, flags.volume.clone());
-    let job = watch.begin(&Begin { size_bytes, accept_loss_bytes, dry_run: flags.watch.dry_run, ..begin })?;
+    let lost_ranges = flags.lost_ranges.as_deref().map(list_of_lost).transpose()?;
+    let (begin, dry_run) = (Begin::new(Verb::Shrink, flags.volume.clone()), flags.watch.dry_run);
+    let job = watch.begin(&Begin { size_bytes, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 

@@ -125,6 +125,9 @@ pub struct Shrink {
     /// How much may be lost behind its new end of one that lives in the cache alone; a bare number is bytes [default: nothing]
     #[arg(long, value_name = "SIZE")]
     pub accept_loss: Option<String>,
+    /// The new file, on the daemon's machine, that is to say what was lost [default: as `forget`'s]
+    #[arg(long, value_name = "FILE")]
+    pub lost_ranges: Option<PathBuf>,
     #[command(flatten)]
     pub watch: Watch,
 }

@@ -81,10 +81,10 @@ pub struct Begin {
     /// How large, for [`Verb::Shrink`], and for [`Verb::Add`] and [`Verb::Grow`] of a volume that lives in the cache alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// How much dirty data may be lost, for [`Verb::Forget`].
+    /// How much dirty data may be lost, for [`Verb::Forget`], and [`Verb::Shrink`] of a volume that lives in the cache alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_loss_bytes: Option<u64>,
-    /// The file that is to say what was lost, for [`Verb::Forget`].
+    /// The file that is to say what was lost, for the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
     /// By which device, for [`Verb::Replace`].
@@ -301,7 +301,9 @@ impl Job {
             Verb::Replace => format!(
                 "{volume}: {dirty} would be written back, then its volumes would go to the new device"
             ),
-            Verb::Shrink if self.dirty_bytes_at_start == 0 => format!("{volume}: would be {size} large"),
+            Verb::Shrink if self.dirty_bytes_at_start == 0 => {
+                format!("{volume}: would be {size} large{}", self.loss("would be lost"))
+            }
             Verb::Shrink => {
                 format!(
                     "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"
@@ -344,7 +346,9 @@ impl Job {
                 Verb::Release => format!("{volume}: it is released already"),
                 Verb::Replace => format!("{volume}: it is on that device already"),
             },
-            (State::Done, false) if self.size_bytes.is_some() => format!("{volume}: it is {size} large"),
+            (State::Done, false) if self.size_bytes.is_some() => {
+                format!("{volume}: it is {size} large{}", self.loss("are lost"))
+            }
             (State::Done, false) => format!("{volume}: {done}{}", self.loss("are lost")),
             (State::Planned, _) => self.planned_text(),
             (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),

@@ -25,7 +25,8 @@ mod unserved;
 use crate::engine_failure;
 use crate::failure::Failure;
 use bcached_engine::{
-    Ages, CacheSet, Error, Explained, Options, Settings, Status, VolumeId, VolumeInfo, VolumeOptions,
+    Ages, CacheSet, Error, Explained, Options, Settings, Shrinking, Status, VolumeId, VolumeInfo,
+    VolumeOptions,
 };
 use bcached_env::{Executor, Note, NoteRecord, Order};
 use bcached_format::{CacheMode, Label, Uuid};
@@ -168,6 +169,8 @@ enum Command {
     /// Its backing device is this one from now on.
     TakeBack(VolumeId, Device, Answer<Result<Option<Error>, NotTaken>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
+    /// As work of this number, to so many sectors.
+    BeginShrinking(u64, VolumeId, u64, Answer<Result<Shrinking, Error>>),
     Cancel(u64),
     Under(VolumeId, Answer<Option<Under>>),
     /// So much memory for nodes; the answer is how much it is then, `None` as much as before.

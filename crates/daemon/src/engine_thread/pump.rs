@@ -143,11 +143,13 @@ impl Pump {
                 Ok(set) => self.begin_long(set, (number, long), volume, answer),
                 Err(error) => answer(Err(error)),
             },
-            Command::Cancel(number) => {
-                if let (Some(cancel), Ok(set)) = (self.jobs.borrow().get(&number), keeper.main()) {
-                    set.cancel(cancel);
-                }
-            }
+            Command::BeginShrinking(number, volume, sectors, answer) => match keeper.settled(volume) {
+                Ok(set) => self.begin_job(number, async move |cancel| {
+                    answer(set.begin_shrinking(volume, sectors, &cancel).await);
+                }),
+                Err(error) => answer(Err(error)),
+            },
+            Command::Cancel(number) => self.cancel_job(number),
             Command::Stop(_) => unreachable!("the loop handles it"),
         }
     }
@@ -159,20 +161,32 @@ impl Pump {
         volume: VolumeId,
         answer: Answer<Result<(), Error>>,
     ) {
-        let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
         let disks = self.keeper.inner().disks.clone();
-        jobs.borrow_mut().insert(number, cancel.clone());
-        self.env().spawn(async move {
-            let done = match long {
+        self.begin_job(number, async move |cancel| {
+            answer(match long {
                 Long::Flush => set.write_back(volume, &cancel).await,
                 Long::Detach => set.detach(volume, &cancel).await,
                 Long::Attach => set.attach(volume).await,
                 Long::Grow(sectors) => resize::grow(&set, &disks, volume, sectors).await,
                 Long::Shrink(sectors) => resize::shrink(&set, &disks, volume, sectors, &cancel).await,
-            };
-            jobs.borrow_mut().remove(&number);
-            answer(done);
+            });
         });
+    }
+
+    /// Work of this number, which can be given up by it until its end.
+    fn begin_job(&self, number: u64, work: impl AsyncFnOnce(Cancel) + 'static) {
+        let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
+        jobs.borrow_mut().insert(number, cancel.clone());
+        self.env().spawn(async move {
+            work(cancel).await;
+            jobs.borrow_mut().remove(&number);
+        });
+    }
+
+    fn cancel_job(&self, number: u64) {
+        if let (Some(cancel), Ok(set)) = (self.jobs.borrow().get(&number), self.keeper.main()) {
+            set.cancel(cancel);
+        }
     }
 
     /// What the engine has begun is answered. What still lies in the port, or comes later, is not begun: whoever asked

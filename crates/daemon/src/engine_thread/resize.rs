@@ -1,7 +1,7 @@
 //! Other sizes of volumes: how large a backing device lets its volume be, and what the driver is told of that.
 
 use super::{Command, Engine, STATUS_LIMIT};
-use bcached_engine::{CacheSet, Cancel, Error, VolumeId};
+use bcached_engine::{CacheSet, Cancel, Error, Lost, Shrinking, VolumeId};
 use bcached_uring::{Device, Disks};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -58,6 +58,38 @@ impl Engine {
             });
         })));
         receive.recv_timeout(STATUS_LIMIT).ok().flatten()
+    }
+
+    /// How large a volume in the cache alone can become, in sectors; `None` if that cannot be told in time.
+    pub fn flash_sectors_max(&self, volume: VolumeId) -> Option<Result<u64, Error>> {
+        let (send, receive) = mpsc::channel();
+        let count = move |set: CacheSet| async move { set.flash_sectors_max(volume).await };
+        self.attempt(count, Box::new(move |counted| drop(send.send(counted))));
+        receive.recv_timeout(STATUS_LIMIT).ok()
+    }
+
+    /// Sets out to make a volume in the cache alone so small, as work of this number. Waits.
+    pub fn begin_shrinking(&self, number: u64, volume: VolumeId, sectors: u64) -> Result<Shrinking, Error> {
+        let (done, waits) = mpsc::channel();
+        let answer = Box::new(move |begun| drop(done.send(begun)));
+        self.send(Command::BeginShrinking(number, volume, sectors, answer));
+        waits.recv().unwrap_or(Err(Error::Stopping))
+    }
+
+    /// Some of what it would lose, from sector `at` on, and where the rest begins. Waits.
+    pub fn lost_behind(&self, of: &Shrinking, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
+        let of = of.clone();
+        self.wait_for(move |set| async move { set.lost_behind(&of, at).await })
+    }
+
+    /// Makes it so small. Waits.
+    pub fn shrink_flash_only(&self, shrinking: Shrinking) -> Result<(), Error> {
+        self.wait_for(move |set| async move { set.shrink_flash_only(shrinking).await })
+    }
+
+    /// Leaves its size after all.
+    pub fn keep_size(&self, shrinking: Shrinking) {
+        self.send(Command::Do(Box::new(move |set, _| set.keep_size(shrinking))));
     }
 
     /// How many sectors the volume can have on its backing device as that is now. A thread of its own asks the device; `None` if that or

@@ -47,7 +47,7 @@ impl Engine {
     }
 
     /// An engine that is gone is one that has stopped.
-    fn wait_for<T, F>(&self, work: impl FnOnce(CacheSet) -> F + Send + 'static) -> Result<T, Error>
+    pub(super) fn wait_for<T, F>(&self, work: impl FnOnce(CacheSet) -> F + Send + 'static) -> Result<T, Error>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + 'static,

@@ -278,6 +278,7 @@ impl Supervisor {
                     None => {}
                 }
             }
+            self.tell_flash_sizes(index, &status);
             self.look_for_absent(index, &status);
         }
     }

@@ -1,6 +1,7 @@
 //! Volumes that come to a cache, leave it, or are cleaned: what is asked for is judged whole before anything is kept or done.
 
 use super::jobs::{Before, Job};
+use super::losing::Loss;
 use super::options::Done;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
@@ -10,6 +11,7 @@ use crate::engine_failure;
 use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
 use crate::failure::{Failure, Kind};
 use crate::options::quiet;
+use crate::sizes::human;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -52,6 +54,10 @@ pub struct Planned {
     pub size: Option<u64>,
     /// How much of it is to be served at most from now on, in bytes.
     pub limit: Option<Option<u64>>,
+    /// What may be lost by it.
+    pub loss: Option<Loss>,
+    /// How much is, as far as is known, in bytes.
+    pub lost: u64,
     notes: Vec<String>,
 }
 
@@ -62,6 +68,8 @@ pub enum Work {
     Here(Long),
     /// The volume goes to the engine of this cache.
     MovesTo(usize),
+    /// It becomes so small, in sectors, and what it has behind that is lost: [`Planned::loss`].
+    Loses(u64),
     /// Its engine gives it up.
     GivesUp,
 }
@@ -82,6 +90,8 @@ impl Planned {
             before: Before::default(),
             size: None,
             limit: None,
+            loss: None,
+            lost: 0,
             notes: Vec::new(),
         }
     }
@@ -105,6 +115,10 @@ impl Planned {
         shown.dirty_bytes_at_start = self.dirty;
         shown.size_bytes = self.size;
         shown.notes.clone_from(&self.notes);
+        if let Some(loss) = self.loss.as_ref().filter(|_| self.lost > 0) {
+            shown.lost_bytes = Some(self.lost);
+            shown.lost_ranges = Some(loss.list.display().to_string());
+        }
         shown
     }
 }
@@ -115,21 +129,25 @@ impl Supervisor {
         let (entry, running) = {
             let shared = self.shared();
             let running = shared.jobs.running(volume);
-            let running = running.map(|(number, job)| (number, job.verb, job.dirty_at_start));
+            let running = running.map(|(number, job)| (number, (job.verb, job.size), job.dirty_at_start));
             (shared.table.volumes.get(volume).cloned(), running)
         };
         let entry = entry.ok_or_else(|| {
             Failure::new(Kind::UnknownName, "it is gone").next("`bcached list` shows what there is")
         })?;
         let name = entry.display_name();
-        if let Some((number, verb, dirty)) = running {
-            if verb != begin.verb {
+        if let Some((number, (verb, size), dirty)) = running {
+            let is_of_another_size = begin.size_bytes.is_some() && begin.size_bytes != size;
+            if verb != begin.verb || is_of_another_size {
                 let next = match verb.can_be_cancelled() {
                     true => format!("wait for it, or `bcached cancel {number}`"),
                     false => "wait for it: `bcached status` shows it until it has ended".to_owned(),
                 };
                 return Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
-                    .why(format!("{verb} goes on there (job {number})"))
+                    .why(match size.filter(|_| is_of_another_size) {
+                        Some(size) => format!("{verb} to {} goes on there (job {number})", human(size)),
+                        None => format!("{verb} goes on there (job {number})"),
+                    })
                     .next(next));
             }
             return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
@@ -165,7 +183,7 @@ impl Supervisor {
             }
             Verb::Shrink if now.flash_only => self.plan_flash_shrinking(name, &now, begin, &mut planned)?,
             Verb::Grow => self.plan_growth(&entry, &now, begin.size_bytes, &mut planned)?,
-            Verb::Shrink => self.plan_shrinking(&entry, &now, begin.size_bytes, &mut planned)?,
+            Verb::Shrink => self.plan_shrinking(&entry, &now, begin, &mut planned)?,
             Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => {
                 unreachable!("it is planned elsewhere")
             }

@@ -2,6 +2,7 @@
 //! the engine do it: neither this loop nor the engine waits for a file.
 
 use super::jobs::{Job, Subject};
+use super::losing::{self, Loss, Turn};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, Kept, SetFile};
@@ -11,12 +12,10 @@ use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use crate::lost::{self, Owner};
 use crate::names::{self, Known};
-use crate::sizes::{self, human, typed};
+use crate::sizes::{human, typed};
 use bcached_engine::{Error, Unserved};
 use bcached_format::Uuid;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
 /// A volume of a set's table that is not served, and who has it.
@@ -27,38 +26,11 @@ struct Found {
     left: Unserved,
 }
 
-/// Whose turn it is: who gives the work up, or who gives up what is forgotten. One of them comes first, and the other one finds that out.
-#[derive(Clone, Default)]
-pub struct Turn(Arc<AtomicU8>);
-
-const OPEN: u8 = 0;
-const GIVEN_UP: u8 = 1;
-const BEGUN: u8 = 2;
-
-impl Turn {
-    fn take(&self, what: u8) -> bool {
-        let found = self.0.compare_exchange(OPEN, what, Ordering::SeqCst, Ordering::SeqCst);
-        found.map_or_else(|found| found == what, |_| true)
-    }
-
-    /// It is not to be forgotten after all. False: too late.
-    pub fn gives_up(&self) -> bool {
-        self.take(GIVEN_UP)
-    }
-
-    /// Until it is begun.
-    fn is_given_up(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == GIVEN_UP
-    }
-}
-
 /// What is to be forgotten, judged.
 struct Plan {
     found: Found,
     name: String,
-    /// How much may be lost, in bytes.
-    accepted: u64,
-    list: PathBuf,
+    loss: Loss,
     notes: Vec<String>,
 }
 
@@ -79,7 +51,7 @@ impl Supervisor {
         shown.notes.clone_from(&plan.notes);
         if dirty > 0 {
             shown.lost_bytes = Some(dirty);
-            shown.lost_ranges = Some(plan.list.display().to_string());
+            shown.lost_ranges = Some(plan.loss.list.display().to_string());
         }
         if begin.dry_run {
             return Ok(shown);
@@ -127,7 +99,9 @@ impl Supervisor {
         if dirty > 0 {
             lost::check(&list)?;
         }
-        Ok(Plan { found, name, accepted, list, notes })
+        let (label, flash_only) = (found.left.label.to_string(), found.left.flash_sectors.is_some());
+        let owner = Owner { uuid, label, set_uuid: found.set_uuid, flash_only };
+        Ok(Plan { found, name, loss: Loss { accepted, list, owner }, notes })
     }
 
     /// The volume that is called so, of those that open sets know and nobody serves.
@@ -282,33 +256,17 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
 
 /// Writes down what is lost, and then has it forgotten.
 fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
-    let Plan { found: Found { engine, cache, set_uuid, left }, name, accepted, list, .. } = plan;
+    let Plan { found: Found { engine, cache, left, .. }, name, loss, .. } = plan;
     let failed = |error: Error| engine_failure::of_job(Verb::Forget, &name, &error);
     let forgetting = engine.begin_forgetting(left.uuid).map_err(failed)?;
     let dirty = forgetting.dirty_sectors * 512;
-    let written = if dirty > accepted {
-        Err(too_much(&name, &cache, dirty, Some(accepted)))
-    } else if dirty > 0 {
-        let (label, flash_only) = (left.label.to_string(), forgetting.flash_only);
-        let owner = Owner { uuid: left.uuid, label, set_uuid, flash_only };
-        let more = |at| match turn.is_given_up() {
-            true => Err(cancelled(&name)),
-            false => engine.lost(&forgetting, at).map_err(failed),
-        };
-        lost::write(&list, &owner, more).map(drop)
-    } else {
-        Ok(())
-    };
-    let begun = written.and_then(|()| {
-        if turn.take(BEGUN) {
-            return Ok(());
-        }
-        // Nothing is lost of what it lists.
-        if dirty > 0 {
-            let _never_made = std::fs::remove_file(&list);
-        }
-        Err(cancelled(&name))
-    });
+    let begun = loss.write_down(
+        dirty,
+        turn,
+        || too_much(&name, &cache, dirty, Some(loss.accepted)),
+        || losing::cancelled(format!("{name} is not forgotten")),
+        |at| engine.lost(&forgetting, at).map_err(failed),
+    );
     if let Err(failure) = begun {
         engine.keep(forgetting);
         return Err(failure);
@@ -317,15 +275,9 @@ fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
         event = "volume-forgotten",
         "{name}: {} dirty of it in {cache} are given up ({})",
         human(dirty),
-        if dirty > 0 { list.display().to_string() } else { "no list".to_owned() }
+        loss.list_in_words(dirty)
     );
     engine.forget(forgetting).map_err(failed)
-}
-
-fn cancelled(name: &str) -> Failure {
-    Failure::new(Kind::Cancelled, format!("{name} is not forgotten"))
-        .why("it was cancelled")
-        .next("nothing of it was given up")
 }
 
 fn in_words(left: &Unserved) -> String {
@@ -343,15 +295,7 @@ fn served(name: &str, cache: &str) -> Failure {
 fn too_much(name: &str, cache: &str, dirty: u64, accepted: Option<u64>) -> Failure {
     let (human, typed) = (human(dirty), typed(dirty));
     let what = format!("cannot forget {name}");
-    let why = match accepted {
-        None => format!("{human} dirty of it in {cache} would be lost"),
-        Some(accepted) => {
-            format!(
-                "{human} dirty of it in {cache} would be lost, more than the {} accepted",
-                sizes::human(accepted)
-            )
-        }
-    };
+    let why = format!("{human} dirty of it in {cache} {}", losing::more_than(accepted));
     Failure::new(Kind::DataLoss, what)
         .why(why)
         .next(format!("bring its backing device back, or give that up with `--accept-loss {typed}`"))

@@ -5,7 +5,7 @@
 
 use super::blockers;
 use super::cycle::{MoveTo, Planned, Work};
-use super::forget::Turn;
+use super::losing::Turn;
 use super::options::resolve;
 use super::table::{CacheState, Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
@@ -67,10 +67,10 @@ pub struct Job {
     /// What is lost, in bytes, and the file that says which.
     lost: (Option<u64>, Option<String>),
     /// How large the volume is to be, in bytes.
-    size: Option<u64>,
+    pub size: Option<u64>,
     /// What is to be kept again if it fails.
     pub before: Before,
-    /// Of what is forgotten: whether it still can be kept.
+    /// Of what is given up: whether it still can be kept.
     pub turn: Turn,
     ended: Option<Ended>,
 }
@@ -185,7 +185,7 @@ pub fn cancel(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskJob {
             }
             (None, Some(engine)) if job.verb.can_be_cancelled() => {
                 let (name, verb) = (&job.name, job.verb);
-                if verb == Verb::Forget && !job.turn.gives_up() {
+                if matches!(verb, Verb::Forget | Verb::Shrink) && !job.turn.gives_up() {
                     return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
                         .why(format!("what the cache holds of {name} is being given up already"))
                         .next("wait for it: the same command does"));
@@ -349,11 +349,26 @@ impl Jobs {
         self.all.get(&number).map(|job| job.verb)
     }
 
+    /// What is called how that the work of this number is done to, and whose turn it is there.
+    pub fn name_and_turn(&self, number: u64) -> Option<(String, Turn)> {
+        self.all.get(&number).map(|job| (job.name.clone(), job.turn.clone()))
+    }
+
     /// What the volume was when work on it began.
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
         match &self.all.get(&number)?.subject {
             Subject::Volume(_, served) => Some(served.clone()),
             Subject::Unserved(_) | Subject::Cache(_) => None,
+        }
+    }
+
+    /// So many bytes are lost by the work of this number.
+    pub fn loses(&mut self, number: u64, lost: u64) {
+        if let Some(job) = self.all.get_mut(&number) {
+            match lost {
+                0 => job.lost = (None, None),
+                _ => job.lost.0 = Some(lost),
+            }
         }
     }
 
@@ -478,6 +493,10 @@ impl Supervisor {
         match work {
             Work::Here(long) => self.begin_here(number, long, &engine, id),
             Work::MovesTo(cache) => self.begin_move(number, MoveTo { volume, cache }, &engine, id),
+            Work::Loses(sectors) => {
+                let Some(loss) = planned.loss else { return Ok(shown) };
+                self.begin_losing(number, (sectors, loss), engine, id)?;
+            }
             Work::GivesUp => self.begin_removal(number, volume, verb, &engine, id),
         }
         Ok(Shown { id: Some(number), state: State::Running, ..shown })
@@ -515,7 +534,7 @@ impl Supervisor {
             }
         }
         if is_stopping {
-            // The next start goes on with it.
+            // The next start goes on with it; or, with another size of a volume in the cache alone, whoever asks again.
             return;
         }
         self.end_job(number, outcome);

@@ -22,6 +22,7 @@ mod health;
 mod import;
 mod jobs;
 mod label;
+mod losing;
 mod memory;
 mod numbers;
 mod options;
@@ -99,6 +100,8 @@ enum Event {
     Given(u64, usize, Option<usize>, Box<Result<Given, Error>>),
     /// What was to be forgotten, by the work of this number, is, or not and why.
     Forgotten(u64, Uuid, Result<(), Failure>),
+    /// A volume that was to become smaller, by the work of this number, is, and so many bytes are lost; or not and why.
+    Shrunk(u64, Result<u64, Failure>),
     /// An engine has made a volume in its cache alone, or serves one again.
     FlashAdded(Box<flash::Added>),
     /// Somebody wants a cache to become another device.
@@ -295,6 +298,7 @@ impl Supervisor {
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
+                Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
                 Ok(Event::NodesChanged(index, has)) => self.nodes_changed(index, has),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),

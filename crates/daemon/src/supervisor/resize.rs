@@ -13,7 +13,7 @@ use crate::control::jobs::{Begin, Verb};
 use crate::engine_thread::Long;
 use crate::failure::{Failure, Kind};
 use crate::sizes::{human, typed};
-use bcached_engine::VolumeInfo;
+use bcached_engine::{Status, VolumeInfo};
 
 impl Supervisor {
     /// As large as the device is now, which nobody chooses here; of an open volume that is `now`.
@@ -69,13 +69,20 @@ impl Supervisor {
         &self,
         entry: &VolumeEntry,
         now: &VolumeInfo,
-        size: Option<u64>,
+        begin: &Begin,
         planned: &mut Planned,
     ) -> Result<(), Failure> {
         let name = entry.display_name();
         let refused =
             |kind, why: String| Failure::new(kind, format!("cannot shrink {name}")).why(why).option("--size");
-        let size = size.ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()))?;
+        if begin.accept_loss_bytes.is_some() || begin.lost_ranges.is_some() {
+            let what = "what is dirty behind its new end is written back, and none of it is lost";
+            return Err(refused(Kind::Usage, what.to_owned())
+                .next("leave that out")
+                .option(if begin.accept_loss_bytes.is_some() { "--accept-loss" } else { "--lost-ranges" }));
+        }
+        let size =
+            begin.size_bytes.ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()))?;
         let block = now.block_sectors * 512;
         let has = now.sectors * 512;
         if size > has {
@@ -160,6 +167,24 @@ impl Supervisor {
             tracing::info!(event = "volume-resized", "{name}: it is {size} large now");
         }
         self.leave_unwanted_cache(volume);
+    }
+
+    /// A set that has been opened anew knows best how large the volumes in its cache alone are: a table that could not be written for all anybody
+    /// knew may have been.
+    pub(super) fn tell_flash_sizes(&self, cache: usize, status: &Status) {
+        let others: Vec<_> = {
+            let shared = self.shared();
+            let other = |(index, entry): (usize, &VolumeEntry)| {
+                let VolumeState::Served(served) = &entry.state else { return None };
+                let now = status.volumes.iter().find(|now| now.id == served.id && now.flash_only)?;
+                let is_other = now.sectors != served.sectors && shared.jobs.running(index).is_none();
+                (entry.cache == Some(cache) && is_other).then_some((index, now.sectors))
+            };
+            shared.table.volumes.iter().enumerate().filter_map(other).collect()
+        };
+        for (volume, sectors) in others {
+            self.tell_size(volume, sectors);
+        }
     }
 
     fn tell_size(&self, volume: usize, sectors: u64) {

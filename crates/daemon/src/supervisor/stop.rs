@@ -69,6 +69,7 @@ impl Supervisor {
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
+                Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
                 Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 _ => {}

@@ -30,7 +30,7 @@ use crate::volume::{Volumes, record};
 use crate::work::Work;
 use crate::writeback::room::Room;
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -119,6 +119,7 @@ fn assemble(
         uuid_key: parts.uuid_key,
         forgetting: BTreeSet::new(),
         dirty: parts.dirty,
+        dirty_behind_ends: BTreeMap::new(),
         frontier: parts.frontier,
         reserve_wanted: parts.reserve_wanted,
         volumes: Volumes::default(),

@@ -22,9 +22,13 @@ impl CacheSet {
     /// # Errors
     /// If it is not whole blocks, if there is no room for it or for its slot, or if the set is being stopped or fails.
     pub async fn create_flash_only(&self, sectors: u64, label: Label) -> Result<VolumeId, Error> {
-        // How much there is room for depends on what is dirty.
+        // How much there is room for depends on what is dirty, and where.
         self.walked().await?;
         self.check_alive()?;
+        self.with(State::begin_work)?;
+        let counted = self.count_behind_ends().await;
+        self.end_work();
+        counted?;
         let uuid = Uuid::from_random([self.env().random(), self.env().random()]);
         let seconds = self.env().wall_seconds();
         self.with(|s| s.check_flash_size(sectors))?;
@@ -147,15 +151,14 @@ impl State {
     }
 
     /// The largest volume in the cache alone that can be made now, in sectors: what can be stored, less what the others are
-    /// promised and what is dirty of volumes with backing devices, which may be gone for good.
+    /// promised or hold behind their ends, and what is dirty of volumes with backing devices, which may be gone for good.
     #[must_use]
     pub fn flash_room(&self) -> u64 {
         let flash = self.uuids.used().filter(|(_, slot)| slot.is_flash_only());
         let (mut promised, mut held) = (0_u64, 0);
         for (inode, slot) in flash {
-            let dirty = self.dirty.of(inode);
-            promised = promised.saturating_add(slot.sectors.max(dirty));
-            held += dirty;
+            promised = promised.saturating_add(self.promised(inode, slot.sectors));
+            held += self.dirty.of(inode);
         }
         let others = self.dirty.total() - held;
         let room = self.storable().saturating_sub(promised).saturating_sub(others);

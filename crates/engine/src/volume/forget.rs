@@ -77,13 +77,18 @@ impl CacheSet {
     /// The index cannot be read, or the set is being stopped.
     pub async fn lost(&self, of: &Forgetting, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
         self.with(State::begin_work)?;
-        let found = self.find_lost(of.inode, at).await;
+        let found = self.find_lost(of.inode, at, Position::MAX.offset).await;
         self.end_work();
         found
     }
 
-    async fn find_lost(&self, inode: Inode, mut at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
-        let end = Position::MAX.offset;
+    /// Likewise, up to `end`.
+    pub(super) async fn find_lost(
+        &self,
+        inode: Inode,
+        mut at: u64,
+        end: u64,
+    ) -> Result<(Vec<Lost>, Option<u64>), Error> {
         let mut all: Vec<Lost> = Vec::new();
         while at < end && all.len() < LOST_MAX {
             if self.with(|s| s.stopping) {
@@ -96,7 +101,7 @@ impl CacheSet {
                     piece.clear();
                     s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
                         if key.dirty && !buckets.is_dead(key) {
-                            piece.push(Lost { start: key.start().max(at), end: key.end });
+                            piece.push(Lost { start: key.start().max(at), end: key.end.min(end) });
                         }
                     })
                 })
@@ -151,6 +156,7 @@ impl CacheSet {
             if let Some(slot) = s.uuids.slot_mut(inode).filter(|slot| slot.uuid == forgetting.uuid) {
                 slot.invalidate(seconds);
             }
+            s.dirty_behind_ends.remove(&inode);
         });
         uuids::store(self).await?;
         self.signals().allocator_work.notify_all();

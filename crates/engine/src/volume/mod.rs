@@ -4,7 +4,7 @@ pub mod attach;
 pub mod detach;
 pub mod epoch;
 pub mod flash;
-mod flash_size;
+pub mod flash_size;
 pub mod forget;
 pub mod label;
 pub mod reattach;
@@ -126,7 +126,7 @@ pub struct Volume {
 }
 
 /// Whether a volume is on its way to or from the cache, or to another size. While it is, nothing new enters the cache, unless it
-/// becomes smaller.
+/// becomes smaller, or lives in the cache alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Course {
     /// It stays where it is.

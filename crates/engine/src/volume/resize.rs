@@ -92,13 +92,12 @@ impl CacheSet {
     }
 
     /// Serves so many sectors of a volume, and no more than until now: what is dirty behind that is written back, and the cache holds
-    /// nothing of it any more. What lies there on the backing device stays as it is; of a volume in the cache alone it is lost. To be waited
-    /// for to its end.
+    /// nothing of it any more. What lies there on the backing device stays as it is. To be waited for to its end.
     ///
     /// # Errors
-    /// If that is not whole blocks, or more than the volume has; if the backing device refuses dirty data; if it is cancelled; if the
-    /// volume is on its way; if the set fails or is being stopped. Then it is as large as before, but if the set has failed while it gave
-    /// up what a volume in the cache alone had there.
+    /// If that is not whole blocks, or more than the volume has; if it has no backing device, for which see [`CacheSet::begin_shrinking`]; if
+    /// that refuses dirty data; if it is cancelled; if the volume is on its way; if the set fails or is being stopped. Then it is as large as
+    /// before.
     pub async fn shrink(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Shrinking))?;
         let shrunk = self.give_up_the_end(&target, sectors, cancel).await;
@@ -110,17 +109,17 @@ impl CacheSet {
 
     async fn give_up_the_end(&self, target: &Target, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let block_sectors = target.block_sectors;
+        if target.backing.is_none() {
+            return Err(Error::FlashOnly);
+        }
         if sectors > target.sectors {
             return Err(Error::Size { sectors, sectors_min: block_sectors, sectors_max: target.sectors });
         }
-        if sectors == target.sectors && target.backing.is_some() {
+        if sectors == target.sectors {
             return Ok(());
         }
         if sectors == 0 || !sectors.is_multiple_of(block_sectors) {
             return Err(Error::NotWholeBlocks { sectors, block_sectors });
-        }
-        if target.backing.is_none() {
-            return self.shrink_flash_only(target, sectors, cancel).await;
         }
         // What is cacheable stays so until nothing is cached there: write-back and the index look no further.
         self.use_size(target.id, |volume, _| volume.sectors = sectors);
@@ -149,9 +148,14 @@ impl CacheSet {
         counted
     }
 
-    async fn count_dirty_from(&self, target: &Target, mut at: u64) -> Result<u64, Error> {
+    pub(super) async fn count_dirty_from(&self, target: &Target, at: u64) -> Result<u64, Error> {
         let Some(inode) = target.inode else { return Ok(0) };
-        let (end, mut dirty) = (target.cacheable_end, 0);
+        self.count_dirty_of(inode, at, target.cacheable_end).await
+    }
+
+    /// How much is dirty in that part of a volume's key space, in sectors.
+    pub(super) async fn count_dirty_of(&self, inode: Inode, mut at: u64, end: u64) -> Result<u64, Error> {
+        let mut dirty = 0;
         while at < end {
             if self.with(|s| s.stopping) {
                 return Err(Error::Stopping);

@@ -5,9 +5,10 @@ use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
 use crate::stopped::stopped;
-use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, Cancel, Error, Lost, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::Op;
 use bcached_format::Label;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ async fn make(set: &CacheSet, sectors: u64) -> VolumeId {
 }
 
 async fn shrink(set: &CacheSet, volume: VolumeId, sectors: u64) -> Result<(), Error> {
-    set.shrink(volume, sectors, &Cancel::default()).await
+    let shrinking = set.begin_shrinking(volume, sectors, &Cancel::default()).await?;
+    set.shrink_flash_only(shrinking).await
 }
 
 fn found(set: &CacheSet) -> (VolumeId, u64) {
@@ -175,8 +177,11 @@ fn a_write_behind_the_new_end_is_waited_for() {
             env.sleep(Duration::from_millis(1)).await;
             let (smaller, cancel) = (set.clone(), Cancel::default());
             let cancelled = cancel.clone();
-            let shrinking =
-                Beside::start(&env, async move { smaller.shrink(scratch, 4000, &cancelled).await });
+            let shrinking = Beside::start(&env, async move {
+                let shrinking = smaller.begin_shrinking(scratch, 4000, &cancelled).await?;
+                assert_eq!(shrinking.dirty_sectors, 16, "also what was under way");
+                smaller.shrink_flash_only(shrinking).await
+            });
             env.sleep(Duration::from_millis(10)).await;
             assert!(set.serve(scratch, write(6000, 8, 3)).await.result.is_err(), "behind the new end");
             if is_cancelled {
@@ -196,5 +201,167 @@ fn a_write_behind_the_new_end_is_waited_for() {
             set.stop().await.expect("it stops");
             set.assert_invariants();
         });
+    }
+}
+
+/// What would be lost is told before anything is, nothing new comes to it meanwhile, and who does not want that loses nothing.
+#[test]
+fn what_a_shrink_would_lose_is_told_first() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        let scratch = make(&set, 8000).await;
+        for sector in [3992, 4000, 4008, 7000] {
+            ask(&set, scratch, write(sector, 8, 2)).await;
+        }
+        let none = Cancel::default();
+        assert_eq!(set.shrink(scratch, 4000, &none).await, Err(Error::FlashOnly), "it loses nothing unasked");
+        assert_eq!(set.begin_shrinking(volume, 8, &none).await, Err(Error::HasBacking));
+        let shrinking = set.begin_shrinking(scratch, 4000, &none).await.expect("it can be");
+        assert_eq!(shrinking.dirty_sectors, 24);
+        let lost = [Lost { start: 4000, end: 4016 }, Lost { start: 7000, end: 7008 }];
+        assert_eq!(set.lost_behind(&shrinking, 0).await, Ok((lost.to_vec(), None)));
+        assert!(set.serve(scratch, write(4000, 8, 3)).await.result.is_err(), "behind its end");
+        assert_eq!(set.grow(scratch, 8000).await, Err(Error::OnItsWay));
+        set.keep_size(shrinking.clone());
+        assert_eq!(bytes(&set, scratch, 4000, 16).await, [2; 16]);
+        assert_eq!(set.shrink_flash_only(shrinking).await, Err(Error::OpenedAnew), "it was given up");
+        assert_eq!((found(&set).1, dirty(&set, scratch)), (8000, 32));
+        // Nobody who stops waits for whoever is to go on.
+        let left = set.begin_shrinking(scratch, 4000, &none).await.expect("it can be");
+        set.stop().await.expect("it stops");
+        assert_eq!(set.shrink_flash_only(left).await, Err(Error::Stopping));
+        set.assert_invariants();
+    });
+    run(&mut rig, |env| async move {
+        let (set, _) = open(env, options()).await.expect("sound");
+        let (scratch, sectors) = found(&set);
+        assert_eq!((sectors, dirty(&set, scratch)), (8000, 32));
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// What a former life has left behind the end takes room beside what may still be written before it.
+#[test]
+fn what_lies_behind_an_end_is_promised_to_nobody() {
+    let mut stopped = stopped();
+    stopped.add_flash_only(8000);
+    run(&mut stopped.rig, |env| async move {
+        let (set, _) = open(env, options()).await.expect("sound");
+        for sector in (4000..8000).step_by(400) {
+            ask(&set, found(&set).0, write(sector, 400, 2)).await;
+        }
+        set.stop().await.expect("it stops");
+    });
+    stopped.resize_flash_only(4000);
+    run(&mut stopped.rig, |env| async move {
+        let (set, _) = open(env, options()).await.expect("sound");
+        let (scratch, _) = found(&set);
+        let sectors_max = set.flash_sectors_max(scratch).await.expect("it is known");
+        let room = set.status().flash_room_sectors;
+        assert_eq!(sectors_max, 8000 + room, "what lies behind its end it has already");
+        let label = Label::from_text("more").expect("short");
+        let more = set.create_flash_only(room + 8, label).await;
+        assert_eq!(more, Err(Error::NoRoom { sectors: room + 8, sectors_max: room }));
+        let too_large = Error::NoRoom { sectors: sectors_max + 8, sectors_max };
+        assert_eq!(set.grow(scratch, sectors_max + 8).await, Err(too_large));
+        assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
+        // The index of it comes on top, and goes with it.
+        assert!(set.status().flash_room_sectors >= room + 4000, "it has given its room back");
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// The table cannot be written: the volume is as large as it was, with all of its data, here and after the next start.
+#[test]
+fn a_table_that_cannot_be_written_leaves_the_size() {
+    for grows in [false, true] {
+        let mut rig = Rig::new(SIZES, 1);
+        let world = Rc::clone(&rig.world);
+        run(&mut rig, |env| async move {
+            let (set, _) = open(env, options()).await.expect("sound");
+            let scratch = make(&set, 4000).await;
+            ask(&set, scratch, write(3992, 8, 2)).await;
+            ask(&set, scratch, Request::Flush).await;
+            world.borrow_mut().fate = Some(Box::new(|disk, op| {
+                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            }));
+            let failed = match grows {
+                true => set.grow(scratch, 8000).await,
+                false => shrink(&set, scratch, 2000).await,
+            };
+            assert!(failed.is_err(), "the table cannot be written");
+            world.borrow_mut().fate = None;
+            assert_eq!((found(&set).1, bytes(&set, scratch, 3992, 8).await), (4000, vec![2; 8]));
+            let _failed = set.stop().await;
+        });
+        run(&mut rig, |env| async move {
+            let (set, _) = open(env, options()).await.expect("sound");
+            let (scratch, sectors) = found(&set);
+            assert_eq!((sectors, bytes(&set, scratch, 3992, 8).await), (4000, vec![2; 8]));
+            set.stop().await.expect("it stops");
+            set.assert_invariants();
+        });
+    }
+}
+
+/// Somebody stops the set in the middle, or its cache fails from some write on. The volume has the old size with all of its data, or the new one;
+/// then the same again gives up what is left.
+#[test]
+fn a_shrink_that_ends_in_the_middle_is_completed_by_the_next() {
+    for fails in [false, true] {
+        let mut ends = [0; 3];
+        for nth in 0..60 {
+            let mut rig = Rig::new(SIZES, 1);
+            let world = Rc::clone(&rig.world);
+            run(&mut rig, |env| async move {
+                let (set, _) = open(env.clone(), options()).await.expect("sound");
+                let scratch = make(&set, 8000).await;
+                for sector in (0..8000).step_by(800) {
+                    ask(&set, scratch, write(sector, 8, 2)).await;
+                }
+                ask(&set, scratch, Request::Flush).await;
+                let (smaller, mut left) = (set.clone(), nth);
+                if fails {
+                    world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+                        let is_write = disk == CACHE && matches!(op, Op::Write { .. });
+                        left -= u64::from(is_write && left > 0);
+                        (is_write && left == 0).then_some(Mishap::Fails)
+                    }));
+                }
+                let shrinking = Beside::start(&env, async move { shrink(&smaller, scratch, 4000).await });
+                if fails {
+                    let _outcome = shrinking.result(&env).await;
+                    world.borrow_mut().fate = None;
+                    let _failed = set.stop().await;
+                } else {
+                    env.sleep(Duration::from_micros(nth)).await;
+                    set.stop().await.expect("it stops");
+                    let _outcome = shrinking.result(&env).await;
+                }
+            });
+            let end = Rc::new(Cell::new(0));
+            let found_to_be = Rc::clone(&end);
+            run(&mut rig, |env| async move {
+                let (set, _) = open(env, options()).await.expect("sound");
+                let ((scratch, sectors), dirty_sectors) = (found(&set), dirty(&set, found(&set).0));
+                found_to_be.set(match (sectors, dirty_sectors) {
+                    (8000, 80) => 0,
+                    (4000, 80) => 1,
+                    (4000, 40) => 2,
+                    other => panic!("{nth}: {other:?}"),
+                });
+                assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
+                assert_eq!(dirty(&set, scratch), 40);
+                assert_eq!(set.grow(scratch, 8000).await, Ok(()));
+                let all = bytes(&set, scratch, 0, 8000).await;
+                assert_eq!((all[3200], all[4000], all[4800]), (2, 0, 0));
+                set.stop().await.expect("it stops");
+                set.assert_invariants();
+            });
+            ends[end.get()] += 1;
+        }
+        assert!(ends.iter().all(|times| *times > 0), "before, in the middle, and after: {ends:?}");
     }
 }

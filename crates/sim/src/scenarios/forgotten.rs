@@ -156,17 +156,13 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
                     let id = set.create_flash_only(FULL, label).await.unwrap();
                     fill(&set, id, FULL).await;
                     if !shrinks {
-                        set.shrink(id, KEPT, &Cancel::default()).await.unwrap();
+                        shrink(&set, id, KEPT).await.unwrap();
                     }
                     Ok((set, id))
                 });
                 let (set, id) = made.unwrap();
                 let resized = async move {
-                    if shrinks {
-                        set.shrink(id, KEPT, &Cancel::default()).await
-                    } else {
-                        set.grow(id, FULL).await
-                    }
+                    if shrinks { shrink(&set, id, KEPT).await } else { set.grow(id, FULL).await }
                 };
                 if !cut_at(&mut stage, nth, survivors, resized) {
                     break;
@@ -193,6 +189,11 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
         }
         assert!(ends[0] > 0 && ends[1] > 0, "the cuts came before and after the end: {ends:?}");
     }
+}
+
+async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64) -> Result<(), Error> {
+    let shrinking = set.begin_shrinking(id, sectors, &Cancel::default()).await?;
+    set.shrink_flash_only(shrinking).await
 }
 
 /// All of a volume is sevens, durably.

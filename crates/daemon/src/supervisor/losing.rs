@@ -1,0 +1,135 @@
+//! Work by which data is lost that somebody has said may be: what is lost is written down first, on a thread that may wait for a file, and until
+//! the first of it is given up the work can be cancelled.
+
+use crate::failure::{Failure, Kind};
+use crate::lost::{self, Owner};
+use crate::sizes::human;
+use bcached_engine::Lost;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What may be lost.
+#[derive(Clone)]
+pub struct Loss {
+    /// How much, in bytes.
+    pub accepted: u64,
+    /// The file that is to say which.
+    pub list: PathBuf,
+    /// Whose it is.
+    pub owner: Owner,
+}
+
+/// Whose turn it is: who gives the work up, or who gives up what is lost. One of them comes first, and the other one finds that out.
+#[derive(Clone, Default)]
+pub struct Turn(Arc<AtomicU8>);
+
+const OPEN: u8 = 0;
+const GIVEN_UP: u8 = 1;
+const BEGUN: u8 = 2;
+
+impl Turn {
+    fn take(&self, what: u8) -> bool {
+        let found = self.0.compare_exchange(OPEN, what, Ordering::SeqCst, Ordering::SeqCst);
+        found.map_or_else(|found| found == what, |_| true)
+    }
+
+    /// Nothing is to be lost after all. False: too late.
+    pub fn gives_up(&self) -> bool {
+        self.take(GIVEN_UP)
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == GIVEN_UP
+    }
+}
+
+impl Loss {
+    /// Writes down what is lost, `lost` bytes, if there is anything; `more` gives some of it and where the rest begins. Without an error the work
+    /// begins, and cannot be cancelled any more.
+    ///
+    /// # Errors
+    /// `too_much` is if more is lost than was accepted, `cancelled` if the work was; the list cannot be written, or `more` fails. There is no
+    /// list then.
+    pub fn write_down(
+        &self,
+        lost: u64,
+        turn: &Turn,
+        too_much: impl FnOnce() -> Failure,
+        cancelled: impl Fn() -> Failure,
+        mut more: impl FnMut(u64) -> Result<(Vec<Lost>, Option<u64>), Failure>,
+    ) -> Result<(), Failure> {
+        if lost > self.accepted {
+            return Err(too_much());
+        }
+        if lost > 0 {
+            lost::write(&self.list, &self.owner, |at| {
+                if turn.is_given_up() { Err(cancelled()) } else { more(at) }
+            })?;
+        }
+        if turn.take(BEGUN) {
+            return Ok(());
+        }
+        // Nothing is lost of what it lists.
+        if lost > 0 {
+            let _never_made = std::fs::remove_file(&self.list);
+        }
+        Err(cancelled())
+    }
+
+    /// For the log.
+    pub fn list_in_words(&self, lost: u64) -> String {
+        if lost > 0 { self.list.display().to_string() } else { "no list".to_owned() }
+    }
+}
+
+/// Why work was given up that would have lost something.
+pub fn cancelled(what: String) -> Failure {
+    Failure::new(Kind::Cancelled, what).why("it was cancelled").next("nothing of it was given up")
+}
+
+/// How much would be lost against what was accepted: `would be lost`, and more if something was.
+pub fn more_than(accepted: Option<u64>) -> String {
+    match accepted {
+        None => "would be lost".to_owned(),
+        Some(accepted) => format!("would be lost, more than the {} accepted", human(accepted)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::Uuid;
+
+    const LOST: u64 = 4096;
+
+    fn refused(what: &str) -> Failure {
+        Failure::new(Kind::DataLoss, what.to_owned())
+    }
+
+    /// What is written down of `LOST` bytes, of which `accepted` may be, with that turn; and whether the list is there.
+    fn written_down(accepted: u64, turn: &Turn) -> (Result<(), String>, bool) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let list = folder.path().join("lost.json");
+        let (uuid, set_uuid) = (Uuid([1; 16]), Uuid([2; 16]));
+        let owner = Owner { uuid, label: String::new(), set_uuid, flash_only: true };
+        let loss = Loss { accepted, list: list.clone(), owner };
+        let all = |_| Ok((vec![Lost { start: 8, end: 16 }], None));
+        let done = loss.write_down(LOST, turn, || refused("too much"), || refused("cancelled"), all);
+        let is_alone =
+            std::fs::read_dir(folder.path()).expect("a folder").count() == usize::from(list.exists());
+        assert!(is_alone, "nothing half written is left");
+        (done.map_err(|failure| failure.what.into()), list.exists())
+    }
+
+    #[test]
+    fn what_is_lost_is_written_down_and_no_more_than_was_accepted() {
+        let turn = Turn::default();
+        assert_eq!(written_down(LOST - 1, &turn), (Err("too much".to_owned()), false));
+        assert_eq!(written_down(LOST, &turn), (Ok(()), true));
+        assert!(!turn.gives_up(), "too late");
+        let turn = Turn::default();
+        assert!(turn.gives_up());
+        assert_eq!(written_down(LOST, &turn), (Err("cancelled".to_owned()), false));
+    }
+}
