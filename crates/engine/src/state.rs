@@ -21,7 +21,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{IoError, Note, Time};
-use bcached_format::{BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key, Position};
+use bcached_format::{BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key, Position, Uuid};
 use core::time::Duration;
 
 /// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
@@ -151,6 +151,8 @@ pub struct State {
     pub uuids: UuidTable,
     /// Where the table is stored, as the next journal entry will name it.
     pub uuid_key: Key,
+    /// Backing devices that are being taken up.
+    pub coming: Vec<Uuid>,
     /// Volumes of the table that nobody may serve now: they are being forgotten, or made.
     pub forgetting: BTreeSet<Inode>,
     /// Dirty sectors, as far as the tree has been walked.

@@ -4,7 +4,7 @@
 //! flushed first; one set of a node is in flight at a time; the journal lets an entry go only when the sets that hold
 //! its keys are durable.
 
-use crate::btree::cache::CachedNode;
+use crate::btree::cache::{CachedNode, Gate};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::phases::Phase;
@@ -66,10 +66,12 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
                 s.nodes.iter().filter(|(_, cached)| cached.node().is_leaf() && cached.node().has_pending());
             let (ready, waiting): (Vec<_>, Vec<_>) =
                 due.partition(|(_, cached)| !cached.writing && cached.gate.is_open());
-            let writing = s.nodes.iter().any(|(_, cached)| cached.writing);
+            // One that is closing may have keys that its successors are to write.
+            let is_busy = |cached: &CachedNode| cached.writing || matches!(cached.gate, Gate::Closing(_));
+            let busy = s.nodes.iter().any(|(_, cached)| is_busy(cached));
             (
                 ready.into_iter().take(BATCH).map(|(slot, _)| slot).collect::<Vec<_>>(),
-                writing || !waiting.is_empty(),
+                busy || !waiting.is_empty(),
             )
         });
         if !due.is_empty() {

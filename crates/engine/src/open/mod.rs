@@ -117,6 +117,7 @@ fn assemble(
         prios: parts.prios,
         uuids: parts.uuids,
         uuid_key: parts.uuid_key,
+        coming: Vec::new(),
         forgetting: BTreeSet::new(),
         dirty: parts.dirty,
         dirty_behind_ends: BTreeMap::new(),

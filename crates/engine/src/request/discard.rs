@@ -52,8 +52,8 @@ fn passes_down(target: &Target) -> bool {
 async fn pass_down(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     // Whether it is carried out is the device's business: it is answered as done, also if the device was not there.
-    let _ = beside(set, target, disk.discard(range.start, range.sectors())).await;
-    write::end_client_write(set, target, begun, &Ok(())).map(drop)
+    let said = beside(set, target, disk.discard(range.start, range.sectors())).await;
+    write::end_client_write(set, target, begun, &said).map(drop)
 }
 
 /// Writes zeroes over a range, in parts, each in its turn. The stamp is the oldest of what went to the backing device and is not

@@ -42,11 +42,27 @@ impl CacheSet {
         number: Option<VolumeId>,
     ) -> Result<VolumeId, Error> {
         let disk = self.env().disk(disk);
-        let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
+        let Superblock::Backing(superblock) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
         };
+        let uuid = superblock.uuid();
+        self.check_not_served(uuid)?;
+        // Of several copies that come at once none but the first is written to.
+        self.with(|s| s.coming.push(uuid));
+        let added = self.add_first(disk, superblock, mode, adopts, number).await;
+        self.with(|s| s.coming.retain(|coming| *coming != uuid));
+        added
+    }
+
+    async fn add_first(
+        &self,
+        disk: Disk,
+        mut superblock: BackingSuperblock,
+        mode: Option<CacheMode>,
+        adopts: bool,
+        number: Option<VolumeId>,
+    ) -> Result<VolumeId, Error> {
         let set_uuid = self.with(|s| s.superblock.set_uuid());
-        self.check_not_served(superblock.uuid())?;
         let known = self.with(|s| s.uuids.find(superblock.uuid()));
         let ours = superblock.set_uuid() == set_uuid;
         match superblock.state() {
@@ -86,11 +102,13 @@ impl CacheSet {
             let _phase = self.begin(record::phase_of(&before, &superblock));
             record::write_superblock(&disk, &superblock.seal()).await?;
         }
-        // Nothing can fail any more. Somebody else may have added it meanwhile, or made the set forget it.
-        self.check_not_served(superblock.uuid())?;
-        if self.with(|s| s.uuids.find(superblock.uuid())) != Some(inode) {
-            return Err(Error::BeingForgotten);
-        }
+        // Nothing can fail any more, unless somebody has made the set forget it meanwhile.
+        self.with(|s| {
+            match s.uuids.find(superblock.uuid()) == Some(inode) && !s.forgetting.contains(&inode) {
+                true => Ok(()),
+                false => Err(Error::BeingForgotten),
+            }
+        })?;
         Ok(self.enter(disk, &superblock, Some(inode), number))
     }
 
@@ -107,25 +125,30 @@ impl CacheSet {
         let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
         };
-        self.check_not_served(superblock.uuid())?;
+        let uuid = superblock.uuid();
+        self.check_not_served(uuid)?;
         self.check_block_size(&superblock)?;
         match superblock.state() {
             BackingState::Dirty => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
             BackingState::Clean => {
+                self.with(|s| s.coming.push(uuid));
                 superblock.set_state(BackingState::Stale);
-                let _phase = self.begin(Phase::BackingStale);
-                record::write_superblock(&disk, &superblock.seal()).await?;
+                let written = {
+                    let _phase = self.begin(Phase::BackingStale);
+                    record::write_superblock(&disk, &superblock.seal()).await
+                };
+                self.with(|s| s.coming.retain(|coming| *coming != uuid));
+                written?;
             }
             BackingState::None | BackingState::Stale => {}
         }
-        self.check_not_served(superblock.uuid())?;
         Ok(self.enter(disk, &superblock, None, number))
     }
 
     fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
         let is_it = |volume: &Volume| volume.backing.is_some() && volume.uuid == uuid;
         self.with(|s| {
-            if s.volumes.iter().any(|(_, volume)| is_it(volume)) {
+            if s.coming.contains(&uuid) || s.volumes.iter().any(|(_, volume)| is_it(volume)) {
                 return Err(Error::Duplicate);
             }
             let is_going = s.uuids.find(uuid).is_some_and(|inode| s.forgetting.contains(&inode));

@@ -1,13 +1,15 @@
 //! A backing device is attached whole or not at all.
 
+use crate::beside::Beside;
 use crate::memory::{Mishap, NoNote};
-use crate::rig::{Rig, Sizes, backing_superblock};
+use crate::rig::{BACKING, CACHE, Rig, Sizes, backing_superblock, run, superblock_on};
 use bcached_engine::{CacheSet, Error, Options};
 use bcached_env::{DiskId, Op};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 4096 };
 
@@ -45,4 +47,32 @@ fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
     done.expect("somebody waits for ever");
     let superblock = backing_superblock(&rig);
     assert_eq!((superblock.state(), superblock.cache_mode()), (BackingState::Clean, CacheMode::Writearound));
+}
+
+/// A device and a copy of it come at once. The one that is second is refused, and nothing is written to it: it has the mode that it had.
+#[test]
+fn of_two_copies_that_come_at_once_one_is_written_to() {
+    let mut rig = Rig::new(SIZES, 7);
+    let copy = rig.world.borrow_mut().copy(BACKING);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, |env| async move {
+        let set =
+            CacheSet::open(env.clone(), CACHE, Box::new(NoNote), Options::default()).await.expect("sound");
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let superblock = matches!(op, Op::Write { sector, .. } if *sector == SUPERBLOCK_SECTOR);
+            (disk == BACKING && superblock).then_some(Mishap::Waits)
+        }));
+        let (first, mode) = (set.clone(), Some(CacheMode::Writearound));
+        let coming = Beside::start(&env, async move { first.add_backing(BACKING, mode).await });
+        env.sleep(Duration::from_millis(1)).await;
+        assert_eq!(set.add_backing(copy, mode).await, Err(Error::Duplicate));
+        assert_eq!(set.add_uncached(copy).await, Err(Error::Duplicate));
+        world.borrow_mut().fate = None;
+        let volume = coming.result(&env).await.expect("it is the first");
+        assert_eq!(set.add_backing(copy, mode).await, Err(Error::Duplicate));
+        set.remove_volume(volume).await.expect("it can go");
+        set.stop().await.expect("it stops");
+    });
+    let left = superblock_on(&rig.world.borrow(), copy);
+    assert_eq!((left.state(), left.cache_mode()), (BackingState::None, CacheMode::Writeback));
 }

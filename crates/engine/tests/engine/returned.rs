@@ -250,6 +250,28 @@ fn what_a_device_was_not_there_for_is_not_lost() {
     });
 }
 
+/// Of a discard nobody is told whether the device was there for it; it leaves nothing in doubt either.
+#[test]
+fn a_discard_that_a_device_was_not_there_for_leaves_nothing_in_doubt() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    world.borrow_mut().discard = true;
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is well");
+        ask(&set, volume, write(0, 8, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        let new = world.borrow_mut().copy(BACKING);
+        gone(&world);
+        ask(&set, volume, Request::Discard { sector: 64, sectors: 8 }).await;
+        let taken = set.take_back(volume, new).await;
+        assert_eq!(taken, Ok(Removed { disk: Some(BACKING), lost: None }));
+        ask(&set, volume, Request::Flush).await;
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
 /// A write into the cache is under way while another one finds that the disk is gone. The cache has it: nothing that was acknowledged is in
 /// doubt when the disk is back.
 #[test]
