@@ -15,14 +15,16 @@ use alloc::rc::Rc;
 use bcached_format::Position;
 use core::cell::Cell;
 
-/// Has the leaf for the extent start `at` rewritten, which is nearly full. If it cannot be now, that is left to who finds it full.
+/// Has the leaf for the extent start `at` rewritten, which is nearly full. If it cannot be now, or would take of what is kept for those who need it,
+/// that is left to who finds it full.
 pub fn begin(set: &CacheSet, at: Position) {
     // A replay has the tree for itself: it writes all of it when the journal is nearly full, also what would be on its way.
     if set.with(|s| s.journal.is_replaying()) {
         return;
     }
     set.spawn(Duty::Rewriting, move |set| async move {
-        let _left_to_others = split::step(&set, at, split::leaf_nearly_full).await;
+        // A full parent comes first.
+        while let Ok(Step::Parent) = split::step(&set, at, split::leaf_nearly_full).await {}
         set.signals().node_progress.notify_all();
     });
 }

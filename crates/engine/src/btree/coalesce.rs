@@ -16,7 +16,6 @@
 //! - *Crashes*: the order of writes is that of a split (`replace`). Until the parent set is whole both old nodes are in
 //!   force, with their journal entries; from then on neither is, and its freeing keys tell so.
 
-use crate::btree::budget::REWRITE_NODES;
 use crate::btree::cache::{Pin, Reserved};
 use crate::btree::replace::{self, Fresh, FreshNode};
 use crate::btree::{Child, load, split};
@@ -34,7 +33,7 @@ use bcached_node::{Living, belong_together};
 pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<bool, Error> {
     let _structure = set.inner.structure.acquire(1).await;
     // The root has no neighbour.
-    if set.with(|s| s.root.level <= level || s.journal.is_replaying() || !has_buckets(s)) {
+    if set.with(|s| s.root.level <= level || s.journal.is_replaying() || !split::spares_buckets(s)) {
         return Ok(false);
     }
     let _ticket = split::take_ticket(set).await;
@@ -55,11 +54,6 @@ pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<boo
         return split::rewrite(set, &path, depth).await;
     }
     merge(set, parent, [left, right.slot()]).await
-}
-
-/// Enough for a rewrite of the parent, and the reserve stays for those who need it.
-fn has_buckets(s: &State) -> bool {
-    s.buckets.free_count() >= BTREE_RESERVE + REWRITE_NODES
 }
 
 /// The right neighbour of the last node of `path`, which is not the root, in memory; `None` if they have not the same

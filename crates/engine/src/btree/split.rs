@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
-use crate::state::State;
+use crate::state::{BTREE_RESERVE, State};
 use crate::work::VISIT_MAX;
 use alloc::vec::Vec;
 use bcached_env::sync::Permit;
@@ -178,10 +178,16 @@ pub(super) fn leaf_full(s: &State, path: &[Pin], words: usize) -> Option<usize> 
     s.is_full(path[leaf].slot(), words).then(|| topmost_full(s, path, leaf))
 }
 
-/// The node of the path to rewrite next; `None` if the leaf has sets' worth of room by now.
+/// The node of the path to rewrite next, for who has time; `None` if the leaf has sets' worth of room by now, or buckets are scarce.
 pub(super) fn leaf_nearly_full(s: &State, path: &[Pin]) -> Option<usize> {
     let leaf = path.len() - 1;
-    s.nodes.get(path[leaf].slot()).node().is_nearly_full().then(|| topmost_full(s, path, leaf))
+    let is_due = spares_buckets(s) && s.nodes.get(path[leaf].slot()).node().is_nearly_full();
+    is_due.then(|| topmost_full(s, path, leaf))
+}
+
+/// There are enough for a rewrite beside the reserve, which stays for those who need it.
+pub(super) fn spares_buckets(s: &State) -> bool {
+    s.buckets.free_count() >= BTREE_RESERVE + REWRITE_NODES
 }
 
 /// Upwards from `depth`: a node can be rewritten only when its parent has room for what comes of it.

@@ -3,9 +3,11 @@
 use super::{Row, Scale};
 use crate::models::bed::{BACKING, Bed, Setting};
 use crate::models::latencies::Latencies;
-use crate::models::load::{Load, Until};
+use crate::models::load::{Load, Places, Until};
 use crate::models::ssd;
+use crate::models::zipf::Zipf;
 use bcached_engine::Stats;
+use std::rc::Rc;
 
 const MS: f64 = 1e6;
 
@@ -97,5 +99,21 @@ pub fn run(scale: Scale) -> Vec<Row> {
             ),
         ]);
     }
+    rows.push(Row::tells("B7", "moved, some blocks written much more often", skewed(scale), ""));
     rows
+}
+
+/// What is moved by what is written, where some blocks are written much more often than others: what stays is moved again and again, if
+/// it lies among what does not.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn skewed(scale: Scale) -> f64 {
+    let cache = scale.of(2 << 21, 1 << 17);
+    let region = cache * 3 / 4;
+    let mut setting = Setting::new(ssd::Model::nvme_plp(), cache, cache);
+    setting.options.volume.writeback_running = false;
+    let mut bed = Bed::new(&setting);
+    let places = Places::Zipf(Rc::new(Zipf::new(region / 8, 0.99, 1)));
+    bed.run(&Load { places, ..Load::random_writes(region, 10, Until::Requests(6 * cache / 8)) });
+    let stats = bed.status().stats;
+    stats.moved_bytes as f64 / stats.write_bytes as f64
 }
