@@ -157,6 +157,10 @@ impl Judge<'_> {
         if let (true, false, Some(end)) = (key.dirty, is_stale, volume.end)
             && !(key.start() >= volume.start && key.end <= end)
         {
+            if volume.flash_only && key.start() >= volume.start {
+                // A kernel leaves it when it makes one smaller, and so does a crash while we do.
+                return findings.warn(place, DamageKind::BehindEnd { key: *key, end });
+            }
             findings.error(place, DamageKind::OutsideVolume { key: *key, start: volume.start, end });
             return;
         }

@@ -392,6 +392,16 @@ pub enum DamageKind {
         /// End of the volume.
         end: u64,
     },
+    /// What a volume without a backing device had when it was larger.
+    #[error(
+        "extent {key:?} reaches behind the end of its flash-only volume, sector {end}: it takes room until that gets another size"
+    )]
+    BehindEnd {
+        /// The extent.
+        key: Key,
+        /// End of the volume.
+        end: u64,
+    },
     /// Dirty data on a device that calls itself clean, and the data differs.
     #[error("extent {key:?} is dirty and differs from the backing device, which is not marked dirty")]
     DirtyDiffers {

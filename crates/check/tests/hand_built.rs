@@ -224,8 +224,12 @@ fn extents_belong_to_volumes() {
     let key = Key { inode: Inode(1), ..clean(16, 24, 100) };
     only(Image::with_leaf(&[&[key]]), Kind::CleanFlashOnly { key });
 
+    // A kernel makes a flash-only volume smaller by its size alone.
     let key = Key { inode: Inode(1), ..dirty(4092, 4100, 100) };
-    only(Image::with_leaf(&[&[key]]), Kind::OutsideVolume { key, start: 0, end: 4096 });
+    only(Image::with_leaf(&[&[key]]), Kind::BehindEnd { key, end: 4096 });
+    let bytes = Image::with_leaf(&[&[key]]).finish();
+    let checked = check(&bytes, &[], Options::default());
+    assert_eq!(checked.report.findings[0].severity, Severity::Warning);
 
     let mut image = Image::with_leaf(&[&[]]);
     image.slots[1].uuid = image.slots[0].uuid;

@@ -99,14 +99,14 @@ pub enum Step {
         /// Volume.
         volume: u32,
     },
-    /// Serve so many sectors of a volume and no more, with requests in flight; then its device is cut there. What lies behind is gone.
+    /// Serve so many sectors of a volume and no more, with requests in flight; then its device, if it has one, is cut there. What lies behind is gone.
     Shrink {
         /// Volume.
         volume: u32,
         /// Sectors that stay.
         sectors: u64,
     },
-    /// The device of a volume becomes so much larger that this many sectors can be served, and they are, with requests in flight. What
+    /// The device of a volume, if it has one, becomes so much larger that this many sectors can be served, and they are, with requests in flight. What
     /// is new is zeroes.
     Grow {
         /// Volume.

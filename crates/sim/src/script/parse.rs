@@ -449,9 +449,9 @@ fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Dam
 
 /// A volume and another size of it: less than it is made with, or as much.
 fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), Damage> {
-    let volume = volume_with(volume_word, workload, true)?;
+    let volume = volume(volume_word, workload)?;
     let block = u64::from(workload.geometry.block_sectors);
-    let size = number("size", sectors, 1..=workload.geometry.volumes[volume as usize])?;
+    let size = number("size", sectors, 1..=workload.geometry.sectors_of(volume))?;
     let is_whole = size.is_multiple_of(block);
     is_whole.then_some((volume, size)).ok_or_else(|| value("size", "whole blocks", sectors))
 }

@@ -382,11 +382,11 @@ fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a volume has another size now; it cannot while it is on its way.
+/// Whether a volume has another size now; it cannot while it is on its way, or if there is no room.
 fn if_it_stays(done: Result<(), Error>) -> Result<bool, Refusal> {
     match done {
         Ok(()) => Ok(true),
-        Err(Error::OnItsWay) => Ok(false),
+        Err(Error::OnItsWay | Error::NoRoom { .. }) => Ok(false),
         Err(error) => Err(Refusal::from_error(error)),
     }
 }
@@ -462,9 +462,15 @@ impl Running for Open {
     }
 
     fn shrink(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        let is_lodger = self.seats[volume as usize].is_lodger();
         self.with(volume, move |set, id| {
             let set = set.clone();
-            Box::pin(async move { if_it_stays(set.shrink(id, sectors, &Cancel::default()).await) })
+            Box::pin(async move {
+                if_it_stays(match is_lodger {
+                    true => lodger::shrink(&set, id, sectors).await,
+                    false => set.shrink(id, sectors, &Cancel::default()).await,
+                })
+            })
         })
     }
 

@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use super::seat::{Seat, gone};
-use bcached_engine::{CacheSet, Error, Removed, VolumeInfo};
+use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId, VolumeInfo};
 use bcached_format::Label;
 
 /// What the volume of this number is called.
@@ -50,6 +50,12 @@ pub async fn delete(set: &CacheSet, seat: &Seat) -> Result<bool, Refusal> {
     };
     seat.back(None);
     deleted.map(|()| true).map_err(Refusal::from_error)
+}
+
+/// It loses what it has behind that.
+pub async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64) -> Result<(), Error> {
+    let shrinking = set.begin_shrinking(id, sectors, &Cancel::default()).await?;
+    set.shrink_flash_only(shrinking).await
 }
 
 async fn forget(set: &CacheSet, uuid: bcached_format::Uuid) -> Result<(), Error> {

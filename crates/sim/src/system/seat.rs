@@ -46,6 +46,11 @@ impl Seat {
         Self::new(id, true)
     }
 
+    /// Of a volume that lives in the cache alone.
+    pub const fn is_lodger(&self) -> bool {
+        self.is_lodger
+    }
+
     fn new(id: Option<VolumeId>, is_lodger: bool) -> Rc<Self> {
         Rc::new(Self { id: Cell::new(id), is_away: Cell::new(false), is_lodger, back: Notify::new() })
     }

@@ -185,15 +185,17 @@ impl<'a> Painter<'a> {
     /// Whole blocks of any set stay.
     fn shrinking(&mut self) -> Step {
         const BLOCK: u64 = 8;
-        let sectors = BLOCK * (1 + self.rng.below(self.shape.span / BLOCK - 1));
-        Step::Shrink { volume: self.volume(), sectors }
+        let volume = self.any();
+        let sectors = BLOCK * (1 + self.rng.below(self.span(volume) / BLOCK - 1));
+        Step::Shrink { volume, sectors }
     }
 
     /// Half of the time to what it had at first, else to any end.
     fn growing(&mut self) -> Step {
-        let blocks = self.shape.span / self.unit;
+        let volume = self.any();
+        let blocks = self.span(volume) / self.unit;
         let blocks = if self.rng.one_in(2) { blocks } else { 1 + self.rng.below(blocks) };
-        Step::Grow { volume: self.volume(), sectors: blocks * self.unit }
+        Step::Grow { volume, sectors: blocks * self.unit }
     }
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.

@@ -368,7 +368,7 @@ const SHAPES: [Shape; 21] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
-    // Volumes that live in the cache alone come, are filled, and go, beside one that has a device.
+    // Volumes that live in the cache alone come, are filled, become smaller and larger, and go, beside one that has a device.
     Shape { name: "lodgers", ..LODGERS },
     // The same where devices fail.
     Shape { name: "lodgers-trouble", weights: Weights { trouble: 4, ..LODGERS.weights }, ..LODGERS },
@@ -432,7 +432,7 @@ const LEAVING: Shape = Shape {
 
 /// See the shape of this name.
 const LODGERS: Shape = Shape {
-    weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, ..MIXED },
+    weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, shrink: 4, grow: 4, ..MIXED },
     steps: 150,
     lodgers: &[256, 64],
     span: 512,

@@ -2,7 +2,8 @@
 //!
 //! What the judge is told: one that is made has zeroes, durably, before anybody can read it; one that is being deleted has what it had or
 //! zeroes, as after a discard of all of it. Whether it is there at the next start is judged here: it is, once it was made, and is not,
-//! once it was deleted; who was not told finds either.
+//! once it was deleted; who was not told finds either. So it is with its size: that of before, with all that it had, or the new one. What lies
+//! behind its end is zeroes, durably, from when it has that end: whatever the cache still has there when the volume grows again is noticed.
 
 use super::sizes::Size;
 use super::{Birth, Client};
@@ -15,17 +16,18 @@ impl Birth {
     pub(super) fn check_lodgers(&self, running: &dyn Running) -> Result<Vec<Size>, Fault> {
         let mut oracle = self.oracle.borrow_mut();
         let mut sizes = Vec::new();
-        for (volume, sectors) in self.geometry.lodgers() {
-            let found = running.lodger(volume);
-            let is_wrong = match oracle.presence(volume) {
-                Presence::Unknown => found.is_some_and(|found| found != sectors),
-                Presence::There => found != Some(sectors),
-                Presence::Absent => found.is_some(),
-            };
-            if is_wrong {
+        for (volume, _) in self.geometry.lodgers() {
+            let (known, found) = (oracle.presence(volume), running.lodger(volume));
+            if !known.allows(found) {
                 return Err(Fault::Lodger { volume, found });
             }
-            oracle.is_there(volume, if found.is_some() { Presence::There } else { Presence::Absent });
+            if let (Presence::Between(before, _), Some(found)) = (known, found)
+                && found < before
+            {
+                let id = oracle.begin_zeroes(volume, found..before, true);
+                oracle.end(id, true);
+            }
+            oracle.is_there(volume, found.map_or(Presence::Absent, Presence::There));
             sizes.push(Size::of(found.unwrap_or(0)));
         }
         Ok(sizes)
@@ -42,14 +44,14 @@ impl Client {
         if self.presence(volume) != Presence::Absent || !self.begin_change(volume) {
             return Ok(());
         }
-        let sectors = self.shared.lodgers[volume as usize - self.shared.shapes.len()];
+        let sectors = self.largest(volume);
         self.are_zero(volume, 0..sectors);
-        self.is_there(volume, Presence::Unknown);
+        self.is_there(volume, Presence::Unknown(sectors));
         let made = self.shared.running.create(volume, sectors).await;
         match made {
             Ok(true) => {
                 self.shared.sizes.borrow_mut()[volume as usize] = Size::of(sectors);
-                self.is_there(volume, Presence::There);
+                self.is_there(volume, Presence::There(sectors));
             }
             Ok(false) => self.is_there(volume, Presence::Absent),
             Err(_) => {}
@@ -59,12 +61,12 @@ impl Client {
     }
 
     pub(super) async fn delete(&self, volume: u32) -> Result<(), Refusal> {
-        if self.presence(volume) != Presence::There || !self.begin_change(volume) {
+        let Presence::There(sectors) = self.presence(volume) else { return Ok(()) };
+        if !self.begin_change(volume) {
             return Ok(());
         }
-        let sectors = self.limit(volume);
         self.use_limit(volume, 0);
-        self.is_there(volume, Presence::Unknown);
+        self.is_there(volume, Presence::Unknown(sectors));
         let id = self.shared.oracle.borrow_mut().begin_discard(volume, 0..sectors);
         let deleted = self.shared.running.delete(volume).await;
         self.shared.oracle.borrow_mut().end(id, matches!(deleted, Ok(true)));
@@ -72,12 +74,60 @@ impl Client {
             Ok(true) => self.is_there(volume, Presence::Absent),
             Ok(false) => {
                 self.use_limit(volume, sectors);
-                self.is_there(volume, Presence::There);
+                self.is_there(volume, Presence::There(sectors));
             }
             Err(_) => {}
         }
         self.end_change(volume);
         deleted.map(drop)
+    }
+
+    pub(super) async fn shrink_lodger(&self, volume: u32, sectors: u64) -> Result<(), Refusal> {
+        let former = match self.presence(volume) {
+            Presence::There(former) if sectors < former && self.begin_change(volume) => former,
+            _ => return Ok(()),
+        };
+        self.use_limit(volume, sectors);
+        self.is_there(volume, Presence::Between(former, sectors));
+        let shrunk = self.shared.running.shrink(volume, sectors).await;
+        match shrunk {
+            Ok(true) => {
+                self.are_zero(volume, sectors..former);
+                self.is_there(volume, Presence::There(sectors));
+            }
+            Ok(false) => {
+                self.use_limit(volume, former);
+                self.is_there(volume, Presence::There(former));
+            }
+            Err(_) => {}
+        }
+        self.end_change(volume);
+        shrunk.map(drop)
+    }
+
+    pub(super) async fn grow_lodger(&self, volume: u32, sectors: u64) -> Result<(), Refusal> {
+        let sectors = sectors.min(self.largest(volume));
+        let former = match self.presence(volume) {
+            Presence::There(former) if sectors > former && self.begin_change(volume) => former,
+            _ => return Ok(()),
+        };
+        self.is_there(volume, Presence::Between(former, sectors));
+        let grown = self.shared.running.grow(volume, sectors).await;
+        match grown {
+            Ok(true) => {
+                self.use_limit(volume, sectors);
+                self.is_there(volume, Presence::There(sectors));
+            }
+            Ok(false) => self.is_there(volume, Presence::There(former)),
+            Err(_) => {}
+        }
+        self.end_change(volume);
+        grown.map(drop)
+    }
+
+    /// How large it is when it is made, in sectors.
+    fn largest(&self, volume: u32) -> u64 {
+        self.shared.lodgers[volume as usize - self.shared.shapes.len()]
     }
 
     fn presence(&self, volume: u32) -> Presence {

@@ -93,6 +93,9 @@ impl Client {
     }
 
     pub(super) async fn shrink(&self, volume: u32, sectors: u64) -> Result<(), Refusal> {
+        if self.is_lodger(volume) {
+            return self.shrink_lodger(volume, sectors).await;
+        }
         let former = self.limit(volume);
         if sectors >= former || !self.begin_change(volume) {
             return Ok(());
@@ -123,6 +126,9 @@ impl Client {
     }
 
     pub(super) async fn grow(&self, volume: u32, sectors: u64) -> Result<(), Refusal> {
+        if self.is_lodger(volume) {
+            return self.grow_lodger(volume, sectors).await;
+        }
         if sectors <= self.limit(volume) || !self.begin_change(volume) {
             return Ok(());
         }
