@@ -27,7 +27,7 @@ const DRAWINGS: &[u64] = &[
     0x563b_39df_aeac_adc4,
     0xcdec_1b0c_157a_4d1e,
     0xe98b_7e99_4cbd_d974,
-    0x2223_5a64_6881_eb75,
+    0x6652_f139_f8b0_104d,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

@@ -106,6 +106,9 @@ struct Painter<'a> {
 /// In such pieces all of a volume is read.
 const READ_SECTORS: usize = 512;
 
+/// Whole blocks of any set, in sectors.
+const BLOCK: u64 = 8;
+
 /// Places remembered.
 const RECENT_MAX: usize = 32;
 
@@ -184,18 +187,18 @@ impl<'a> Painter<'a> {
 
     /// Whole blocks of any set stay.
     fn shrinking(&mut self) -> Step {
-        const BLOCK: u64 = 8;
         let volume = self.any();
         let sectors = BLOCK * (1 + self.rng.below(self.span(volume) / BLOCK - 1));
         Step::Shrink { volume, sectors }
     }
 
-    /// Half of the time to what it had at first, else to any end.
+    /// Half of the time to what it had at first, else to any end; of one that lives in the cache alone any of whole blocks.
     fn growing(&mut self) -> Step {
         let volume = self.any();
-        let blocks = self.span(volume) / self.unit;
+        let unit = if volume as usize >= self.shape.volumes { BLOCK } else { self.unit };
+        let blocks = self.span(volume) / unit;
         let blocks = if self.rng.one_in(2) { blocks } else { 1 + self.rng.below(blocks) };
-        Step::Grow { volume, sectors: blocks * self.unit }
+        Step::Grow { volume, sectors: blocks * unit }
     }
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.

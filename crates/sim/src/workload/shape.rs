@@ -432,7 +432,7 @@ const LEAVING: Shape = Shape {
 
 /// See the shape of this name.
 const LODGERS: Shape = Shape {
-    weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, shrink: 4, grow: 4, ..MIXED },
+    weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, shrink: 6, grow: 6, ..MIXED },
     steps: 150,
     lodgers: &[256, 64],
     span: 512,
