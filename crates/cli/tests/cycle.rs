@@ -80,7 +80,7 @@ fn a_flush_leaves_nothing_dirty_and_the_volume_cached() {
     assert_eq!(volume(&daemon)["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
     assert!(site.below() != data, "it is in the cache alone");
     assert_eq!(done(&daemon, &["flush", "media", "--dry-run"]), "media: 2 MiB would be written back\n");
-    assert_eq!(done(&daemon, &["flush", "media"]), "media: what was dirty is written back\n");
+    assert_eq!(done(&daemon, &["flush", "media", "--wait"]), "media: what was dirty is written back\n");
     assert!(site.below() == data, "it is on the backing device, too");
     done(&daemon, &["wait", "media", "--for", "clean", "--timeout", "30s"]);
     let after = volume(&daemon);

@@ -179,3 +179,31 @@ fn devices_are_not_registered_without_waiting() {
     assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(1), "nothing was done");
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// Where it cannot be kept that the set was let go of, the next start would serve it again, wherever its devices are: it is served on. And what
+/// takes back what nobody has kept leaves no file that a start refuses.
+#[test]
+fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
+    let site = Site::new();
+    let daemon = site.start();
+    let in_the_way = site.images.path("config.d/99-set.new");
+    std::fs::create_dir_all(&in_the_way).expect("in the way");
+    refused(
+        &daemon,
+        &["release", "fast"],
+        4,
+        "nothing was changed; see to it that the daemon can write there",
+    );
+    assert_eq!(daemon.status()["volumes"][0]["state"].as_str(), Some("served"));
+    std::fs::remove_dir(&in_the_way).expect("out of the way");
+    done(&daemon, &["release", "fast"]);
+    let file = site.images.path("config.d/99-set.toml");
+    std::fs::remove_file(&file).expect("it was kept");
+    done(&daemon, &["add", "media"]);
+    assert!(!file.exists(), "there is nothing to say");
+    std::fs::write(&file, "").expect("as an older daemon has left it");
+    daemon.kill();
+    let daemon = site.start();
+    assert_eq!(daemon.status()["volumes"][0]["state"].as_str(), Some("served"));
+    assert_eq!(daemon.stop().0, 0);
+}

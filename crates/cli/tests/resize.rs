@@ -291,6 +291,9 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     let site = Site::new();
     let daemon = site.start();
     done(&daemon, &["add", "scratch", "--size", "4M"]);
+    for name in ["a\u{202e}b", " ", "a\n"] {
+        refused(&daemon, &["add", name, "--size", "4M"], 2, "no character that cannot be seen, and no blank");
+    }
     let words = |verb, size| [verb, "scratch", "--size", size];
     refused(&daemon, &["grow", "scratch"], 2, "its new size is not said; the largest that fits is `--size ");
     refused(&daemon, &words("grow", "1M"), 2, "it is 4 MiB large; `bcached shrink scratch --size 1M` makes");
@@ -345,6 +348,8 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     let grown = content(&site.images, &daemon, "scratch");
     assert!(grown.len() > four && grown[four..].iter().all(|byte| *byte == 0), "it does not come back");
     assert_eq!(daemon.stop().0, 0);
+    let checked = bcached(&["check", &site.fast, "--backing", &site.tank]).out;
+    assert!(checked.contains(" 2 volumes, 0 B dirty, 4 MiB of volumes that live here alone\n"), "{checked}");
 }
 
 /// Who thinks better of it before the first of the data is given up has lost nothing; until then who connects is told of the smaller size, and

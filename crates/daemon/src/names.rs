@@ -82,6 +82,13 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
     }
 }
 
+/// A letter that nobody sees, or that changes how others are seen.
+#[must_use]
+pub fn is_unseen(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// The refusal of `typed`, by which several `meant` are called, or nothing; `all` are the names there are.
 #[must_use]
 pub fn refusal<'a>(

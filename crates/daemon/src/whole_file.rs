@@ -29,6 +29,20 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Sees whether [`write`] would have room for `text`.
+///
+/// # Errors
+/// The system's.
+pub fn rehearse(path: &Path, text: &str) -> io::Result<()> {
+    let unfinished = path.with_extension("new");
+    let written = File::create(&unfinished).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let removed = fs::remove_file(&unfinished);
+    written.and(removed)
+}
+
 /// Makes the folder `path` durably, unless it is there.
 ///
 /// # Errors

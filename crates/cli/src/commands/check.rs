@@ -221,13 +221,19 @@ impl CheckedSet {
             errors => write!(text, "{}: {}", self.device, counted(errors as u64, "error"))?,
         }
         if let Some(tree) = &self.tree {
+            let used = self.volumes.iter().filter(|volume| !volume.invalidated).count();
             let nodes = counted(tree.interior_nodes + tree.leaves, "node");
-            write!(text, ", {nodes}, {}", counted(self.volumes.len() as u64, "volume"))?;
+            write!(text, ", {nodes}, {}", counted(used as u64, "volume"))?;
         } else if self.set.as_ref().is_some_and(|set| !set.started) {
             write!(text, ", never started")?;
         }
         if let Some(dirty) = self.dirty_bytes {
             write!(text, ", {} dirty", human(dirty))?;
+            let alone = self.volumes.iter().filter(|volume| volume.flash_only && !volume.invalidated);
+            let alone: u64 = alone.map(|volume| bytes_of(volume.dirty_sectors)).sum();
+            if alone > 0 {
+                write!(text, ", {} of volumes that live here alone", human(alone))?;
+            }
         }
         writeln!(text)?;
         self.write_unjudged(text)

@@ -199,6 +199,9 @@ pub struct Cancel {
 /// How long work is waited for.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Watch {
+    /// Wait for it, as is done anyway
+    #[arg(long, hide = true, conflicts_with = "no_wait")]
+    pub wait: bool,
     /// Do not wait: print its number, and leave it
     #[arg(long)]
     pub no_wait: bool,

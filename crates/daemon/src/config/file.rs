@@ -398,7 +398,12 @@ impl Settings {
         let gone = newer.volumes.iter().filter(|(name, volume)| !is_whole(name, volume));
         let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
         newer.volumes.retain(|name, volume| is_whole(name, volume));
-        for volume in newer.volumes.values_mut() {
+        for (name, volume) in &mut newer.volumes {
+            // What was kept of a device by this name stops no start of the volume that has it now.
+            let said = self.volumes.get(name);
+            if volume.settings.flash.is_some() || said.is_some_and(|said| said.settings.flash.is_some()) {
+                volume.settings.size = None;
+            }
             // A cache that was taken out of the configuration must not stop a start either.
             let is_known = |name: &str| {
                 name == NO_CACHE

@@ -281,6 +281,7 @@ impl Config {
                 continue;
             }
             let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
+            check_size(&name, &origin, merged.size)?;
             config.volumes.push(Volume {
                 cache: known_cache(merged.cache, &config.caches, &config.released)?,
                 backing: backing.value,
@@ -412,7 +413,8 @@ fn read_files(main: &Path, set_text: Option<&str>) -> Result<(Settings, Vec<Stri
     let newest = match set_text {
         Some("") => None,
         Some(text) => Some(file::parse_set_file(&set_file, text)?),
-        None if set_file.exists() => Some(file::read_set_file(&set_file)?),
+        // An empty one says nothing.
+        None if set_file.metadata().is_ok_and(|file| file.len() > 0) => Some(file::read_set_file(&set_file)?),
         None => None,
     };
     let gone = newest.map_or_else(Vec::new, |newest| settings.overlay_set_file(newest));
@@ -454,6 +456,15 @@ fn in_order(options: Configured) -> Result<Configured, Failure> {
 
 fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Result<Located<T>, Failure> {
     setting.ok_or_else(|| origin.failure(what))
+}
+
+/// Of which blocks it is only the cache knows.
+fn check_size(name: &str, origin: &Origin, size: Option<u64>) -> Result<(), Failure> {
+    if size.is_none_or(|size| size > 0 && size.is_multiple_of(512)) {
+        return Ok(());
+    }
+    let what = format!("`size` of [volume.{name}] is not a number of sectors of 512 bytes");
+    Err(origin.failure(&what).next("write it in whole blocks of the cache, as \"300G\""))
 }
 
 fn known_cache(

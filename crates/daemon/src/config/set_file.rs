@@ -150,11 +150,24 @@ impl SetFile {
         may.map_err(|error| cannot(&self.path, "write", &error.into()))
     }
 
-    /// Writes it: after a power cut it is the old one or the new one.
+    /// Sees whether there is room for it, by writing it under another name, which is removed again.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn rehearse(&self) -> Result<(), Failure> {
+        let made = self.path.parent().map_or(Ok(()), whole_file::make_folder);
+        made.and_then(|()| whole_file::rehearse(&self.path, &self.text()))
+            .map_err(|error| cannot(&self.path, "write", &error))
+    }
+
+    /// Writes it, if it is to say anything else than it says: after a power cut it is the old one or the new one.
     ///
     /// # Errors
     /// It cannot be written, and is what it was.
     pub fn write(&self) -> Result<(), Failure> {
+        if !self.is_changed() {
+            return Ok(());
+        }
         let made = self.path.parent().map_or(Ok(()), whole_file::make_folder);
         made.and_then(|()| whole_file::write(&self.path, &self.text()))
             .map_err(|error| cannot(&self.path, "write", &error))
@@ -168,5 +181,5 @@ fn cannot(path: &Path, verb: &str, error: &io::Error) -> Failure {
     };
     Failure::new(kind, format!("cannot {verb} {}", path.display()))
         .why(error.to_string())
-        .next("nothing was changed; `--runtime` changes it until the daemon stops")
+        .next("nothing was changed; see to it that the daemon can write there")
 }

@@ -246,7 +246,7 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     let for_all = format!(
         "{CACHE}[defaults]\nwait = \"3s\"\ncache_mode = \"none\"\n[volume.swap]\nflash = \"UUID={UUID}\"\n"
     );
-    let former = "version = 1\n[volume.swap]\ncache_mode = \"none\"\n";
+    let former = "version = 1\n[volume.swap]\ncache_mode = \"none\"\nsize = \"1M\"\n";
     assert_eq!(load(&for_all, &[("99-set.toml", former)]).expect("good files").flash.len(), 1);
     for (key, value) in
         [("cache_mode", "writeback"), ("wait", "3s"), ("size", "1M"), ("on_cache_error", "fail")]
@@ -264,6 +264,18 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     );
     let (kind, found) = refused(&text(&format!("backing = \"/b\"\nflash = \"UUID={UUID}\"")));
     assert_eq!((kind, found.contains("either `backing` or `flash`")), (Kind::Config, true), "{found}");
+}
+
+/// A limit that no cache can keep was ignored, and all of the volume served.
+#[test]
+fn a_size_is_whole_sectors() {
+    for size in ["0", "5000", "8388609"] {
+        let (kind, found) =
+            refused(&format!("{CACHE}[volume.media]\nbacking = \"/dev/b\"\nsize = \"{size}\"\n"));
+        let sentence =
+            "`size` of [volume.media] is not a number of sectors of 512 bytes; write it in whole blocks";
+        assert_eq!((kind, found.contains(sentence)), (Kind::Config, true), "{found}");
+    }
 }
 
 /// Whatever other files are called, and although its volume may be configured no more.

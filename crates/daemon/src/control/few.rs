@@ -127,7 +127,7 @@ where
         let (stream, peer) = self.listener.accept().await;
         let (place, go) = Arc::clone(&self.places).take().await;
         let end = Box::pin(tokio::time::sleep(self.limits.idle));
-        let phase = Phase::Asks { go, is_line_empty: false };
+        let phase = Phase::Asks { go, line: Line::First };
         (Connection { stream, limits: self.limits, end, phase, place }, peer)
     }
 
@@ -148,11 +148,22 @@ pub(super) struct Connection<S> {
 /// How far a connection is.
 enum Phase {
     /// The question is not there as a whole: it ends with an empty line.
-    Asks { go: oneshot::Receiver<()>, is_line_empty: bool },
+    Asks { go: oneshot::Receiver<()>, line: Line },
     /// It is answered, until then.
     IsAnswered(Instant),
     /// It has been told to go.
     Goes,
+}
+
+/// What has come of the line that is coming.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Line {
+    /// Nothing, nor of any before it: empty lines before a question are none of it.
+    First,
+    /// Nothing.
+    Empty,
+    /// Something.
+    Begun,
 }
 
 impl<S> Connection<S> {
@@ -174,18 +185,18 @@ impl<S> Connection<S> {
 
     /// It has said this.
     fn hears(&mut self, bytes: &[u8]) {
-        let Phase::Asks { is_line_empty, .. } = &mut self.phase else { return };
+        let Phase::Asks { line, .. } = &mut self.phase else { return };
         for byte in bytes {
             match byte {
-                b'\n' if *is_line_empty => {
+                b'\n' if *line == Line::Empty => {
                     let end = Instant::now() + self.limits.whole;
                     self.phase = Phase::IsAnswered(end);
                     self.end.as_mut().reset(end);
                     return self.place.has_asked();
                 }
-                b'\n' => *is_line_empty = true,
-                b'\r' => {}
-                _ => *is_line_empty = false,
+                b'\n' if *line == Line::Begun => *line = Line::Empty,
+                b'\n' | b'\r' => {}
+                _ => *line = Line::Begun,
             }
         }
     }
@@ -299,7 +310,7 @@ mod tests {
     fn who_says_little_is_ended_too() {
         let limits = Limits { idle: Duration::from_millis(50), whole: LIMIT * 10 };
         let (_folder, path) = socket(1, limits);
-        for said in [&ASK[..1], &ASK[..ASK.len() - 1]] {
+        for said in [&ASK[..1], &ASK[..ASK.len() - 1], b"\n\n", b"\r\n\r\n\r\n"] {
             let mut slow = connected(&path);
             slow.write_all(said).unwrap();
             assert_eq!(heard(&mut slow), "");

@@ -194,7 +194,7 @@ impl Supervisor {
     fn take_up(&self, asked: Asked, text: &str, plan: Plan) {
         let Plan { layers, file, is_written, changed, .. } = plan;
         if let Err(failure) = file.as_ref().map_or(Ok(()), SetFile::write) {
-            return asked.refuse(text, failure);
+            return asked.refuse(text, or_for_now(failure));
         }
         let owner = asked.owner;
         owner.take(&mut self.shared().table, layers);
@@ -253,7 +253,7 @@ impl Supervisor {
             self.check_writes(view, option)?;
         }
         if let Some(file) = &file {
-            file.check_writable()?;
+            file.check_writable().map_err(or_for_now)?;
         }
         let changed = describe(view, &layers, &wanted, change);
         let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
@@ -431,4 +431,9 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
         changes: changes.chain(rate).collect(),
         notes: wanted.notes.clone(),
     }
+}
+
+/// Of what cannot be kept.
+fn or_for_now(failure: Failure) -> Failure {
+    failure.next("nothing was changed; `--runtime` changes it until the daemon stops")
 }

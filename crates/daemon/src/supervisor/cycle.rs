@@ -314,6 +314,15 @@ impl Supervisor {
                 )
                 .next("`bcached status` says what it waits for")),
             },
+            _ if names.is_empty() => {
+                let what = typed.map_or_else(
+                    || "there is no cache".to_owned(),
+                    |typed| format!("no cache is called `{typed}`"),
+                );
+                Err(Failure::new(Kind::UnknownName, what).why("this daemon has none at present").next(
+                    "`bcached import` or `bcached add` brings back what was released; else configure one",
+                ))
+            }
             ([], Some(typed)) => {
                 Err(Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"))
                     .next(format!("there are: {}", names.join(", "))))

@@ -203,10 +203,9 @@ impl Supervisor {
     fn plan_new_flash(&self, begin: &Begin) -> Result<Plan, Failure> {
         let name = &begin.volume;
         let refused = |kind, why: &str| Failure::new(kind, format!("cannot add {name}")).why(why);
-        if name.is_empty() || name.chars().any(|letter| letter.is_control() || letter == '/') {
-            return Err(refused(
-                Kind::Usage,
-                "a name is not empty and has no slash and no control character",
+        if name.trim() != name || name.is_empty() || name.contains('/') || name.contains(names::is_unseen) {
+            return Err(Failure::new(Kind::Usage, format!("cannot add \"{}\"", name.escape_debug())).why(
+                "a name is not empty, has no slash and no character that cannot be seen, and no blank at its ends",
             ));
         }
         let label = Label::from_text(name).ok_or_else(|| {

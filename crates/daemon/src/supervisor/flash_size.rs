@@ -36,11 +36,11 @@ impl Supervisor {
             refused(Kind::Usage, "it lives on its cache alone, and its new size is not said".to_owned())
                 .next(largest.clone())
         })?;
+        check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why))?;
         if size < has {
             return Err(refused(Kind::Usage, format!("it is {} large", human(has)))
                 .next(format!("`bcached shrink {name} --size {}` makes it smaller", typed(size))));
         }
-        check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why))?;
         if size > most {
             let why = format!(
                 "its cache can promise {} beside what is dirty and what others in it were promised",
@@ -69,12 +69,12 @@ impl Supervisor {
         let size = begin
             .size_bytes
             .ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()).option("--size"))?;
+        check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why).option("--size"))?;
         if size > now.sectors * 512 {
             return Err(refused(Kind::Usage, format!("it is {} large", human(now.sectors * 512)))
                 .next(format!("`bcached grow {name} --size {}` makes it larger", typed(size)))
                 .option("--size"));
         }
-        check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why).option("--size"))?;
         self.check_unused(name, Verb::Shrink)?;
         let engine = planned.engine.as_ref().ok_or_else(|| engine_failure::silent(name))?;
         let behind = engine.dirty_from(now.id, size / 512).zip(engine.status());

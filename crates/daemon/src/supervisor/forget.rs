@@ -5,7 +5,7 @@ use super::jobs::{Job, Subject};
 use super::losing::{self, Loss, Turn};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Config, Kept, SetFile};
+use crate::config::{Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_failure;
 use crate::engine_thread::Engine;
@@ -84,7 +84,9 @@ impl Supervisor {
             let called = entry.display_name();
             match &entry.state {
                 VolumeState::Served(_) | VolumeState::Attaching => return Err(served(called, &found.cache)),
+                // One without a device nobody has written down.
                 VolumeState::Removed => {}
+                _ if entry.backing.is_none() => {}
                 VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped => notes.push(format!(
                     "the configuration still names it, as {called}: take that out, or `bcached remove {called}`"
                 )),
@@ -228,16 +230,18 @@ impl Supervisor {
         let (Some(path), Some(name)) = (&self.config.set_file, name) else { return };
         let dropped = SetFile::read(path).and_then(|mut file| {
             *file.kept_of(&name) = Kept::default();
-            if !file.is_changed() {
-                return Ok(None);
-            }
-            file.write()?;
-            // Another one may have its name now.
-            Config::load(&self.line).map(|config| Some(config.flash))
+            let is_changed = file.is_changed();
+            file.write().map(|()| is_changed)
         });
         match dropped {
-            Ok(None) => {}
-            Ok(Some(flash)) => self.config.flash = flash,
+            Ok(false) => {}
+            // Another one may have its name now. What else the files say now counts when they are read again.
+            Ok(true) => {
+                let said = self.config.flash.iter().position(|flash| flash.name == name);
+                if let Some(said) = said {
+                    self.config.flash.remove(said);
+                }
+            }
             Err(failure) => tracing::warn!(event = "set-not-written", "{failure}"),
         }
     }

@@ -7,6 +7,7 @@ use super::Supervisor;
 use super::owner::LABEL;
 use super::table::{VolumeEntry, VolumeState};
 use crate::failure::{Failure, Kind};
+use crate::names;
 use bcached_engine::Error;
 use bcached_format::Label;
 
@@ -16,8 +17,8 @@ pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
     if runtime {
         return Err(refused("the device keeps it, so it is not for a time").next("leave --runtime out"));
     }
-    if typed.chars().any(char::is_control) {
-        return Err(refused("it has a control character"));
+    if typed.contains(names::is_unseen) {
+        return Err(refused("it has a control character, or another that cannot be seen"));
     }
     Label::from_text(typed).ok_or_else(|| refused("it is longer than 32 bytes"))
 }

@@ -70,6 +70,8 @@ impl Supervisor {
         if begin.dry_run {
             return Ok(shown);
         }
+        // What could not be kept would be served again by the next start, wherever the devices are by then.
+        self.kept_released(&name, &volumes, true)?.map_or(Ok(()), |file| file.rehearse())?;
         self.unserve(&name, index, &volumes)?;
         shown.state = State::Running;
         let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(index), Some(engine.clone())));
@@ -221,7 +223,7 @@ impl Supervisor {
                 .next("start bcached once more with its devices before anybody else gets them: the next start recovers it")),
             Ok(()) => self.kept_released(&name, &volumes, true).and_then(|file| match file {
                 Some(file) if file.is_changed() => {
-                    file.write()?;
+                    file.write().map_err(|failure| not_kept(&name, failure))?;
                     self.config = Config::load(&self.line)?;
                     Ok(())
                 }
@@ -230,6 +232,17 @@ impl Supervisor {
         };
         self.end_job(number, outcome);
     }
+}
+
+/// It has been let go of all the same.
+fn not_kept(name: &str, failure: Failure) -> Failure {
+    let why = Failure { next: None, ..failure.clone() }.to_string();
+    Failure::new(
+        failure.kind,
+        format!("{name} is not served any more, and the next start would serve it again"),
+    )
+    .why(why)
+    .next(format!("write `served = false` into [cache.{name}] before then"))
 }
 
 fn not_open(name: &str) -> Failure {

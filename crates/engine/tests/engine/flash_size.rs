@@ -146,7 +146,9 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
         // Less what the table takes meanwhile.
         let left = set.status().flash_room_sectors;
         assert!(left <= 1024 && left > 512, "{left}");
-        assert!(set.serve(scratch, write(4000, 8, 3)).await.result.is_err(), "the table does not say so yet");
+        let behind = asking(&env, &set, scratch, write(4000, 8, 3));
+        env.sleep(Duration::from_millis(1)).await;
+        assert!(behind.is_over(), "the table does not say so yet: it is refused");
         assert_eq!(set.detach(scratch, &Cancel::default()).await, Err(Error::FlashOnly));
         assert_eq!(set.grow(scratch, sectors_max).await, Err(Error::OnItsWay));
         world.borrow_mut().fate = None;
