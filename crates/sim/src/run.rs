@@ -223,7 +223,7 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
         refused_life(rig, workload)?;
         rig.heal();
     }
-    let last = Shape::aftermath(workload, mix(&[workload.seed, 7]), LAST_STEPS);
+    let last = last_steps(workload);
     inspected_life(rig, |client| async move {
         client.verify().await;
         client.go_through(last).await;
@@ -234,12 +234,17 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     })
 }
 
+/// What is done after the last step, in each process in which anything is: a script has one list for it.
+pub(crate) fn last_steps(workload: &Workload) -> Vec<Step> {
+    Shape::aftermath(workload, mix(&[workload.seed, 7]), LAST_STEPS)
+}
+
 /// One process whose backing devices take no writes for some time, and then take them: what is dirty leaves in the life of the same
 /// process. Then it dies.
 fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     rig.heal();
     rig.troubled = true;
-    let steps = Shape::aftermath(workload, mix(&[workload.seed, 8]), LAST_STEPS);
+    let steps = last_steps(workload);
     rig.live(|client| async move {
         client.go_through(steps).await;
         for device in &mut client.world().borrow_mut().devices[1..] {

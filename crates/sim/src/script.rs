@@ -1,8 +1,8 @@
 //! Scripts: workloads as text files, for what a seed cannot do: outlive the drawing that made a workload of it, and be
 //! edited by hand.
 //!
-//! A script holds all that a run depends on besides the system: sizes, seed of the world, steps, what is done after a crash,
-//! and the crashes. It reads from top to bottom, one thing a line; lines that begin with `#` and empty ones say nothing:
+//! A script holds all that a run depends on besides the system: sizes, seed of the world, steps, what is done after a crash
+//! or, where there is none, after the last step, and the crashes. It reads from top to bottom, one thing a line; lines that begin with `#` and empty ones say nothing:
 //!
 //! ```text
 //! sim script 1
@@ -57,6 +57,7 @@ mod tests;
 use crate::crashpoints::aftermath;
 use crate::failure::Cut;
 use crate::growth::Brink;
+use crate::run::last_steps;
 use crate::workload::{Origin, Workload};
 use std::fmt;
 use std::fs::{self, File};
@@ -104,7 +105,7 @@ impl Script {
     /// `workload` as it stands, ended by `cuts`.
     #[must_use]
     pub fn of(workload: &Workload, cuts: &[Cut]) -> Self {
-        let after = if cuts.is_empty() { Vec::new() } else { aftermath(workload, cuts) };
+        let after = if cuts.is_empty() { last_steps(workload) } else { aftermath(workload, cuts) };
         let origin = Origin::Script { file: String::new(), after };
         Self { workload: Workload { origin, kept: None, ..workload.clone() }, cuts: cuts.to_vec() }
     }

@@ -175,7 +175,7 @@ pub enum Origin {
     Script {
         /// The file's name.
         file: String,
-        /// What is done after each recovery from a crash.
+        /// What is done after each recovery from a crash, and if there is none, after the last step.
         after: Vec<Step>,
     },
 }

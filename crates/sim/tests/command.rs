@@ -356,17 +356,23 @@ fn a_failure_is_shown_again_by_its_command_and_by_its_script() {
 #[test]
 fn a_shortened_failure_is_saved_as_it_is() {
     let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("short.sim");
-    let file = file.to_str().expect("a name");
     let system = ["--system", "mutant-ZeroesHalf"];
-    let found =
-        sim(&[&["run", "--workload", "mixed", "--seed", "2", "--minimise", "--save", file], &system[..]]
-            .concat());
-    assert_eq!(found.exit, 1, "{}", found.err);
-    let text = std::fs::read_to_string(file).expect("it is there");
-    let (_, steps) = text.split_once("steps\n").expect("steps");
-    assert!(steps.lines().count() <= 4 && steps.contains("zero "), "{text}");
-    assert_eq!(sim(&[&["run", "--script", file], &system[..]].concat()).exit, 1);
+    // Of the second one nothing stays but what is done after the last step.
+    for (seed, zeroes_in) in [("3", "steps\n"), ("2", "after\n")] {
+        let file = folder.path().join(seed);
+        let file = file.to_str().expect("a name");
+        let words = ["run", "--workload", "mixed", "--seed", seed, "--minimise", "--save", file];
+        let found = sim(&[&words[..], &system[..]].concat());
+        assert_eq!(found.exit, 1, "{}", found.err);
+        let text = std::fs::read_to_string(file).expect("it is there");
+        let (_, steps) = text.split_once("steps\n").expect("steps");
+        let (steps, _) = steps.split_once("after\n").expect("what follows them");
+        let (_, zeroes) = text.split_once(zeroes_in).expect("a list");
+        assert!(steps.lines().count() <= 3 && zeroes.contains("zero "), "{text}");
+        let again = sim(&[&["run", "--script", file], &system[..]].concat());
+        let fault = again.out.lines().next().expect("a fault");
+        assert!(again.exit == 1 && found.out.contains(fault), "{fault}: {}", found.out);
+    }
 }
 
 #[test]
