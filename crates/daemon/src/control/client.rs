@@ -88,12 +88,16 @@ struct Request<'a> {
 /// Who is told that the daemon is busy has begun nothing there, and asks again until the limit of time.
 fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
     let deadline = Instant::now() + TIME_LIMIT;
+    let mut was_busy = None;
     loop {
-        match ask_once(socket, request, deadline) {
-            Err(failure) if failure.kind == Kind::Busy && Instant::now() + 2 * BUSY_PAUSE < deadline => {
+        match (ask_once(socket, request, deadline), was_busy.take()) {
+            (Err(failure), _) if failure.kind == Kind::Busy && Instant::now() + 2 * BUSY_PAUSE < deadline => {
+                was_busy = Some(failure);
                 thread::sleep(BUSY_PAUSE);
             }
-            outcome => return outcome,
+            // It answers, and says why it does no more than that: the limit of time is ours.
+            (Err(failure), Some(busy)) if failure.kind == Kind::TimeLimit => return Err(busy),
+            (outcome, _) => return outcome,
         }
     }
 }
@@ -220,6 +224,27 @@ fn not_understood(socket: &Path) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A daemon that has said that it is busy was said not to have answered, when the last of the questions came too late.
+    #[test]
+    fn a_daemon_that_was_busy_is_said_to_be() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        let daemon = thread::spawn(move || {
+            let (mut first, _) = listener.accept().expect("it asks");
+            let mut asked = [0; 4096];
+            let _all = first.read(&mut asked).expect("it asks");
+            let busy = Failure::new(Kind::Busy, "too many ask").to_json();
+            write!(first, "HTTP/1.0 503 Service Unavailable\r\n\r\n{busy}").expect("it listens");
+            drop(first);
+            // The next one is never answered.
+            listener.accept().expect("it asks again")
+        });
+        let failure = get(&socket, "/v1/status").expect_err("nobody answers");
+        assert_eq!((failure.kind, &*failure.what), (Kind::Busy, "too many ask"));
+        drop(daemon.join());
+    }
 
     /// Who was not root was told to be, though all that he wanted was to look.
     #[test]

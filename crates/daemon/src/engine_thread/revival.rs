@@ -47,10 +47,11 @@ pub async fn run(keeper: Keeper) {
             return;
         }
         pause = (pause * 2).min(PAUSE_MAX);
+        let was_well = has_all(&keeper);
         keeper.with(|sets| sets.is_trying = true);
         let is_well = attempt(&keeper).await;
         keeper.change(|sets| sets.is_trying = false);
-        if is_well {
+        if is_well && !was_well {
             well_since = Some(env.now());
             tracing::info!(
                 event = "cache-works-again",
@@ -72,7 +73,13 @@ fn is_wanted(keeper: &Keeper) -> bool {
     }
 }
 
-/// True if all volumes are home, and nothing is owed.
+/// The set works, and has all of its volumes.
+fn has_all(keeper: &Keeper) -> bool {
+    let (main, is_anybody_away) = keeper.with(|sets| (sets.main.clone(), !sets.away.is_empty()));
+    !is_anybody_away && main.is_some_and(|set| set.failure().is_none())
+}
+
+/// True if all volumes are home. What is owed beside that is tried again after a pause.
 async fn attempt(keeper: &Keeper) -> bool {
     let main = keeper.with(|sets| sets.main.clone());
     let works = main.is_some_and(|set| set.failure().is_none());
@@ -102,7 +109,8 @@ async fn attempt(keeper: &Keeper) -> bool {
     if all {
         land(keeper).await;
     }
-    pay_modes(keeper).await && all
+    pay_modes(keeper).await;
+    all
 }
 
 /// The cache device reads and writes the block again at which it failed last. Nobody else writes there: a set that has failed
@@ -298,14 +306,18 @@ async fn bring(keeper: &Keeper, id: VolumeId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has superblocks say the cache modes that were said of their volumes while those were away; true if none is owed any more.
-async fn pay_modes(keeper: &Keeper) -> bool {
-    let Ok(set) = keeper.main() else { return false };
-    let owed: Vec<_> = keeper.with(|sets| {
-        let is_home = |id: &VolumeId| !sets.away.contains_key(id);
-        sets.owed_modes.iter().filter(|(id, _)| is_home(id)).map(|(id, mode)| (*id, *mode)).collect()
+/// Has superblocks say the cache modes that were said of their volumes while those were away.
+async fn pay_modes(keeper: &Keeper) {
+    let Ok(set) = keeper.main() else { return };
+    let owed: Vec<VolumeId> = keeper.with(|sets| {
+        let is_home = |id: &&VolumeId| !sets.away.contains_key(*id);
+        sets.owed_modes.keys().filter(is_home).copied().collect()
     });
-    for (id, mode) in owed {
+    for id in owed {
+        // Somebody may have said another one while those before it were written. From here on whoever does comes after us: the
+        // superblock of a volume is changed in the order in which that is asked for.
+        let mode = keeper.with(|sets| sets.owed_modes.get(&id).copied().filter(|_| !sets.is_stopping));
+        let Some(mode) = mode else { continue };
         match set.keep_cache_mode(id, mode).await {
             Err(error) if !matches!(error, Error::NoVolume) => {
                 let what = "the superblock of a volume keeps its former cache mode for now";
@@ -319,7 +331,6 @@ async fn pay_modes(keeper: &Keeper) -> bool {
             }),
         }
     }
-    keeper.with(|sets| sets.owed_modes.is_empty())
 }
 
 /// The boat, if the volume is on it: from here on it is nowhere. `None`: it is not away.
@@ -353,9 +364,9 @@ mod tests {
     const SECTORS: u64 = 4096;
 
     /// A backing device in memory without a cache.
-    fn backing() -> File {
+    fn backing(number: u8) -> File {
         let superblock = BackingSuperblock::format(BackingFormat {
-            uuid: Uuid([3; 16]),
+            uuid: Uuid([number; 16]),
             set_uuid: Uuid([0; 16]),
             block_sectors: 8,
             bucket_sectors: 128,
@@ -395,22 +406,25 @@ mod tests {
         let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
         let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let backing = driver.disks.add(Device::open(path, Access::Own).expect("memory"));
-        let adds = set.clone();
-        let id = executor
-            .block_on(async move { adds.add_backing(backing, None).await })
-            .expect("a driver")
-            .expect("it is taken");
         let recipe = Recipe { cache: disk, set_uuid, note: None, options: options.into() };
         let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
+        let id = added(&mut executor, &keeper, file);
         (executor, keeper, id)
+    }
+
+    /// The set has that volume, too.
+    fn added(executor: &mut Executor, keeper: &Keeper, file: &File) -> VolumeId {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let disk = keeper.inner().disks.add(Device::open(path, Access::Own).expect("memory"));
+        let adds = keeper.main().expect("it works");
+        let added = executor.block_on(async move { adds.add_backing(disk, None).await });
+        added.expect("a driver").expect("it is taken")
     }
 
     /// What was said while the set was let go of was refused, and the configuration said it all the same.
     #[test]
     fn a_cache_mode_said_while_the_set_is_let_go_of_is_kept() {
-        let file = backing();
+        let file = backing(3);
         let (mut executor, keeper, id) = served(&file);
         let env = executor.env();
         let said = keeper.clone();
@@ -424,7 +438,9 @@ mod tests {
             let_go(&keeper).await;
             assert_eq!(keeper.status().volumes[0].mode, CacheMode::Writearound);
             open_again(&keeper).await.expect("nothing has happened to it");
-            assert!(bring_home(&keeper).await && pay_modes(&keeper).await);
+            assert!(bring_home(&keeper).await);
+            pay_modes(&keeper).await;
+            assert!(keeper.with(|sets| sets.owed_modes.is_empty()) && has_all(&keeper));
             let mode = keeper.status().volumes[0].mode;
             keeper.stop().await.expect("in order");
             mode
@@ -432,17 +448,41 @@ mod tests {
         assert_eq!((ended, mode_in(&file)), (Some(CacheMode::Writearound), CacheMode::Writearound));
     }
 
+    /// While the mode of one volume was written, another one was said of the next, and the one of before was written over that.
+    #[test]
+    fn what_was_owed_is_not_written_over_a_newer_word() {
+        let files = [backing(3), backing(4)];
+        let (mut executor, keeper, first) = served(&files[0]);
+        let second = added(&mut executor, &keeper, &files[1]);
+        let env = executor.env();
+        let stopped = executor.block_on(async move {
+            for id in [first, second] {
+                keeper.with(|sets| sets.owed_modes.insert(id, CacheMode::Writearound));
+            }
+            let said = keeper.clone();
+            env.spawn(async move {
+                // The first of them is being written by now.
+                said.change_mode(second, CacheMode::None).await.expect("it can be written");
+            });
+            pay_modes(&keeper).await;
+            assert!(keeper.with(|sets| sets.owed_modes.is_empty()));
+            keeper.stop().await
+        });
+        assert_eq!(stopped, Some(Ok(())));
+        assert_eq!(files.each_ref().map(mode_in), [CacheMode::Writearound, CacheMode::None]);
+    }
+
     /// One attempt to write it was all that was made.
     #[test]
     fn a_cache_mode_that_could_not_be_written_is_still_owed() {
-        let file = backing();
+        let file = backing(3);
         let (mut executor, keeper, id) = served(&file);
         let device = file.try_clone().expect("a descriptor");
         let (owed, left) = executor
             .block_on(async move {
                 keeper.with(|sets| sets.owed_modes.insert(id, CacheMode::Writearound));
                 rustix::fs::fcntl_add_seals(&device, SealFlags::FUTURE_WRITE).expect("nobody has mapped it");
-                assert!(is_wanted(&keeper) && !attempt(&keeper).await && is_wanted(&keeper));
+                assert!(is_wanted(&keeper) && attempt(&keeper).await && is_wanted(&keeper), "all are home");
                 let owed = keeper.with(|sets| sets.owed_modes.get(&id).copied());
                 // Another word takes its place, and fails in its turn, which whoever said it hears.
                 keeper.change_mode(id, CacheMode::None).await.expect_err("it cannot be written");

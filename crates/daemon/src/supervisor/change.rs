@@ -1,4 +1,5 @@
-//! `bcached set` and `unset`: everything is judged, then kept, then done. What is refused has changed nothing.
+//! `bcached set` and `unset`: everything is judged. What a device or an engine must say first whether it takes it, a label or a rate, is done
+//! before anything else; then the rest is kept, then done. What is refused has changed nothing.
 //!
 //! The control thread asks and waits; the loop acts, as it does on everything else. A value that is to be kept is first
 //! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
