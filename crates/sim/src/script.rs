@@ -2,7 +2,8 @@
 //! edited by hand.
 //!
 //! A script holds all that a run depends on besides the system: sizes, seed of the world, steps, what is done after a crash
-//! or, where there is none, after the last step, and the crashes. It reads from top to bottom, one thing a line; lines that begin with `#` and empty ones say nothing:
+//! or, where there is none, after the last step, and the crashes. It reads from top to bottom, one thing a line; lines that
+//! begin with `#` and empty ones say nothing:
 //!
 //! ```text
 //! sim script 1

@@ -28,6 +28,7 @@ const DRAWINGS: &[u64] = &[
     0xcdec_1b0c_157a_4d1e,
     0xe98b_7e99_4cbd_d974,
     0x6652_f139_f8b0_104d,
+    0xe3dd_dba2_413c_0068,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices
