@@ -135,6 +135,14 @@ fn nothing_can_be_changed() {
         let said = sent(&monitor, &format!("GET {what}"), "");
         assert!(said.starts_with("HTTP/1.0 404 ") && said.contains("nothing is to be seen here"), "{said}");
     }
+    // The other one had nothing to say at all.
+    for (what, next) in [("GET /v1/nothing", "/v1/nothing"), ("PUT /v1/jobs", "/v1/jobs")] {
+        let said = sent(&control, what, "");
+        assert!(
+            said.starts_with("HTTP/1.0 404 ") && said.contains("there is no ") && said.contains(next),
+            "{said}"
+        );
+    }
     let status = daemon.status();
     assert_eq!(
         (&status["state"], &status["volumes"][0]["cache_mode"]),

@@ -4,7 +4,7 @@
 mod common;
 
 use bcached_daemon::options::OPTIONS;
-use common::{Daemon, Images, ask, bcached, done, json, refused};
+use common::{Daemon, Images, ask, bcached, done, json, refused, run};
 use rustix::process::Signal;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -456,6 +456,16 @@ fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
     assert!(daemon.log().contains("99-set.toml has options of the volume scratch"), "{}", daemon.log());
     done(&daemon, &["set", "media", "writeback_percent=30"]);
     assert_eq!(daemon.stop().0, 0);
+    // Bytes that are no text, as a file system leaves them: the advice was to name another configuration.
+    let kept = site.kept().expect("a file");
+    std::fs::write(site.set_file(), b"version = 1\n# \xff\n").expect("a file");
+    let ran =
+        run(&mut Daemon::command(&site.images, "run", &["--config", site.config().to_str().expect("text")]));
+    assert!(
+        ran.exit == 2 && ran.err.contains("99-set.toml") && ran.err.contains("put back what it was"),
+        "{ran:?}"
+    );
+    std::fs::write(site.set_file(), kept).expect("a file");
     std::fs::write(site.config(), whole).expect("a file");
     let daemon = site.start();
     assert_eq!(value(&daemon, "scratch", "writeback_percent"), pair("20", "set"), "it was not forgotten");

@@ -280,6 +280,12 @@ fn a_size_in_the_configuration_is_a_limit() {
     let told = "media: it is 8 MiB large already\nmedia: the configuration says `size = \"8M\"`, and the device has room for 20 MiB\n";
     assert_eq!(done(&daemon, &["grow", "media"]), told);
     assert_eq!(daemon.stop().0, 0);
+    // It was kept as if it had been set, and what its user wrote there later was nothing.
+    assert!(!site.images.path("config.d/99-set.toml").exists(), "{}", site.kept());
+    site.configure("size = \"12M\"\n");
+    let daemon = site.start();
+    assert_eq!(size(&daemon), 12 * MIB);
+    assert_eq!(daemon.stop().0, 0);
 }
 
 /// Its size is in the cache: no device says it, and what lies behind the end is nowhere else.

@@ -190,15 +190,17 @@ struct RawNbd {
 
 /// Reads and understands the file at `path`.
 pub fn read(path: &Path) -> Result<Settings, Failure> {
-    parse(path, &content(path)?)
+    let next = "name another with --config, or devices with --cache and --backing";
+    parse(path, &content(path, next)?)
 }
 
 /// The same of the file that `bcached set` writes.
 pub fn read_set_file(path: &Path) -> Result<Settings, Failure> {
-    parse_set_file(path, &content(path)?)
+    let next = "put back what it was, or take it away: what was set is lost with it";
+    parse_set_file(path, &content(path, next)?)
 }
 
-fn content(path: &Path) -> Result<String, Failure> {
+fn content(path: &Path, next: &str) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Kind::Permission,
@@ -206,7 +208,7 @@ fn content(path: &Path) -> Result<String, Failure> {
         };
         Failure::new(kind, format!("cannot read the configuration {}", path.display()))
             .why(error.to_string())
-            .next("name another with --config, or devices with --cache and --backing")
+            .next(next)
     })
 }
 

@@ -99,6 +99,9 @@ pub struct CacheNumbers {
     pub active_journal_entries: u64,
     /// Operations of the cache device that failed.
     pub io_errors: u64,
+    /// Those of them that count against `io_error_limit`: they fade, as `io_error_halflife` says.
+    #[serde(default)]
+    pub io_errors_recent: u64,
     pub btree_coalesces: u64,
     pub writeback_keys_done: u64,
     /// Written anew meanwhile, as the kernel counts it.

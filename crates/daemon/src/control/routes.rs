@@ -127,6 +127,11 @@ async fn only_to_look(method: Method, uri: Uri) -> Response {
     refused(&failure)
 }
 
+async fn nothing_there(method: Method, uri: Uri) -> Response {
+    let what = format!("there is no {method} {}", uri.path());
+    refused(&Failure::new(Kind::NotFound, what).next("ask with the commands: `bcached help`"))
+}
+
 /// All of them.
 pub fn router(handlers: Arc<Handlers>) -> Router {
     alike()
@@ -136,6 +141,8 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/jobs/{number}", get(job).delete(cancel))
         .route("/v1/config/differences", get(differences))
         .route("/v1/stop", get(stopped).post(stop))
+        .fallback(nothing_there)
+        .method_not_allowed_fallback(nothing_there)
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
 }

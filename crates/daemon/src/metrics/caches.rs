@@ -93,6 +93,11 @@ fn counters<'a>() -> Vec<Metric<Open<'a>>> {
         counter("bcached_cache_io_errors_total", "Operations of the cache device that failed.", |open| {
             Some(open.numbers.io_errors as f64)
         }),
+        gauge(
+            "bcached_cache_io_errors_recent",
+            "Those that count against io_error_limit, and fade.",
+            |open| Some(open.numbers.io_errors_recent as f64),
+        ),
         counter(
             "bcached_cache_node_read_failures_total",
             "Times that a btree node could not be read or was damaged.",

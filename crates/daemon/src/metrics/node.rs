@@ -82,7 +82,8 @@ fn of_members<'a>() -> Vec<Metric<Member<'a>>> {
 
 fn of_devices<'a>() -> Vec<Metric<Set<'a>>> {
     vec![
-        gauge("node_bcache_io_errors", "", |set| Some(set.numbers.io_errors as f64)),
+        // The kernel shows what has not faded.
+        gauge("node_bcache_io_errors", "", |set| Some(set.numbers.io_errors_recent as f64)),
         counter("node_bcache_metadata_written_bytes_total", "", |set| Some(written_bytes(set, false))),
         counter("node_bcache_written_bytes_total", "", |set| Some(written_bytes(set, true))),
         gauge("node_bcache_priority_stats_unused_percent", "", |set| Some(set.numbers.unused_percent as f64)),

@@ -22,7 +22,7 @@ fn bypassed() -> Value {
 }
 
 /// The numbers of a set that are nothing but numbers: 100, 101 and so on.
-const NUMBERS: [&str; 47] = [
+const NUMBERS: [&str; 48] = [
     "block_bytes",
     "bucket_bytes",
     "buckets",
@@ -70,6 +70,7 @@ const NUMBERS: [&str; 47] = [
     "writeback_keys_done",
     "writeback_keys_failed",
     "writeback_errors",
+    "io_errors_recent",
 ];
 
 fn cache() -> Value {
@@ -208,7 +209,7 @@ fn node_exporters_names_are_all_there() {
         "cache_readaheads_total 0",
     ];
     let of_devices = [
-        "io_errors 142",
+        "io_errors 147",
         "metadata_written_bytes_total 39",
         "written_bytes_total 6",
         "priority_stats_unused_percent 136",

@@ -225,6 +225,49 @@ impl Supervisor {
         entry.kept = Some(status.kept);
     }
 
+    /// The open cache that is called so: by name, by the UUID of its set, or by its device; the only one if none is named.
+    pub(super) fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
+        let shared = self.shared();
+        let caches: Vec<_> = shared.table.lasting_caches().collect();
+        let names: Vec<_> = caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect();
+        let is_meant = |cache: &CacheEntry| match typed {
+            None => caches.len() == 1,
+            Some(typed) => {
+                let is_set = |set: &bcached_format::Uuid| {
+                    let (typed, set) =
+                        (typed.to_lowercase().replace('-', ""), set.to_string().replace('-', ""));
+                    typed.len() >= 8 && set.starts_with(&typed)
+                };
+                cache.display_name() == typed
+                    || cache.device == typed
+                    || cache.set().as_ref().is_some_and(is_set)
+            }
+        };
+        let meant: Vec<_> = caches.iter().filter(|(_, cache)| is_meant(cache)).collect();
+        match (meant.as_slice(), typed) {
+            ([(index, cache)], _) => match &cache.state {
+                CacheState::Open { .. } => Ok(*index),
+                _ => Err(cache.closed()),
+            },
+            _ if names.is_empty() => {
+                let what = typed.map_or_else(
+                    || "there is no cache".to_owned(),
+                    |typed| format!("no cache is called `{typed}`"),
+                );
+                Err(Failure::new(Kind::UnknownName, what).why("this daemon has none at present").next(
+                    "`bcached import` or `bcached add` brings back what was released; else configure one",
+                ))
+            }
+            ([], Some(typed)) => {
+                Err(Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"))
+                    .next(format!("there are: {}", names.join(", "))))
+            }
+            (_, _) => Err(Failure::new(Kind::AmbiguousName, "several caches may be meant")
+                .next(format!("name one of: {}", names.join(", ")))
+                .option("--cache")),
+        }
+    }
+
     /// Logs, once, that a set has stopped writing, and that it works again.
     pub(super) fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
@@ -280,6 +323,28 @@ impl Supervisor {
             }
             self.tell_flash_sizes(index, &status);
             self.look_for_absent(index, &status);
+        }
+    }
+}
+
+impl CacheEntry {
+    /// Why nothing can be done that needs it open.
+    pub(super) fn closed(&self) -> Failure {
+        let closed = Failure::new(Kind::NotFound, format!("the cache {} is not open", self.display_name()));
+        let status = "`bcached status` says how far it is";
+        match &self.state {
+            CacheState::Waiting(reason) | CacheState::Failed(reason) => {
+                let next = reason.next.clone().unwrap_or_else(|| status.into());
+                closed.why(Failure { next: None, ..reason.clone() }.to_string()).next(next)
+            }
+            CacheState::Opening { .. } => closed.why("it is being opened").next(status),
+            CacheState::Ending { .. } => closed.why("it is being stopped").next(status),
+            CacheState::Stopped => closed.why("the daemon stops").next("ask again when it has been started"),
+            CacheState::Released => {
+                closed.why("it was released or replaced").next("`bcached import` takes a set back")
+            }
+            // Asked for too late: it is open by now.
+            CacheState::Open { .. } => closed.why("it was not a moment ago").next("ask again"),
         }
     }
 }

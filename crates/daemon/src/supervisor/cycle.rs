@@ -3,7 +3,7 @@
 use super::jobs::{Before, Job};
 use super::losing::Loss;
 use super::options::Done;
-use super::table::{CacheState, VolumeEntry, VolumeState};
+use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, NO_CACHE, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -284,53 +284,6 @@ impl Supervisor {
             .filter(|client| client.export.as_deref() == Some(name))
             .map(|client| client.peer)
             .collect()
-    }
-
-    /// The open cache that is called so: by name, by the UUID of its set, or by its device; the only one if none is named.
-    pub(super) fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
-        let shared = self.shared();
-        let caches: Vec<_> = shared.table.lasting_caches().collect();
-        let names: Vec<_> = caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect();
-        let is_meant = |cache: &super::table::CacheEntry| match typed {
-            None => caches.len() == 1,
-            Some(typed) => {
-                let is_set = |set: &bcached_format::Uuid| {
-                    let (typed, set) =
-                        (typed.to_lowercase().replace('-', ""), set.to_string().replace('-', ""));
-                    typed.len() >= 8 && set.starts_with(&typed)
-                };
-                cache.display_name() == typed
-                    || cache.device == typed
-                    || cache.set().as_ref().is_some_and(is_set)
-            }
-        };
-        let meant: Vec<_> = caches.iter().filter(|(_, cache)| is_meant(cache)).collect();
-        match (meant.as_slice(), typed) {
-            ([(index, cache)], _) => match &cache.state {
-                CacheState::Open { .. } => Ok(*index),
-                _ => Err(Failure::new(
-                    Kind::NotFound,
-                    format!("the cache {} is not open", cache.display_name()),
-                )
-                .next("`bcached status` says what it waits for")),
-            },
-            _ if names.is_empty() => {
-                let what = typed.map_or_else(
-                    || "there is no cache".to_owned(),
-                    |typed| format!("no cache is called `{typed}`"),
-                );
-                Err(Failure::new(Kind::UnknownName, what).why("this daemon has none at present").next(
-                    "`bcached import` or `bcached add` brings back what was released; else configure one",
-                ))
-            }
-            ([], Some(typed)) => {
-                Err(Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"))
-                    .next(format!("there are: {}", names.join(", "))))
-            }
-            (_, _) => Err(Failure::new(Kind::AmbiguousName, "several caches may be meant")
-                .next(format!("name one of: {}", names.join(", ")))
-                .option("--cache")),
-        }
     }
 
     fn cache_name(&self, index: usize) -> String {

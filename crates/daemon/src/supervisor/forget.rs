@@ -5,7 +5,7 @@ use super::jobs::{Job, Subject};
 use super::losing::{self, Loss, Turn};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Kept, SetFile};
+use crate::config::{Kept, NO_CACHE, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_failure;
 use crate::engine_thread::Engine;
@@ -289,11 +289,13 @@ fn in_words(left: &Unserved) -> String {
 }
 
 fn served(name: &str, cache: &str) -> Failure {
-    Failure::new(Kind::InUse, format!("cannot forget {name}"))
-        .why("it is served")
-        .next(format!(
+    let next = match cache {
+        NO_CACHE => format!("`bcached remove {name}` first"),
+        _ => format!(
             "`bcached detach {name}` takes it out of {cache} with all of its data; else `bcached remove {name}` first"
-        ))
+        ),
+    };
+    Failure::new(Kind::InUse, format!("cannot forget {name}")).why("it is served").next(next)
 }
 
 fn too_much(name: &str, cache: &str, dirty: u64, accepted: Option<u64>) -> Failure {

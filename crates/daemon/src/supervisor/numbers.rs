@@ -30,6 +30,7 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
         root_usage_percent: status.root_usage_percent,
         active_journal_entries: status.journal_active,
         io_errors: status.cache_health.errors,
+        io_errors_recent: status.io_errors,
         btree_coalesces: stats.btree_coalesces,
         writeback_keys_done: stats.writeback_keys_done,
         writeback_keys_failed: stats.writeback_keys_failed,

@@ -42,7 +42,10 @@ impl Supervisor {
         let (name, device, engine) = {
             let shared = self.shared();
             let entry = &shared.table.caches[index];
-            let Some(engine) = entry.engine() else { return Err(not_open(entry.display_name())) };
+            let Some(engine) = entry.engine() else {
+                let what = format!("cannot release {}", entry.display_name());
+                return Err(Failure { what: what.into(), ..entry.closed() });
+            };
             (entry.display_name().to_owned(), entry.device.clone(), engine)
         };
         let cannot = |kind| Failure::new(kind, format!("cannot release {name}"));
@@ -243,10 +246,4 @@ fn not_kept(name: &str, failure: Failure) -> Failure {
     )
     .why(why)
     .next(format!("write `served = false` into [cache.{name}] before then"))
-}
-
-fn not_open(name: &str) -> Failure {
-    Failure::new(Kind::NotFound, format!("cannot release {name}"))
-        .why("it is not open")
-        .next("`bcached status` says what it waits for")
 }

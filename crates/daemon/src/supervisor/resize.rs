@@ -128,10 +128,12 @@ impl Supervisor {
         };
         let mut file = SetFile::read(path)?;
         planned.before.limit.1 = file.kept_of(name).size;
+        // What the configuration says already would be kept a second time, and then hold against what its user writes there later.
+        if limit.is_some() && self.said_limit(name, &file)? == limit {
+            return Ok(limit);
+        }
         file.kept_of(name).size = limit;
-        let config = Config::load_with(&self.line, Some(&file.text()))?;
-        let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
-        let limit = volume.and_then(|volume| volume.size);
+        let limit = self.said_limit(name, &file)?;
         planned.limit = Some(limit);
         if file.is_changed() {
             file.check_writable()?;
@@ -139,6 +141,13 @@ impl Supervisor {
             planned.file = Some(file);
         }
         Ok(limit)
+    }
+
+    /// What the configuration says that is served of the volume at most, with `file` as what was set: bytes.
+    fn said_limit(&self, name: &str, file: &SetFile) -> Result<Option<u64>, Failure> {
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
+        Ok(volume.and_then(|volume| volume.size))
     }
 
     /// Work begins that is to make the volume so large. Who connects from now on is not told of what it is about to lose.
