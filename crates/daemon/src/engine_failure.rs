@@ -195,6 +195,17 @@ pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
     }
 }
 
+/// Why the device at `path` does not take the place of the one that the cache was on.
+pub fn of_cache_return(name: &str, path: &Path, error: &Error) -> Failure {
+    let failure = not_taken_up(name, path);
+    match error {
+        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
+            .why(error.to_string())
+            .next("start the daemon again when nobody else uses it: that takes it as it is now"),
+        _ => failure.why(error.to_string()).next("it is tried again"),
+    }
+}
+
 /// The same, before it is known why.
 pub fn not_taken_up(name: &str, path: &Path) -> Failure {
     Failure::new(Kind::Io, format!("cannot take up {} for {name}", path.display()))

@@ -43,7 +43,7 @@ use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Permit, Semaphore};
-use bcached_env::{Disk, Env};
+use bcached_env::{Disk, Env, IoErrorKind};
 use core::cell::{Cell, RefCell};
 
 /// Who waits for what. A waiter re-checks its condition after every wake-up.
@@ -209,7 +209,14 @@ impl CacheSet {
 
     /// Latches the first failure, or one that weighs more: that does not pass. Everybody who waits finds out.
     pub(crate) fn fail(&self, error: Error) -> Error {
+        let is_gone = matches!(&error, Error::Io { source, .. } if source.kind == IoErrorKind::Gone);
+        let is_volatile = self.cache().info().volatile_cache;
         let first = self.with(|s| {
+            let is_proven = s.note_held && s.buckets.flushes().have_succeeded();
+            if is_gone && is_volatile && !is_proven {
+                // The data of keys that only the note holds may be gone with its power: whoever starts next must not bring them back.
+                s.note.forget_through(u64::MAX);
+            }
             let first = s.failed.get_or_insert_with(|| error.clone());
             if first.may_pass() && !error.may_pass() {
                 *first = error;

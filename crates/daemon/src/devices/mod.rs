@@ -10,7 +10,7 @@ use bcached_format::{
     SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_uring::{Access, Device};
-pub use returned::open_returned;
+pub use returned::{open_returned, open_returned_cache};
 use std::path::PathBuf;
 
 /// A claimed cache device.

@@ -1,9 +1,9 @@
-//! A backing device that the system has no more, or that takes nothing any more, and that may be there by another node or as another file.
+//! A device that the system has no more, or that takes nothing any more, and that may be there by another node or as another file.
 //!
 //! What is open is left alone as long as it may be well: a disk that the kernel still has is ill, not gone, and a second one with its UUID
 //! is a copy, perhaps an old one. Only who is configured by a path has said which one is meant, wherever that leads by now.
 
-use super::{BackingDevice, open_backing, resolve, twins};
+use super::{BackingDevice, CacheDevice, open_backing, open_cache, resolve, twins};
 use crate::failure::{Failure, Kind};
 use bcached_format::Uuid;
 use bcached_uring::Presence;
@@ -16,6 +16,15 @@ use std::path::PathBuf;
 pub fn open_returned(name: &str, uuid: Uuid, known: Presence) -> Result<Option<BackingDevice>, Failure> {
     let Some(path) = whereabouts(name, uuid, known)? else { return Ok(None) };
     open_backing(&path.to_string_lossy()).map(Some)
+}
+
+/// The same for a cache device.
+///
+/// # Errors
+/// As above.
+pub fn open_returned_cache(name: &str, uuid: Uuid, known: Presence) -> Result<Option<CacheDevice>, Failure> {
+    let Some(path) = whereabouts(name, uuid, known)? else { return Ok(None) };
+    open_cache(&path.to_string_lossy()).map(Some)
 }
 
 fn whereabouts(name: &str, uuid: Uuid, known: Presence) -> Result<Option<PathBuf>, Failure> {

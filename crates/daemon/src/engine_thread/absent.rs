@@ -136,7 +136,7 @@ impl Keeper {
     /// A backing device is gone, and not the cache, and the request was refused for that.
     pub fn misses_backing(&self, error: &Error) -> bool {
         let Error::Io { source, .. } = error else { return false };
-        error.is_absence() && source.disk != self.inner().recipe.cache
+        error.is_absence() && source.disk != self.inner().recipe.cache.get()
     }
 
     /// What the volume is called on its superblock.

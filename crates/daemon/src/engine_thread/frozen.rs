@@ -219,7 +219,7 @@ impl Desk {
     fn is_of_cache(&self, error: &Error) -> bool {
         match error {
             Error::Failed(_) | Error::Node { .. } => true,
-            Error::Io { source, .. } => source.disk == self.keeper.inner().recipe.cache,
+            Error::Io { source, .. } => source.disk == self.keeper.inner().recipe.cache.get(),
             _ => false,
         }
     }

@@ -12,21 +12,22 @@
 //! in [`super::revival`]; what becomes of requests meanwhile in [`super::frozen`].
 
 use super::absent::Absences;
+use super::cache_back::Returned;
 use crate::failure::Failure;
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
 use bcached_env::{DiskId, Env, Time};
 use bcached_format::{CacheMode, Uuid};
 use bcached_uring::Disks;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
 /// What the set is opened with, each time.
 pub struct Recipe {
-    /// Its device.
-    pub cache: DiskId,
+    /// Its device, until another one takes its place.
+    pub cache: Cell<DiskId>,
     /// Of the set.
     pub set_uuid: Uuid,
     /// Where the note lies; `None`: nothing is ever written that would have to be noted.
@@ -70,6 +71,10 @@ pub struct Sets {
     pub is_lost: bool,
     /// Somebody tries to bring all volumes home.
     pub is_trying: bool,
+    /// The cache device is back as another one, which takes the place of the former as soon as that is let go of.
+    pub returned: Option<Returned>,
+    /// What tells the newest start of the set from all others.
+    pub session: u64,
     /// The daemon stops.
     pub is_stopping: bool,
     /// Something acknowledged of these volumes may not be durable, which their next flush says.
@@ -115,7 +120,8 @@ impl Sets {
 impl Keeper {
     /// All volumes are those of `set`.
     pub fn new(env: Env, disks: Disks, recipe: Recipe, set: CacheSet) -> Self {
-        let sets = Sets { main: Some(set), ..Sets::default() };
+        let session = set.session();
+        let sets = Sets { main: Some(set), session, ..Sets::default() };
         let (changed, alarm) = (Notify::new(), Notify::new());
         Self(Rc::new(Inner { env, disks, recipe, sets: RefCell::new(sets), changed, alarm }))
     }
@@ -291,6 +297,7 @@ impl Keeper {
             set.number_from(sets.next.expect("it was kept when the set was let go of"));
             let Sets { away, waits_since, .. } = sets;
             waits_since.retain(|id, _| away.contains_key(id));
+            sets.session = set.session();
             sets.main = Some(set);
         });
     }
@@ -303,13 +310,22 @@ impl Keeper {
         });
     }
 
+    /// Why the set does not work, or was let go of.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let (main, why) = self.with(|sets| (sets.main.clone(), sets.why.clone()));
+        main.map_or(why, |set| set.failure())
+    }
+
     /// What waits for the set has something to wait for.
     pub fn may_come_back(&self) -> bool {
-        let main = self.with(|sets| (sets.main.clone(), sets.is_lost, sets.is_stopping));
-        match main {
-            (_, _, true) => false,
-            (None, is_lost, _) => !is_lost,
-            (Some(set), ..) => set.failure().is_none_or(|error| error.may_pass()),
+        if self.with(|sets| sets.is_stopping) {
+            return false;
+        }
+        // A device that is gone may return as another one, however the set has failed.
+        match self.failure() {
+            Some(error) if error.is_absence() => true,
+            Some(error) if self.main().is_ok() => error.may_pass(),
+            _ => self.main().is_ok() || !self.with(|sets| sets.is_lost),
         }
     }
 

@@ -6,6 +6,7 @@
 //! | `keeper` | which set serves which volume |
 //! | `revival` | a set that has failed is opened again |
 //! | `returned` | a backing device comes back as another one |
+//! | `cache_back` | the cache device does |
 //! | `absent` | one that is gone |
 //! | `frozen` | requests that wait for a device |
 //!
@@ -14,6 +15,7 @@
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
 mod absent;
+mod cache_back;
 mod frozen;
 mod keeper;
 mod pump;
@@ -22,6 +24,7 @@ mod returned;
 mod revival;
 mod unserved;
 
+use crate::devices::CacheDevice;
 use crate::engine_failure;
 use crate::failure::Failure;
 use bcached_engine::{
@@ -168,6 +171,8 @@ enum Command {
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
     /// Its backing device is this one from now on.
     TakeBack(VolumeId, Device, Answer<Result<Option<Error>, NotTaken>>),
+    /// The cache device is this one from now on.
+    TakeBackCache(Box<CacheDevice>, Answer<Result<bool, Error>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
     /// As work of this number, to so many sectors.
     BeginShrinking(u64, VolumeId, u64, Answer<Result<Shrinking, Error>>),
@@ -258,8 +263,12 @@ impl EngineThread {
             None => (Box::new(NoNote) as Box<dyn Note>, NoteFound::Nothing),
         };
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
-        let recipe =
-            Recipe { cache, set_uuid: start.set_uuid, note: place, options: start.options.clone().into() };
+        let recipe = Recipe {
+            cache: cache.into(),
+            set_uuid: start.set_uuid,
+            note: place,
+            options: start.options.clone().into(),
+        };
         let opening = CacheSet::open(executor.env(), cache, note, start.options);
         let set = executor
             .block_on(opening)

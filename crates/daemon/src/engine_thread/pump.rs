@@ -1,5 +1,6 @@
 //! The pump between port and engine: takes requests and commands until there is nothing left, then waits for their bell.
 
+use super::cache_back;
 use super::frozen::Desk;
 use super::keeper::Keeper;
 use super::{
@@ -139,6 +140,7 @@ impl Pump {
                 }),
                 Err(error) => answer(Err(NotTaken::Refused(error))),
             },
+            Command::TakeBackCache(cache, answer) => cache_back::take_back(&keeper, *cache, answer),
             Command::Long(number, long, volume, answer) => match keeper.settled(volume) {
                 Ok(set) => self.begin_long(set, (number, long), volume, answer),
                 Err(error) => answer(Err(error)),

@@ -5,6 +5,7 @@
 //! is there. A volume is added to it under its number, and what waited for it goes on. What fails on the way is tried again, ever
 //! less often.
 
+use super::cache_back;
 use super::keeper::{Away, Keeper};
 use super::{NoNote, open_note};
 use crate::devices::memory;
@@ -40,7 +41,7 @@ pub async fn run(keeper: Keeper) {
             pause = PAUSE_MIN;
         }
         let until = env.now() + pause;
-        while env.now() < until && !keeper.with(|sets| sets.is_stopping) {
+        while env.now() < until && !keeper.with(|sets| sets.is_stopping || sets.returned.is_some()) {
             keeper.alarmed(Some(until)).await;
         }
         if keeper.with(|sets| sets.is_stopping) {
@@ -63,6 +64,9 @@ pub async fn run(keeper: Keeper) {
 
 /// There is something that may pass.
 fn is_wanted(keeper: &Keeper) -> bool {
+    if keeper.with(|sets| sets.returned.is_some()) {
+        return true;
+    }
     let (main, is_lost, is_owed) = keeper.with(|sets| {
         let is_owed = !sets.away.is_empty() || !sets.owed_modes.is_empty();
         (sets.main.clone(), sets.is_lost, is_owed)
@@ -83,12 +87,18 @@ fn has_all(keeper: &Keeper) -> bool {
 async fn attempt(keeper: &Keeper) -> bool {
     let main = keeper.with(|sets| sets.main.clone());
     let works = main.is_some_and(|set| set.failure().is_none());
-    if !works {
-        if !answers(keeper).await || !has_boat(keeper).await {
+    if works {
+        cache_back::decline(keeper);
+    } else {
+        let is_back = keeper.with(|sets| sets.returned.is_some());
+        if !is_back && !answers(keeper).await || !has_boat(keeper).await {
             return false;
         }
         let_go(keeper).await;
         board(keeper).await;
+        if is_back {
+            cache_back::exchange(keeper);
+        }
         if keeper.with(|sets| sets.is_lost) {
             return false;
         }
@@ -117,7 +127,7 @@ async fn attempt(keeper: &Keeper) -> bool {
 /// writes no more.
 async fn answers(keeper: &Keeper) -> bool {
     let inner = keeper.inner();
-    let disk = inner.env.disk(inner.recipe.cache);
+    let disk = inner.env.disk(inner.recipe.cache.get());
     let health = disk.health();
     if health.waiting > 0 {
         return false;
@@ -257,7 +267,7 @@ async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     // What counts for one opening is not for another.
     let options =
         Options { opening: fresh.opening, phases: fresh.phases, ..inner.recipe.options.borrow().clone() };
-    let set = CacheSet::open(inner.env.clone(), inner.recipe.cache, note, options).await?;
+    let set = CacheSet::open(inner.env.clone(), inner.recipe.cache.get(), note, options).await?;
     keeper.is_open_again(set);
     Ok(())
 }
@@ -406,7 +416,7 @@ mod tests {
         let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
         let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
-        let recipe = Recipe { cache: disk, set_uuid, note: None, options: options.into() };
+        let recipe = Recipe { cache: disk.into(), set_uuid, note: None, options: options.into() };
         let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
         let id = added(&mut executor, &keeper, file);
         (executor, keeper, id)

@@ -56,6 +56,7 @@ impl Supervisor {
         {
             let entry = &mut self.shared().table.caches[index];
             entry.uuid = Some(superblock.uuid());
+            (entry.opened, entry.absent) = (Some(cache.device.presence()), None);
             let (discard, replacement) = (superblock.discard(), superblock.replacement());
             entry.kept = Some(Settings { discard: Some(discard), replacement: Some(replacement) });
         }
@@ -323,6 +324,7 @@ impl Supervisor {
             }
             self.tell_flash_sizes(index, &status);
             self.look_for_absent(index, &status);
+            self.look_for_absent_cache(index, &status);
         }
     }
 }

@@ -77,7 +77,11 @@ pub fn stopped(error: &Error) -> String {
     } else {
         "mend the device"
     };
-    let then = if error.may_pass() { "it is opened again when it works" } else { "start the daemon again" };
+    let then = match error {
+        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => "it is opened again when it is back",
+        error if error.may_pass() => "it is opened again when it works",
+        _ => "start the daemon again",
+    };
     format!(
         "it has stopped writing ({error}): volumes with dirty data wait or refuse writes (on_cache_error), the others go on \
          without it; {mend}; {then}"
@@ -112,7 +116,7 @@ fn without_cache(info: &VolumeInfo, error: &Error) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
         _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
-        OnError::Freeze if error.may_pass() => {
+        OnError::Freeze if error.may_pass() || error.is_absence() => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("reads go on, writes wait until it works again, for {limit} in all")
         }

@@ -5,6 +5,7 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod blockers;
+mod cache_returning;
 mod caches;
 mod change;
 mod claims;
@@ -112,6 +113,8 @@ enum Event {
     Moved(u64, usize, Box<Result<Added, Error>>),
     /// An engine has taken up the backing device of a volume that has come back, or says why not.
     Returned(usize, Box<Result<Option<Error>, NotTaken>>),
+    /// The same of a cache device; whether something that was not flushed may be gone.
+    CacheReturned(usize, Box<Result<bool, Error>>),
     /// The engine of this cache has so much memory for nodes from now on, or as much as before.
     NodesChanged(usize, Option<usize>),
 }
@@ -153,6 +156,8 @@ struct Supervisor {
     slow_backings: Patience<BackingDevice>,
     /// Backing devices that are looked for while their volumes are served.
     returns: returning::Returns,
+    /// Cache devices that are looked for while their sets have failed.
+    cache_returns: cache_returning::CacheReturns,
     /// What it has said of openings.
     openings: caches::Openings,
     /// When it has said what it waits for, since the start.
@@ -230,6 +235,7 @@ impl Supervisor {
             slow_looks: Patience::default(),
             slow_backings: Patience::default(),
             returns: returning::Returns::default(),
+            cache_returns: cache_returning::CacheReturns::default(),
             openings: caches::Openings::default(),
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
@@ -275,6 +281,7 @@ impl Supervisor {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
                     || self.returns.is_busy()
+                    || self.cache_returns.is_busy()
                     || shared.table.caches.iter().any(|cache| cache.is_moving && cache.is_real());
                 shared.phase == Phase::Starting || shared.table.is_waiting() || is_busy
             };
@@ -297,6 +304,7 @@ impl Supervisor {
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
+                Ok(Event::CacheReturned(cache, taken)) => self.cache_returned(cache, *taken),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
@@ -313,6 +321,7 @@ impl Supervisor {
         self.apply_options();
         self.look_after_moves();
         self.look_after_returns();
+        self.look_after_cache_returns();
         self.go_on_replacing();
         self.take_caches_back();
         self.divide_memory();

@@ -52,7 +52,8 @@ pub fn status_of(
                     1 => first.reason.clone(),
                     several => format!("{} (the first of {several})", first.reason),
                 });
-                let told: Vec<_> = failed.or(device).into_iter().chain(nodes).collect();
+                let absent = cache.reason.take();
+                let told: Vec<_> = absent.into_iter().chain(failed.or(device)).chain(nodes).collect();
                 cache.reason = (!told.is_empty()).then(|| told.join("; "));
             } else if engine.is_some() {
                 cache.reason = Some("its engine does not answer at present".to_owned());
@@ -94,7 +95,7 @@ fn cache(entry: &CacheEntry) -> Cache {
     let (state, reason, io) = match &entry.state {
         CacheState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         CacheState::Opening { .. } => ("opening", None, None),
-        CacheState::Open { io, .. } => ("open", None, Some(io.clone())),
+        CacheState::Open { io, .. } => ("open", entry.absent.as_deref().map(str::to_owned), Some(io.clone())),
         CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released => ("stopped", None, None),
         CacheState::Failed(failure) => ("failed", Some(failure.to_string()), None),
     };

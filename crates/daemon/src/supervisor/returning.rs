@@ -32,7 +32,8 @@ pub struct Returns {
     slow: Patience<Option<BackingDevice>>,
 }
 
-struct Absent {
+/// A device that is looked for.
+pub(super) struct Absent {
     /// When it is looked for next.
     next: Instant,
     pause: Duration,
@@ -40,6 +41,39 @@ struct Absent {
     is_gone: bool,
     /// Why it is not taken up, as the log was told.
     told: Option<Failure>,
+}
+
+impl Absent {
+    /// From now on.
+    pub(super) fn since_now() -> Self {
+        Self { next: Instant::now(), pause: RETRY, is_gone: false, told: None }
+    }
+
+    /// True for the first who says that it is gone.
+    pub(super) const fn goes(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_gone, true)
+    }
+
+    /// Whether it is to be looked for now; if so, next after a pause.
+    pub(super) fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.next <= now;
+        if is_due {
+            self.next = now + self.pause;
+        }
+        is_due
+    }
+
+    /// It was not taken up, and is left alone for a while; true if that is news for the log.
+    pub(super) fn refused(&mut self, failure: &Failure) -> bool {
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.next = Instant::now() + self.pause;
+        let is_news = self.told.as_ref() != Some(failure);
+        if is_news {
+            self.told = Some(failure.clone());
+        }
+        is_news
+    }
 }
 
 struct Returning {
@@ -56,7 +90,7 @@ impl Returns {
 }
 
 /// Nothing has succeeded since it failed last.
-fn fails(health: &DiskHealth) -> bool {
+pub(super) fn fails(health: &DiskHealth) -> bool {
     health.last_error.is_some() && health.successes_since == 0
 }
 
@@ -89,20 +123,17 @@ impl Supervisor {
 
     fn look_for(&mut self, volume: usize, entry: &VolumeEntry, known: Presence, is_gone: bool) {
         let (Some(device), Some(uuid)) = (&entry.backing, entry.uuid) else { return };
-        let now = Instant::now();
-        let fresh = || Absent { next: now, pause: RETRY, is_gone: false, told: None };
-        let absent = self.returns.absent.entry(volume).or_insert_with(fresh);
-        if is_gone && !std::mem::replace(&mut absent.is_gone, true) {
+        let absent = self.returns.absent.entry(volume).or_insert_with(Absent::since_now);
+        if is_gone && absent.goes() {
             let told = format!(
                 "{device} is gone: the system has it no more; it is taken up again when a device with its UUID comes"
             );
             tracing::error!(event = "device-gone", "volume {}: {told}", entry.display_name());
             self.shared().table.volumes[volume].absent = Some(told.into());
         }
-        let Some(absent) = self.returns.absent.get_mut(&volume).filter(|absent| absent.next <= now) else {
+        if !self.returns.absent.get_mut(&volume).is_some_and(Absent::is_due) {
             return;
-        };
-        absent.next = now + absent.pause;
+        }
         let found = self.returns.slow.open(device, move |device| devices::open_returned(device, uuid, known));
         match found {
             Ok(Some(backing)) => self.begin_return(volume, backing),
@@ -196,12 +227,9 @@ impl Supervisor {
     /// It is left alone for a while.
     fn not_taken(&mut self, volume: usize, failure: Failure) {
         let Some(absent) = self.returns.absent.get_mut(&volume) else { return };
-        absent.pause = (absent.pause * 2).min(PAUSE_MAX);
-        absent.next = Instant::now() + absent.pause;
-        if absent.told.as_ref() == Some(&failure) {
+        if !absent.refused(&failure) {
             return;
         }
-        absent.told = Some(failure.clone());
         let entry = &mut self.shared().table.volumes[volume];
         tracing::error!(event = "device-not-taken", "volume {}: {failure}", entry.display_name());
         entry.absent = Some(failure.to_string().into());

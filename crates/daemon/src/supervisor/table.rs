@@ -59,6 +59,10 @@ pub struct CacheEntry {
     /// What its superblock says, once seen.
     pub kept: Option<Settings>,
     pub state: CacheState,
+    /// Which device that is, once it was opened.
+    pub opened: Option<Presence>,
+    /// Its device is gone, or is not taken up again, and why.
+    pub absent: Option<Box<str>>,
     /// What its engine has for nodes.
     pub nodes: Nodes,
     /// That it stopped writing has been logged.
@@ -472,6 +476,8 @@ impl CacheEntry {
             unserved_logged: BTreeSet::new(),
             wait_logged: false,
             state: CacheState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
+            opened: None,
+            absent: None,
         }
     }
 }

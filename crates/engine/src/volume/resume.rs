@@ -37,6 +37,12 @@ impl CacheSet {
         self.with(|s| s.failed.clone())
     }
 
+    /// What tells this start of the set from all others: [`bcached_format::CacheSuperblock::session`] of what its superblock says.
+    #[must_use]
+    pub fn session(&self) -> u64 {
+        self.with(|s| s.superblock.session())
+    }
+
     /// The backing device of a volume; `None`: it has none, or there is no such volume.
     #[must_use]
     pub fn disk_of(&self, id: VolumeId) -> Option<DiskId> {

@@ -123,6 +123,39 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
     });
 }
 
+/// The cache device is pulled, with its power: the data of what the note alone has a key of may be gone, and somebody who brought those
+/// keys back after a new start would show what the buckets held before.
+#[test]
+fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let note = Kept::default();
+        let set = open_with(&env, &note).await.expect("sound");
+        set.number_from(VOLUME);
+        assert_eq!(set.add_backing(BACKING, None).await, Ok(VOLUME));
+        let session = set.session();
+        ask(&set, VOLUME, fua(0, 1)).await;
+        ask(&set, VOLUME, write(8, 8, 2)).await;
+        assert_eq!(note.0.borrow().1.len(), 1, "one of them is in the journal");
+        // A write of an entry meets it, after a flush that did not.
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
+            is_entry.then_some(Mishap::Gone)
+        }));
+        let refused = set.serve(VOLUME, fua(16, 3)).await.result;
+        assert!(refused.is_err() && set.failure().is_some_and(|error| error.is_absence()));
+        assert_eq!(set.session(), session, "whoever has the device back knows it by that");
+        assert!(note.0.borrow().1.is_empty(), "{:?}", note.0.borrow().1);
+        let set = opened_again(&env, &note, &world, set).await;
+        assert_ne!(set.session(), session);
+        assert_eq!(set.add_backing_as(VOLUME, BACKING).await, Ok(()));
+        assert_eq!(bytes(&set, VOLUME, 0, 8).await, [1; 8], "what was durable is there");
+        assert_eq!(bytes(&set, VOLUME, 8, 8).await, [0; 8]);
+        set.stop().await.expect("it stops");
+    });
+}
+
 /// Volumes that live in the cache alone were made while others were served, one of them is not served any more, and the set fails. Opened
 /// again it gave them the first numbers: those of others, which then could not come back, and to which requests went that were not
 /// meant for them. (Found by a hunt.)

@@ -2,16 +2,13 @@
 //! the pulled disk: whatever it was, nothing is read from it or written to it any more. A copy of it, of before that, is the disk that comes
 //! back, under the same name.
 
+mod cache;
+mod client;
+#[path = "../common/mod.rs"]
 mod common;
 
-use common::{Daemon, Images, bcached, bytes, content, done, fill, pattern, requires, reseal, tool};
-use std::io::{BufRead as _, Write as _};
-use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
-
-/// A client that has no answer by then has none.
-const LIMIT: Duration = Duration::from_secs(60);
+use client::Client;
+use common::{Daemon, Images, bcached, bytes, content, done, fill, pattern, requires, reseal};
 
 const DATA_BYTES: usize = 1 << 20;
 /// Where the volume begins on its device.
@@ -65,62 +62,6 @@ impl Site {
     /// Another one has its name from now on.
     fn plug(&self, copy: &str, volume: &str) {
         std::fs::rename(copy, self.file(volume)).expect("another file");
-    }
-}
-
-/// A client that stays connected.
-struct Client {
-    child: Child,
-    asks: ChildStdin,
-    answers: Receiver<String>,
-}
-
-impl Client {
-    fn connect(daemon: &Daemon, volume: &str) -> Self {
-        let mut child = tool("sh")
-            .args(["-c", "exec qemu-io -f raw --cache writeback \"$0\" 2>&1", &daemon.uri(volume)])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let (asks, answers) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-        let (send, receive) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in std::io::BufReader::new(answers).lines().map_while(Result::ok) {
-                let _nobody_asks_any_more = send.send(line.trim_start_matches("qemu-io> ").to_owned());
-            }
-        });
-        Self { child, asks, answers: receive }
-    }
-
-    #[track_caller]
-    fn ask(&mut self, asked: &str, answer: &str) {
-        self.begin(asked);
-        self.hears(asked, answer);
-    }
-
-    fn begin(&mut self, asked: &str) {
-        writeln!(self.asks, "{asked}").expect("it listens");
-    }
-
-    fn waits(&self) -> bool {
-        // What is left of the last answer is how fast that was.
-        let news = self.answers.try_iter().find(|line| !line.contains("ops/sec"));
-        news.is_none()
-    }
-
-    #[track_caller]
-    fn hears(&self, asked: &str, answer: &str) {
-        let mut line = self.answers.recv_timeout(LIMIT).expect("it answers");
-        while line.contains("ops/sec") {
-            line = self.answers.recv_timeout(LIMIT).expect("it answers");
-        }
-        assert!(line.starts_with(answer), "{asked}: {line}");
-    }
-
-    fn leave(mut self) {
-        drop(self.asks);
-        let _exit_of_a_failed_command = self.child.wait().expect("ends");
     }
 }
 
