@@ -188,6 +188,42 @@ fn of_a_stopped_volume() {
     state.check();
 }
 
+/// The device under the volume is cut, which stands for pulling it, and somebody has found that out.
+fn pull_backing(site: &Site) -> Daemon {
+    let daemon = site.start();
+    // What is flushed now is not lost with the device.
+    let uri = daemon.uri("media");
+    assert_eq!(run(tool("qemu-io").args(["-f", "raw", "-c", "flush", &uri])).exit, 0);
+    std::fs::copy(&site.media, &site.away).expect("a copy");
+    let file = std::fs::File::options().write(true).open(&site.media);
+    file.and_then(|file| file.set_len(0)).expect("cut");
+    done(&daemon, &["set", "media", "on_backing_error=fail", "--runtime"]);
+    let _it_fails = run(tool("qemu-io").args(["-f", "raw", "-c", "read 8M 64k", &uri]));
+    done(&daemon, &["unset", "media", "on_backing_error"]);
+    daemon.wait_for("it is known to be gone", |status| media(status)["state"] == "degraded");
+    daemon
+}
+
+#[test]
+fn of_a_volume_whose_device_was_pulled() {
+    let state = State {
+        needs: &["qemu-io"],
+        enter: pull_backing,
+        is_so: |daemon| is(daemon, "degraded"),
+        refuses: &[
+            ("label", 4, "the backing device is gone"),
+            ("cache_mode", 4, "the backing device is gone"),
+        ],
+        leave: |site, daemon| {
+            std::fs::rename(&site.away, &site.media).expect("back");
+            daemon.wait_for("the volume is served", is_home);
+            daemon
+        },
+        ..MEDIA
+    };
+    state.check();
+}
+
 /// Its backing device takes nothing, so it does not come to an end.
 fn begin(site: &Site, verb: &str) -> Daemon {
     let daemon = site.start();

@@ -8,7 +8,7 @@ use super::label;
 use super::options::{Done, served_by};
 use super::owner::{LABEL, Owner, View};
 use super::pace;
-use super::table::VolumeEntry;
+use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Shared, Supervisor};
 use crate::config::{Config, SetFile};
 use crate::control::AskChange;
@@ -18,7 +18,8 @@ use crate::names::Called;
 use crate::options::layers::Layers;
 use crate::options::value::{Refused, Value};
 use crate::options::{self, Definition, Place, Scope};
-use bcached_engine::{Error, VolumeInfo};
+use bcached_engine::{Error, Status, VolumeInfo};
+use bcached_env::IoErrorKind;
 use bcached_format::Label;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -73,6 +74,9 @@ pub struct Ahead {
     changed: Changed,
     outcome: Result<(), Error>,
 }
+
+/// The option that a volume's superblock keeps.
+const CACHE_MODE: &str = "cache_mode";
 
 /// What the control thread calls.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
@@ -250,7 +254,10 @@ impl Supervisor {
             Failure::new(Kind::Usage, "nothing was changed").why(wrong.what).option(wrong.options[0])
         })?;
         let kept = view.would_write(&layers, label.flatten());
-        if let Some(option) = kept.into_iter().find(|option| wanted.names(option)) {
+        let mode = wanted.set.contains_key(CACHE_MODE) && !change.runtime;
+        let mut written =
+            kept.into_iter().filter(|option| wanted.names(option)).chain(mode.then_some(CACHE_MODE));
+        if let Some(option) = written.next() {
             self.check_writes(view, option)?;
         }
         if let Some(file) = &file {
@@ -264,17 +271,25 @@ impl Supervisor {
         Ok(Plan { layers, file, first, is_written, changed: Changed { kept_in, ..changed } })
     }
 
-    /// Sees that a superblock can be written for the option: not by a set that has failed.
+    /// Sees that a superblock can be written for the option: not by a set that has failed, nor to a device that is gone.
     fn check_writes(&self, view: &View, option: &'static str) -> Result<(), Failure> {
         let engine = view.engine(&self.shared().table);
-        let failed = engine.and_then(|engine| engine.status()).and_then(|status| status.failed);
-        let Some(why) = failed else { return Ok(()) };
+        let Some(status) = engine.and_then(|engine| engine.status()) else { return Ok(()) };
+        // Who has a set that failed writes its cache mode when the set works again.
+        let failed = status.failed.as_ref().filter(|_| option != CACHE_MODE);
+        let (why, when) = if let Some(why) = failed {
+            (format!("the cache has stopped writing ({why})"), "the cache works again")
+        } else if let Some(gone) = gone_from_under(view, &status) {
+            (format!("the backing device is gone ({gone})"), "it is back")
+        } else {
+            return Ok(());
+        };
         let next = match option {
-            LABEL => "set it when the cache works again",
-            _ => "set it when the cache works again; with --runtime it holds until the daemon stops",
+            LABEL => format!("set it when {when}"),
+            _ => format!("set it when {when}; with --runtime it holds until the daemon stops"),
         };
         Err(Failure::new(Kind::Io, format!("cannot set {option} of {}", view.display_name()))
-            .why(format!("it is written to devices, and the cache has stopped writing ({why})"))
+            .why(format!("it is written to devices, and {why}"))
             .next(next)
             .option(option))
     }
@@ -339,6 +354,15 @@ impl Supervisor {
         }
         Ok(())
     }
+}
+
+/// How the volume's backing device is gone, if that is known.
+fn gone_from_under(view: &View, status: &Status) -> Option<IoErrorKind> {
+    let View::Volume(entry) = view else { return None };
+    let VolumeState::Served(info) = &entry.state else { return None };
+    let now = status.volumes.iter().find(|now| now.id == info.id)?;
+    let last = now.backing_health?.last_error?;
+    last.kind.is_final().then_some(last.kind)
 }
 
 /// Every option and every value that `change` names.
