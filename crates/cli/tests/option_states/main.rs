@@ -120,9 +120,24 @@ fn other(option: &Definition, now: Option<&str>) -> String {
     }
 }
 
-/// What is none of its values.
-fn bad(option: &Definition) -> String {
-    if matches!(option.kind, Kind::Text) { "x".repeat(33) } else { "?".to_owned() }
+/// What is none of its values: of another form, empty, negative, broken, with a unit that there is not, and next to each end of its range.
+/// (Beyond an end of an option of the kernel's the end is taken, as there: `the_end_of_a_range_is_taken_with_a_word`.)
+fn bad(option: &Definition) -> Vec<String> {
+    let beside = |least: u64, greatest: u64| {
+        let (below, above) = (least.checked_sub(1), greatest.checked_add(1));
+        below.into_iter().chain(above).collect::<Vec<u64>>()
+    };
+    let (ends, unit): (Vec<u64>, &str) = match option.kind {
+        Kind::Text => return vec!["x".repeat(33)],
+        _ if option.is_of_kernel => (Vec::new(), ""),
+        Kind::Number(least, greatest) => (beside(least, greatest), ""),
+        Kind::Rate(least, greatest) => (beside(least, greatest), ""),
+        // The longest has no end that a number could be beyond.
+        Kind::Time(least, greatest) => (beside(least, greatest), "ms"),
+        Kind::Flag | Kind::Size | Kind::Stripe | Kind::Choice(_) | Kind::Hours => (Vec::new(), ""),
+    };
+    let forms = ["?", "", "-1", "1.5.1", "1Q", "1 2", "25:00-26:00"].map(str::to_owned);
+    forms.into_iter().chain(ends.iter().map(|end| format!("{end}{unit}"))).collect()
 }
 
 /// Whether its device keeps what is set.
@@ -162,7 +177,9 @@ impl State {
             ask(daemon, &[&["set", "--json", owner, &format!("{name}={value}")], more].concat())
         };
         get(daemon, owner, name);
-        assert_refused(&set(&bad(option), &["--runtime"]), 2, name);
+        for value in bad(option) {
+            assert_refused(&set(&value, &["--runtime"]), 2, name);
+        }
         let new = other(option, None);
         let is_lacking = self.lacks.contains(&name);
         let why = if is_lacking { "it lives on its cache alone" } else { "add --runtime" };
@@ -200,7 +217,9 @@ impl State {
             );
         };
         let refusal = self.refusal(option);
-        assert_refused(&set(&bad(option), &[]), 2, name);
+        for value in bad(option) {
+            assert_refused(&set(&value, &[]), 2, name);
+        }
         is_as_before("a bad value of");
         let new = other(option, before.value.as_deref());
         if self.lacks.contains(&name) {
