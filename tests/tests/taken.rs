@@ -36,7 +36,7 @@ fn a_set_goes_from_the_kernel_to_us_and_back_with_its_dirty_data() -> Outcome {
 
         echo 'version = 1' > /run/b/config.toml
         $bcached serve --config /run/b/config.toml > /run/b/out 2> /run/b/log & daemon=$!
-        wait_for 60 grep -q ready /run/b/out
+        wait_for 60 grep -sq ready /run/b/out
         exec 3< /dev/bcache0
         status=0; $bcached import $set 2> /run/b/refused || status=$?
         echo refused $status; grep -c 'bcache0 is in use by' /run/b/refused
