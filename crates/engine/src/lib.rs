@@ -63,7 +63,7 @@ pub use phases::{Phase, Phases};
 pub use policy::Client;
 pub use request::bypass::Bypass;
 pub use request::ranges::Claims;
-pub use request::{Reply, Request};
+pub use request::{REQUESTS_MAX, Reply, Request};
 pub use set::CacheSet;
 pub use settings::Settings;
 pub use space::ages::Ages;

@@ -26,6 +26,8 @@
 //! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked | the walk, a stop |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
+//! A rewrite is a task that begins for who waits: that there is a place for it, `request::REQUESTS_MAX` counts.
+//!
 //! A failure rings everything. What a wait needs must not need what the waiter holds: writing leaves and entries needs
 //! neither buckets nor permits; the allocator needs both and the permit for metadata, and where buckets are kept by the
 //! age of the pointers to them it needs GC, which rewrites nodes. So nobody waits for a bucket with a permit or a node in

@@ -186,7 +186,9 @@ pub struct State {
     pub note_held: bool,
     /// Fills and the like in flight behind requests that have been answered.
     pub background: u64,
-    /// Bytes of the fills among them.
+    /// The fills among them.
+    pub fills: usize,
+    /// Bytes of these.
     pub fill_bytes: u64,
     /// The set is being stopped: nothing new is taken, but the journal, the leaf writer and the allocator go on.
     pub stopping: bool,

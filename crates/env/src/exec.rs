@@ -23,8 +23,9 @@ use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 use slab::Slab;
 
-/// Tasks alive at once; further ones wait in a queue until one ends. Sized for a few thousand requests in flight.
-const TASKS_MAX: usize = 8192;
+/// Tasks alive at once; further ones wait in a queue until one ends. Whoever waits for a task that he has started must know that it
+/// is let in: all that may be in flight together stays below this (the engine's `request` module counts it).
+pub const TASKS_MAX: usize = 8192;
 
 /// Polls between two looks at the driver, so that completions are collected under load too.
 const POLLS_PER_TURN: usize = 256;

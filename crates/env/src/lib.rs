@@ -21,7 +21,7 @@ pub mod time;
 pub use buffer::{Buffer, Payload};
 pub use disk::{Disk, DiskHealth};
 pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKind, Op, Token};
-pub use exec::{Env, Executor, Order, Outcome};
+pub use exec::{Env, Executor, Order, Outcome, TASKS_MAX};
 pub use join::join_all;
 pub use note::{Note, NoteRecord};
 pub use time::Time;

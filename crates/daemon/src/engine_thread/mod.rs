@@ -49,8 +49,8 @@ use std::time::{Duration, Instant};
 /// Requests that wait in the port for the engine.
 const QUEUE_MAX: usize = 1024;
 
-/// Requests that the engine works on at once; each is a task of the executor, which has room for eight times as many.
-const IN_FLIGHT_MAX: usize = 1024;
+/// Requests that the engine works on at once.
+const IN_FLIGHT_MAX: usize = bcached_engine::REQUESTS_MAX;
 
 /// How long somebody who looks waits for an engine's answer. An engine answers between two transitions.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);

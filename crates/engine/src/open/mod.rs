@@ -135,6 +135,7 @@ fn assemble(
         note_held: true,
         background: 0,
         fill_bytes: 0,
+        fills: 0,
         last_request: env.now(),
         parked_is_in_the_way: false,
         room: Room::default(),

@@ -16,6 +16,8 @@ use bcached_format::{Key, Pointer, Position};
 
 /// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
 const FILL_BYTES_MAX: u64 = 64 << 20;
+/// Fills in flight, for all volumes: each is a task. As many as requests, whose misses they are; beyond, a miss just does not fill.
+pub const FILLS_MAX: usize = super::REQUESTS_MAX;
 
 /// Space for a part of a range.
 #[derive(Clone, Copy, Debug)]
@@ -183,7 +185,7 @@ impl CacheSet {
 
 /// Starts putting what was read for a hole into the cache, with the stamp of the read. The caller has its answer first.
 pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, stamp: Stamp, data: &Buffer) {
-    let busy = set.with(|s| s.fill_bytes >= FILL_BYTES_MAX);
+    let busy = set.with(|s| s.fill_bytes >= FILL_BYTES_MAX || s.fills >= FILLS_MAX);
     let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
     let (Some((start, end)), false) = (range, busy) else {
         release(set, target, claim);
@@ -194,12 +196,16 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, s
     let payload = Buffer::copied_from(&data.as_slice()[..bytes]).freeze();
     set.with(|s| {
         s.begin_background(target.id);
+        s.fills += 1;
         s.fill_bytes += bytes as u64;
     });
     let (set, target) = (set.clone(), target.clone());
     set.env().clone().spawn(async move {
         fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
-        set.with(|s| s.fill_bytes -= bytes as u64);
+        set.with(|s| {
+            s.fills -= 1;
+            s.fill_bytes -= bytes as u64;
+        });
         release(&set, &target, claim);
         set.let_go(target.id);
     });

@@ -36,6 +36,16 @@ use core::cell::Cell;
 use ranges::Claim;
 use uncached::or_uncached;
 
+/// Requests in flight at once, at most, for which the engine is made: whoever brings them sees to that.
+///
+/// Each is a task, may leave a fill behind it, which is one, and each of both may wait for the rewrite of a leaf, which is one as well. All of
+/// them must be let in together, or those that wait keep out what they wait for: that of two sets, of which one gives its
+/// volumes up, and what works in the background.
+pub const REQUESTS_MAX: usize = 1024;
+const BACKGROUND_TASKS_MAX: usize = 1024;
+const _: () =
+    assert!(2 * (REQUESTS_MAX + 2 * insert::FILLS_MAX) + BACKGROUND_TASKS_MAX <= bcached_env::TASKS_MAX);
+
 /// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
 #[derive(Debug)]
 pub enum Request {

@@ -37,6 +37,7 @@ mod returning;
 mod rig;
 mod room;
 mod slots;
+mod stalled;
 mod stopped;
 mod stripes;
 mod superblock;

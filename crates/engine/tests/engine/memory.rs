@@ -62,6 +62,8 @@ pub struct World {
     pub fate: Option<Fate>,
     /// The devices have FUA of their own; else they are said to be asked for a write and a flush.
     pub fua: bool,
+    /// The devices keep what they have taken in a volatile cache until a flush.
+    pub volatile: bool,
     /// The devices carry out discards: what stood there is [`DISCARDED`] then.
     pub discard: bool,
     /// What was discarded: device, first sector, sectors.
@@ -92,6 +94,7 @@ impl World {
             longest_ns: 0,
             fate: None,
             fua: true,
+            volatile: true,
             discard: false,
             discarded: Vec::new(),
             beside_discards: Vec::new(),
@@ -260,7 +263,7 @@ impl Driver for MemoryDriver {
         DiskInfo {
             sectors: self.0.borrow().disks[disk.0 as usize].len() as u64,
             logical_block_sectors: 1,
-            volatile_cache: true,
+            volatile_cache: self.0.borrow().volatile,
             fua: self.0.borrow().fua,
             discard: self.0.borrow().discard,
             write_zeroes: true,
