@@ -340,9 +340,10 @@ impl State {
         limit.flatten().unwrap_or(0)
     }
 
-    /// An operation on the cache device has ended, and `worked` or not.
-    pub fn cache_has_done(&mut self, worked: bool) {
-        self.wear.take_in(!worked, self.options.io_error_halflife);
+    /// An operation on `bytes` from `sector` on of the cache device has ended, and `worked` or not.
+    pub fn cache_has_done(&mut self, sector: u64, bytes: usize, worked: bool) {
+        let range = sector..sector + bytes as u64 / 512;
+        self.wear.take_in(&range, !worked, self.options.io_error_halflife);
     }
 
     /// The cache device has failed so often that nothing is added any more, and what is dirty leaves.

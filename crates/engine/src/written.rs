@@ -128,9 +128,10 @@ impl CacheSet {
         sector: u64,
         payload: Payload,
     ) -> Result<(), IoError> {
-        self.count_written(cause, payload.len());
+        let bytes = payload.len();
+        self.count_written(cause, bytes);
         let written = self.cache().write(sector, payload).await;
-        self.with(|s| s.cache_has_done(written.is_ok()));
+        self.with(|s| s.cache_has_done(sector, bytes, written.is_ok()));
         written
     }
 
@@ -141,16 +142,17 @@ impl CacheSet {
         sector: u64,
         payload: Payload,
     ) -> Result<(), IoError> {
-        self.count_written(cause, payload.len());
+        let bytes = payload.len();
+        self.count_written(cause, bytes);
         let written = self.cache().write_fua(sector, payload).await;
-        self.with(|s| s.cache_has_done(written.is_ok()));
+        self.with(|s| s.cache_has_done(sector, bytes, written.is_ok()));
         written
     }
 
     /// Reads data from the cache device.
     pub(crate) async fn read_cache(&self, sector: u64, buffer: Buffer) -> (Result<(), IoError>, Buffer) {
         let (read, buffer) = self.cache().read(sector, buffer).await;
-        self.with(|s| s.cache_has_done(read.is_ok()));
+        self.with(|s| s.cache_has_done(sector, buffer.len(), read.is_ok()));
         (read, buffer)
     }
 

@@ -1,28 +1,65 @@
 //! How often the cache device has failed of late.
 //!
 //! The count is that of Linux bcache: each failed operation adds one, and with a half-life what was counted fades with what is done:
-//! every 88th part of so many operations takes a 128th of it, and 88 of those take half. What follows from a count that has
-//! reached its limit is not the kernel's: it gives the whole set up, and what is dirty with it. Here nothing is added to the
-//! cache any more, and what is dirty leaves it as fast as it can ([`crate::Options::io_error_limit`]).
+//! every 88th part of so many operations takes a 128th of it, and 88 of those take half. But a place that goes on failing is
+//! counted once: it is tried again and again, and one bad sector is no reason to do without the rest of the cache. What follows
+//! from a count that has reached its limit is not the kernel's, either: it gives the whole set up, and what is dirty with it. Here
+//! nothing is added to the cache any more, and what is dirty leaves it as fast as it can ([`crate::Options::io_error_limit`]).
+
+use alloc::collections::BTreeMap;
+use core::ops::Range;
 
 /// An error, in fixed point.
 const ONE: u64 = 1 << 20;
+
+/// Places that are known as bad; of more than that some are counted again.
+const PLACES_MAX: usize = 256;
 
 /// Steps in which half of the count fades.
 const STEPS: u64 = 88;
 
 /// The count.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Wear {
     /// Errors, in units of [`ONE`].
     count: u64,
     /// Operations since the last step.
     operations: u64,
+    /// Where operations have failed, and none has succeeded since: ends by beginnings, in sectors. None overlap.
+    places: BTreeMap<u64, u64>,
 }
 
 impl Wear {
-    /// An operation on the device has ended, and `failed` or not. `halflife` in operations; 0: nothing fades.
-    pub const fn take_in(&mut self, failed: bool, halflife: u64) {
+    /// An operation on the sectors `range` of the device has ended, and `failed` or not. `halflife` in operations; 0: nothing
+    /// fades.
+    pub fn take_in(&mut self, range: &Range<u64>, failed: bool, halflife: u64) {
+        self.fade(halflife);
+        // A device that does well does no more than this.
+        let is_known = !self.places.is_empty() && self.bad_place(range).is_some();
+        match (failed, is_known) {
+            (true, false) => {
+                self.count = self.count.saturating_add(ONE);
+                if self.places.len() == PLACES_MAX {
+                    self.places.pop_first();
+                }
+                self.places.insert(range.start, range.end);
+            }
+            (false, true) => {
+                while let Some(start) = self.bad_place(range) {
+                    self.places.remove(&start);
+                }
+            }
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// The beginning of a bad place that shares a sector with `range`.
+    fn bad_place(&self, range: &Range<u64>) -> Option<u64> {
+        let last = self.places.range(..range.end).next_back();
+        last.filter(|(_, end)| **end > range.start).map(|(start, _)| *start)
+    }
+
+    const fn fade(&mut self, halflife: u64) {
         if halflife > 0 {
             self.operations += 1;
             // Less than a step a time would never come to its end.
@@ -31,9 +68,6 @@ impl Wear {
                 self.operations -= step;
                 self.count -= self.count.div_ceil(128);
             }
-        }
-        if failed {
-            self.count = self.count.saturating_add(ONE);
         }
     }
 
@@ -55,14 +89,19 @@ impl Wear {
 mod tests {
     use super::*;
 
+    /// Block `number` of the device.
+    const fn block(number: u64) -> Range<u64> {
+        8 * number..8 * number + 8
+    }
+
     #[test]
     fn errors_add_up_to_the_limit() {
         let mut wear = Wear::default();
         assert!(!wear.has_reached(0), "nothing has failed");
         for error in 1..=8 {
             assert!(!wear.has_reached(8));
-            wear.take_in(false, 0);
-            wear.take_in(true, 0);
+            wear.take_in(&block(100), false, 0);
+            wear.take_in(&block(error), true, 0);
             assert_eq!(wear.errors(), error);
         }
         assert!(wear.has_reached(8) && wear.has_reached(0) && !wear.has_reached(9));
@@ -72,13 +111,35 @@ mod tests {
     fn half_of_them_fade_in_a_half_life() {
         for halflife in [88, 880, 88_000] {
             let mut wear = Wear::default();
-            (0..1000).for_each(|_| wear.take_in(true, 0));
-            (0..halflife).for_each(|_| wear.take_in(false, halflife));
+            (0..1000).for_each(|number| wear.take_in(&block(number), true, 0));
+            (0..halflife).for_each(|_| wear.take_in(&block(2000), false, halflife));
             assert!((495..=505).contains(&wear.errors()), "{halflife}: {}", wear.errors());
         }
         let mut wear = Wear::default();
-        wear.take_in(true, 1);
-        (0..5000).for_each(|_| wear.take_in(false, 1));
+        wear.take_in(&block(0), true, 1);
+        (0..5000).for_each(|_| wear.take_in(&block(1), false, 1));
         assert_eq!(wear.count, 0, "in the end all of it");
+    }
+
+    /// One bad sector, tried again by each write-back or asked for by each read, did away with the whole cache.
+    #[test]
+    fn a_place_that_goes_on_failing_is_counted_once() {
+        let mut wear = Wear::default();
+        let counted = |wear: &mut Wear, range: Range<u64>| {
+            wear.take_in(&range, true, 0);
+            wear.errors()
+        };
+        assert_eq!(counted(&mut wear, 80..88), 1);
+        assert_eq!(counted(&mut wear, 80..88), 1, "again");
+        assert_eq!(counted(&mut wear, 64..128), 1, "with what lies around it");
+        assert_eq!(counted(&mut wear, 84..85), 1, "a part of it");
+        assert_eq!(counted(&mut wear, 88..96), 2, "beside it");
+        assert_eq!(counted(&mut wear, 72..80), 3);
+        wear.take_in(&(84..85), false, 0);
+        assert_eq!(counted(&mut wear, 80..88), 4, "it had done well meanwhile");
+        for number in 0..10_000 {
+            wear.take_in(&block(1000 + number), true, 0);
+        }
+        assert!(wear.places.len() <= PLACES_MAX, "memory is bounded");
     }
 }

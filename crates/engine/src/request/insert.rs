@@ -185,30 +185,74 @@ impl CacheSet {
 
 /// Starts putting what was read for a hole into the cache, with the stamp of the read. The caller has its answer first.
 pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, stamp: Stamp, data: &Buffer) {
-    let busy = set.with(|s| s.fill_bytes >= FILL_BYTES_MAX || s.fills >= FILLS_MAX);
     let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
-    let (Some((start, end)), false) = (range, busy) else {
+    let (Some((start, end)), true) = (range, has_place(set)) else {
         release(set, target, claim);
         return;
     };
     let bytes = usize::try_from((end - start) * 512).expect("a fill fits in memory");
     assert_eq!(start, piece.start, "a fill starts where its hole does");
     let payload = Buffer::copied_from(&data.as_slice()[..bytes]).freeze();
+    spawn_favour(set, target, bytes as u64, async move |set, target| {
+        fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
+        release(&set, &target, claim);
+    });
+}
+
+/// There is a place and memory for a favour more.
+fn has_place(set: &CacheSet) -> bool {
+    set.with(|s| s.fill_bytes < FILL_BYTES_MAX && s.fills < FILLS_MAX)
+}
+
+/// Starts what nobody waits for, behind a request that has its answer. It has a place, and takes so many bytes.
+fn spawn_favour<F>(set: &CacheSet, target: &Target, bytes: u64, favour: impl FnOnce(CacheSet, Target) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
     set.with(|s| {
         s.begin_background(target.id);
         s.fills += 1;
-        s.fill_bytes += bytes as u64;
+        s.fill_bytes += bytes;
     });
-    let (set, target) = (set.clone(), target.clone());
+    let favour = favour(set.clone(), target.clone());
+    let (set, id) = (set.clone(), target.id);
     set.env().clone().spawn(async move {
-        fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
+        favour.await;
         set.with(|s| {
             s.fills -= 1;
-            s.fill_bytes -= bytes as u64;
+            s.fill_bytes -= bytes;
         });
-        release(&set, &target, claim);
-        set.let_go(target.id);
+        set.let_go(id);
     });
+}
+
+/// Starts taking a clean `copy` out of the tree that the cache device does not give any more: else whoever reads it waits for the
+/// device's error again, for ever, and each read keeps its bucket from being given up.
+pub fn spawn_drop(set: &CacheSet, target: &Target, copy: Key) {
+    if has_place(set) {
+        spawn_favour(set, target, 0, async move |set, target| drop_copy(&set, &target, copy).await);
+    }
+}
+
+/// A favour that fails is forgotten: the copy stays where it is.
+async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
+    let mut rest = Some(copy);
+    while let Some(expected) = rest {
+        let hole = Key::hole(expected.inode, expected.start(), expected.end);
+        let dropped = set
+            .attempt(|s| {
+                let replaced = s.replace(&expected, &hole);
+                // Who finds nothing there any more must know since when: what is written past the cache waits for that to be durable.
+                let sequence = s.journal.appended();
+                if let Some(volume) = s.volumes.get_mut(target.id) {
+                    volume.last_hole = volume.last_hole.max(sequence);
+                }
+                replaced
+            })
+            .await;
+        let Ok((upto, _)) = dropped else { return };
+        rest = expected.cut(upto, expected.end);
+    }
 }
 
 async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp: Stamp, payload: &Payload) {

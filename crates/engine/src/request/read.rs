@@ -11,8 +11,8 @@ use crate::state::State;
 use crate::writeback::company::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Disk, join_all};
-use bcached_format::Pointers;
+use bcached_env::{Buffer, Disk, IoErrorKind, join_all};
+use bcached_format::{Key, Pointers};
 
 /// Most sectors of one request that are put in the cache after a miss (the kernel's limit).
 const FILL_SECTORS_MAX: u64 = 2048;
@@ -327,7 +327,13 @@ async fn read_cached(
     let result = if is_suspect { result.and_then(|()| set.check_alive()) } else { result };
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
-        (Err(_), Some(_)) if !dirty => {
+        (Err(error), Some(_)) if !dirty => {
+            if let (Error::Io { source, .. }, Some(inode)) = (&error, target.inode)
+                && source.kind == IoErrorKind::Io
+            {
+                let size = u16::try_from(piece.end - piece.start).expect("a piece is of one key");
+                insert::spawn_drop(set, target, Key { inode, size, dirty, end: piece.end, pointers });
+            }
             read_again(set, target, Range { start: piece.start, end: piece.end }, buffer).await
         }
         (Err(error), _) => (Err(error), buffer),

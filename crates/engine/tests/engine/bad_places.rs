@@ -3,8 +3,11 @@
 
 use crate::memory::{Fate, Mishap};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Cancel, DirtyAge, Error, Options, Unwritable, VolumeId, VolumeOptions};
+use bcached_engine::{
+    CacheSet, Cancel, DirtyAge, Error, Options, Unwritable, VolumeId, VolumeOptions, Whereabouts,
+};
 use bcached_env::Op;
+use bcached_format::CacheMode;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -198,5 +201,70 @@ fn other_data_where_the_cache_could_not_read_is_written_back_at_once() {
         env.sleep(5 * SECOND).await;
         assert_eq!((set.status().dirty_sectors, set.volumes()[0].unwritable.ranges), (0, 0));
         assert_eq!(bytes(&set, volume, 0, 8).await, [2, 2, 2, 2, 3, 3, 3, 3]);
+    });
+}
+
+/// Reads of the cache device that take in what stands now at `place` there, in sectors, fail.
+fn unreadable(place: u64) -> Fate {
+    Box::new(move |disk, op| {
+        let Op::Read { sector, buffer } = op else { return None };
+        let range = *sector..*sector + buffer.len() as u64 / 512;
+        (disk == CACHE && range.contains(&place)).then_some(Mishap::Fails)
+    })
+}
+
+/// Where on the cache device the sector of the volume is, if it is there.
+async fn place(set: &CacheSet, volume: VolumeId, sector: u64) -> Option<u64> {
+    match set.explain(volume, sector).await.expect("served").whereabouts {
+        Whereabouts::Dirty(place) | Whereabouts::Clean(place) => Some(place.sector),
+        _ => None,
+    }
+}
+
+/// Each try of the one bad place was counted as an error of the device, and with the eighth, after two minutes, all volumes of the set
+/// did without the cache.
+#[test]
+fn one_bad_place_is_no_reason_to_do_without_the_cache() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.change_volume_options(volume, |options| options.writeback_running = false).expect("it is served");
+        dirty(&set, volume, 0, 100, 1).await;
+        let bad = place(&set, volume, 84).await.expect("just written");
+        world.borrow_mut().fate = Some(unreadable(bad));
+        set.change_volume_options(volume, |options| options.writeback_running = true).expect("it is served");
+        env.sleep(HOUR).await;
+        let (status, info) = (set.status(), set.volumes().remove(0));
+        assert!(info.unwritable.tries >= 8 && status.dirty_sectors == PIECE, "{:?}", info.unwritable);
+        assert!(!status.is_failing && status.io_errors == 1, "{} errors", status.io_errors);
+        ask(&set, volume, write(10_000, 8, 2)).await;
+        assert!(place(&set, volume, 10_000).await.is_some(), "the cache is used");
+    });
+}
+
+/// The copy was never given up: each read of it waited for the device's error, and with the eighth all volumes did without the cache.
+#[test]
+fn a_clean_copy_that_cannot_be_read_is_given_up_and_made_anew() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let rest = || env.sleep(10 * SECOND);
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is served");
+        ask(&set, volume, write(80, 8, 1)).await;
+        rest().await;
+        let bad = place(&set, volume, 80).await.expect("just written");
+        world.borrow_mut().fate = Some(unreadable(bad));
+        assert_eq!(bytes(&set, volume, 80, 8).await, [1; 8], "the original is read");
+        rest().await;
+        assert_eq!(place(&set, volume, 80).await, None, "nobody waits for that error again");
+        for _ in 0..20 {
+            assert_eq!(bytes(&set, volume, 80, 8).await, [1; 8]);
+            rest().await;
+        }
+        let found = place(&set, volume, 80).await;
+        assert!(found.is_some_and(|found| found != bad), "{found:?}");
+        assert_eq!((set.status().io_errors, set.status().is_failing), (1, false));
     });
 }
