@@ -51,11 +51,15 @@ pub async fn by_extents(
 ) -> Result<u64, Error> {
     let mut moved = 0;
     let mut keys: Vec<Key> = Vec::new();
+    let mut readable_from = Position::ZERO;
     for extent in extents {
         let mut at = extent.start;
+        if extent.position() < readable_from {
+            continue;
+        }
         while at < extent.end() && !set.with(|s| s.stopping) {
             let before = keys.len();
-            at = set
+            let looked = set
                 .attempt(|s| {
                     keys.truncate(before);
                     s.keys_in_leaf(extent.inode, at, extent.end(), &mut |buckets, key| {
@@ -64,7 +68,16 @@ pub async fn by_extents(
                         }
                     })
                 })
-                .await?;
+                .await;
+            at = match looked {
+                Ok(upto) => upto,
+                Err(error) => {
+                    passes_by(set, victims, error)?;
+                    let missing = Position { inode: extent.inode, offset: at };
+                    readable_from = set.with(|s| s.end_of_missing_leaf(missing));
+                    break;
+                }
+            };
         }
         if keys.len() >= DEPTH {
             moved += move_keys(set, &keys).await?;
@@ -81,7 +94,7 @@ pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64
     let mut moved = 0;
     loop {
         let mut keys: Vec<Key> = Vec::new();
-        let visited = set
+        let looked = set
             .attempt(|s| {
                 keys.clear();
                 s.visit_leaf(at, &mut |buckets, key| {
@@ -90,16 +103,34 @@ pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64
                     }
                 })
             })
-            .await?;
+            .await;
+        let (next, is_end) = match looked {
+            Ok(visited) => (visited.next, visited.is_end),
+            Err(error) => {
+                keys.clear();
+                passes_by(set, victims, error)?;
+                (set.with(|s| s.end_of_missing_leaf(at)), true)
+            }
+        };
         moved += move_keys(set, &keys).await?;
-        if visited.next == Position::MAX || set.with(|s| s.stopping) {
+        if next == Position::MAX || set.with(|s| s.stopping) {
             return Ok(moved);
         }
-        at = visited.next;
-        if visited.is_end {
+        at = next;
+        if is_end {
             set.env().yield_now().await;
         }
     }
+}
+
+/// A leaf cannot be read, and what it names stays where it is: which of `victims` that concerns nobody can tell, so all that are not empty
+/// after all are left alone for a while. Nothing else waits for it.
+fn passes_by(set: &CacheSet, victims: &BTreeSet<BucketId>, error: Error) -> Result<(), Error> {
+    if matches!(error, Error::Failed(_)) {
+        return Err(error);
+    }
+    set.with(|s| victims.iter().for_each(|id| s.buckets.set_stuck(*id)));
+    Ok(())
 }
 
 fn is_in(buckets: &Buckets, key: &Key, victims: &BTreeSet<BucketId>) -> bool {
@@ -162,6 +193,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     let (read, buffer) = set.read_cache(from.sector(), Buffer::zeroed(length)).await;
     if read.is_err() {
         // It stays where it is; whoever needs it is told.
+        set.with(|s| s.buckets.of(from).into_iter().for_each(|id| s.buckets.set_stuck(id)));
         return Ok(0);
     }
     let payload = buffer.freeze();

@@ -9,7 +9,7 @@ pub mod moving;
 pub mod orphans;
 pub mod pass;
 
-use crate::btree::Attempt;
+use crate::btree::{Attempt, Need};
 use crate::space::Buckets;
 use crate::state::State;
 use crate::work::PIECE_KEYS;
@@ -26,6 +26,16 @@ pub(crate) struct Visited {
 }
 
 impl State {
+    /// Where the keys behind a leaf for `at` begin that could not be read.
+    pub(crate) fn end_of_missing_leaf(&mut self, at: Position) -> Position {
+        match self.visit_leaf(at, &mut |_, _| ()) {
+            Attempt::Needs(Need::Node(child)) => child.key.position(),
+            Attempt::Needs(_) => Position::MAX,
+            // It can be read by now, and is left out all the same.
+            Attempt::Done(visited) => visited.next,
+        }
+    }
+
     /// Shows the keys behind `at` of the leaf for it, stale ones included: as many as go into one piece.
     pub(crate) fn visit_leaf(
         &mut self,

@@ -8,6 +8,7 @@ use crate::set::CacheSet;
 use crate::space::{Bucket, Usage};
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use alloc::collections::BTreeSet;
+use bcached_env::Time;
 use bcached_format::BucketId;
 use bcached_format::summary::extents_in;
 use core::time::Duration;
@@ -24,6 +25,8 @@ const EXTENTS_MAX: usize = 8192;
 const PIECE_MAX: usize = 512;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long to leave buckets alone that could not be emptied.
+const PAUSE_OF_STUCK: Duration = Duration::from_secs(60);
 
 /// The rounds of moving, for who waits for the space that one may gain.
 #[derive(Default, Debug)]
@@ -31,6 +34,8 @@ pub struct Rounds {
     begun: u64,
     /// The newest that has ended, if it has moved nothing.
     vain: Option<u64>,
+    /// When buckets that could not be emptied were tried last.
+    stuck_tried: Option<Time>,
 }
 
 impl Rounds {
@@ -40,6 +45,15 @@ impl Rounds {
 
     fn ends(&mut self, gained: bool) {
         self.vain = (!gained).then_some(self.begun);
+    }
+
+    /// Whether buckets that could not be emptied are to be tried again, with those of this round.
+    fn takes_stuck(&mut self, now: Time) -> bool {
+        let is_due = self.stuck_tried.is_none_or(|tried| now >= tried + PAUSE_OF_STUCK);
+        if is_due {
+            self.stuck_tried = Some(now);
+        }
+        is_due
     }
 
     /// How many have begun: what somebody remembers who begins to wait.
@@ -80,18 +94,19 @@ struct Victims {
 }
 
 /// The emptiest buckets with dirty data, as many as a part of the free ones can take the data of; at least two, or nothing is
-/// gained. Those of which it is known that they have no summary only if there are no others.
+/// gained. Those of which it is known that they have no summary only if there are no others, and those that could not be emptied
+/// now and then: the emptiest would be the same ones each time.
 async fn choose(set: &CacheSet) -> Option<Victims> {
     let mut found: [BTreeSet<(u32, BucketId)>; 2] = Default::default();
+    let takes_stuck = set.with(|s| s.moving.takes_stuck(s.now));
     let mut at = 0;
     while set.with(|s| (at as u64) < s.buckets.count() && is_scarce(s)) {
         set.env().breathe().await;
         set.with(|s| {
             let most = s.open.data_sectors() * s.sparse_percent() / 100;
             let mut sorted = 0;
-            for (id, bucket) in
-                s.buckets.part(at).take(PIECE_MAX).filter(|(_, bucket)| is_sparse(bucket, most))
-            {
+            let is_wanted = |bucket: &Bucket| is_sparse(bucket, most) && (takes_stuck || !bucket.is_stuck);
+            for (id, bucket) in s.buckets.part(at).take(PIECE_MAX).filter(|(_, bucket)| is_wanted(bucket)) {
                 let emptiest = &mut found[usize::from(bucket.is_unsummed)];
                 let candidate = (bucket.dirty, id);
                 if emptiest.len() == VICTIMS_MAX && emptiest.last().is_some_and(|last| candidate >= *last) {

@@ -113,6 +113,42 @@ fn emptying_a_bucket_reads_no_more_nodes_than_it_had_extents() {
     assert!(reads <= (SPARSE + 1) * EXTENTS_MAX, "{reads} nodes were read, of {leaves}");
 }
 
+/// A leaf that could not be read ended each round of moving, and the next one began with the same buckets: for as long as that
+/// was so nothing was moved in the whole set.
+#[test]
+fn a_leaf_that_cannot_be_read_keeps_its_own_buckets_from_being_emptied_and_no_others() {
+    const BUCKETS: u64 = 9000;
+    let mut rig = Rig::new(sizes(BUCKETS), 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let node_budget_bytes = bcached_engine::node_budget_min(BUCKET, 2);
+        let (set, volume) =
+            open(env.clone(), Options { node_budget_bytes, ..options() }).await.expect("sound");
+        fill(&set, volume, BUCKETS).await;
+        thin_out(&set, volume, BUCKETS, 4000..4000 + 8 * EXTENTS_MAX).await;
+        // The first node that is read from here on, and it alone.
+        let bad: Rc<RefCell<Option<u64>>> = Rc::default();
+        let (picked, tries) = (Rc::clone(&bad), Rc::new(RefCell::new(0)));
+        let counted = Rc::clone(&tries);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Read { sector, buffer } if disk == CACHE && buffer.len() as u64 == BUCKET * 512 => {
+                let is_bad = *picked.borrow_mut().get_or_insert(*sector) == *sector;
+                *counted.borrow_mut() += u32::from(is_bad);
+                is_bad.then_some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        assert!(moved(&env, &set).await > 0, "others are emptied");
+        env.sleep(Duration::from_secs(30)).await;
+        assert!(
+            bad.borrow().is_some() && set.status().unreadable.len() == 1,
+            "{:?}",
+            set.status().unreadable
+        );
+        assert!(*tries.borrow() < 50, "it is looked for {} times in half a minute", tries.borrow());
+    });
+}
+
 /// What has no summary, or a damaged one, is emptied as well, and nothing of it is lost.
 #[test]
 fn buckets_without_a_summary_are_emptied_by_looking_at_the_tree() {

@@ -62,6 +62,8 @@ pub struct Bucket {
     pub usage: Usage,
     /// A summary of what it holds was looked for in vain.
     pub is_unsummed: bool,
+    /// It was to be emptied, and something in it, or a leaf that names it, could not be read.
+    pub is_stuck: bool,
     /// Clock of the last hit or write, in units of [`Buckets::age`]; 0 = long ago.
     pub touched: u32,
     /// Operations in flight that read from it or write to it, and keys not yet in the tree.
@@ -122,6 +124,7 @@ impl Buckets {
                 oldest: generation,
                 usage: if index < first_bucket { Usage::Meta } else { Usage::Unknown },
                 is_unsummed: false,
+                is_stuck: false,
                 touched: u32::from(prio.min(PRIO_FRESH)),
                 pins: 0,
                 live: 0,
@@ -417,6 +420,11 @@ impl Buckets {
         self.table[slot(id) as usize].is_unsummed = true;
     }
 
+    /// What the bucket holds could not all be moved out of it.
+    pub fn set_stuck(&mut self, id: BucketId) {
+        self.table[slot(id) as usize].is_stuck = true;
+    }
+
     /// Which bucket is given up first, from here on. `seed`: of what is drawn where any may be.
     pub const fn set_replacement(&mut self, policy: Replacement, seed: u64) {
         self.victims.set_policy(policy, seed);
@@ -490,7 +498,7 @@ impl Buckets {
         let id = self.free.pop()?;
         assert_eq!(self.get(id).usage, Usage::Free, "bucket {id} on the free list is not free");
         let bucket = &mut self.table[slot(id) as usize];
-        (bucket.touched, bucket.is_unsummed) = (self.clock, false);
+        (bucket.touched, bucket.is_unsummed, bucket.is_stuck) = (self.clock, false, false);
         self.set_usage(id, usage);
         Some(id)
     }
