@@ -81,7 +81,7 @@ pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
 }
 
 /// The copies that are still there; `None` without any.
-fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
+pub(crate) fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
     let stale = |pointer: &Pointer| buckets.is_stale(*pointer);
     match pointers.as_slice() {
         all if all.iter().all(stale) => None,

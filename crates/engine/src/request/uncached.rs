@@ -67,7 +67,10 @@ pub async fn or_uncached<T>(
 
 /// The cache failed, not the backing device and not the request.
 const fn is_of_cache(error: &Error) -> bool {
-    matches!(error, Error::Failed(_) | Error::Node { .. } | Error::Io { doing: Doing::Node, .. })
+    matches!(
+        error,
+        Error::Failed(_) | Error::Node { .. } | Error::Inconsistent(_) | Error::Io { doing: Doing::Node, .. }
+    )
 }
 
 /// Waits until nobody makes the volume leave the cache any more; the number that the request goes on with, if the volume

@@ -1,7 +1,7 @@
 //! The data of a batch on its way from the cache to the backing device: in address order, neighbours in one write, as many writes at
 //! once as a disk can order, and no faster than the rate allows.
 
-use crate::btree::pointer_to_read;
+use crate::btree::{live_pointers, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::request::write::end_backing_write;
 use crate::request::{Target, flush};
@@ -86,7 +86,10 @@ pub async fn copy_all(
         if let Some(volume) = s.volumes.get_mut(target.id) {
             let limit = volume.options.writeback_latency;
             let longest = all.longest.get().max(volume.company.take_slowest());
-            volume.pace.learns_latency(longest, limit);
+            // How long it takes at full depth says nothing of how it would with others in mind.
+            if !hurries {
+                volume.pace.learns_latency(longest, limit);
+            }
         }
     });
     all.copied.into_inner()
@@ -201,7 +204,9 @@ impl Carriers<'_> {
     }
 
     async fn read(&self, key: &Key, buffer: Buffer) -> (Result<(), Error>, Buffer) {
-        let Some(pointer) = pointer_to_read(&key.pointers) else {
+        // Of several copies one may be gone: another's data is in its bucket.
+        let living = self.set.with(|s| live_pointers(&s.buckets, &key.pointers));
+        let Some(pointer) = living.and_then(|pointers| pointer_to_read(&pointers)) else {
             return (Err(Error::Inconsistent("dirty data without a place")), buffer);
         };
         let (read, buffer) = self.set.read_cache(pointer.sector(), buffer).await;

@@ -106,11 +106,11 @@ impl Pace {
     /// For the next batch; of one that nobody is spared for if it `hurries`.
     #[must_use]
     pub fn size(&self, hurries: bool) -> Size {
-        let rate = if hurries { UNLIMITED } else { self.rate.allowed() };
+        let (rate, depth) = if hurries { (UNLIMITED, DEPTH_MAX) } else { (self.rate.allowed(), self.depth) };
         Size {
             keys: self.batch_keys,
             sectors: rate.saturating_mul(BATCH_TIME.as_secs()).min(BATCH_SECTORS_MAX),
-            depth: self.depth,
+            depth,
         }
     }
 
@@ -305,6 +305,8 @@ mod tests {
             pace.learns_latency(second, Some(short));
         }
         assert_eq!(pace.pause, second, "none is longer");
+        assert_eq!(pace.size(false).depth, 1);
+        assert_eq!(pace.size(true).depth, 32, "who was asked for a flush or a detach spares nobody");
         pace.learns_latency(second, None);
         assert_eq!((pace.depth, pace.pause), (1, Duration::ZERO));
         pace.learns_latency(short, Some(short));

@@ -3,7 +3,7 @@
 use crate::memory::NoNote;
 use crate::rig::{ask, open};
 use crate::stopped::{DATA_OFFSET, Stopped, options, stopped};
-use bcached_engine::Request;
+use bcached_engine::{Cancel, Request};
 use bcached_env::Buffer;
 use bcached_format::{DeviceIndex, Gen, Key, Pointer, Pointers};
 
@@ -34,6 +34,26 @@ fn the_copy_that_is_still_there_is_read() {
         reply.buffer.map(|buffer| buffer.as_slice()[0])
     });
     assert_eq!(read.expect("somebody waits for ever"), Some(0x77));
+}
+
+/// What is written back is that of the copy that is still there.
+#[test]
+fn the_copy_that_is_still_there_is_written_back() {
+    let mut stopped = stopped();
+    let before = Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(255));
+    let key = with_copy(&stopped, before);
+    stopped.append(&[key]);
+    stopped.rig.world.borrow_mut().place(0, ELSEWHERE, &[0xEE; 128 * 512]);
+    let mut executor = stopped.rig.executor();
+    let env = executor.env();
+    let written = executor.block_on(async move {
+        let (set, volume) = open(env, options()).await.expect("a sound set");
+        set.write_back(volume, &Cancel::default()).await
+    });
+    assert_eq!(written.expect("somebody waits for ever"), Ok(()));
+    let mut found = [0; 512];
+    stopped.rig.world.borrow().look(1, DATA_OFFSET + 100, &mut found);
+    assert_eq!(found[0], 0x77);
 }
 
 /// Sectors are dirty once, however many copies there are; counted for each copy, the volume never turned clean.
