@@ -3,7 +3,10 @@
 
 mod common;
 
+use bcached_daemon::control::client;
+use bcached_daemon::control::jobs::{Begin, Verb};
 use common::{Daemon, Images, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -205,5 +208,81 @@ fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
     daemon.kill();
     let daemon = site.start();
     assert_eq!(daemon.status()["volumes"][0]["state"].as_str(), Some("served"));
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Begins it, and waits for nothing.
+fn begin(daemon: &Daemon, begin: &Begin) -> String {
+    let body = serde_json::to_string(begin).expect("text");
+    client::post(Path::new(daemon.control()), "/v1/jobs", &body).expect("it begins")
+}
+
+/// Waits until nothing goes on, and sees that nothing has failed.
+fn wait_for_all(daemon: &Daemon) {
+    daemon.wait_for("nothing goes on", |status| status["jobs"].as_array().is_none_or(Vec::is_empty));
+    assert!(!daemon.log().contains("job-failed"), "{}", daemon.log());
+}
+
+/// Who added another volume while a release went on had the released one served again, and nobody kept that it was not to be: a kernel, or whoever
+/// else had its device by then, was the second to write there.
+#[test]
+fn a_volume_that_is_added_meanwhile_undoes_no_release() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let names: Vec<_> = (0..12).map(|number| format!("other{number}")).collect();
+    let devices: Vec<_> = names.iter().map(|name| site.images.blank(name, BACKING_BYTES)).collect();
+    let made = |device: &String| bcached(&["make", "-B", device]).exit;
+    assert!(devices.iter().all(|device| made(device) == 0));
+    let daemon = site.start();
+    // So that a stop has something to write.
+    fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| begin(&daemon, &Begin::new(Verb::Release, "fast".to_owned())));
+        for (name, device) in names.iter().zip(&devices) {
+            let (backing, cache) = (Some(device.clone()), Some("none".to_owned()));
+            begin(&daemon, &Begin { backing, cache, ..Begin::new(Verb::Add, name.clone()) });
+        }
+    });
+    wait_for_all(&daemon);
+    let are_served = |status: &serde_json::Value| {
+        let all = status["volumes"].as_array().expect("volumes");
+        all.len() == names.len()
+            && all.iter().all(|volume| volume["state"] == "served" && volume["name"] != "media")
+    };
+    daemon.wait_for("the others are served, and only they", are_served);
+    assert!(
+        site.kept().contains("[volume.media]\n") && site.kept().contains("released = true"),
+        "{}",
+        site.kept()
+    );
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    assert!(are_served(&daemon.status()), "{}", site.kept());
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// A reload in between had the volumes waiting for a cache that was gone, and the release could not be kept.
+#[test]
+fn a_reload_undoes_no_release() {
+    let site = Site::new();
+    let text = std::fs::read_to_string(site.images.path("config.toml")).expect("readable");
+    let daemon = site.start();
+    // Nobody has looked at this one yet: it goes with the cache that it would come to.
+    site.images.configure(&format!("{text}[volume.late]\nbacking = \"/nonexistent\"\n"));
+    begin(&daemon, &Begin::new(Verb::Release, "fast".to_owned()));
+    daemon.signal(rustix::process::Signal::HUP);
+    wait_for_all(&daemon);
+    daemon.wait_for("it was read", |_| daemon.log().contains("reloaded"));
+    wait_for_all(&daemon);
+    let status = daemon.status();
+    assert_eq!(
+        (status["caches"].as_array().map(Vec::len), status["volumes"].as_array().map(Vec::len)),
+        (Some(0), Some(0)),
+        "{status} {}\n{}",
+        site.kept(),
+        daemon.log()
+    );
     assert_eq!(daemon.stop().0, 0);
 }

@@ -222,6 +222,13 @@ impl Config {
         gone.chain(unstable).chain(replaced).collect()
     }
 
+    /// Names of the volumes that are to have that cache: their sections name it, or none, and it is the only one.
+    pub(crate) fn volumes_of(&self, cache: &str) -> Vec<String> {
+        let is_only = self.caches.iter().all(|other| other.name.as_deref() == Some(cache));
+        let has_it = |volume: &&Volume| volume.cache.as_deref().map_or(is_only, |named| named == cache);
+        self.volumes.iter().filter(has_it).filter_map(|volume| volume.name.clone()).collect()
+    }
+
     fn from_settings(settings: Settings, line: &CommandLine) -> Result<Self, Failure> {
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());

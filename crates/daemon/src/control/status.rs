@@ -246,7 +246,7 @@ pub struct Covered {
 pub struct Volume {
     /// Its name, which is also its NBD export.
     pub name: String,
-    /// `waiting`, `attaching`, `served`, `degraded` (served, but not as it should be), `failed` or `stopped` (by command).
+    /// `waiting`, `attaching`, `served`, `degraded` (served, but not as it should be), `failed`, `stopped` (by command) or `releasing`.
     pub state: String,
     /// Why it is not served as it should be, and what works.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -3,7 +3,7 @@
 use super::cycle::{Planned, Work};
 use super::jobs::Before;
 use super::options::check_with;
-use super::table::{VolumeEntry, VolumeState};
+use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -91,6 +91,7 @@ impl Supervisor {
     pub(super) fn add(&mut self, begin: &Begin) -> Result<Shown, Failure> {
         let name = &begin.volume;
         let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
+        self.check_not_releasing(name, None)?;
         if let Some(resumed) = self.resume(begin) {
             return Ok(resumed);
         }
@@ -130,6 +131,7 @@ impl Supervisor {
                 .next("name it with --backing")
                 .option("--backing")
         })?;
+        self.check_not_releasing(name, Some(volume.and_then(|volume| volume.cache.as_deref())))?;
         check_with(&config, &self.shared().table)?;
         devices::look_at_backing(&backing)?;
         file.check_writable()?;
@@ -143,6 +145,21 @@ impl Supervisor {
         self.name_exports();
         tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
         Ok(shown)
+    }
+
+    /// It does not go with a cache that is being released, nor would it come to one, which its section names so.
+    pub(super) fn check_not_releasing(&self, name: &str, said: Option<Option<&str>>) -> Result<(), Failure> {
+        let goes = {
+            let shared = self.shared();
+            let goes = |entry: &VolumeEntry| {
+                entry.display_name() == name && matches!(entry.state, VolumeState::Releasing)
+            };
+            let cache = said.and_then(|said| shared.table.cache_said(said));
+            let is_ending =
+                |cache: usize| matches!(shared.table.caches[cache].state, CacheState::Ending { .. });
+            shared.table.volumes.iter().any(goes) || cache.is_some_and(is_ending)
+        };
+        if goes { Err(self.release_goes_on(&format!("cannot add {name} now"))) } else { Ok(()) }
     }
 
     /// Serves a volume again that was stopped, if it is to be served as it was.

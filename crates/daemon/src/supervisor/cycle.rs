@@ -136,6 +136,9 @@ impl Supervisor {
             Failure::new(Kind::UnknownName, "it is gone").next("`bcached list` shows what there is")
         })?;
         let name = entry.display_name();
+        if matches!(entry.state, VolumeState::Releasing) {
+            return Err(self.release_goes_on(&format!("{} cannot be done to {name}", begin.verb)));
+        }
         if let Some((number, (verb, size), dirty)) = running {
             let is_of_another_size = begin.size_bytes.is_some() && begin.size_bytes != size;
             if verb != begin.verb || is_of_another_size {
@@ -562,6 +565,9 @@ pub fn not_served(entry: &VolumeEntry) -> Failure {
         VolumeState::Stopped => {
             failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))
         }
+        VolumeState::Releasing => failure
+            .why("it is being released with its cache")
+            .next("`bcached import` takes that back when it has ended"),
         VolumeState::Removed => {
             failure.why("somebody has removed it").next(format!("`bcached add {name}` serves it again"))
         }

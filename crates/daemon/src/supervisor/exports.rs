@@ -23,7 +23,7 @@ impl Supervisor {
         let name = entry.display_name();
         // Who uses a volume that moves waits for it.
         let moves = || self.exports.route(name).is_some_and(|route| route.is_held());
-        if name.is_empty() || matches!(entry.state, VolumeState::Served(_)) || moves() {
+        if name.is_empty() || entry.is_leaving() || matches!(entry.state, VolumeState::Served(_)) || moves() {
             return;
         }
         self.exports.insert(Export {

@@ -169,6 +169,7 @@ impl Supervisor {
                 .next("leave --size out, or --backing for a volume that lives in the cache alone")
                 .option("--size"));
         }
+        self.check_not_releasing(name, None)?;
         let present =
             self.shared().table.volumes.iter().find(|entry| entry.name.as_ref() == Some(name)).cloned();
         let Some(entry) = present else { return self.plan_new_flash(begin) };

@@ -85,7 +85,7 @@ impl Supervisor {
             match &entry.state {
                 VolumeState::Served(_) | VolumeState::Attaching => return Err(served(called, &found.cache)),
                 // One without a device nobody has written down.
-                VolumeState::Removed => {}
+                VolumeState::Removed | VolumeState::Releasing => {}
                 _ if entry.backing.is_none() => {}
                 VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped => notes.push(format!(
                     "the configuration still names it, as {called}: take that out, or `bcached remove {called}`"

@@ -24,6 +24,9 @@ impl Supervisor {
         let typed = &begin.volume;
         let cannot = |kind| Failure::new(kind, format!("cannot import {typed}"));
         let mut shown = Shown::new(Verb::Import, typed.clone(), State::Done);
+        if self.shared().jobs.releasing().is_some() {
+            return Err(self.release_goes_on(&format!("cannot import {typed} now")));
+        }
         if let Some(name) = self.serves(typed) {
             shown.volume = name;
             shown.already = true;

@@ -339,11 +339,6 @@ impl Jobs {
         self.last
     }
 
-    /// The devices that the work of this number lets go of.
-    pub fn devices(&self, number: u64) -> &[String] {
-        self.all.get(&number).map_or(&[], |job| &job.devices)
-    }
-
     /// What is done by the work of this number.
     pub fn verb(&self, number: u64) -> Option<Verb> {
         self.all.get(&number).map(|job| job.verb)

@@ -62,7 +62,7 @@ impl Supervisor {
                 .next("`bcached status` says how it stands"));
         }
         self.check_idle(&name, &volumes)?;
-        self.kept_released(&name, &volumes, true)?.map_or(Ok(()), |file| file.check_writable())?;
+        self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
         let mut shown = Shown::new(Verb::Release, name.clone(), State::Planned);
         shown.dirty_bytes_at_start = status.dirty_sectors * 512;
         let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
@@ -74,7 +74,7 @@ impl Supervisor {
             return Ok(shown);
         }
         // What could not be kept would be served again by the next start, wherever the devices are by then.
-        self.kept_released(&name, &volumes, true)?.map_or(Ok(()), |file| file.rehearse())?;
+        self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.rehearse())?;
         self.unserve(&name, index, &volumes)?;
         shown.state = State::Running;
         let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(index), Some(engine.clone())));
@@ -95,9 +95,8 @@ impl Supervisor {
         {
             return Ok(Some((number, cache)));
         }
-        Err(Failure::new(Kind::InUse, format!("cannot release {typed} now"))
-            .why(format!("release of {} goes on (job {number})", entry.display_name()))
-            .next("ask again when that has ended"))
+        drop(shared);
+        Err(self.release_goes_on(&format!("cannot release {typed} now")))
     }
 
     /// It was let go of before: since this daemon has begun, or by a former one.
@@ -124,7 +123,8 @@ impl Supervisor {
     fn volumes_of(&self, index: usize) -> Vec<(usize, VolumeEntry)> {
         let shared = self.shared();
         let name = &shared.table.caches[index].name;
-        let is_only = shared.table.lasting_caches().count() == 1;
+        // It may have been let go of already.
+        let is_only = shared.table.lasting_caches().all(|(other, _)| other == index);
         let has = |entry: &VolumeEntry| {
             let is_to = entry.wanted_cache == *name || entry.wanted_cache.is_none() && is_only;
             !entry.is_removed() && (entry.cache == Some(index) || entry.cache.is_none() && is_to)
@@ -180,27 +180,27 @@ impl Supervisor {
         let mut shared = self.shared();
         for (volume, _) in volumes {
             let entry = &mut shared.table.volumes[*volume];
-            (entry.state, entry.cache) = (VolumeState::Removed, Some(index));
+            (entry.state, entry.cache) = (VolumeState::Releasing, Some(index));
         }
         Ok(())
     }
 
-    /// The file is to say that none of it is served, or that all of it is; `None`: there is no file.
+    /// The file is to say that none of it is served; `None`: there is no file.
     pub(super) fn kept_released(
         &self,
         name: &str,
         volumes: &[(usize, VolumeEntry)],
-        is_released: bool,
     ) -> Result<Option<SetFile>, Failure> {
         let Some(path) = &self.config.set_file else { return Ok(None) };
         let mut file = SetFile::read(path)?;
-        let served = is_released.then_some(false);
-        file.kept_of_cache(name).served = served;
-        for (_, entry) in volumes.iter().filter(|(_, entry)| entry.backing.is_some()) {
-            if let Some(volume) = &entry.name {
-                let kept = file.kept_of(volume);
-                (kept.served, kept.released) = (served, is_released.then_some(true));
-            }
+        let own = volumes.iter().filter(|(_, entry)| entry.backing.is_some());
+        let own = own.filter_map(|(_, entry)| entry.name.clone());
+        // Somebody may have written another section of one since the files were read: without a cache it could not be served.
+        let later = Config::load_with(&self.line, Some(&file.text()))?.volumes_of(name);
+        file.kept_of_cache(name).served = Some(false);
+        for volume in own.chain(later) {
+            let kept = file.kept_of(&volume);
+            (kept.served, kept.released) = (Some(false), Some(true));
         }
         Config::load_with(&self.line, Some(&file.text()))?;
         Ok(Some(file))
@@ -209,31 +209,43 @@ impl Supervisor {
     /// It has been stopped, in order or not.
     pub(super) fn released(&mut self, number: u64, index: usize, result: Result<(), Error>) {
         let name = self.shared().table.caches[index].display_name().to_owned();
-        let volumes: Vec<_> = {
-            let shared = self.shared();
-            let all = shared.table.volumes.iter().enumerate();
-            // Not those that were removed before.
-            let devices = shared.jobs.devices(number);
-            let is_of_it =
-                |entry: &VolumeEntry| entry.backing.as_ref().is_some_and(|backing| devices.contains(backing));
-            let its =
-                all.filter(|(_, entry)| entry.cache == Some(index) && entry.is_removed() && is_of_it(entry));
-            its.map(|(volume, entry)| (volume, entry.clone())).collect()
-        };
+        // Also those of which a reload has read meanwhile that they are to come to it.
+        let volumes = self.volumes_of(index);
+        for (volume, entry) in &volumes {
+            self.shared().table.volumes[*volume].state = VolumeState::Removed;
+            self.exports.remove(entry.display_name());
+        }
         let outcome = match result {
             Err(error) => Err(Failure::new(Kind::Io, format!("{name} was not stopped in order"))
                 .why(error.to_string())
                 .next("start bcached once more with its devices before anybody else gets them: the next start recovers it")),
-            Ok(()) => self.kept_released(&name, &volumes, true).and_then(|file| match file {
-                Some(file) if file.is_changed() => {
-                    file.write().map_err(|failure| not_kept(&name, failure))?;
-                    self.config = Config::load(&self.line)?;
-                    Ok(())
-                }
-                _ => Ok(()),
-            }),
+            Ok(()) => self.keep_released(&name, &volumes).map_err(|failure| not_kept(&name, failure)),
         };
         self.end_job(number, outcome);
+    }
+
+    fn keep_released(&mut self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
+        match self.kept_released(name, volumes)? {
+            Some(file) if file.is_changed() => {
+                file.write()?;
+                self.config = Config::load(&self.line)?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing that a release could undo, or that could undo it, begins before it has ended.
+    pub(super) fn release_goes_on(&self, what: &str) -> Failure {
+        let shared = self.shared();
+        let failure = Failure::new(Kind::InUse, what).next("ask again when that has ended");
+        match shared.jobs.releasing() {
+            Some((number, cache)) => {
+                let name = shared.table.caches[cache].display_name();
+                failure.why(format!("release of {name} goes on (job {number})"))
+            }
+            None => failure.why("its cache is being released"),
+        }
     }
 }
 

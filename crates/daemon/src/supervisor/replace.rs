@@ -211,7 +211,7 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     let is_left = |entry: &&VolumeEntry| {
         let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
         // Who is served without it would come to it.
-        !entry.is_removed() && (!is_served || entry.lack.is_some()) && entry.backing.is_some()
+        !entry.is_leaving() && (!is_served || entry.lack.is_some()) && entry.backing.is_some()
     };
     let meant = |entry: &VolumeEntry| match &entry.wanted_cache {
         Some(wanted) if *wanted == name => Meant::Here,

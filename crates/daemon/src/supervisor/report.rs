@@ -149,6 +149,7 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
     let (state, reason, facts) = match &entry.state {
         VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         VolumeState::Attaching => ("attaching", None, None),
+        VolumeState::Releasing => ("releasing", Some("it goes with its cache".to_owned()), None),
         VolumeState::Removed => ("removed", None, None),
         VolumeState::Stopped => {
             let name = entry.display_name();

@@ -34,17 +34,7 @@ impl Table {
         let entry = self.volumes.get(index)?;
         let VolumeState::Waiting(_) = entry.state else { return None };
         let device = entry.backing.clone()?;
-        let cache = match &entry.wanted_cache {
-            Some(name) if name == config::NO_CACHE => None,
-            Some(name) => self
-                .lasting_caches()
-                .find(|(_, cache)| cache.name.as_ref() == Some(name))
-                .map(|found| found.0),
-            None => {
-                let mut caches = self.lasting_caches().map(|(index, _)| index);
-                caches.next().filter(|_| caches.next().is_none())
-            }
-        };
+        let cache = self.cache_said(entry.wanted_cache.as_deref());
         let is_moving = cache.and_then(|cache| self.former_of(cache)).is_some();
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
@@ -70,6 +60,21 @@ impl Table {
             }
             Some(CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released) => None,
             Some(CacheState::Open { .. }) | None => Some((device, Step::Open(cache))),
+        }
+    }
+
+    /// The cache that a volume's section names: that one, or, if it names none, the only one there is.
+    pub fn cache_said(&self, wanted: Option<&str>) -> Option<usize> {
+        match wanted {
+            Some(config::NO_CACHE) => None,
+            Some(name) => {
+                let mut all = self.lasting_caches();
+                all.find(|(_, cache)| cache.name.as_deref() == Some(name)).map(|(index, _)| index)
+            }
+            None => {
+                let mut all = self.lasting_caches().map(|(index, _)| index);
+                all.next().filter(|_| all.next().is_none())
+            }
         }
     }
 

@@ -102,9 +102,15 @@ impl Supervisor {
                 }
                 Ok(Event::Stopped(index, result)) => {
                     pending.remove(&index);
-                    let stopped = result.map_err(|error| self.not_stopped(index, &error.to_string()));
+                    let stopped = result.clone();
+                    let stopped = stopped.map_err(|error| self.not_stopped(index, &error.to_string()));
                     outcome = outcome.and(stopped);
-                    self.end_cache(index);
+                    if self.is_ending(index) {
+                        // Somebody released or replaced it just before, and that is to be kept.
+                        self.cache_let_go(index, result);
+                    } else {
+                        self.end_cache(index);
+                    }
                 }
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(_) => {}
@@ -139,6 +145,11 @@ impl Supervisor {
         let sender = self.sender.clone();
         engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
         true
+    }
+
+    /// It was being stopped before everything was.
+    fn is_ending(&self, index: usize) -> bool {
+        matches!(self.shared().table.caches[index].state, CacheState::Ending { .. })
     }
 
     /// It has answered and does nothing more but return.

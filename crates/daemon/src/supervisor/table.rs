@@ -92,7 +92,9 @@ pub enum VolumeState {
     Served(Box<VolumeInfo>),
     /// It will not be served.
     Failed(Failure),
-    /// Somebody has removed it: as if it was not configured.
+    /// It goes with its cache, which somebody releases: nothing is done to it until that has ended.
+    Releasing,
+    /// Somebody has removed it, or released it with its cache: as if it was not configured.
     Removed,
     /// Somebody has stopped it: it is not served before the next start, or until it is added.
     Stopped,
@@ -181,6 +183,7 @@ impl Table {
             && self.volumes.iter().all(|volume| match volume.state {
                 VolumeState::Served(_)
                 | VolumeState::Failed(_)
+                | VolumeState::Releasing
                 | VolumeState::Removed
                 | VolumeState::Stopped => true,
                 // Who is told that all is ready finds it served, if it can be.
@@ -409,7 +412,8 @@ impl Table {
                 Some(entry) => entry.options.configured = volume.options.clone(),
             }
         }
-        for volume in self.volumes.iter().filter(|volume| volume.backing.is_some() && !volume.is_removed()) {
+        let stays = |volume: &&VolumeEntry| volume.backing.is_some() && !volume.is_leaving();
+        for volume in self.volumes.iter().filter(stays) {
             if !config.volumes.iter().any(|configured| configured.name == volume.name) {
                 gone.extend(volume.name.clone());
             }
@@ -501,6 +505,11 @@ impl VolumeEntry {
     /// Somebody has removed it.
     pub const fn is_removed(&self) -> bool {
         matches!(self.state, VolumeState::Removed)
+    }
+
+    /// The same, or it goes with its cache.
+    pub const fn is_leaving(&self) -> bool {
+        matches!(self.state, VolumeState::Removed | VolumeState::Releasing)
     }
 
     /// Somebody has removed it, or stopped it.

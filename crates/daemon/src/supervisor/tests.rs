@@ -1,5 +1,6 @@
 //! The supervisor with engines that misbehave: threads of our own in their place.
 
+mod leaving;
 mod moves;
 
 use super::caches::Openings;

@@ -1,0 +1,85 @@
+//! Volumes and caches that are on their way out: nothing brings them back before they have gone, and what has gone is kept.
+
+use crate::config::{CommandLine, Config};
+use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::failure::Failure;
+use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::table::{CacheState, VolumeState};
+use crate::supervisor::{Event, Supervisor};
+use bcached_port::NoExport;
+use std::path::{Path, PathBuf};
+
+const FILES: &str = "version = 1\n[cache.fast]\ndevice = \"/nonexistent/fast\"\n[volume.one]\nbacking = \"/nonexistent/one\"\n";
+
+/// A supervisor of a configuration with a cache and a volume on it, whose engine is being stopped for a release.
+fn releasing(folder: &Path) -> (Supervisor, u64) {
+    let files = folder.join("config.toml");
+    std::fs::write(&files, FILES).expect("room");
+    let line = CommandLine { config: Some(files), ..CommandLine::default() };
+    let config = Config::load(&line).expect("it is right");
+    let supervisor = Supervisor::new(line, config, PathBuf::from("/nonexistent"));
+    let number = {
+        let mut shared = supervisor.shared();
+        let thread = std::thread::spawn(|| {});
+        shared.table.caches[0].state = CacheState::Ending { thread };
+        let volume = &mut shared.table.volumes[0];
+        (volume.state, volume.cache) = (VolumeState::Releasing, Some(0));
+        let shown = Shown::new(Verb::Release, "fast".to_owned(), State::Running);
+        shared.jobs.add(Job::new(&shown, Subject::Cache(0), None))
+    };
+    (supervisor, number)
+}
+
+fn kept(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join("config.d/99-set.toml")).unwrap_or_default()
+}
+
+/// Nothing was kept of a release that ended while the daemon stopped: the next start took the set again, wherever it was by then.
+#[test]
+fn a_release_that_ends_in_a_stop_is_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut supervisor, number) = releasing(folder.path());
+    supervisor.sender.send(Event::Stopped(0, Ok(()))).expect("open");
+    supervisor.stop_engines().expect("in order");
+    assert!(kept(folder.path()).contains("[cache.fast]\nserved = false"), "{}", kept(folder.path()));
+    let shown = crate::supervisor::jobs::show(&supervisor.shared, number).expect("it is known");
+    assert_eq!(shown.state, State::Done);
+}
+
+/// `add` and `import` of what was being released said that it was there.
+#[test]
+fn what_is_being_released_is_neither_added_nor_imported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut supervisor, number) = releasing(folder.path());
+    let refused = |outcome: Result<Shown, Failure>| {
+        let failure = outcome.expect_err("it goes away");
+        assert_eq!(failure.kind.exit(), 3, "{failure}");
+        assert!(
+            failure.to_string().contains(&format!("release of fast goes on (job {number})")),
+            "{failure}"
+        );
+    };
+    refused(supervisor.add(&Begin::new(Verb::Add, "one".to_owned())));
+    let (backing, cache) = (Some("/nonexistent/two".to_owned()), Some("fast".to_owned()));
+    refused(supervisor.add(&Begin { backing, cache, ..Begin::new(Verb::Add, "two".to_owned()) }));
+    refused(supervisor.import(&Begin::new(Verb::Import, "fast".to_owned())));
+    refused(
+        supervisor.plan_job(0, &Begin::new(Verb::Remove, "one".to_owned())).map(|planned| planned.shown()),
+    );
+    supervisor.reload();
+    supervisor.shared().table.caches[0].state = CacheState::Stopped;
+    assert!(matches!(supervisor.shared().table.volumes[0].state, VolumeState::Releasing));
+    assert_eq!(kept(folder.path()), "");
+}
+
+/// A volume that was removed was known by name again as soon as another one came.
+#[test]
+fn what_was_removed_is_not_named_again() {
+    let supervisor = super::supervisor(&["one", "two"]);
+    supervisor.name_exports();
+    supervisor.gone(0, Some(Verb::Remove));
+    supervisor.name_exports();
+    let asked = |name| supervisor.exports.find(name).expect_err("nothing is served");
+    assert_eq!(asked("one"), NoExport::Unknown("one".to_owned()));
+    assert_eq!(asked(""), NoExport::NotServed("two".to_owned()));
+}
