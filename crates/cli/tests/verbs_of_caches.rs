@@ -130,3 +130,81 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
     );
     refused(&daemon, &["forget", "of-waiting"], 3, "it is served; `bcached remove of-waiting` first");
 }
+
+/// What takes a SET, `SET` being that, `MORE` a backing device that nobody serves, and `NEW` an empty one.
+const OF_SETS: [&str; 7] = [
+    "release SET --dry-run",
+    "replace SET --with NEW --dry-run",
+    "attach free --cache SET --dry-run",
+    "add more --backing MORE --cache SET --dry-run",
+    "add scratch --size 4M --cache SET --dry-run",
+    "get SET congested_read_threshold_us",
+    "set SET congested_read_threshold_us=7 --dry-run",
+];
+
+/// A set is its name, its UUID or its device to every command alike. A name that nobody has was no mistake to `add`: the volume went to another
+/// cache, for good.
+#[test]
+fn a_set_is_called_the_same_by_every_command() {
+    const FAST: &str = "11111111-1111-4111-8111-111111111111";
+    const SPARE: &str = "11111111-2222-4222-8222-222222222222";
+    let images = Images::new();
+    let mut text = "version = 1\n".to_owned();
+    for (name, uuid) in [("fast", FAST), ("spare", SPARE)] {
+        let cache = images.blank(name, 36 * MIB);
+        assert_eq!(bcached(&["make", "-b", "64k", "--cset-uuid", uuid, "-C", &cache]).exit, 0);
+        text += &format!("[cache.{name}]\ndevice = {cache:?}\n");
+    }
+    let [free, more] = ["free", "more"].map(|name| {
+        let backing = images.blank(name, 20 * MIB);
+        assert_eq!(bcached(&["make", "-B", &backing]).exit, 0);
+        backing
+    });
+    images.configure(&format!("{text}[volume.free]\nbacking = {free:?}\ncache = \"none\"\n"));
+    let (link, other_name) = (images.path("link"), images.path("other-name"));
+    std::os::unix::fs::symlink(images.path("fast"), &link).expect("a link");
+    std::fs::hard_link(images.path("fast"), &other_name).expect("a link");
+    let daemon = Daemon::configured(&images);
+    let new = images.blank("new", 36 * MIB);
+    let asked = |command: &str, set: &str| {
+        let words = command.split(' ').map(|word| match word {
+            "SET" => set,
+            "MORE" => &more,
+            "NEW" => &new,
+            word => word,
+        });
+        ask(&daemon, &words.collect::<Vec<_>>())
+    };
+    let text = |path: &std::path::Path| path.to_str().expect("text").to_owned();
+    let by_uuid = [FAST.to_owned(), format!("UUID={FAST}"), FAST[..13].to_owned()];
+    let by_device = [text(&images.path("fast")), text(&link), text(&other_name)];
+    for command in OF_SETS {
+        for called in ["fast".to_owned()].iter().chain(&by_uuid).chain(&by_device) {
+            let ran = asked(command, called);
+            assert_eq!(ran.exit, 0, "{command}, {called}: {ran:?}");
+        }
+        let ran = asked(command, "11111111");
+        assert!(ran.exit == 2 && ran.err.contains("name one of: fast, spare"), "{command}: {ran:?}");
+        for nobody in ["nosuch", "UUID=33333333-3333-4333-8333-333333333333", "/nonexistent"] {
+            let ran = asked(command, nobody);
+            assert!(ran.exit == 2 && ran.err.contains("is called `"), "{command}, {nobody}: {ran:?}");
+        }
+    }
+    assert_eq!(images.kept(), "", "all of that was planned only");
+    let added = ask(&daemon, &["add", "more", "--backing", &more, "--cache", &format!("UUID={SPARE}")]);
+    assert_eq!(added.exit, 0, "{added:?}");
+    assert!(images.kept().contains("cache = \"spare\""), "{}", images.kept());
+    let status = daemon.status();
+    let volumes = status["volumes"].as_array().expect("volumes");
+    let its = volumes.iter().find(|volume| volume["name"] == "more").expect("it is there");
+    assert_eq!(its["cache"], "spare", "{its}");
+    let again = |cache: &str| ask(&daemon, &["add", "more", "--backing", &more, "--cache", cache]);
+    assert_eq!((again("spare").exit, again(SPARE).exit), (0, 0));
+    let ran = again("fast");
+    assert!(ran.exit == 3 && ran.err.contains("bcached attach more --cache"), "{ran:?}");
+    // The same of a volume, by a path that nobody has configured.
+    std::fs::hard_link(&more, images.path("more-too")).expect("a link");
+    let ran = ask(&daemon, &["get", &text(&images.path("more-too")), "cache_mode"]);
+    assert_eq!(ran.exit, 0, "{ran:?}");
+    assert_eq!(daemon.stop().0, 0);
+}

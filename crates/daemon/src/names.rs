@@ -3,6 +3,8 @@
 
 use crate::failure::{Failure, Kind};
 use bcached_format::{Label, Uuid};
+use bcached_uring::Presence;
+use std::path::Path;
 
 /// The least of a UUID that names a volume, in digits.
 const UUID_BEGINNING: usize = 8;
@@ -16,12 +18,14 @@ pub struct Known {
     pub label: Option<String>,
     /// Its UUID, as text in lower case.
     pub uuid: Option<String>,
-    /// Its backing device, as configured.
+    /// Its device, as configured.
     pub path: Option<String>,
+    /// Which device that is, once it was opened.
+    pub opened: Option<Presence>,
 }
 
 /// Which of `all` is meant by `typed`: the one with that name, or else with that label, UUID, beginning of a UUID (8 digits
-/// at least) or backing device. Looks at files if `typed` is a path.
+/// at least) or device, by whatever path. Looks at files if `typed` is a path.
 ///
 /// # Errors
 /// All that could be meant, or none.
@@ -63,6 +67,8 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
         path == typed
             || file.as_ref().is_some_and(|file| std::fs::canonicalize(path).is_ok_and(|it| it == *file))
     };
+    let is_open_there =
+        |opened: &Presence| looks_at_files && typed.starts_with('/') && opened.is_at(Path::new(typed));
     let beginning = typed.strip_prefix("UUID=").unwrap_or(typed).to_lowercase().replace('-', "");
     let is_uuid = |uuid: &String| {
         beginning.len() >= UUID_BEGINNING && uuid.replace('-', "").starts_with(beginning.as_str())
@@ -72,6 +78,7 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
             known.label.as_deref() == Some(typed)
                 || known.uuid.as_ref().is_some_and(is_uuid)
                 || known.path.as_ref().is_some_and(is_path)
+                || known.opened.as_ref().is_some_and(is_open_there)
         })
     } else {
         named
@@ -141,6 +148,7 @@ mod tests {
             label: Some(label.to_owned()),
             uuid: Some(uuid.to_owned()),
             path: Some(path.to_owned()),
+            opened: None,
         };
         let folder = tempfile::tempdir().expect("a folder");
         let (device, link) = (folder.path().join("device"), folder.path().join("link"));

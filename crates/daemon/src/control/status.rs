@@ -492,6 +492,7 @@ impl Volume {
             name: self.name.clone(),
             label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
             uuid: facts.map(|facts| facts.uuid.clone()),
+            opened: None,
             path: self.backing.clone(),
         }
     }

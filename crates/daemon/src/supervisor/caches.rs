@@ -2,6 +2,7 @@
 
 use super::memory::Nodes;
 use super::options::Done;
+use super::owner::no_cache;
 use super::patience::Unopened;
 use super::steps::Unserved;
 use super::table::{CacheEntry, CacheState};
@@ -226,45 +227,26 @@ impl Supervisor {
         entry.kept = Some(status.kept);
     }
 
-    /// The open cache that is called so: by name, by the UUID of its set, or by its device; the only one if none is named.
-    pub(super) fn cache_called(&self, typed: Option<&str>) -> Result<usize, Failure> {
+    /// The open cache of this name; the only one if none is named. Whoever asks for work has found the name ([`super::jobs::begin`]).
+    pub(super) fn cache_called(&self, name: Option<&str>) -> Result<usize, Failure> {
         let shared = self.shared();
         let caches: Vec<_> = shared.table.lasting_caches().collect();
-        let names: Vec<_> = caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect();
-        let is_meant = |cache: &CacheEntry| match typed {
-            None => caches.len() == 1,
-            Some(typed) => {
-                let is_set = |set: &bcached_format::Uuid| {
-                    let (typed, set) =
-                        (typed.to_lowercase().replace('-', ""), set.to_string().replace('-', ""));
-                    typed.len() >= 8 && set.starts_with(&typed)
-                };
-                cache.display_name() == typed
-                    || cache.device == typed
-                    || cache.set().as_ref().is_some_and(is_set)
-            }
-        };
+        let is_meant =
+            |cache: &CacheEntry| name.is_none_or(|name| cache.display_name() == name || cache.device == name);
         let meant: Vec<_> = caches.iter().filter(|(_, cache)| is_meant(cache)).collect();
-        match (meant.as_slice(), typed) {
+        let names = || caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect::<Vec<_>>();
+        match (meant.as_slice(), name) {
             ([(index, cache)], _) => match &cache.state {
                 CacheState::Open { .. } => Ok(*index),
                 _ => Err(cache.closed()),
             },
-            _ if names.is_empty() => {
-                let what = typed.map_or_else(
-                    || "there is no cache".to_owned(),
-                    |typed| format!("no cache is called `{typed}`"),
-                );
-                Err(Failure::new(Kind::UnknownName, what).why("this daemon has none at present").next(
-                    "`bcached import` or `bcached add` brings back what was released; else configure one",
-                ))
-            }
-            ([], Some(typed)) => {
-                Err(Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"))
-                    .next(format!("there are: {}", names.join(", "))))
+            ([], Some(name)) => Err(no_cache(name, &names())),
+            ([], None) => {
+                let failure = no_cache("", &[]);
+                Err(Failure { what: "there is no cache".into(), ..failure })
             }
             (_, _) => Err(Failure::new(Kind::AmbiguousName, "several caches may be meant")
-                .next(format!("name one of: {}", names.join(", ")))
+                .next(format!("name one of: {}", names().join(", ")))
                 .option("--cache")),
         }
     }

@@ -103,20 +103,9 @@ impl Supervisor {
         let present =
             self.shared().table.volumes.iter().find(|entry| entry.name.as_ref() == Some(name)).cloned();
         if let Some(entry) = present.filter(|entry| !entry.is_removed()) {
-            return match &begin.backing {
-                Some(backing) if entry.backing.as_ref() != Some(backing) => {
-                    Err(Failure::new(Kind::InUse, format!("cannot add {name}"))
-                        .why(format!(
-                            "{} is called so",
-                            entry.backing.as_deref().unwrap_or("a volume on a cache")
-                        ))
-                        .next("choose another name"))
-                }
-                _ => {
-                    shown.already = true;
-                    Ok(shown)
-                }
-            };
+            self.check_as_it_is(&entry, begin)?;
+            shown.already = true;
+            return Ok(shown);
         }
         let mut file = SetFile::read(&path)?;
         let kept = file.kept_of(name);
@@ -147,6 +136,25 @@ impl Supervisor {
         Ok(shown)
     }
 
+    /// What is added and there already has that device and that cache.
+    fn check_as_it_is(&self, entry: &VolumeEntry, begin: &Begin) -> Result<(), Failure> {
+        let refused =
+            |why: String| Failure::new(Kind::InUse, format!("cannot add {}", begin.volume)).why(why);
+        let backing = entry.backing.as_deref();
+        if begin.backing.is_some() && begin.backing.as_deref() != backing {
+            return Err(refused(format!("{} is called so", backing.unwrap_or("a volume on a cache")))
+                .next("choose another name"));
+        }
+        if self.shared().table.has_cache(entry, begin.cache.as_deref()) {
+            return Ok(());
+        }
+        let name = entry.display_name();
+        let cache = begin.cache.as_deref().unwrap_or_default();
+        Err(refused(format!("it is there, and its section does not say `cache = \"{cache}\"`"))
+            .next(format!("`bcached detach {name}` and `bcached attach {name} --cache` change that"))
+            .option("--cache"))
+    }
+
     /// It does not go with a cache that is being released, nor would it come to one, which its section names so.
     pub(super) fn check_not_releasing(&self, name: &str, said: Option<Option<&str>>) -> Result<(), Failure> {
         let goes = {
@@ -165,13 +173,11 @@ impl Supervisor {
     /// Serves a volume again that was stopped, if it is to be served as it was.
     fn resume(&self, begin: &Begin) -> Option<Shown> {
         let mut shared = self.shared();
-        let mut entries = shared.table.volumes.iter_mut();
-        let entry = entries.find(|entry| entry.display_name() == begin.volume)?;
-        let is_same = |said: &Option<String>, had: &Option<String>| said.is_none() || said == had;
-        let is_resumed = matches!(entry.state, VolumeState::Stopped)
-            && is_same(&begin.backing, &entry.backing)
-            && is_same(&begin.cache, &entry.wanted_cache);
-        if !is_resumed {
+        let index = shared.table.volumes.iter().position(|entry| entry.display_name() == begin.volume)?;
+        let has_cache = shared.table.has_cache(&shared.table.volumes[index], begin.cache.as_deref());
+        let entry = &mut shared.table.volumes[index];
+        let has_device = begin.backing.is_none() || begin.backing == entry.backing;
+        if !(matches!(entry.state, VolumeState::Stopped) && has_device && has_cache) {
             return None;
         }
         if begin.dry_run {

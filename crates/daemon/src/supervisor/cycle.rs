@@ -140,19 +140,7 @@ impl Supervisor {
             return Err(self.release_goes_on(&format!("{} cannot be done to {name}", begin.verb)));
         }
         if let Some((number, (verb, size), dirty)) = running {
-            let is_of_another_size = begin.size_bytes.is_some() && begin.size_bytes != size;
-            if verb != begin.verb || is_of_another_size {
-                let next = match verb.can_be_cancelled() {
-                    true => format!("wait for it, or `bcached cancel {number}`"),
-                    false => "wait for it: `bcached status` shows it until it has ended".to_owned(),
-                };
-                return Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
-                    .why(match size.filter(|_| is_of_another_size) {
-                        Some(size) => format!("{verb} to {} goes on there (job {number})", human(size)),
-                        None => format!("{verb} goes on there (job {number})"),
-                    })
-                    .next(next));
-            }
+            check_joins(name, begin, (number, verb, size))?;
             return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
         }
         let is_idle = matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Failed(_));
@@ -551,6 +539,28 @@ impl Supervisor {
         self.give_up_the_rest(volume);
         self.leave_unwanted_cache(volume);
     }
+}
+
+/// Who asks for what goes on already joins it; other work is in the way, or to another size.
+fn check_joins(
+    name: &str,
+    begin: &Begin,
+    (number, verb, size): (u64, Verb, Option<u64>),
+) -> Result<(), Failure> {
+    let is_of_another_size = begin.size_bytes.is_some() && begin.size_bytes != size;
+    if verb == begin.verb && !is_of_another_size {
+        return Ok(());
+    }
+    let next = match verb.can_be_cancelled() {
+        true => format!("wait for it, or `bcached cancel {number}`"),
+        false => "wait for it: `bcached status` shows it until it has ended".to_owned(),
+    };
+    Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
+        .why(match size.filter(|_| is_of_another_size) {
+            Some(size) => format!("{verb} to {} goes on there (job {number})", human(size)),
+            None => format!("{verb} goes on there (job {number})"),
+        })
+        .next(next))
 }
 
 /// Nobody serves the volume: why, and what can be done.

@@ -158,6 +158,7 @@ impl Supervisor {
             label: Some(label).filter(|label| !label.is_empty()),
             uuid: Some(left.uuid.to_string()),
             path: None,
+            opened: None,
         }
     }
 
@@ -187,7 +188,8 @@ impl Supervisor {
             (shared.table.known(), shared.table.volumes.clone())
         };
         // Paths are not looked at: this is the loop.
-        let known: Vec<_> = known.into_iter().map(|known| Known { path: None, ..known }).collect();
+        let known: Vec<_> =
+            known.into_iter().map(|known| Known { path: None, opened: None, ..known }).collect();
         if let Ok(index) = names::resolve(called, &known) {
             let (name, entry) = (&known[index].name, &entries[index]);
             if matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching) {

@@ -7,14 +7,16 @@ use super::blockers;
 use super::cycle::{MoveTo, Planned, Work};
 use super::losing::Turn;
 use super::options::resolve;
+use super::owner::{Among, resolve_cache};
 use super::table::{CacheState, Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
-use crate::config::Kept;
+use crate::config::{Kept, NO_CACHE};
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
 use crate::control::{AskBegin, AskJob, AskJobs};
 use crate::engine_failure;
 use crate::engine_thread::{Engine, Long};
 use crate::failure::{Failure, Kind};
+use crate::names::Called;
 use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
 use bcached_format::Uuid;
 use std::collections::BTreeMap;
@@ -125,6 +127,7 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
         let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
         let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
+        let begin = with_names(&shared, begin)?;
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
         match answered.recv_timeout(LIMIT) {
@@ -142,6 +145,28 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
                 .next("ask the next one, when it has started")),
         }
     })
+}
+
+/// The same with the caches' names, whatever somebody calls them.
+fn with_names(shared: &Mutex<Shared>, mut begin: Begin) -> Result<Begin, Failure> {
+    let name = |typed: &str| {
+        let index = resolve_cache(shared, Called::by_owner(typed), Among::Lasting)?;
+        Ok(lock(shared).table.caches[index].display_name().to_owned())
+    };
+    // A volume may be added that is to have none.
+    let is_some = |cache: &String| begin.verb != Verb::Add || cache != NO_CACHE;
+    if let Some(typed) = begin.cache.clone().filter(is_some) {
+        begin.cache = Some(name(&typed).map_err(|failure: Failure| failure.option("--cache"))?);
+    }
+    if begin.verb == Verb::Release {
+        match name(&begin.volume) {
+            Ok(name) => begin.volume = name,
+            // It may have been released before.
+            Err(failure) if failure.kind == Kind::UnknownName => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(begin)
 }
 
 /// What the control thread calls to see all of it.

@@ -214,6 +214,7 @@ impl Table {
                 label: label.filter(|label| !label.is_empty()),
                 uuid: info.map(|info| info.uuid).or(entry.uuid).map(|uuid| uuid.to_string()),
                 path: entry.backing.clone(),
+                opened: entry.opened,
             }
         };
         self.volumes.iter().map(known).collect()

@@ -49,7 +49,7 @@ impl Owner {
     pub fn find(shared: &Mutex<Shared>, scope: Scope, called: Called<'_>) -> Result<Self, Failure> {
         match scope {
             Scope::Volume => resolve_called(shared, called).map(Self::Volume),
-            Scope::Cache => resolve_cache(shared, called).map(Self::Cache),
+            Scope::Cache => resolve_cache(shared, called, Among::All).map(Self::Cache),
         }
     }
 
@@ -176,9 +176,22 @@ pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
     shown
 }
 
-/// The cache that is called so: by its name, its set's UUID (or the beginning of it), or its device.
-pub(super) fn resolve_cache(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
-    let typed = called.typed;
+/// Which caches may be meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Among {
+    /// Also what one was before it became another device, until that is let go of.
+    All,
+    /// Those that are to stay, and that volumes can come to.
+    Lasting,
+}
+
+/// The cache that is called so: by its name, its set's UUID (or the beginning of it), or its device. May look at files, so it is not for
+/// the loop.
+pub(super) fn resolve_cache(
+    shared: &Mutex<Shared>,
+    called: Called<'_>,
+    among: Among,
+) -> Result<usize, Failure> {
     let (indices, known): (Vec<usize>, Vec<names::Known>) = {
         let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
         let known = |(index, cache): (usize, &CacheEntry)| {
@@ -187,20 +200,31 @@ pub(super) fn resolve_cache(shared: &Mutex<Shared>, called: Called<'_>) -> Resul
                 label: None,
                 uuid: cache.set().map(|uuid| uuid.to_string()),
                 path: Some(cache.device.clone()),
+                opened: cache.opened,
             };
             (index, known)
         };
-        table.real_caches().map(known).unzip()
+        let is_meant = |cache: &CacheEntry| among == Among::All || cache.former_of.is_none();
+        table.real_caches().filter(|(_, cache)| is_meant(cache)).map(known).unzip()
     };
     names::resolve_called(called, &known).map(|at| indices[at]).map_err(|meant| {
         let name = |known: &names::Known| known.name.clone();
-        let (kind, what, which, names): (_, _, _, Vec<_>) = if meant.is_empty() {
-            let what = format!("no cache is called `{typed}`");
-            (Kind::UnknownName, what, "there are", known.iter().map(name).collect())
-        } else {
-            let what = format!("several caches may be meant by `{typed}`");
-            (Kind::AmbiguousName, what, "name one of", meant.iter().map(|at| name(&known[*at])).collect())
-        };
-        Failure::new(kind, what).next(format!("{which}: {}", names.join(", ")))
+        if meant.is_empty() {
+            return no_cache(called.typed, &known.iter().map(name).collect::<Vec<_>>());
+        }
+        let names: Vec<_> = meant.iter().map(|at| name(&known[*at])).collect();
+        Failure::new(Kind::AmbiguousName, format!("several caches may be meant by `{}`", called.typed))
+            .next(format!("name one of: {}", names.join(", ")))
     })
+}
+
+/// No cache is called so, of those that there are.
+pub(super) fn no_cache(typed: &str, names: &[String]) -> Failure {
+    let failure = Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"));
+    if names.is_empty() {
+        return failure
+            .why("this daemon has none at present")
+            .next("`bcached import` or `bcached add` brings back what was released; else configure one");
+    }
+    failure.next(format!("there are: {}", names.join(", ")))
 }

@@ -6,14 +6,11 @@
 
 use super::Supervisor;
 use super::jobs::{Job, Subject};
-use super::replace::is_same;
 use super::table::{VolumeEntry, VolumeState};
 use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::devices;
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
-use bcached_format::Superblock;
 
 impl Supervisor {
     /// Begins to let go of a cache and of all that is on it, or joins who does.
@@ -31,13 +28,7 @@ impl Supervisor {
             shown.id = Some(number);
             return Ok(shown);
         }
-        // A device may be kept by its UUID.
-        let is_path = begin.volume.starts_with('/');
-        let set = match is_path.then(|| devices::look(&begin.volume)) {
-            Some(Ok(Superblock::Cache(superblock))) => Some(superblock.set_uuid().to_string()),
-            _ => None,
-        };
-        let index = self.cache_called(Some(set.as_ref().unwrap_or(&begin.volume)))?;
+        let index = self.cache_called(Some(&begin.volume))?;
         let volumes = self.volumes_of(index);
         let (name, device, engine) = {
             let shared = self.shared();
@@ -88,11 +79,7 @@ impl Supervisor {
         let shared = self.shared();
         let Some((number, cache)) = shared.jobs.releasing() else { return Ok(None) };
         let entry = &shared.table.caches[cache];
-        let uuid = entry.uuid.map(|uuid| uuid.to_string());
-        if entry.display_name() == typed
-            || typed.starts_with('/') && is_same(&entry.device, typed)
-            || uuid.as_deref() == Some(typed)
-        {
+        if entry.display_name() == typed || entry.device == typed {
             return Ok(Some((number, cache)));
         }
         drop(shared);

@@ -5,7 +5,7 @@
 //! are opened by a start in between, each volume is served by the one that its superblock names, and the work goes on. What is asked for is
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
-use super::owner::resolve_cache;
+use super::owner::{Among, resolve_cache};
 use super::table::{CacheState, NOT_LOOKED, VolumeEntry, VolumeState};
 
 use super::{Event, Shared};
@@ -183,7 +183,7 @@ pub fn is_same(one: &str, other: &str) -> bool {
 }
 
 fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
-    let index = resolve_cache(shared, Called::by_owner(typed))?;
+    let index = resolve_cache(shared, Called::by_owner(typed), Among::All)?;
     let shared = lock(shared);
     let table = &shared.table;
     let cannot = |kind, name: &str| Failure::new(kind, format!("cannot replace {name}"));

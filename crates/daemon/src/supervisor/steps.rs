@@ -1,6 +1,6 @@
 //! What a volume that waits needs next, and who is to serve it.
 
-use super::table::{CacheState, Table, VolumeState};
+use super::table::{CacheState, Table, VolumeEntry, VolumeState};
 use super::{reasons, without};
 use crate::config;
 use crate::engine_thread::Engine;
@@ -76,6 +76,23 @@ impl Table {
                 all.next().filter(|_| all.next().is_none())
             }
         }
+    }
+
+    /// A volume has, or is to have, the cache that somebody says; nothing said is no other.
+    pub fn has_cache(&self, entry: &VolumeEntry, said: Option<&str>) -> bool {
+        let wanted = entry.wanted_cache.as_deref();
+        let is_on = |said: &str| {
+            let on =
+                entry.cache.and_then(|cache| self.caches.get(cache)).and_then(|cache| cache.name.as_deref());
+            on == Some(said)
+        };
+        said.is_none_or(|said| match wanted {
+            Some(wanted) => wanted == said,
+            None => {
+                is_on(said)
+                    || self.cache_said(None).is_some_and(|only| self.cache_said(Some(said)) == Some(only))
+            }
+        })
     }
 
     /// The engine of the volume's cache: the one that is meant, else the one whose set the superblock names.
