@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, done, json};
+use common::{Daemon, Images, ask, bcached, done, json};
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -58,4 +58,32 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     );
     assert!(!differs.out.contains("stop_timeout"), "{differs:?}");
     assert_eq!(daemon.stop().0, 0);
+}
+
+/// Who added a volume had what was not reloaded yet half taken over: other memory for nodes than for requests, nothing told by `config diff`, options of
+/// other volumes, but not their cache modes.
+#[test]
+fn a_volume_that_is_added_has_the_files_read_whole() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(36 * MIB, 20 * MIB);
+    let other = images.blank("other", 20 * MIB);
+    assert_eq!(bcached(&["make", "-B", &other]).exit, 0);
+    let text = format!("[cache.fast]\ndevice = {fast:?}\n[volume.media]\nbacking = {tank:?}\n");
+    images.configure(&format!("version = 1\n{text}cache_mode = \"writethrough\"\n"));
+    let daemon = Daemon::configured(&images);
+    images.configure(&format!(
+        "version = 1\n[daemon]\nmemory = \"300M\"\nstop_timeout = \"7s\"\n{text}cache_mode = \"writeback\"\n"
+    ));
+    let differs = || ask(&daemon, &["config", "diff"]).out;
+    assert!(differs().contains("daemon.stop_timeout") && differs().contains("cache_mode"), "{}", differs());
+    done(&daemon, &["add", "other", "--backing", &other]);
+    assert!(daemon.log().contains("`memory` of [daemon] stays 256M"), "{}", daemon.log());
+    let memory = "daemon.memory: 256M runs, the files say 300M (the next start)\n";
+    assert_eq!(differs(), memory);
+    let stop = json(&done(&daemon, &["stop", "--dry-run", "--json"]));
+    assert_eq!(stop["stop_timeout_seconds"].as_u64(), Some(7), "{stop}");
+    // The superblock says so, too.
+    assert_eq!(daemon.stop().0, 0);
+    let shown = json(&bcached(&["show", "--json", &tank]).out);
+    assert_eq!(shown["backing"]["cache_mode"].as_str(), Some("writeback"), "{shown}");
 }

@@ -2,7 +2,6 @@
 
 use super::cycle::{Planned, Work};
 use super::jobs::Before;
-use super::options::check_with;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, Kept, SetFile};
@@ -112,7 +111,7 @@ impl Supervisor {
         (kept.served, kept.released) = (None, None);
         kept.backing = begin.backing.clone().or(kept.backing.take());
         kept.cache = begin.cache.clone().or(kept.cache.take());
-        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        let config = self.read_with(Some(&file))?;
         let volume = config.volumes.iter().find(|volume| volume.name.as_ref() == Some(name));
         let backing = volume.map(|volume| volume.backing.clone()).ok_or_else(|| {
             Failure::new(Kind::Usage, format!("cannot add {name}"))
@@ -121,7 +120,6 @@ impl Supervisor {
                 .option("--backing")
         })?;
         self.check_not_releasing(name, Some(volume.and_then(|volume| volume.cache.as_deref())))?;
-        check_with(&config, &self.shared().table)?;
         devices::look_at_backing(&backing)?;
         file.check_writable()?;
         if begin.dry_run {
@@ -129,9 +127,7 @@ impl Supervisor {
             return Ok(shown);
         }
         file.write()?;
-        self.shared().table.adopt(&config);
-        self.config = config;
-        self.name_exports();
+        self.take_over(config);
         tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
         Ok(shown)
     }

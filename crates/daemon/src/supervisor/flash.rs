@@ -137,7 +137,7 @@ impl Supervisor {
             }
             if let (Some((file, _)), false) = (&plan.file, begin.dry_run) {
                 file.write()?;
-                self.config = Config::load(&self.line)?;
+                self.take_over(Config::load(&self.line)?);
             }
             Ok(plan)
         });
@@ -287,7 +287,7 @@ impl Supervisor {
             Config::load(&self.line)
         });
         match said {
-            Ok(config) => self.config = config,
+            Ok(config) => self.take_over(config),
             Err(failure) => tracing::error!(event = "set-not-taken-back", "{failure}"),
         }
     }

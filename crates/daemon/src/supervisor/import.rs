@@ -3,7 +3,7 @@
 
 use super::Supervisor;
 use super::replace::is_same;
-use crate::config::{Config, NO_CACHE, Released, SetFile};
+use crate::config::{NO_CACHE, Released, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::devices;
 use crate::failure::{Failure, Kind};
@@ -54,16 +54,14 @@ impl Supervisor {
                 .next("`bcached scan` shows the sets that there are"));
         }
         shown.volume = self.plan_import(&mut file, released.as_ref(), members.as_ref(), &mut shown);
-        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        let config = self.read_with(Some(&file))?;
         file.check_writable()?;
         if begin.dry_run {
             shown.state = State::Planned;
             return Ok(shown);
         }
         file.write()?;
-        self.shared().table.adopt(&config);
-        self.config = config;
-        self.name_exports();
+        self.take_over(config);
         tracing::info!(event = "set-imported", "cache {}: it is served as soon as it can be", shown.volume);
         Ok(shown)
     }

@@ -32,6 +32,7 @@ mod pace;
 mod patience;
 mod reasons;
 mod release;
+mod reload;
 mod replace;
 mod replacing;
 mod report;
@@ -60,7 +61,7 @@ use bcached_format::{BackingSuperblock, Uuid};
 use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
 use patience::Patience;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -388,47 +389,6 @@ impl Supervisor {
         let missing = self.shared().table.not_served_yet();
         for told in missing {
             tracing::warn!(event = "not-served-yet", "{told}");
-        }
-    }
-
-    /// Reads the configuration again: new caches and volumes are served, changed options take effect. What is no longer
-    /// configured stays until the next start. A configuration that cannot be applied changes nothing.
-    fn reload(&mut self) {
-        if self.strict {
-            tracing::info!(event = "reload-nothing", "there is no configuration to read again");
-            return;
-        }
-        let loaded = Config::load(&self.line).and_then(|config| {
-            options::check_with(&config, &self.shared().table)?;
-            Ok(config)
-        });
-        match loaded {
-            Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
-            Ok(config) => {
-                for told in self.not_reloaded(&config) {
-                    tracing::warn!(event = "reload-kept", "{told}");
-                }
-                let gone: BTreeSet<_> = self.shared().table.adopt(&config);
-                for name in gone {
-                    tracing::warn!(event = "reload-kept", "{name} is served until the next start");
-                }
-                warn_of(&config);
-                self.shared().stop_timeout = config.stop_timeout;
-                // The rest is what runs.
-                let Config { control, memory_bytes, listen, metrics, .. } = self.config.clone();
-                self.config = Config { control, memory_bytes, listen, metrics, ..config };
-                self.name_exports();
-                self.apply_options();
-                let volumes = self.shared().table.volumes.len();
-                for index in 0..volumes {
-                    self.apply_cache_mode(index, options::Done::nobody());
-                }
-                let caches = self.shared().table.caches.len();
-                for index in 0..caches {
-                    self.apply_settings(index, options::Done::nobody());
-                }
-                tracing::info!(event = "reloaded", "the configuration was read again");
-            }
         }
     }
 }

@@ -215,7 +215,7 @@ impl Supervisor {
         match self.kept_released(name, volumes)? {
             Some(file) if file.is_changed() => {
                 file.write()?;
-                self.config = Config::load(&self.line)?;
+                self.take_over(Config::load(&self.line)?);
                 Ok(())
             }
             _ => Ok(()),

@@ -88,7 +88,7 @@ impl Supervisor {
         for (_, volume) in &named {
             *file.cache_of(volume) = Some(name.to_owned());
         }
-        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        let config = self.read_with(Some(&file))?;
         file.check_writable()?;
         Ok(Plan { index, old, file, config, named })
     }
@@ -114,12 +114,12 @@ impl Supervisor {
         file.write().map_err(|failure| {
             failure.next("the new device is a cache now, and nothing else has begun: the same command goes on with that")
         })?;
-        self.config = config;
         for (volume, _) in named {
             self.shared().table.volumes[volume].wanted_cache = Some(name.to_owned());
         }
         self.slow_caches.keep(device, cache);
-        self.become_former(index, name, !is_dead);
+        self.become_former(index, name, !is_dead, &config);
+        self.take_over(config);
         tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
         if is_dead {
             return Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done));
@@ -128,7 +128,7 @@ impl Supervisor {
     }
 
     /// The entry is what the cache was before, and there is a new one.
-    fn become_former(&self, index: usize, name: &str, is_open: bool) {
+    fn become_former(&self, index: usize, name: &str, is_open: bool, config: &Config) {
         let mut shared = self.shared();
         let table = &mut shared.table;
         let entry = &mut table.caches[index];
@@ -139,7 +139,7 @@ impl Supervisor {
         if !is_open {
             entry.state = CacheState::Released;
         }
-        let cache = self.config.caches.iter().find(|cache| cache.name.as_deref() == Some(name));
+        let cache = config.caches.iter().find(|cache| cache.name.as_deref() == Some(name));
         if let Some(cache) = cache {
             let mut fresh = CacheEntry::of(cache);
             fresh.options = options;

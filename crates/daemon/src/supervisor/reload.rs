@@ -1,0 +1,66 @@
+//! The files are read again: by a reload, and by whoever keeps something in `99-set.toml` by which the daemon has other caches or volumes than
+//! before. Either way what was read is taken over whole, so that all that runs is from one reading. What has to wait for the next start stays as it is.
+
+use super::options::{Done, check_with};
+use super::{Supervisor, warn_of};
+use crate::config::{Config, SetFile};
+use crate::failure::Failure;
+
+impl Supervisor {
+    /// Reads the configuration again. One that cannot be applied changes nothing.
+    pub(super) fn reload(&mut self) {
+        if self.strict {
+            tracing::info!(event = "reload-nothing", "there is no configuration to read again");
+            return;
+        }
+        match self.read_with(None) {
+            Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
+            Ok(config) => {
+                warn_of(&config);
+                self.take_over(config);
+                tracing::info!(event = "reloaded", "the configuration was read again");
+            }
+        }
+    }
+
+    /// What the files say, with `file` as it is to be. It fits what was said to the running daemon.
+    pub(super) fn read_with(&self, file: Option<&SetFile>) -> Result<Config, Failure> {
+        let text = file.map(SetFile::text);
+        let config = Config::load_with(&self.line, text.as_deref())?;
+        check_with(&config, &self.shared().table)?;
+        Ok(config)
+    }
+
+    /// New caches and volumes are served, changed options take effect. What is no longer configured stays until the next start, and so does
+    /// what cannot be changed before that: the log says so of each.
+    pub(super) fn take_over(&mut self, config: Config) {
+        for told in self.not_reloaded(&config) {
+            tracing::warn!(event = "reload-kept", "{told}");
+        }
+        let gone = self.shared().table.adopt(&config);
+        for name in gone {
+            tracing::warn!(event = "reload-kept", "{name} is served until the next start");
+        }
+        self.shared().stop_timeout = config.stop_timeout;
+        // The rest is what runs.
+        let Config { control, memory_bytes, listen, metrics, .. } = self.config.clone();
+        self.config = Config { control, memory_bytes, listen, metrics, ..config };
+        self.name_exports();
+        self.apply_all();
+    }
+
+    /// What the files say of options takes effect.
+    fn apply_all(&self) {
+        self.apply_options();
+        let (volumes, caches) = {
+            let shared = self.shared();
+            (shared.table.volumes.len(), shared.table.caches.len())
+        };
+        for index in 0..volumes {
+            self.apply_cache_mode(index, Done::nobody());
+        }
+        for index in 0..caches {
+            self.apply_settings(index, Done::nobody());
+        }
+    }
+}
