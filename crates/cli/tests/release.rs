@@ -5,7 +5,7 @@ mod common;
 
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Verb};
-use common::{Daemon, Images, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool};
+use common::{Daemon, Images, Loop, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -284,5 +284,58 @@ fn a_reload_undoes_no_release() {
         site.kept(),
         daemon.log()
     );
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// The names in the configuration, which clients use, were gone when a released set was imported by its UUID: sections of other names were written for
+/// devices that were configured by a path. As root, with loop devices; without them skipped, with the reason.
+#[test]
+fn a_released_set_comes_back_under_its_names_however_it_is_called() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let gone = images.blank("gone", BACKING_BYTES);
+    assert_eq!(bcached(&["make", "-B", &gone, "--for", &fast]).exit, 0);
+    let set = json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().map(str::to_owned);
+    let set = set.expect("a set");
+    let mut loops = Vec::new();
+    for image in [&fast, &tank, &gone] {
+        let Some(made) = Loop::over(image) else { return };
+        // As those in /dev/disk/by-id.
+        std::os::unix::fs::symlink(&made.0, format!("{image}-by-id")).expect("a link");
+        loops.push(made);
+    }
+    images.configure(&format!(
+        "version = 1\n[cache.nvme]\ndevice = \"{fast}-by-id\"\n[volume.media]\nbacking = \"{tank}-by-id\"\n\
+         [volume.old]\nbacking = \"{gone}-by-id\"\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    done(&daemon, &["remove", "old"]);
+    let by_uuid = format!("UUID={set}");
+    let by_id = format!("{fast}-by-id");
+    for called in [&set, &by_uuid, &loops[0].0, &loops[1].0, &by_id] {
+        done(&daemon, &["release", "nvme"]);
+        let status = daemon.status();
+        assert_eq!(status["caches"].as_array().map(Vec::len), Some(0), "{status}");
+        // To be released once more is to be released already, by every name.
+        let again = json(&done(&daemon, &["release", called, "--json"]));
+        assert_eq!(
+            (&again["already"], &again["volume"]),
+            (&true.into(), &"nvme".into()),
+            "{called}: {again}"
+        );
+        let imported = ask(&daemon, &["import", called]);
+        assert_eq!(imported.exit, 0, "{called}: {imported:?}\n{}", daemon.log());
+        let status = daemon.status();
+        let names = |list: &str| -> Vec<String> {
+            let all = status[list].as_array().expect("a list").iter();
+            all.map(|entry| entry["name"].as_str().unwrap_or_default().to_owned()).collect()
+        };
+        assert_eq!(
+            (names("caches"), names("volumes")),
+            (vec!["nvme".to_owned()], vec!["media".to_owned()]),
+            "{called}: {status}\n{}",
+            images.kept()
+        );
+    }
     assert_eq!(daemon.stop().0, 0);
 }

@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Daemon, Images, Locked, bcached, bytes, json, patch, requires, reseal, run, tool};
+use common::{Daemon, Images, Locked, ask, bcached, bytes, done, json, patch, requires, reseal, run, tool};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
 
 /// A cache and a backing device, made and never served.
 fn set(images: &Images) -> (String, String) {
@@ -344,4 +345,73 @@ fn a_backing_device_that_was_longer_is_told_of() {
     assert!(!cut(20 << 20), "it is whole");
     assert!(cut(512 << 10));
     assert!(!cut(20 << 20), "it is whole again");
+}
+
+/// Makes whoever opens a file wait, for as long as the system lets it (45 s, unless told otherwise), or until this ends.
+const HOLD: &str = "import fcntl, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = open(sys.argv[1], 'r+b')
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('held', flush=True)
+time.sleep(600)
+";
+
+/// A process that is killed in the end.
+struct Holder(std::process::Child);
+
+impl Holder {
+    /// `None`, with a printed reason, where that cannot be had.
+    fn of(path: &str) -> Option<Self> {
+        use std::io::BufRead as _;
+        let mut command = Command::new("python3");
+        let child = command.args(["-c", HOLD, path]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut holder = Self(child.expect("starts"));
+        let mut line = String::new();
+        let out = holder.0.stdout.take().expect("piped");
+        let read = std::io::BufReader::new(out).read_line(&mut line);
+        let is_held = read.is_ok() && line == "held\n";
+        if !is_held {
+            println!("skipped: a file system without leases");
+        }
+        is_held.then_some(holder)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _reaped_already = self.0.wait();
+    }
+}
+
+/// A device that hung while somebody wanted it added kept the whole daemon: nothing could be set, and it could not be stopped.
+#[test]
+fn a_device_that_hangs_when_it_is_asked_for_keeps_nobody_else() {
+    if !requires("python3") {
+        return;
+    }
+    let images = Images::new();
+    let (fast, tank) = images.pair(36 << 20, 20 << 20);
+    let hung = images.blank("hung", 20 << 20);
+    assert_eq!(bcached(&["make", "-B", &hung]).exit, 0);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.media]\nbacking = {tank:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    let Some(_holder) = Holder::of(&hung) else { return };
+    for words in [&["add", "hung", "--backing", &hung][..], &["import", &hung], &["release", &hung]] {
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| ask(&daemon, words));
+            let mut percent = 1;
+            while !asks.is_finished() {
+                percent = percent % 40 + 1;
+                done(&daemon, &["set", "media", &format!("writeback_percent={percent}")]);
+            }
+            let ran = asks.join().expect("no panic");
+            assert!(ran.exit == 6 && ran.err.contains("does not answer"), "{words:?}: {ran:?}");
+        });
+    }
+    let status = daemon.status();
+    assert_eq!(status["volumes"].as_array().map(Vec::len), Some(1), "nothing was added: {status}");
+    assert_eq!(daemon.stop().0, 0, "it still hangs");
 }

@@ -2,28 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, bytes, json, run, tool};
-
-/// A loop device; detached at the end.
-struct Loop(String);
-
-impl Loop {
-    /// `None`, with a printed reason, where there are none.
-    fn over(path: &str) -> Option<Self> {
-        let made = run(tool("losetup").args(["--find", "--show", path]));
-        if made.exit != 0 {
-            println!("skipped: no loop device: {}", made.err.trim().replace('\n', " "));
-            return None;
-        }
-        Some(Self(made.out.trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _gone_already = tool("losetup").args(["--detach", &self.0]).status();
-    }
-}
+use common::{Daemon, Images, Loop, bcached, bytes, json, run};
 
 /// A cache image and its name by UUID.
 fn cache(images: &Images) -> (String, String) {

@@ -69,14 +69,10 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
     };
     let is_open_there =
         |opened: &Presence| looks_at_files && typed.starts_with('/') && opened.is_at(Path::new(typed));
-    let beginning = typed.strip_prefix("UUID=").unwrap_or(typed).to_lowercase().replace('-', "");
-    let is_uuid = |uuid: &String| {
-        beginning.len() >= UUID_BEGINNING && uuid.replace('-', "").starts_with(beginning.as_str())
-    };
     let meant = if named.is_empty() {
         those(&|known| {
             known.label.as_deref() == Some(typed)
-                || known.uuid.as_ref().is_some_and(is_uuid)
+                || known.uuid.as_deref().is_some_and(|uuid| is_uuid(typed, uuid))
                 || known.path.as_ref().is_some_and(is_path)
                 || known.opened.as_ref().is_some_and(is_open_there)
         })
@@ -87,6 +83,13 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
         [one] => Ok(*one),
         _ => Err(meant),
     }
+}
+
+/// `typed` is that UUID, or the beginning of it, of 8 digits at least; `UUID=` may stand before it.
+#[must_use]
+pub fn is_uuid(typed: &str, uuid: &str) -> bool {
+    let beginning = typed.strip_prefix("UUID=").unwrap_or(typed).to_lowercase().replace('-', "");
+    beginning.len() >= UUID_BEGINNING && uuid.replace('-', "").starts_with(beginning.as_str())
 }
 
 /// A letter that nobody sees, or that changes how others are seen.

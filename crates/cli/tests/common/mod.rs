@@ -150,6 +150,27 @@ impl Locked {
     }
 }
 
+/// A loop device; detached at the end.
+pub struct Loop(pub String);
+
+impl Loop {
+    /// `None`, with a printed reason, where there are none.
+    pub fn over(path: &str) -> Option<Self> {
+        let made = run(tool("losetup").args(["--find", "--show", path]));
+        if made.exit != 0 {
+            println!("skipped: no loop device: {}", made.err.trim().replace('\n', " "));
+            return None;
+        }
+        Some(Self(made.out.trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _gone_already = tool("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
 /// A running `bcached serve`, killed when this is dropped.
 pub struct Daemon {
     child: std::process::Child,

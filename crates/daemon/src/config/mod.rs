@@ -13,7 +13,8 @@ use crate::devices;
 use crate::failure::{Failure, Kind};
 use crate::options::layers::{Configured, Layers};
 use bcached_format::Uuid;
-use file::{CacheSettings, Located, Settings, VolumeSettings};
+use file::{CacheSettings, Located, NamedVolume, Settings, VolumeSettings};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -65,8 +66,8 @@ pub struct Config {
     pub flash: Vec<Flash>,
     /// Names of caches that are configured and not to be served.
     pub released: Vec<Released>,
-    /// Names of volumes with backing devices that are configured and not to be served.
-    pub not_served: Vec<String>,
+    /// Volumes with backing devices that are configured and not to be served.
+    pub not_served: Vec<NotServed>,
     /// Where `bcached set` keeps what it sets; `None` without a configuration.
     pub set_file: Option<PathBuf>,
     /// Caches that are another device than the other files say: the name, that device, and this one.
@@ -97,6 +98,15 @@ pub struct Released {
     pub device: Option<String>,
     /// The volumes that had it and are not served either, and their devices.
     pub backings: Vec<(String, String)>,
+}
+
+/// A volume with a backing device that is configured and not to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotServed {
+    /// Its name.
+    pub name: String,
+    /// Its device, if that is said.
+    pub backing: Option<String>,
 }
 
 /// A volume that lives in a cache alone: the cache knows it, and this says more.
@@ -267,30 +277,31 @@ impl Config {
                 None => config.released.push(Released { name, device, backings: Vec::new() }),
             }
         }
-        for (name, own) in settings.volumes {
+        config.add_volumes(settings.volumes, &settings.defaults)?;
+        Ok(config)
+    }
+
+    fn add_volumes(
+        &mut self,
+        volumes: BTreeMap<String, NamedVolume>,
+        defaults: &VolumeSettings,
+    ) -> Result<(), Failure> {
+        for (name, own) in volumes {
             let origin = own.origin.clone();
             sense_of_flash(&name, own.said())?;
-            let merged = own.over(&settings.defaults);
+            let merged = own.over(defaults);
             if merged.flash.is_some() {
-                config.flash.push(Flash::of(name, &origin, merged)?);
+                self.flash.push(Flash::of(name, &origin, merged)?);
                 continue;
             }
             if merged.served == Some(false) {
-                let cache = merged.cache.map(|cache| cache.value);
-                let released = &mut config.released;
-                let its =
-                    released.iter_mut().find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
-                // One that was removed for itself is not the cache's business.
-                if let (Some(its), Some(backing), Some(true)) = (its, merged.backing, merged.released) {
-                    its.backings.push((name.clone(), backing.value));
-                }
-                config.not_served.push(name);
+                self.add_not_served(name, merged);
                 continue;
             }
             let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
             check_size(&name, &origin, merged.size)?;
-            config.volumes.push(Volume {
-                cache: known_cache(merged.cache, &config.caches, &config.released)?,
+            self.volumes.push(Volume {
+                cache: known_cache(merged.cache, &self.caches, &self.released)?,
                 backing: backing.value,
                 options: in_order(merged.options)?,
                 read_only: merged.read_only.unwrap_or(false),
@@ -300,7 +311,19 @@ impl Config {
                 name: Some(name),
             });
         }
-        Ok(config)
+        Ok(())
+    }
+
+    fn add_not_served(&mut self, name: String, said: VolumeSettings) {
+        let cache = said.cache.map(|cache| cache.value);
+        let mut released = self.released.iter_mut();
+        let its = released.find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
+        let backing = said.backing.map(|backing| backing.value);
+        // One that was removed for itself is not the cache's business.
+        if let (Some(its), Some(backing), Some(true)) = (its, &backing, said.released) {
+            its.backings.push((name.clone(), backing.clone()));
+        }
+        self.not_served.push(NotServed { name, backing });
     }
 
     fn check(&self, from_command_line: bool) -> Result<(), Failure> {

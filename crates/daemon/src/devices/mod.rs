@@ -9,7 +9,7 @@ use bcached_format::{
     BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
 };
-use bcached_uring::{Access, Device};
+use bcached_uring::{Access, Device, Presence};
 pub use returned::{open_returned, open_returned_cache};
 use std::path::PathBuf;
 
@@ -67,7 +67,13 @@ pub fn forsake(name: &str) -> Result<(), Failure> {
 
 /// What the device `name` says, whatever its role. It is read and not claimed.
 pub fn look(name: &str) -> Result<Superblock, Failure> {
-    read_superblock(&Device::open(resolve(name)?, Access::Look)?)
+    look_where(name).map(|(superblock, _)| superblock)
+}
+
+/// The same, and which device that is.
+pub fn look_where(name: &str) -> Result<(Superblock, Presence), Failure> {
+    let device = Device::open(resolve(name)?, Access::Look)?;
+    Ok((read_superblock(&device)?, device.presence()))
 }
 
 /// What the backing device `name` says. It is read and not claimed.

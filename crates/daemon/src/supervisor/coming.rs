@@ -1,12 +1,12 @@
 //! Volumes that are added to a running daemon and removed from it, and stay so over restarts.
 
+use super::asking::{self, Looked};
 use super::cycle::{Planned, Work};
 use super::jobs::Before;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::devices;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use bcached_engine::VolumeId;
@@ -87,11 +87,15 @@ impl Supervisor {
     }
 
     /// Serves a volume that is named now, or was removed: a device of that name in the configuration from now on.
-    pub(super) fn add(&mut self, begin: &Begin) -> Result<Shown, Failure> {
+    pub(super) fn add(&mut self, begin: &Begin, looked: &Looked) -> Result<Shown, Failure> {
         let name = &begin.volume;
         let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
         self.check_not_releasing(name, None)?;
-        if let Some(resumed) = self.resume(begin) {
+        if matches!(looked, Looked::NotYet) && self.is_flash(begin) {
+            shown.state = State::Planned;
+            return Ok(shown);
+        }
+        if let Some(resumed) = self.resume(begin, looked) {
             return Ok(resumed);
         }
         let Some(path) = self.config.set_file.clone() else {
@@ -120,8 +124,15 @@ impl Supervisor {
                 .option("--backing")
         })?;
         self.check_not_releasing(name, Some(volume.and_then(|volume| volume.cache.as_deref())))?;
-        devices::look_at_backing(&backing)?;
         file.check_writable()?;
+        match looked {
+            Looked::NotYet => {
+                (shown.state, shown.devices) = (State::Planned, vec![backing]);
+                return Ok(shown);
+            }
+            Looked::Backing(device) if *device == backing => {}
+            _ => return Err(asking::meanwhile(&format!("cannot add {name}"))),
+        }
         if begin.dry_run {
             shown.state = State::Planned;
             return Ok(shown);
@@ -167,7 +178,7 @@ impl Supervisor {
     }
 
     /// Serves a volume again that was stopped, if it is to be served as it was.
-    fn resume(&self, begin: &Begin) -> Option<Shown> {
+    fn resume(&self, begin: &Begin, looked: &Looked) -> Option<Shown> {
         let mut shared = self.shared();
         let index = shared.table.volumes.iter().position(|entry| entry.display_name() == begin.volume)?;
         let has_cache = shared.table.has_cache(&shared.table.volumes[index], begin.cache.as_deref());
@@ -176,7 +187,7 @@ impl Supervisor {
         if !(matches!(entry.state, VolumeState::Stopped) && has_device && has_cache) {
             return None;
         }
-        if begin.dry_run {
+        if begin.dry_run || matches!(looked, Looked::NotYet) {
             return Some(Shown::new(Verb::Add, begin.volume.clone(), State::Planned));
         }
         let failure = Failure::new(Kind::NotFound, "its device was not looked for yet");

@@ -143,16 +143,8 @@ impl Supervisor {
             check_joins(name, begin, (number, verb, size))?;
             return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
         }
-        let is_idle = matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Failed(_));
-        let is_stopped = matches!(entry.state, VolumeState::Stopped);
-        if begin.verb == Verb::Remove && (is_idle || is_stopped) {
-            let mut planned = Planned::nothing(begin.verb, name, None);
-            self.plan_removal(&entry, &mut planned)?;
+        if let Some(planned) = self.plan_unserved(&entry, begin.verb)? {
             return Ok(planned);
-        }
-        if begin.verb == Verb::Stop && (is_idle || is_stopped) {
-            let work = is_idle.then_some(Work::GivesUp);
-            return Ok(Planned { work, ..Planned::nothing(begin.verb, name, None) });
         }
         let (engine, now) = self.engine_and_info(&entry, begin.verb)?;
         let dirty = now.dirty_sectors * 512;
@@ -186,6 +178,22 @@ impl Supervisor {
             }
         }
         Ok(planned)
+    }
+
+    /// What can be done to a volume that no engine has.
+    fn plan_unserved(&self, entry: &VolumeEntry, verb: Verb) -> Result<Option<Planned>, Failure> {
+        let is_stopped = match entry.state {
+            VolumeState::Waiting(_) | VolumeState::Failed(_) => false,
+            VolumeState::Stopped => true,
+            _ => return Ok(None),
+        };
+        let mut planned = Planned::nothing(verb, entry.display_name(), None);
+        match verb {
+            Verb::Remove => self.plan_removal(entry, &mut planned)?,
+            Verb::Stop => planned.work = (!is_stopped).then_some(Work::GivesUp),
+            _ => return Ok(None),
+        }
+        Ok(Some(planned))
     }
 
     /// The engine that serves the volume, and what it says of it now.

@@ -213,8 +213,9 @@ impl Supervisor {
             refused(Kind::Usage, "the cache keeps its name, as a label of at most 32 bytes")
                 .next("choose a shorter name")
         })?;
-        if self.config.not_served.contains(name) || self.config.flash.iter().any(|flash| flash.name == *name)
-        {
+        let mut removed = self.config.not_served.iter().map(|removed| &removed.name);
+        let mut flash = self.config.flash.iter().map(|flash| &flash.name);
+        if removed.any(|other| other == name) || flash.any(|other| other == name) {
             return Err(refused(Kind::InUse, "the configuration says something of a volume of that name")
                 .next("choose another name"));
         }

@@ -239,10 +239,9 @@ impl Supervisor {
             Ok(false) => {}
             // Another one may have its name now. What else the files say now counts when they are read again.
             Ok(true) => {
-                let said = self.config.flash.iter().position(|flash| flash.name == name);
-                if let Some(said) = said {
-                    self.config.flash.remove(said);
-                }
+                let mut config = (*self.config).clone();
+                config.flash.retain(|flash| flash.name != name);
+                self.set_config(config);
             }
             Err(failure) => tracing::warn!(event = "set-not-written", "{failure}"),
         }

@@ -3,29 +3,26 @@
 //! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
 //! is taken back when the work fails or is given up.
 
+use super::asking::{Asking, Looked};
 use super::blockers;
 use super::cycle::{MoveTo, Planned, Work};
+use super::looking::Looks;
 use super::losing::Turn;
 use super::options::resolve;
-use super::owner::{Among, resolve_cache};
 use super::table::{CacheState, Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
-use crate::config::{Kept, NO_CACHE};
+use crate::config::Kept;
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
 use crate::control::{AskBegin, AskJob, AskJobs};
 use crate::engine_failure;
 use crate::engine_thread::{Engine, Long};
 use crate::failure::{Failure, Kind};
-use crate::names::Called;
 use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
 use bcached_format::Uuid;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
-
-/// How long somebody waits until work has begun: less than the client waits for an answer.
-const LIMIT: Duration = Duration::from_secs(8);
 
 /// Work that has ended and is still known.
 const ENDED_MAX: usize = 64;
@@ -112,14 +109,17 @@ pub struct Before {
 
 /// Somebody asks for long work.
 pub struct Asked {
-    volume: Option<usize>,
-    begin: Begin,
-    uid: Option<u32>,
-    answer: Sender<Result<Shown, Failure>>,
+    pub volume: Option<usize>,
+    pub begin: Begin,
+    pub uid: Option<u32>,
+    /// What of devices has been looked at for it.
+    pub looked: Looked,
+    pub answer: Sender<Result<Shown, Failure>>,
 }
 
 /// What the control thread calls to have some begun.
 pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
+    let looks = Looks::default();
     Box::new(move |begin, uid| {
         if begin.verb == Verb::Replace {
             return super::replace::begin(&shared, &events, &begin, uid);
@@ -127,46 +127,12 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
         let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
         let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
-        let begin = with_names(&shared, begin)?;
-        let (answer, answered) = mpsc::channel();
-        let _refused_below = events.send(Event::Begin(Box::new(Asked { volume, begin, uid, answer })));
-        match answered.recv_timeout(LIMIT) {
-            Ok(outcome) => outcome.and_then(|job| match job.id {
-                Some(number) => show(&shared, number),
-                None => Ok(job),
-            }),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(Failure::new(Kind::TimeLimit, format!("it has not begun for {} s", LIMIT.as_secs()))
-                    .why("a device is slow to answer")
-                    .next("ask again: if it has begun by then, that is joined"))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(Failure::new(Kind::Io, "nothing was begun")
-                .why("the daemon is stopping")
-                .next("ask the next one, when it has started")),
+        let job = Asking::new(&shared, &events, &looks, uid).begin(volume, begin)?;
+        match job.id {
+            Some(number) => show(&shared, number),
+            None => Ok(job),
         }
     })
-}
-
-/// The same with the caches' names, whatever somebody calls them.
-fn with_names(shared: &Mutex<Shared>, mut begin: Begin) -> Result<Begin, Failure> {
-    let name = |typed: &str| {
-        let index = resolve_cache(shared, Called::by_owner(typed), Among::Lasting)?;
-        Ok(lock(shared).table.caches[index].display_name().to_owned())
-    };
-    // A volume may be added that is to have none.
-    let is_some = |cache: &String| begin.verb != Verb::Add || cache != NO_CACHE;
-    if let Some(typed) = begin.cache.clone().filter(is_some) {
-        begin.cache = Some(name(&typed).map_err(|failure: Failure| failure.option("--cache"))?);
-    }
-    if begin.verb == Verb::Release {
-        match name(&begin.volume) {
-            Ok(name) => begin.volume = name,
-            // It may have been released before.
-            Err(failure) if failure.kind == Kind::UnknownName => {}
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(begin)
 }
 
 /// What the control thread calls to see all of it.
@@ -446,24 +412,27 @@ impl Jobs {
 impl Supervisor {
     /// Begins what is asked for, or joins it, and says so.
     pub(super) fn begin_job(&mut self, asked: Asked) {
-        let Asked { volume, begin, uid, answer } = asked;
+        let Asked { volume, begin, uid, looked, answer } = asked;
         let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
         let text = format!("{} {}", begin.verb, begin.volume);
-        if begin.verb == Verb::Add && self.is_flash(&begin) {
+        let is_looking = matches!(looked, Looked::NotYet);
+        if begin.verb == Verb::Add && self.is_flash(&begin) && !is_looking {
             tracing::info!(event = "job-asked", uid, "{text}");
             return self.add_flash(&begin, answer);
         }
         let begun = match volume {
             None if begin.verb == Verb::Forget => self.forget(&begin),
             None if begin.verb == Verb::Release => self.release(&begin),
-            None if begin.verb == Verb::Import => self.import(&begin),
-            None => self.add(&begin),
+            None if begin.verb == Verb::Import => self.import(&begin, looked),
+            None => self.add(&begin, &looked),
             Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
                 if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
             }),
         };
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
+            // It is asked for once more.
+            Ok(job) if is_looking && job.state == State::Planned => {}
             Ok(job) => match job.id {
                 Some(number) => tracing::info!(event = "job-begun", uid, "{text} (job {number})"),
                 None => tracing::info!(event = "job-nothing", uid, "{text}: {}", job.text().trim_end()),

@@ -4,6 +4,7 @@
 //! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
+mod asking;
 mod blockers;
 mod cache_returning;
 mod caches;
@@ -23,6 +24,7 @@ mod health;
 mod import;
 mod jobs;
 mod label;
+mod looking;
 mod losing;
 mod memory;
 mod numbers;
@@ -131,6 +133,8 @@ enum Phase {
 /// What the loop changes and the control thread reads.
 struct Shared {
     phase: Phase,
+    /// The loop's, changed by [`Supervisor::set_config`] only.
+    config: Arc<Config>,
     table: Table,
     jobs: jobs::Jobs,
     /// How long a stop waits for users.
@@ -141,7 +145,8 @@ struct Shared {
 
 struct Supervisor {
     line: CommandLine,
-    config: Config,
+    /// What runs.
+    config: Arc<Config>,
     /// Devices come from the command line.
     strict: bool,
     notes: PathBuf,
@@ -223,11 +228,12 @@ impl Supervisor {
         let (sender, events) = mpsc::channel();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
         let table = Table::of(&config, strict);
+        let config = Arc::new(config);
         let (is_machines, stop_timeout) = (line.config.is_none(), config.stop_timeout);
         let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };
         Self {
             line,
-            config,
+            config: Arc::clone(&config),
             strict,
             notes,
             owned,
@@ -241,6 +247,7 @@ impl Supervisor {
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
                 phase: Phase::Starting,
+                config,
                 table,
                 jobs: jobs::Jobs::default(),
                 stop_timeout,

@@ -5,6 +5,7 @@ use super::options::{Done, check_with};
 use super::{Supervisor, warn_of};
 use crate::config::{Config, SetFile};
 use crate::failure::Failure;
+use std::sync::Arc;
 
 impl Supervisor {
     /// Reads the configuration again. One that cannot be applied changes nothing.
@@ -43,10 +44,15 @@ impl Supervisor {
         }
         self.shared().stop_timeout = config.stop_timeout;
         // The rest is what runs.
-        let Config { control, memory_bytes, listen, metrics, .. } = self.config.clone();
-        self.config = Config { control, memory_bytes, listen, metrics, ..config };
+        let Config { control, memory_bytes, listen, metrics, .. } = (*self.config).clone();
+        self.set_config(Config { control, memory_bytes, listen, metrics, ..config });
         self.name_exports();
         self.apply_all();
+    }
+
+    pub(super) fn set_config(&mut self, config: Config) {
+        self.config = Arc::new(config);
+        self.shared().config = Arc::clone(&self.config);
     }
 
     /// What the files say of options takes effect.

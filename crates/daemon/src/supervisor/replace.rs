@@ -19,8 +19,8 @@ use crate::offline::fresh::{self, Fresh, Geometry};
 use crate::sizes::human;
 use bcached_engine::Status;
 use bcached_format::{BackingState, CacheSuperblock, Uuid};
-use bcached_uring::{Access, Device};
-use std::path::Path;
+use bcached_uring::{Access, Device, Presence};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -56,6 +56,8 @@ pub enum What {
 struct Found {
     name: String,
     device: String,
+    /// Which one that is, if it was opened.
+    opened: Option<Presence>,
     engine: Option<Engine>,
     /// Why it is not open.
     trouble: Option<Failure>,
@@ -91,7 +93,7 @@ pub fn begin(
         cannot(Kind::Usage).why("the new device is not named").next("name it with --with").option("--with")
     })?;
     let mut shown = Shown::new(Verb::Replace, found.name.clone(), State::Planned);
-    let is_there = is_same(&found.device, &device);
+    let is_there = found.is_at(&device);
     let ask = |what, uid| ask(events, &found, &device, what, uid);
     let what = match &found.former {
         None if is_there => {
@@ -176,10 +178,17 @@ fn former_engine(found: &Found) -> Option<&Engine> {
     found.former.as_ref().and_then(|(_, _, engine)| engine.as_ref())
 }
 
-/// Both names lead to one device.
-pub fn is_same(one: &str, other: &str) -> bool {
-    let identity = |name: &str| Device::open(name, Access::Look).ok().map(|device| device.identity());
-    one == other || identity(one).is_some_and(|one| identity(other) == Some(one))
+impl Found {
+    /// Its device is that, by whatever name.
+    fn is_at(&self, device: &str) -> bool {
+        let identity = |path: PathBuf| Device::open(path, Access::Look).ok().map(|device| device.identity());
+        let known = || devices::resolve(&self.device).ok().and_then(identity);
+        self.device == device
+            || match &self.opened {
+                Some(opened) => opened.is_at(Path::new(device)),
+                None => known().is_some_and(|known| identity(PathBuf::from(device)) == Some(known)),
+            }
+    }
 }
 
 fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
@@ -227,6 +236,7 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
         trouble,
         former: former.map(|at| (at, table.caches[at].device.clone(), table.caches[at].engine())),
         device: entry.device.clone(),
+        opened: entry.opened,
         name,
     })
 }

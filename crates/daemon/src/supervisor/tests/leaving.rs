@@ -3,6 +3,7 @@
 use crate::config::{CommandLine, Config};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::failure::Failure;
+use crate::supervisor::asking::Looked;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, VolumeState};
 use crate::supervisor::{Event, Supervisor};
@@ -59,10 +60,12 @@ fn what_is_being_released_is_neither_added_nor_imported() {
             "{failure}"
         );
     };
-    refused(supervisor.add(&Begin::new(Verb::Add, "one".to_owned())));
+    refused(supervisor.add(&Begin::new(Verb::Add, "one".to_owned()), &Looked::NotYet));
     let (backing, cache) = (Some("/nonexistent/two".to_owned()), Some("fast".to_owned()));
-    refused(supervisor.add(&Begin { backing, cache, ..Begin::new(Verb::Add, "two".to_owned()) }));
-    refused(supervisor.import(&Begin::new(Verb::Import, "fast".to_owned())));
+    refused(
+        supervisor.add(&Begin { backing, cache, ..Begin::new(Verb::Add, "two".to_owned()) }, &Looked::NotYet),
+    );
+    refused(supervisor.import(&Begin::new(Verb::Import, "fast".to_owned()), Looked::Nothing));
     refused(
         supervisor.plan_job(0, &Begin::new(Verb::Remove, "one".to_owned())).map(|planned| planned.shown()),
     );

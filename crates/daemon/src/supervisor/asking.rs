@@ -1,0 +1,218 @@
+//! The thread of who asks for long work: whatever has to be looked at for that, files and devices, is looked at here, for a while, before the loop
+//! is asked, so that a device that hangs keeps nobody else waiting. The loop judges with what was seen, and refuses what is not true any more.
+
+use super::import::Seen;
+use super::jobs::Asked;
+use super::looking::Looks;
+use super::owner::{Among, resolve_cache};
+use super::{Event, Shared};
+use crate::config::{Config, NO_CACHE, Released};
+use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::devices;
+use crate::failure::{Failure, Kind};
+use crate::names::{self, Called};
+use bcached_format::{Superblock, Uuid};
+use bcached_uring::Presence;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long somebody waits until work has begun: less than the client waits for an answer.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// What of it a look at a device may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(4);
+
+/// What was looked at for the loop.
+pub enum Looked {
+    /// Nothing, and nothing has to be.
+    Nothing,
+    /// Nothing so far: the loop says at what, and does nothing.
+    NotYet,
+    /// This backing device, which can be used.
+    Backing(String),
+    /// A set that is to be imported.
+    Set(Box<Seen>),
+}
+
+/// Somebody asks.
+pub struct Asking<'a> {
+    shared: &'a Mutex<Shared>,
+    events: &'a Sender<Event>,
+    looks: &'a Looks,
+    uid: Option<u32>,
+    until: Instant,
+}
+
+impl<'a> Asking<'a> {
+    /// From now on.
+    pub fn new(
+        shared: &'a Mutex<Shared>,
+        events: &'a Sender<Event>,
+        looks: &'a Looks,
+        uid: Option<u32>,
+    ) -> Self {
+        Self { shared, events, looks, uid, until: Instant::now() + LIMIT }
+    }
+
+    /// Looks at what has to be looked at, and has it begun.
+    pub fn begin(&self, volume: Option<usize>, begin: Begin) -> Result<Shown, Failure> {
+        let begin = self.with_names(begin)?;
+        match begin.verb {
+            Verb::Add if begin.size_bytes.is_none() => self.add(&begin),
+            Verb::Import => self.import(&begin),
+            _ => self.ask(volume, &begin, Looked::Nothing),
+        }
+    }
+
+    fn add(&self, begin: &Begin) -> Result<Shown, Failure> {
+        let planned = self.ask(None, begin, Looked::NotYet)?;
+        if planned.state == State::Done {
+            return Ok(planned);
+        }
+        let Some(backing) = planned.devices.into_iter().next() else {
+            return self.ask(None, begin, Looked::Nothing);
+        };
+        let device = backing.clone();
+        self.look(begin, &backing, move || devices::look_at_backing(&device).map(drop))?;
+        self.ask(None, begin, Looked::Backing(backing))
+    }
+
+    fn import(&self, begin: &Begin) -> Result<Shown, Failure> {
+        let config = self.config();
+        let (typed, all) = (begin.volume.clone(), begin.devices.clone());
+        let seen = self.look(begin, &begin.volume, move || Seen::look(config, &typed, &all))?;
+        self.ask(None, begin, Looked::Set(Box::new(seen)))
+    }
+
+    /// The same with the caches' names, whatever somebody calls them.
+    fn with_names(&self, mut begin: Begin) -> Result<Begin, Failure> {
+        let name = |typed: &str| {
+            let index = resolve_cache(self.shared, Called::by_owner(typed), Among::Lasting)?;
+            Ok(self.lock().table.caches[index].display_name().to_owned())
+        };
+        // A volume may be added that is to have none.
+        let is_some = |cache: &String| begin.verb != Verb::Add || cache != NO_CACHE;
+        if let Some(typed) = begin.cache.clone().filter(is_some) {
+            begin.cache = Some(name(&typed).map_err(|failure: Failure| failure.option("--cache"))?);
+        }
+        if matches!(begin.verb, Verb::Release | Verb::Import) {
+            match name(&begin.volume) {
+                Ok(name) => begin.volume = name,
+                Err(failure) if failure.kind != Kind::UnknownName => return Err(failure),
+                Err(_) if begin.verb == Verb::Release => {
+                    // It may have been released before.
+                    let (config, typed) = (self.config(), begin.volume.clone());
+                    let look = move || Ok(released_called(&config, &typed).map(|found| found.name.clone()));
+                    begin.volume = self.look(&begin, &begin.volume, look)?.unwrap_or(begin.volume);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(begin)
+    }
+
+    /// What a look at the device `name` finds, if it comes in time.
+    fn look<T: Send + 'static>(
+        &self,
+        begin: &Begin,
+        name: &str,
+        look: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let found = self.looks.look(name, self.until.min(Instant::now() + LOOK_LIMIT), look);
+        if let Err(failure) = &found {
+            let uid = self.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+            tracing::info!(event = "job-refused", uid, "{} {}: {failure}", begin.verb, begin.volume);
+        }
+        found
+    }
+
+    /// The loop's answer.
+    fn ask(&self, volume: Option<usize>, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
+        let (answer, answered) = mpsc::channel();
+        let asked = Asked { volume, begin: begin.clone(), uid: self.uid, looked, answer };
+        let _refused_below = self.events.send(Event::Begin(Box::new(asked)));
+        match answered.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Failure::new(Kind::TimeLimit, format!("it has not begun for {} s", LIMIT.as_secs()))
+                    .why("a device is slow to answer")
+                    .next("ask again: if it has begun by then, that is joined"))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Failure::new(Kind::Io, "nothing was begun")
+                .why("the daemon is stopping")
+                .next("ask the next one, when it has started")),
+        }
+    }
+
+    fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.lock().config)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was seen is not what it was.
+pub fn meanwhile(what: &str) -> Failure {
+    Failure::new(Kind::InUse, what).why("the configuration has changed at this moment").next("ask again")
+}
+
+/// A device that was looked at.
+pub struct At {
+    pub presence: Presence,
+    pub uuid: Uuid,
+}
+
+impl At {
+    /// The configuration means it by `name`. What that leads to is not opened.
+    pub fn is_called(&self, name: &str) -> bool {
+        match name.strip_prefix("UUID=") {
+            Some(uuid) => Uuid::from_text(uuid) == Some(self.uuid),
+            None => self.presence.is_at(Path::new(name)),
+        }
+    }
+}
+
+/// What was released here and is called so: by its name, its set's UUID (or the beginning of it), or one of its devices. Looks at them.
+pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a Released> {
+    let its = |released: &'a Released| {
+        released.device.iter().chain(released.backings.iter().map(|(_, device)| device))
+    };
+    let mut all = config.released.iter();
+    if let Some(found) =
+        all.find(|released| released.name == typed || its(released).any(|device| device == typed))
+    {
+        return Some(found);
+    }
+    if typed.starts_with('/') {
+        let (superblock, presence) = devices::look_where(typed).ok()?;
+        let at = At { presence, uuid: uuid_of(&superblock) };
+        return config.released.iter().find(|released| its(released).any(|device| at.is_called(device)));
+    }
+    let is_set = |released: &&Released| {
+        let found = released.device.as_deref().map(devices::look);
+        matches!(found, Some(Ok(superblock)) if names::is_uuid(typed, &set_of(&superblock).to_string()))
+    };
+    let is_digits = |text: &str| text.chars().all(|digit| digit.is_ascii_hexdigit() || digit == '-');
+    let may_be = is_digits(typed.strip_prefix("UUID=").unwrap_or(typed));
+    may_be.then(|| config.released.iter().find(is_set)).flatten()
+}
+
+/// A device's own.
+pub fn uuid_of(superblock: &Superblock) -> Uuid {
+    match superblock {
+        Superblock::Cache(superblock) => superblock.uuid(),
+        Superblock::Backing(superblock) => superblock.uuid(),
+    }
+}
+
+/// The set that it says it belongs to.
+fn set_of(superblock: &Superblock) -> Uuid {
+    match superblock {
+        Superblock::Cache(superblock) => superblock.set_uuid(),
+        Superblock::Backing(superblock) => superblock.set_uuid(),
+    }
+}
