@@ -87,3 +87,32 @@ fn a_volume_that_is_added_has_the_files_read_whole() {
     let shown = json(&bcached(&["show", "--json", &tank]).out);
     assert_eq!(shown["backing"]["cache_mode"].as_str(), Some("writeback"), "{shown}");
 }
+
+/// A section was taken for one of a volume that lives in the cache alone and has its name: it was not served, nobody was told, and what it said of options
+/// held for that.
+#[test]
+fn a_section_is_not_of_what_has_its_name_in_a_cache_alone() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(36 * MIB, 20 * MIB);
+    let text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n");
+    images.configure(&text);
+    let daemon = Daemon::configured(&images);
+    done(&daemon, &["add", "scratch", "--size", "4M"]);
+    images.configure(&format!("{text}[volume.scratch]\nbacking = {tank:?}\nsequential_cutoff = 1048576\n"));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("it is read", |_| daemon.log().contains("event=reloaded"));
+    let next = "the next start, when the volume in a cache alone that is called so gets another name";
+    let told = format!("[volume.scratch] is not served; what changes it: {next}");
+    assert!(daemon.log().contains(&told), "{}", daemon.log());
+    let differs = ask(&daemon, &["config", "diff"]).out;
+    assert_eq!(differs, format!("volume.scratch: nothing runs, the files say a section ({next})\n"));
+    let cutoff = json(&done(&daemon, &["get", "scratch", "sequential_cutoff", "--json"]));
+    assert_eq!(cutoff["options"][0]["origin"].as_str(), Some("default"), "{cutoff}");
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = Daemon::configured(&images);
+    let status = daemon.status();
+    let volumes = status["volumes"].as_array().expect("volumes");
+    let named = volumes.iter().find(|volume| volume["name"] == "scratch").expect("the section's");
+    assert_eq!((volumes.len(), &named["backing"]), (2, &serde_json::json!(tank)), "{status}");
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -25,6 +25,7 @@ const RESTART: &str = "the next start";
 const OF_DEVICE: &str = "the next start; `bcached replace` moves its volumes to another device now";
 const OF_CACHE: &str = "the next start, or `bcached attach` and `detach`";
 const OF_SIZE: &str = "the next start, or `bcached grow` and `shrink`";
+const OF_NAME: &str = "the next start, when the volume in a cache alone that is called so gets another name";
 const RELOAD: &str = "a reload, or the next start";
 
 /// What the control thread calls.
@@ -60,8 +61,14 @@ impl Supervisor {
         let left = all.filter(|difference| difference.mends.starts_with(RESTART));
         let sentence = |difference: Difference| {
             let Difference { section, key, running, mends, .. } = difference;
-            let runs = running.unwrap_or_else(|| "unset".to_owned());
-            Some(format!("`{}` of [{section}] stays {runs}; what changes it: {mends}", key?))
+            match (key, running) {
+                (Some(key), running) => {
+                    let runs = running.unwrap_or_else(|| "unset".to_owned());
+                    Some(format!("`{key}` of [{section}] stays {runs}; what changes it: {mends}"))
+                }
+                (None, None) => Some(format!("[{section}] is not served; what changes it: {mends}")),
+                (None, Some(_)) => None,
+            }
         };
         // Whole sections that are gone are told of as such.
         left.filter_map(sentence).collect()
@@ -98,8 +105,11 @@ impl Supervisor {
         }
         for said in &files.volumes {
             let is_it = |entry: &&VolumeEntry| entry.name == said.name && !entry.is_removed();
-            if !shared.table.volumes.iter().any(|entry| is_it(&entry)) {
-                found.section(&format!("volume.{}", said.name.as_deref().unwrap_or_default()), false, RELOAD);
+            let section = format!("volume.{}", said.name.as_deref().unwrap_or_default());
+            match shared.table.volumes.iter().find(is_it) {
+                None => found.section(&section, false, RELOAD),
+                Some(entry) if entry.is_flash_only() => found.section(&section, false, OF_NAME),
+                Some(_) => {}
             }
         }
         found.0

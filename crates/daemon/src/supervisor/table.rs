@@ -409,6 +409,8 @@ impl Table {
             match self.volumes.iter_mut().find(|entry| entry.name == volume.name) {
                 None => self.volumes.push(VolumeEntry::of(volume)),
                 Some(entry) if entry.is_removed() => *entry = VolumeEntry::of(volume),
+                // A section is of a device: it is not of what has its name and lives in a cache alone.
+                Some(entry) if entry.is_flash_only() => {}
                 Some(entry) => entry.options.configured = volume.options.clone(),
             }
         }
