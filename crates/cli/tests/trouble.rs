@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A cache and a backing device, made and never served.
 fn set(images: &Images) -> (String, String) {
@@ -366,10 +367,14 @@ impl Holder {
         let mut command = Command::new("python3");
         let child = command.args(["-c", HOLD, path]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut holder = Self(child.expect("starts"));
-        let mut line = String::new();
         let out = holder.0.stdout.take().expect("piped");
-        let read = std::io::BufReader::new(out).read_line(&mut line);
-        let is_held = read.is_ok() && line == "held\n";
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let read = std::io::BufReader::new(out).read_line(&mut line);
+            let _receiver_gone = send.send(read.is_ok() && line == "held\n");
+        });
+        let is_held = receive.recv_timeout(Duration::from_secs(60)).expect("it says something in time");
         if !is_held {
             println!("skipped: a file system without leases");
         }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Loop, bcached, bytes, json, run};
+use common::{Daemon, Images, Loop, bcached, bytes, done, json, run};
 
 /// A cache image and its name by UUID.
 fn cache(images: &Images) -> (String, String) {
@@ -43,6 +43,8 @@ fn of_a_device_and_its_component_the_upper_one_is_meant() {
     let daemon = Daemon::start(&images, &["--cache", &name]);
     let busy = bcached(&["check", &upper.0]);
     assert!(busy.err.contains("(bcached)"), "{} is served: {busy:?}", upper.0);
+    // By a path that nobody has configured it is known, too.
+    done(&daemon, &["get", &upper.0, "congested_read_threshold_us"]);
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
     drop(upper);

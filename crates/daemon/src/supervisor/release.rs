@@ -183,7 +183,15 @@ impl Supervisor {
         let own = volumes.iter().filter(|(_, entry)| entry.backing.is_some());
         let own = own.filter_map(|(_, entry)| entry.name.clone());
         // Somebody may have written another section of one since the files were read: without a cache it could not be served.
-        let later = Config::load_with(&self.line, Some(&file.text()))?.volumes_of(name);
+        let later = Config::load_with(&self.line, Some(&file.text()))?.volumes_of(name).into_iter();
+        let later: Vec<_> = {
+            let shared = self.shared();
+            let stays = |volume: &String| {
+                let is_it = |entry: &VolumeEntry| entry.name.as_ref() == Some(volume) && !entry.is_leaving();
+                shared.table.volumes.iter().any(is_it)
+            };
+            later.filter(|volume| !stays(volume)).collect()
+        };
         file.kept_of_cache(name).served = Some(false);
         for volume in own.chain(later) {
             let kept = file.kept_of(&volume);
