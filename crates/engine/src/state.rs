@@ -276,10 +276,7 @@ impl State {
     /// Buckets invalidated for one write of the priorities.
     #[must_use]
     pub fn free_batch(&self) -> usize {
-        usize::try_from(self.geometry.buckets / 64)
-            .unwrap_or(usize::MAX)
-            .clamp(8, 1024)
-            .max(self.empty_batch())
+        self.kept_ready().max(self.empty_batch())
     }
 
     /// Buckets invalidated for one write of the priorities while a replay has little room in the journal: it may not be

@@ -44,17 +44,17 @@ const PRIORITY_NS: u64 = 12;
 const BYTES_A_NS: u64 = 8;
 
 /// Most keys that one transition looks at: a leaf has more.
-pub const VISIT_MAX: usize = 1024;
+pub const VISIT_MAX: usize = 256;
 /// Keys in a piece of what goes through a whole node.
 pub const PIECE_KEYS: usize = 64;
 /// Most keys that one transition takes away.
 pub const REMOVE_MAX: usize = 512;
 /// Most keys that are put in order in one piece.
-pub const SORT_MAX: usize = 256;
+pub const SORT_MAX: usize = 32;
 /// Keys in one step of reading a node.
 pub const READ_STEP_KEYS: usize = 1024;
 /// Most buckets that are looked at in one piece.
-pub const BUCKETS_MAX: usize = 16_384;
+pub const BUCKETS_MAX: usize = 4096;
 
 /// Bytes of a usual key in a set.
 const KEY_BYTES: usize = 24;

@@ -123,13 +123,17 @@ pub(crate) struct Core {
     charged: Cell<u64>,
     /// With that much charged a task lets others run.
     breath_ns: Cell<u64>,
+    /// It does so wherever it can.
+    is_out_of_breath: Cell<bool>,
     /// The running task breathes.
     is_breathing: Cell<bool>,
 }
 
-/// CPU time after which a task lets others run, at the next place where it can: [`Env::breathe`]. A transition begun just
-/// before may take as much again, and both together stay below what nobody may be kept waiting for.
-const BREATH_NS: u64 = 80_000;
+/// CPU time after which a task lets others run, at the next place where it can ([`Env::breathe`]), until [`Env::set_breath`] says
+/// otherwise; and the most that it can say. A transition begun just before may take as much again, and both together stay below what
+/// nobody may be kept waiting for.
+const BREATH_NS: u64 = 28_000;
+const BREATH_NS_MAX: u64 = 80_000;
 
 /// The world as flows see it. Cheap to clone.
 #[derive(Clone)]
@@ -173,6 +177,20 @@ impl Env {
         // One of several joined futures finds that another has done much since the task was polled again.
         while self.core.charged.get() >= self.core.breath_ns.get() {
             pending_once(|_| self.core.is_breathing.set(true)).await;
+        }
+    }
+
+    /// From here on a task lets others run after so much CPU time, in nanoseconds.
+    ///
+    /// # Panics
+    /// If that is more than the least that is sure not to keep anybody waiting for too long: 80 us.
+    pub fn set_breath(&self, nanoseconds: u64) {
+        assert!(
+            nanoseconds <= BREATH_NS_MAX,
+            "{nanoseconds} ns, and a transition besides, keep others waiting"
+        );
+        if !self.core.is_out_of_breath.get() {
+            self.core.breath_ns.set(nanoseconds);
         }
     }
 
@@ -299,6 +317,7 @@ impl Executor {
             bell: Notify::new(),
             charged: Cell::new(0),
             breath_ns: Cell::new(BREATH_NS),
+            is_out_of_breath: Cell::new(false),
             is_breathing: Cell::new(false),
         };
         let set = Arc::new(ReadySet::new());
@@ -311,6 +330,7 @@ impl Executor {
     #[must_use]
     pub fn out_of_breath(self) -> Self {
         self.env.core.breath_ns.set(1);
+        self.env.core.is_out_of_breath.set(true);
         self
     }
 

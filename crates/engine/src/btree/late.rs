@@ -16,7 +16,7 @@ use bcached_format::Key;
 use bcached_node::Node;
 
 /// Keys that are handed over in one piece.
-const PIECE: usize = 32;
+const PIECE: usize = 8;
 
 /// Closes the node in `slot`. It takes at most `most` keys from here on, and if that is any, nothing opens it again.
 pub fn close(s: &mut State, slot: usize, most: usize) {

@@ -18,8 +18,9 @@ use bcached_env::{Buffer, join_all};
 use bcached_format::summary::{Extent, extents_in};
 use bcached_format::{BucketId, Key, Position};
 
-/// Keys that are copied at once, and summaries that are read at once.
-const DEPTH: usize = 16;
+/// Keys that are copied at once, and summaries that are read at once: so many that moving waits for the processor and not for the device,
+/// or it falls behind clients whose writes take no longer than its reads.
+const DEPTH: usize = 64;
 
 /// What the summaries of `ids` say, in the order of the keys; and the buckets without one that says all.
 pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (BTreeSet<Extent>, Vec<BucketId>) {

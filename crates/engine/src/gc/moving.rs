@@ -6,23 +6,25 @@ use crate::gc::emptying;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Usage};
-use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
+use crate::state::State;
 use alloc::collections::BTreeSet;
 use bcached_env::Time;
 use bcached_format::BucketId;
 use bcached_format::summary::extents_in;
 use core::time::Duration;
 
-/// Data is moved when fewer than one bucket in so many is available, and where writes are slowed down for want of room.
-const AVAILABLE_SHARE: u64 = 8;
-/// Most buckets that are filled in one round; and of those that are free, one in so many.
+/// Most buckets that are filled in one round while writes are slowed down for want of room, and while it presses; and of those that are free,
+/// one in so many. What a round empties becomes free at its end, so else it is one.
 const ROUND_MAX: usize = 32;
+const ROUND_PRESSED: usize = 4;
 const FREE_SHARE: usize = 4;
 /// Most buckets that are emptied in one round, and most extents that may have been written to them, if there are two.
 const VICTIMS_MAX: usize = 256;
 const EXTENTS_MAX: usize = 8192;
-/// Buckets that are looked at in one piece: each may have to be put in order among the emptiest.
-const PIECE_MAX: usize = 512;
+/// Buckets that are looked at in one piece.
+const PIECE_MAX: usize = 4096;
+/// Steps in which it is counted how full they are.
+const LEVELS: usize = 64;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long to leave buckets alone that could not be emptied.
@@ -97,39 +99,31 @@ struct Victims {
 /// gained. Those of which it is known that they have no summary only if there are no others, and those that could not be emptied
 /// now and then: the emptiest would be the same ones each time.
 async fn choose(set: &CacheSet) -> Option<Victims> {
-    let mut found: [BTreeSet<(u32, BucketId)>; 2] = Default::default();
     let takes_stuck = set.with(|s| s.moving.takes_stuck(s.now));
-    let mut at = 0;
-    while set.with(|s| (at as u64) < s.buckets.count() && is_scarce(s)) {
-        set.env().breathe().await;
-        set.with(|s| {
-            let most = s.open.data_sectors() * s.sparse_percent() / 100;
-            let mut sorted = 0;
-            let is_wanted = |bucket: &Bucket| is_sparse(bucket, most) && (takes_stuck || !bucket.is_stuck);
-            for (id, bucket) in s.buckets.part(at).take(PIECE_MAX).filter(|(_, bucket)| is_wanted(bucket)) {
-                let emptiest = &mut found[usize::from(bucket.is_unsummed)];
-                let candidate = (bucket.dirty, id);
-                if emptiest.len() == VICTIMS_MAX && emptiest.last().is_some_and(|last| candidate >= *last) {
-                    continue;
-                }
-                sorted += 1;
-                emptiest.insert(candidate);
-                if emptiest.len() > VICTIMS_MAX {
-                    emptiest.pop_last();
-                }
-            }
-            s.work.buckets(PIECE_MAX);
-            s.work.sort(sorted);
-        });
-        at += PIECE_MAX;
-    }
+    let mut census = <[Census; 2]>::default();
+    each_sparse(set, takes_stuck, |_, bucket, level| {
+        census[usize::from(bucket.is_unsummed)].count(level, bucket.dirty);
+        false
+    })
+    .await;
+    let room = set.with(|s| {
+        let most = match (s.is_short_of_room(), s.presses()) {
+            (true, _) => ROUND_MAX,
+            (false, true) => ROUND_PRESSED,
+            (false, false) => 1,
+        };
+        s.open.data_sectors() * (s.buckets.free_count() / FREE_SHARE).clamp(1, most) as u64
+    });
+    let mut wanted = census.map(|census| census.emptiest(room));
+    let mut found: [BTreeSet<(u32, BucketId)>; 2] = Default::default();
+    each_sparse(set, takes_stuck, |id, bucket, level| {
+        let kind = usize::from(bucket.is_unsummed);
+        wanted[kind].takes(level) && found[kind].insert((bucket.dirty, id))
+    })
+    .await;
     let victims_max = set.with(|s| {
         let each = s.open.summary_sectors().map_or(1, extents_in);
         (EXTENTS_MAX / each.max(1)).max(2)
-    });
-    let room = set.with(|s| {
-        let most = if s.is_short_of_room() { ROUND_MAX } else { 1 };
-        s.open.data_sectors() * (s.buckets.free_count() / FREE_SHARE).clamp(1, most) as u64
     });
     let [summed, unsummed] = found;
     let fitting = |emptiest: &BTreeSet<(u32, BucketId)>, most: usize| {
@@ -150,6 +144,84 @@ async fn choose(set: &CacheSet) -> Option<Victims> {
     Some(Victims { ids: fitting(&all, VICTIMS_MAX)?, are_unknown: true })
 }
 
+/// Shows `look` each sparse bucket and how full it is, while buckets are scarce; it says whether it has put it in order among others. Others
+/// run between the pieces.
+async fn each_sparse(
+    set: &CacheSet,
+    takes_stuck: bool,
+    mut look: impl FnMut(BucketId, &Bucket, usize) -> bool,
+) {
+    let mut at = 0;
+    while set.with(|s| (at as u64) < s.buckets.count() && s.are_buckets_scarce()) {
+        set.env().breathe().await;
+        set.with(|s| {
+            let most = s.open.data_sectors() * s.sparse_percent() / 100;
+            let is_wanted = |bucket: &Bucket| is_sparse(bucket, most) && (takes_stuck || !bucket.is_stuck);
+            let part = s.buckets.part(at).take(PIECE_MAX).filter(|(_, bucket)| is_wanted(bucket));
+            let sorted = part.filter(|(id, bucket)| look(*id, bucket, level(bucket.dirty, most))).count();
+            s.work.buckets(PIECE_MAX);
+            s.work.sort(sorted);
+        });
+        at += PIECE_MAX;
+    }
+}
+
+/// How full a bucket with `dirty` sectors of dirty data is, of which it may have `most`.
+fn level(dirty: u32, most: u64) -> usize {
+    let level = u64::from(dirty) * LEVELS as u64 / (most + 1);
+    usize::try_from(level).map_or(LEVELS - 1, |level| level.min(LEVELS - 1))
+}
+
+/// How many sparse buckets there are of each level, and their dirty sectors: to put the emptiest in order, and no others.
+#[derive(Clone, Copy)]
+struct Census([(usize, u64); LEVELS]);
+
+impl Default for Census {
+    fn default() -> Self {
+        Self([(0, 0); LEVELS])
+    }
+}
+
+impl Census {
+    fn count(&mut self, level: usize, dirty: u32) {
+        let (buckets, sectors) = &mut self.0[level];
+        *buckets += 1;
+        *sectors += u64::from(dirty);
+    }
+
+    /// Those whose dirty data fills `room` sectors, and one more.
+    fn emptiest(&self, room: u64) -> Emptiest {
+        let (mut left, mut buckets_left) = (room, VICTIMS_MAX);
+        for (level, (buckets, sectors)) in self.0.iter().enumerate() {
+            if *sectors >= left || *buckets >= buckets_left {
+                let fitting = left * *buckets as u64 / (*sectors).max(1) + 1;
+                let fitting = usize::try_from(fitting).unwrap_or(usize::MAX).min(buckets_left);
+                return Emptiest { below: level, of_it: fitting };
+            }
+            left -= sectors;
+            buckets_left -= buckets;
+        }
+        Emptiest { below: LEVELS, of_it: 0 }
+    }
+}
+
+/// All buckets below a level, and so many of it.
+struct Emptiest {
+    below: usize,
+    of_it: usize,
+}
+
+impl Emptiest {
+    /// Whether one of `level` is among them.
+    fn takes(&mut self, level: usize) -> bool {
+        if level == self.below && self.of_it > 0 {
+            self.of_it -= 1;
+            return true;
+        }
+        level < self.below
+    }
+}
+
 /// Empties them; returns whether that has gained anything, or it has come out that there is another way.
 async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
     let dirty = |s: &mut State| victims.ids.iter().map(|id| u64::from(s.buckets.get(*id).dirty)).sum::<u64>();
@@ -168,13 +240,6 @@ async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
     set.signals().allocator_work.notify_all();
     // What clients have written over or given up meanwhile has made room as well.
     Ok(moved > 0 || learned || set.with(dirty) < before)
-}
-
-fn is_scarce(s: &State) -> bool {
-    // Whoever waits for space does so from the reserve on.
-    let reserve = (BTREE_RESERVE + MOVING_RESERVE) as u64;
-    let scarce = (s.buckets.count() / AVAILABLE_SHARE).max(reserve + 1);
-    s.buckets.available() < scarce || s.is_short_of_room()
 }
 
 /// It holds dirty data, no more than `most` sectors of it, and nobody is about it.

@@ -183,6 +183,9 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
     let (mut live_words, mut found, mut stale_max) = (0, Found::default(), 0);
     let mut next = at;
     loop {
+        if !set.with(|s| s.starvation.wants_pass()) {
+            set.make_way().await;
+        }
         let visited = set
             .attempt(|s| {
                 s.visit_leaf(next, &mut |buckets, key| {
@@ -193,8 +196,12 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
                     }
                     for pointer in key.pointers.as_slice() {
                         let age = |id| buckets.get(id).generation.after(pointer.generation());
-                        stale_max = stale_max.max(buckets.of(*pointer).map_or(0, age));
-                        seen.push(*pointer);
+                        let age = buckets.of(*pointer).map_or(0, age);
+                        stale_max = stale_max.max(age);
+                        // One that is up to date is no older than what the pass began with.
+                        if age > 0 {
+                            seen.push(*pointer);
+                        }
                     }
                 })
             })

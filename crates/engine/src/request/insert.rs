@@ -61,6 +61,7 @@ impl CacheSet {
             }
             chunks
         });
+        self.env().set_breath(self.with(|s| s.breath_ns()));
         if self.with(|s| s.buckets.free_count() < s.free_low()) {
             self.signals().allocator_work.notify_all();
         }

@@ -22,6 +22,7 @@ pub mod free;
 pub mod open_buckets;
 pub mod prios;
 pub mod reserve;
+pub mod shortage;
 pub mod starvation;
 pub mod summaries;
 

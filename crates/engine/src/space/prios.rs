@@ -49,9 +49,9 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
 }
 
 /// Buckets in one piece of a block, or of one that is read.
-const PIECE: u32 = 4096;
+const PIECE: u32 = 512;
 /// Bytes that are summed in one piece.
-const SUM_BYTES: usize = 256 << 10;
+const SUM_BYTES: usize = 128 << 10;
 
 /// What block `index` of the chain says. Others run between its pieces, and may change generations: what is pending when a
 /// store begins is in it, and what comes to be pending later waits for the next.
