@@ -4,6 +4,7 @@
 //! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
+mod ailing;
 mod blockers;
 mod cache_returning;
 mod caches;
@@ -148,6 +149,8 @@ struct Supervisor {
     owned: Option<OwnedList>,
     /// What the log has said of each device.
     said: BTreeMap<String, health::Said>,
+    /// Caches whose devices answer with errors.
+    ailing: ailing::Ailing,
     /// Caches whose opening hangs.
     slow_caches: Patience<CacheDevice>,
     /// Backing devices that hang when they are looked at.
@@ -231,6 +234,7 @@ impl Supervisor {
             notes,
             owned,
             said: BTreeMap::new(),
+            ailing: ailing::Ailing::default(),
             slow_caches: Patience::default(),
             slow_looks: Patience::default(),
             slow_backings: Patience::default(),

@@ -6,8 +6,7 @@
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
 use super::owner::resolve_cache;
-use super::table::{CacheState, NOT_LOOKED, VolumeEntry, VolumeState};
-
+use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Shared};
 use crate::config::NO_CACHE;
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -302,8 +301,7 @@ fn judge_dead(found: &Found) -> Result<Judged, Failure> {
 /// One whose device may be had soon is not dead.
 fn check_dead(found: &Found) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
-    let is_passing = matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission);
-    if !is_passing && *trouble.what != *NOT_LOOKED {
+    if !matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked) {
         return Ok(());
     }
     Err(Failure::new(Kind::InUse, format!("cannot replace {}", found.name))

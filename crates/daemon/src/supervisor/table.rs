@@ -18,7 +18,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Why something waits that has just been configured.
-pub const NOT_LOOKED: &str = "its device was not looked for yet";
+fn not_looked() -> Failure {
+    Failure::new(Kind::NotLooked, "its device was not looked for yet")
+}
 
 /// How far a cache has come.
 pub enum CacheState {
@@ -59,6 +61,8 @@ pub struct CacheEntry {
     /// What its superblock says, once seen.
     pub kept: Option<Settings>,
     pub state: CacheState,
+    /// Why it could not be opened the last time, if its device answers with errors.
+    pub trouble: Option<Failure>,
     /// Which device that is, once it was opened.
     pub opened: Option<Presence>,
     /// Its device is gone, or is not taken up again, and why.
@@ -475,7 +479,8 @@ impl CacheEntry {
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
             wait_logged: false,
-            state: CacheState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
+            state: CacheState::Waiting(not_looked()),
+            trouble: None,
             opened: None,
             absent: None,
         }
@@ -527,7 +532,7 @@ impl VolumeEntry {
             opened: None,
             absent: None,
             lack: None,
-            state: VolumeState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
+            state: VolumeState::Waiting(not_looked()),
             wait_logged: None,
         }
     }
