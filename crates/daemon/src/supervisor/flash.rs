@@ -2,6 +2,7 @@
 //! configuration may say more of one: another name, that nobody may write, or that it is not to be served.
 
 use super::table::{Table, VolumeEntry, VolumeState};
+use super::words::OfMode;
 use super::{Event, Supervisor};
 use crate::config::{Config, Flash, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -68,6 +69,7 @@ impl Table {
             options,
             told: info.options,
             kept_mode: Some(info.mode),
+            said_mode: OfMode::default(),
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),
             wait: Duration::ZERO,

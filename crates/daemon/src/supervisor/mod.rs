@@ -46,6 +46,7 @@ mod tests;
 mod told;
 mod volumes;
 mod without;
+mod words;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
@@ -68,6 +69,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use table::Table;
+use words::Word;
 
 /// How often missing devices are looked for.
 const RETRY: Duration = Duration::from_secs(2);
@@ -86,10 +88,10 @@ enum Event {
     Stopped(usize, Result<(), Error>),
     /// Somebody wants options changed.
     Change(Box<change::Asked>),
-    /// An engine could not change the cache mode of a volume.
-    ModeRefused(usize, options::Modes),
-    /// The superblock of that cache still says this.
-    SettingsRefused(usize, bcached_engine::Settings),
+    /// An engine has changed the cache mode of a volume as this word says, or refuses it: then that is true.
+    ModeSettled(usize, Word, bool),
+    /// The same of what the superblock of a cache says.
+    SettingsSettled(usize, Word, bool),
     /// An engine has done what a change begins with, or could not.
     Ahead(Box<change::Ahead>),
     /// Somebody asks how the files differ from what runs.
@@ -297,8 +299,10 @@ impl Supervisor {
                 Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
-                Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
-                Ok(Event::SettingsRefused(index, before)) => self.settings_refused(index, before),
+                Ok(Event::ModeSettled(index, word, refused)) => self.mode_settled(index, &word, refused),
+                Ok(Event::SettingsSettled(index, word, refused)) => {
+                    self.settings_settled(index, &word, refused);
+                }
                 Ok(Event::Differs(answer)) => self.differs(&answer),
                 Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),

@@ -9,6 +9,7 @@ use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::reasons;
 use crate::supervisor::without::{self, Lack};
+use crate::supervisor::words::{OfMode, OfSettings};
 use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_uring::Presence;
@@ -60,6 +61,8 @@ pub struct CacheEntry {
     pub told: Layers,
     /// What its superblock says, once seen.
     pub kept: Option<Settings>,
+    /// What it is to say and does not yet.
+    pub said_settings: OfSettings,
     pub state: CacheState,
     /// Why it could not be opened the last time, if its device answers with errors.
     pub trouble: Option<Failure>,
@@ -123,6 +126,8 @@ pub struct VolumeEntry {
     pub told: VolumeOptions,
     /// The cache mode in its superblock, once seen.
     pub kept_mode: Option<CacheMode>,
+    /// The modes that it was asked to have and has not yet.
+    pub said_mode: OfMode,
     pub read_only: bool,
     pub shared: bool,
     pub wait: Duration,
@@ -471,6 +476,7 @@ impl CacheEntry {
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),
             kept: None,
+            said_settings: OfSettings::default(),
             nodes: Nodes::default(),
             failure_logged: false,
             no_discard_logged: None,
@@ -524,6 +530,7 @@ impl VolumeEntry {
             options: Layers { configured: volume.options.clone(), ..Layers::default() },
             told: VolumeOptions::default(),
             kept_mode: None,
+            said_mode: OfMode::default(),
             read_only: volume.read_only,
             shared: volume.shared,
             wait: volume.wait,

@@ -1,6 +1,7 @@
 //! The supervisor with engines that misbehave: threads of our own in their place.
 
 mod moves;
+mod words;
 
 use super::caches::Openings;
 use super::table::{CacheState, VolumeEntry, VolumeState};

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SECTORS: u64 = 4096;
 
 /// A backing device without a cache.
-fn backing(path: &Path) -> String {
+pub fn backing(path: &Path) -> String {
     let superblock = BackingSuperblock::format(BackingFormat {
         uuid: Uuid([3; 16]),
         set_uuid: Uuid([0; 16]),
@@ -36,7 +36,7 @@ fn backing(path: &Path) -> String {
 }
 
 /// Takes every step and every event until it is so.
-fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
+pub fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
     let deadline = Instant::now() + LIMIT;
     loop {
         supervisor.try_volume(0);
@@ -58,7 +58,7 @@ fn is_open(supervisor: &Supervisor, cache: usize) -> bool {
     matches!(supervisor.shared().table.caches[cache].state, CacheState::Open { .. })
 }
 
-fn serves(supervisor: &Supervisor, cache: usize) -> bool {
+pub fn serves(supervisor: &Supervisor, cache: usize) -> bool {
     let shared = supervisor.shared();
     let entry = &shared.table.volumes[0];
     entry.cache == Some(cache) && matches!(entry.state, VolumeState::Served(_))
