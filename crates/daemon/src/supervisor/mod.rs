@@ -16,6 +16,7 @@ mod differs;
 mod ending;
 mod explain;
 mod exports;
+mod extension;
 mod flash;
 mod flash_size;
 mod forget;
@@ -165,6 +166,8 @@ struct Supervisor {
     cache_returns: cache_returning::CacheReturns,
     /// What it has said of openings.
     openings: caches::Openings,
+    /// The time that a start or a stop is given.
+    extension: extension::Extension,
     /// When it has said what it waits for, since the start.
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
@@ -243,6 +246,7 @@ impl Supervisor {
             returns: returning::Returns::default(),
             cache_returns: cache_returning::CacheReturns::default(),
             openings: caches::Openings::default(),
+            extension: extension::Extension::default(),
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
                 phase: Phase::Starting,
@@ -280,6 +284,9 @@ impl Supervisor {
     fn serve_events(&mut self) -> Result<(), Failure> {
         loop {
             self.announce_if_ready();
+            if self.shared().phase == Phase::Starting {
+                self.extension.tell();
+            }
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
             self.look_after_all();
