@@ -333,6 +333,7 @@ impl Supervisor {
 
     /// What may be due after whatever has happened.
     fn look_after_all(&mut self) {
+        self.forget_openings();
         self.apply_options();
         self.look_after_moves();
         self.look_after_returns();
@@ -340,6 +341,14 @@ impl Supervisor {
         self.go_on_replacing();
         self.take_caches_back();
         self.divide_memory();
+    }
+
+    /// A device that has been opened for who does not wait for it any more is nobody's: its claim would last as long as the process.
+    fn forget_openings(&mut self) {
+        let (caches, volumes) = self.shared().table.awaited();
+        self.slow_caches.retain(|device| caches.contains(device));
+        self.slow_looks.retain(|device| volumes.contains(device));
+        self.slow_backings.retain(|device| volumes.contains(device));
     }
 
     /// Takes every step that can be taken now.

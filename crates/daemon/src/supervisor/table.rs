@@ -172,6 +172,14 @@ impl Table {
             || self.volumes.iter().any(|volume| matches!(volume.state, VolumeState::Waiting(_)))
     }
 
+    /// The devices that are looked for: of caches, and of volumes.
+    pub fn awaited(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+        let caches = self.caches.iter().filter(|cache| matches!(cache.state, CacheState::Waiting(_)));
+        let volumes = self.volumes.iter().filter(|volume| matches!(volume.state, VolumeState::Waiting(_)));
+        let backings = volumes.filter_map(|volume| volume.backing.clone()).collect();
+        (caches.map(|cache| cache.device.clone()).collect(), backings)
+    }
+
     /// Everything is served or has a final reason, or was waited for long enough. For the command line's devices no time
     /// is.
     pub fn is_settled(&self, since_start: Duration) -> bool {

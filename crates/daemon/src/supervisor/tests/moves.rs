@@ -3,6 +3,7 @@
 
 use super::supervisor;
 use crate::config::NO_CACHE;
+use crate::devices::open_backing;
 use crate::engine_thread::News;
 use crate::supervisor::cycle::MoveTo;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
@@ -140,4 +141,19 @@ fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
         std::thread::sleep(Duration::from_millis(1));
     }
     thread.join().expect("in order");
+}
+
+/// A disk that had hung while it was opened belonged to this process until that ended, though its volume had been removed.
+#[test]
+fn a_device_whose_volume_was_removed_meanwhile_is_let_go_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut supervisor, path) = (supervisor(&["one"]), backing(&folder.path().join("one")));
+    supervisor.shared().table.volumes[0].backing = Some(path.clone());
+    let opened = open_backing(&path).expect("nobody has it");
+    supervisor.slow_backings.keep(&path, opened);
+    supervisor.look_after_all();
+    assert!(open_backing(&path).is_err(), "its volume waits for it");
+    supervisor.shared().table.volumes[0].state = VolumeState::Removed;
+    supervisor.look_after_all();
+    open_backing(&path).expect("nobody has it any more");
 }
