@@ -130,7 +130,7 @@ impl Supervisor {
     }
 
     /// Makes a volume in a cache alone, or serves one again; whoever asked is answered when that is done.
-    pub(super) fn add_flash(&mut self, begin: &Begin, answer: Sender<Result<Shown, Failure>>) {
+    pub(super) fn add_flash(&mut self, begin: &Begin, uid: &str, answer: Sender<Result<Shown, Failure>>) {
         let mut shown = Shown::new(Verb::Add, begin.volume.clone(), State::Done);
         let planned = self.plan_flash(begin).and_then(|plan| {
             shown.already = matches!(plan.what, What::Nothing);
@@ -145,7 +145,7 @@ impl Supervisor {
         });
         let Plan { engine, cache, what, file } = match planned {
             Err(failure) => {
-                tracing::info!(event = "job-refused", "add {}: {failure}", begin.volume);
+                tracing::info!(event = "job-refused", uid, "add {}: {failure}", begin.volume);
                 return drop(answer.send(Err(failure)));
             }
             Ok(_) if begin.dry_run || shown.already => return drop(answer.send(Ok(shown))),

@@ -8,6 +8,7 @@ mod ailing;
 mod blockers;
 mod cache_returning;
 mod caches;
+mod cancel;
 mod change;
 mod claims;
 mod coming;
@@ -207,7 +208,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
-            cancel: jobs::cancel(Arc::clone(&shared), supervisor.sender.clone()),
+            cancel: cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
             explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),

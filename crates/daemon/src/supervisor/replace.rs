@@ -19,6 +19,7 @@ use crate::sizes::human;
 use bcached_engine::Status;
 use bcached_format::{BackingState, CacheSuperblock, Uuid};
 use bcached_uring::{Access, Device};
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,12 +78,27 @@ enum Meant {
     Unsaid,
 }
 
-/// Judges and begins it.
+/// Judges and begins it. What is refused here the log hears of here; the loop tells of what it refuses to begin.
 pub fn begin(
     shared: &Arc<Mutex<Shared>>,
     events: &Sender<Event>,
     begin: &Begin,
     uid: Option<u32>,
+) -> Result<Shown, Failure> {
+    let is_told = Cell::new(false);
+    judge_and_begin(shared, events, (begin, uid), &is_told).inspect_err(|failure| {
+        if !is_told.get() {
+            let uid = super::jobs::user(uid);
+            tracing::info!(event = "job-refused", uid, "replace {}: {failure}", begin.volume);
+        }
+    })
+}
+
+fn judge_and_begin(
+    shared: &Arc<Mutex<Shared>>,
+    events: &Sender<Event>,
+    (begin, uid): (&Begin, Option<u32>),
+    is_told: &Cell<bool>,
 ) -> Result<Shown, Failure> {
     let found = find(shared, &begin.volume)?;
     let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
@@ -138,6 +154,7 @@ pub fn begin(
             What::Begin(Box::new(CacheDevice { device, superblock }))
         }
     };
+    is_told.set(true);
     ask(what, uid).map(|job| Shown { notes: shown.notes, ..job })
 }
 
