@@ -182,6 +182,11 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     assert!(site.kept().contains("none"));
     let status = ask(&daemon, &["status"]);
     assert!(status.out.contains("media: detach, 0% written back"), "{status:?}");
+    let planned = done(&daemon, &["cancel", &id.to_string(), "--dry-run"]);
+    assert!(planned.contains(&format!("job {id} would be given up")), "{planned}");
+    let still = ask(&daemon, &["status"]);
+    assert!(still.out.contains("media: detach, 0% written back"), "nothing was given up: {still:?}");
+    assert!(!daemon.log().contains("event=job-cancel"), "{}", daemon.log());
     let cancelled = ask(&daemon, &["cancel", &id.to_string()]);
     assert_eq!(
         (cancelled.exit, cancelled.out.as_str()),
@@ -190,7 +195,10 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     );
     assert!(!site.kept().contains("none"), "it is taken back: {}", site.kept());
     assert_eq!(volume(&daemon)["attached"].as_bool(), Some(true));
+    let told = format!("[event=job-cancel uid={}]", rustix::process::getuid().as_raw());
+    assert!(daemon.log().contains(&told), "{}", daemon.log());
     refused(&daemon, &["cancel", "77"], 2, "there is no job 77");
+    refused(&daemon, &["cancel", "77", "--dry-run"], 2, "there is no job 77");
     refused(&daemon, &["cancel", "x"], 2, "is not the number of a job");
 
     let again = ask(&daemon, &["detach", "media", "--no-wait"]);

@@ -143,6 +143,9 @@ fn what_runs_is_compared_with_what_the_files_say() {
     done(&daemon, &["shrink", "media", "--size", "12M"]);
     assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n", "what is kept");
     done(&daemon, &["set", "media", "writeback_delay=1m", "--runtime"]);
+    done(&daemon, &["set", "fast", "congested_read_threshold_us=7", "--runtime"]);
+    done(&daemon, &["add", "scratch", "--size", "1M"]);
+    done(&daemon, &["set", "scratch", "on_cache_error=fail", "--runtime"]);
     site.usual(&format!(
         "shared = true\nsequential_cutoff = \"1M\"\n[daemon]\nmemory = \"300M\"\n[volume.more]\nbacking = {:?}\ncache = \"none\"\n",
         site.pond
@@ -154,14 +157,16 @@ fn what_runs_is_compared_with_what_the_files_say() {
         lines,
         [
             "daemon.memory: 256M runs, the files say 300M (the next start)",
+            "cache.fast.congested_read_threshold_us: 7 runs, the files say 2000 (it was set with --runtime: `bcached unset`, or the next start)",
             "volume.media.shared: false runs, the files say true (the next start)",
             "volume.media.sequential_cutoff: 4M runs, the files say 1M (a reload, or the next start)",
             "volume.media.writeback_delay: 1m runs, the files say 30s (it was set with --runtime: `bcached unset`, or the next start)",
+            "volume.scratch.on_cache_error: fail runs, the files say freeze (it was set with --runtime: `bcached unset`, or the next start)",
             "volume.more: nothing runs, the files say a section (a reload, or the next start)",
         ]
     );
     let object = json(&ask(&daemon, &["config", "diff", "--json"]).out);
-    assert_eq!(object["differences"][1]["running"].as_str(), Some("false"), "{object}");
+    assert_eq!(object["differences"][2]["running"].as_str(), Some("false"), "{object}");
     site.config("version = 2\n");
     refused(&daemon, &["config", "diff"], 2, "version 2 is unknown");
     assert_eq!(daemon.stop().0, 0);

@@ -69,6 +69,13 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
         | Error::JournalHidden { .. } => failure(Kind::Damaged)
             .next("`bcached check` looks at all of it and writes nothing; keep its devices as they are"),
         Error::NotACache => failure(Kind::NotBcache),
+        error if error.may_pass() => {
+            failure(Kind::DeviceFails).next("look at the device: it is tried again, ever less often")
+        }
+        // What a failed flush has dropped, or a missing end held, is not known, and another opening would not know of it.
+        Error::Io { .. } | Error::Failed(_) => {
+            failure(Kind::Damaged).next("look at the device, then start the daemon again")
+        }
         _ => failure(Kind::Io),
     }
 }
@@ -230,6 +237,14 @@ mod tests {
         let hidden = of_open(ssd, &Error::JournalHidden { sequence: 44, found: 36 });
         assert_eq!((hidden.kind.exit(), hidden.to_string().contains("44")), (4, true), "{hidden}");
         assert!(gap.to_string().starts_with("cannot open the cache set on /dev/ssd: "), "{gap}");
+        for doing in [Doing::Superblock, Doing::Journal, Doing::Priorities, Doing::Node, Doing::Uuids] {
+            let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
+            let fails = of_open(ssd, &Error::Io { doing, source });
+            assert_eq!((fails.kind, fails.kind.exit()), (Kind::DeviceFails, 4), "{fails}");
+        }
+        let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
+        let flush = of_open(ssd, &Error::Io { doing: Doing::CacheFlush, source });
+        assert_eq!(flush.kind, Kind::Damaged, "it is not tried again: {flush}");
         let source = IoError { kind: IoErrorKind::NoSpace, disk: DiskId(0), sector: 8 };
         let full = Error::Failed(Box::new(Error::Io { doing: Doing::Journal, source }));
         assert!(of_attach("tank", &full).to_string().contains("free space on the file systems below"));

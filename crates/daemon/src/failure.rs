@@ -56,6 +56,12 @@ pub enum Kind {
     NoRoom,
     /// An I/O error, or another failure of the machine.
     Io,
+    /// The device answers with errors, and may be well again later. Outside this process it is [`Kind::Io`].
+    #[serde(rename = "io", skip_deserializing)]
+    DeviceFails,
+    /// Nobody has looked for the device yet. Outside this process it is [`Kind::NotFound`].
+    #[serde(rename = "not-found", skip_deserializing)]
+    NotLooked,
     /// No daemon answers.
     NoDaemon,
     /// Somebody did not answer in time, and may still be at work.
@@ -77,7 +83,7 @@ impl Kind {
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
             Self::WrongSet | Self::Ambiguous | Self::DataLoss | Self::NoRoom => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
-            Self::Cancelled => 4,
+            Self::DeviceFails | Self::NotLooked | Self::Cancelled => 4,
             Self::NoDaemon => 5,
             Self::TimeLimit | Self::Busy => 6,
         }
@@ -133,7 +139,7 @@ impl Failure {
     /// by whoever has it, or get the mapped device over it that is meant.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
-        matches!(self.kind, Kind::NotFound | Kind::InUse | Kind::Ambiguous)
+        matches!(self.kind, Kind::NotFound | Kind::NotLooked | Kind::InUse | Kind::Ambiguous)
     }
 
     /// Which kind of failure a superblock's refusal is.
@@ -209,6 +215,7 @@ impl From<DeviceError> for Failure {
             DeviceErrorKind::Busy(_) => Kind::InUse,
             DeviceErrorKind::Twice => Kind::SameDevice,
             DeviceErrorKind::Empty | DeviceErrorKind::BlockTooLarge { .. } => Kind::Geometry,
+            _ if error.is_of_device() => Kind::DeviceFails,
             _ => Kind::Io,
         };
         let mut failure = Self::new(kind, error.what()).why(error.why()).next(error.next());
@@ -238,5 +245,25 @@ mod tests {
         assert!(json["error"]["option"].is_null());
         assert_eq!(Failure::from_json(&json), Some(failure));
         assert_eq!(Failure::from_json(&serde_json::json!({"schema": "bcached.status"})), None);
+    }
+
+    /// Who waits for a device decides by more kinds than there are names outside.
+    #[test]
+    fn what_devices_do_has_one_name_outside() {
+        let told = |kind| Failure::new(kind, "cannot open /dev/x").to_json();
+        assert_eq!(told(Kind::DeviceFails), told(Kind::Io));
+        assert_eq!(told(Kind::NotLooked), told(Kind::NotFound));
+        let back = Failure::from_json(&told(Kind::DeviceFails)).map(|failure| failure.kind);
+        assert_eq!(back, Some(Kind::Io));
+        let error = |errno| DeviceError {
+            path: "/dev/x".into(),
+            kind: DeviceErrorKind::Io {
+                doing: "read sector 8".to_owned(),
+                source: std::io::Error::from_raw_os_error(errno),
+            },
+        };
+        // EIO, and no room for another open file.
+        let kinds = [5, 24].map(|errno| Failure::from(error(errno)).kind);
+        assert_eq!(kinds, [Kind::DeviceFails, Kind::Io]);
     }
 }

@@ -77,7 +77,11 @@ pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Re
     // Nothing more is asked: the writer ends with the last reply.
     drop(requests);
     if writer.join().is_err() {
-        tracing::error!(connection = caller.number, "the replying thread panicked");
+        tracing::error!(
+            event = "nbd-connection-failed",
+            connection = caller.number,
+            "the replying thread panicked"
+        );
     }
     // Only now is everything that this connection wrote done.
     drop(claim);

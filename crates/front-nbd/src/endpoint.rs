@@ -215,7 +215,7 @@ impl Drop for Listening {
         if there.is_ok_and(|there| there == ours)
             && let Err(error) = fs::remove_file(path)
         {
-            tracing::warn!(path = %path.display(), %error, "could not remove the socket; the next start will");
+            tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "could not remove the socket; the next start will");
         }
     }
 }

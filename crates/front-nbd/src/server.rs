@@ -229,7 +229,7 @@ impl NbdServer {
         if let Some(thread) = self.accepting.take()
             && thread.join().is_err()
         {
-            tracing::error!("the accepting thread panicked");
+            tracing::error!(event = "nbd-accepting-ended", "the accepting thread panicked");
         }
     }
 }
@@ -257,7 +257,12 @@ impl Connections {
         if self.told.is_none_or(|told| told.elapsed() >= CROWD_TOLD_EVERY) {
             let (count, loser) =
                 (self.crowded_out, if found.is_some() { "that chose no export" } else { "that came last" });
-            tracing::warn!(limit, count, "too many NBD connections: those {loser} were closed");
+            tracing::warn!(
+                event = "nbd-crowded",
+                limit,
+                count,
+                "too many NBD connections: those {loser} were closed"
+            );
             (self.crowded_out, self.told) = (0, Some(Instant::now()));
         }
         found.is_some()
@@ -316,7 +321,7 @@ impl Shared {
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "poll for NBD connections failed; no more are accepted");
+                    tracing::error!(event = "nbd-accepting-ended", %error, "poll for NBD connections failed; no more are accepted");
                     return;
                 }
             }
@@ -340,20 +345,20 @@ impl Shared {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
             Err(error) => {
-                tracing::warn!(%error, at = %listening.bound, "could not accept an NBD connection");
+                tracing::warn!(event = "nbd-not-accepted", %error, at = %listening.bound, "could not accept an NBD connection");
                 return Err(());
             }
         };
         let socket = Arc::new(Socket::new(fd));
         let is_tcp = matches!(listening.bound, Bound::Tcp(_));
         if is_tcp && let Err(error) = socket.prepare_tcp() {
-            tracing::debug!(%error, "an NBD connection was gone before it began");
+            tracing::debug!(event = "nbd-broke-off", %error, "an NBD connection was gone before it began");
             return Ok(());
         }
         let address = address.and_then(|address| std::net::SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
         self.begin(socket, process, address.map(|address| address.to_string())).map_err(|error| {
-            tracing::warn!(%error, "could not start a thread for an NBD connection");
+            tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
     }
 
@@ -381,7 +386,7 @@ impl Shared {
             // Marks the end also of a connection that panics.
             let _ending = Ending { shared: &shared, number };
             if let Err(error) = serve(&shared, &served, Caller { number, peer }) {
-                tracing::debug!(connection = number, %peer, %error, "an NBD connection broke off");
+                tracing::debug!(event = "nbd-broke-off", connection = number, %peer, %error, "an NBD connection broke off");
             }
             served.end();
         })?;
@@ -396,7 +401,11 @@ impl Shared {
             self.lock().live.extract_if(.., |_, live| live.done).map(|(_, live)| live).collect();
         for live in done {
             if live.thread.join().is_err() {
-                tracing::error!(connection = live.client.number, "the thread of an NBD connection panicked");
+                tracing::error!(
+                    event = "nbd-connection-failed",
+                    connection = live.client.number,
+                    "the thread of an NBD connection panicked"
+                );
             }
         }
     }

@@ -41,7 +41,7 @@ impl Writer {
         while self.replies.next_batch(&mut batch) {
             while !broken && !batch.is_empty() {
                 if let Err(error) = self.send_some(&mut batch, &mut heads) {
-                    tracing::debug!(%error, "replies can no longer be sent");
+                    tracing::debug!(event = "nbd-broke-off", %error, "replies can no longer be sent");
                     self.socket.end();
                     broken = true;
                 }

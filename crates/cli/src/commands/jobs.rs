@@ -1,6 +1,5 @@
-//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `forget`, `grow`, `shrink`, `replace` and
-//! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched
-//! and waited for.
+//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `stop VOLUME`, `forget`, `grow`, `shrink`, `replace`, `release`, `import` and
+//! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched and waited for.
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -18,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at work that goes on.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long what was added may take to be among the volumes.
+const COMES: Duration = Duration::from_secs(10);
 /// Between two lines about it, on a terminal and elsewhere.
 const TOLD_TERMINAL: Duration = Duration::from_secs(1);
 const TOLD: Duration = Duration::from_secs(30);
@@ -186,6 +187,12 @@ fn size(typed: &str, option: &str) -> Result<u64, Failure> {
 pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let path = format!("/v1/jobs/{}", client::encoded(&flags.job));
+    if flags.dry_run {
+        return Report::of(&client::understood::<Job>(&client::delete(
+            &socket,
+            &format!("{path}?dry_run=true"),
+        )?)?);
+    }
     let mut job: Job = client::understood(&client::delete(&socket, &path)?)?;
     // It ends with what it is in the middle of.
     let until = Instant::now() + Duration::from_secs(10);
@@ -251,12 +258,32 @@ impl<'a> Watch<'a> {
 
     /// Waits until the volume that was added is served.
     fn until_served(&self, name: &str) -> Result<(), Failure> {
+        let (mut told, began) = (Told::default(), Instant::now());
+        let served = self.look_until_served(name, began, &mut told);
+        told.end();
+        served
+    }
+
+    fn look_until_served(&self, name: &str, began: Instant, told: &mut Told) -> Result<(), Failure> {
+        let mut is_seen = false;
         loop {
             let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
             let volume = status.volumes.into_iter().find(|volume| volume.name == name);
             let reason = volume.as_ref().and_then(|volume| volume.reason.clone()).unwrap_or_default();
-            match volume.as_ref().map_or("", |volume| &volume.state) {
+            let state = volume.as_ref().map_or("", |volume| &volume.state);
+            match state {
                 "served" | "degraded" => return Ok(()),
+                // It comes with the answer of whoever makes it.
+                "" if !is_seen && began.elapsed() < COMES => thread::sleep(LOOK),
+                "" | "removed" | "stopped" => {
+                    let how = if state == "stopped" { "stopped" } else { "removed" };
+                    return Err(Failure::new(
+                        Kind::Cancelled,
+                        format!("{name} was added, and is not served"),
+                    )
+                    .why(format!("somebody has {how} it meanwhile"))
+                    .next(format!("`bcached add {name}` serves it again")));
+                }
                 "failed" => {
                     return Err(Failure::new(Kind::Io, format!("{name} is added, and cannot be served"))
                         .why(reason)
@@ -270,7 +297,11 @@ impl<'a> Watch<'a> {
                     .why(reason)
                     .next("it is served as soon as it can be"));
                 }
-                _ => thread::sleep(LOOK),
+                _ => {
+                    is_seen = true;
+                    told.tell_wait(&format!("{name}: it is waited for: {reason}"));
+                    thread::sleep(LOOK);
+                }
             }
         }
     }
@@ -345,6 +376,20 @@ struct Told {
 
 impl Told {
     fn tell(&mut self, job: &Job) {
+        let id = job.id.unwrap_or_default();
+        let cancel = match job.verb.can_be_cancelled() {
+            true => format!(", `bcached cancel {id}` gives it up"),
+            false => String::new(),
+        };
+        self.say(&job.progress_text(), &format!("job {id}; Ctrl-C leaves it running{cancel}"));
+    }
+
+    /// Of what is added and not served yet.
+    fn tell_wait(&mut self, line: &str) {
+        self.say(line, "Ctrl-C leaves it to be served as soon as it can be");
+    }
+
+    fn say(&mut self, line: &str, hint: &str) {
         let is_terminal = io::stderr().is_terminal();
         let pause = if is_terminal { TOLD_TERMINAL } else { TOLD };
         let last = *self.last.get_or_insert_with(Instant::now);
@@ -356,17 +401,12 @@ impl Told {
         // Nobody may be reading, which is no reason to stop.
         let _unread = if is_terminal {
             if !std::mem::replace(&mut self.has_hint, true) {
-                let id = job.id.unwrap_or_default();
-                let cancel = match job.verb.can_be_cancelled() {
-                    true => format!(", `bcached cancel {id}` gives it up"),
-                    false => String::new(),
-                };
-                let _unread = writeln!(out, "job {id}; Ctrl-C leaves it running{cancel}");
+                let _unread = writeln!(out, "{hint}");
             }
             self.has_line = true;
-            write!(out, "\r\x1b[K{}", job.progress_text()).and_then(|()| out.flush())
+            write!(out, "\r\x1b[K{line}").and_then(|()| out.flush())
         } else {
-            writeln!(out, "{}", job.progress_text())
+            writeln!(out, "{line}")
         };
     }
 

@@ -192,6 +192,9 @@ pub struct Cancel {
     /// Its number, as `status` shows it
     #[arg(value_name = "ID")]
     pub job: String,
+    /// Say whether it can be given up, but leave it
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub control: Control,
 }

@@ -280,7 +280,12 @@ impl Daemon {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("waits") {
-                return (status.code().expect("ended by itself"), self.log());
+                let (code, log) = (status.code().expect("ended by itself"), self.log());
+                // Who watches the log goes by that, whatever the run was about. The last line of one that fails is the program's.
+                let lines = log.lines().count() - usize::from(code != 0);
+                let bare: Vec<_> = log.lines().take(lines).filter(|line| !line.contains("[event=")).collect();
+                assert!(bare.is_empty(), "lines without a stable id: {bare:?}");
+                return (code, log);
             }
             assert!(started.elapsed() < LIMIT, "does not stop: {}", self.log());
             std::thread::sleep(Duration::from_millis(20));

@@ -170,6 +170,16 @@ pub fn time(typed: &str) -> Result<Duration, String> {
     values::Time::try_from(typed.to_owned()).map(|time| time.0)
 }
 
+/// Nothing is wrong with it.
+fn tell_of_no_volumes(settings: &Settings) {
+    if settings.volumes.is_empty() && !settings.caches.is_empty() {
+        tracing::debug!(
+            event = "nothing-configured",
+            "no volume is configured: only what lies on the caches themselves is served"
+        );
+    }
+}
+
 impl Config {
     /// The configuration that `line` asks for: devices it names, else files. Opens no device.
     ///
@@ -240,6 +250,7 @@ impl Config {
     }
 
     fn from_settings(settings: Settings, line: &CommandLine) -> Result<Self, Failure> {
+        tell_of_no_volumes(&settings);
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
         let nbd = Listen::Unix(control.with_file_name("nbd.sock"));
@@ -248,9 +259,6 @@ impl Config {
         } else {
             line.exports.iter().map(|way| values::export_way(way, &nbd)).collect::<Result<_, _>>()?
         };
-        if settings.volumes.is_empty() && !settings.caches.is_empty() {
-            tracing::debug!("no volume is configured: only what lies on the caches themselves is served");
-        }
         let stop_timeout = line.stop_timeout.clone().map(values::Time::try_from).transpose();
         let stop_timeout = stop_timeout
             .map_err(|why| Failure::new(Kind::Usage, why).option("--stop-timeout"))?

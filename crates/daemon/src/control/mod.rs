@@ -8,9 +8,10 @@
 //!   PATCH  /v1/volumes/VOLUME/options   of `bcached set` and `unset`; the request: `options::Change`
 //!   GET, PATCH  /v1/caches/CACHE/options   the same of caches
 //!   GET    /v1/volumes/VOLUME/explain?offset=BYTES   of `bcached explain`
-//!   POST   /v1/jobs                     of `bcached add`, `remove`, `forget`, `flush`, `detach`, `attach`, `grow`, `shrink`; the request: `jobs::Begin`
+//!   POST   /v1/jobs                     of `bcached add`, `remove`, `stop VOLUME`, `forget`, `flush`, `detach`, `attach`, `grow`, `shrink`, `replace`, `release`,
+//!                                       `import`; the request: `jobs::Begin`
 //!   GET    /v1/jobs, /v1/jobs/NUMBER    how far they are
-//!   DELETE /v1/jobs/NUMBER              of `bcached cancel`
+//!   DELETE /v1/jobs/NUMBER              of `bcached cancel`; with `?dry_run=true` of `--dry-run`
 //!   GET    /v1/config/differences       of `bcached config diff`
 //!   GET    /v1/events?after=SEQUENCE    of `bcached events`; with `&wait=true` it is answered when there are some, or after some seconds
 //!   POST   /v1/stop                     of `bcached stop`; the request: `stop::Stop`
@@ -40,8 +41,8 @@ pub mod status;
 pub mod stop;
 
 pub(crate) use server::{
-    AskBegin, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions, AskStatus,
-    AskStop, AskStopped, Control, Handlers, Signal,
+    AskBegin, AskCancel, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions,
+    AskStatus, AskStop, AskStopped, Control, Handlers, Signal,
 };
 
 #[cfg(test)]

@@ -194,8 +194,14 @@ async fn job(asked: Asked, Path(number): Path<String>) -> Response {
     asked.answer(move |handlers| (handlers.job)(number_of(&number)?)).await
 }
 
-async fn cancel(asked: Asked, Path(number): Path<String>) -> Response {
-    asked.answer(move |handlers| (handlers.cancel)(number_of(&number)?)).await
+async fn cancel(
+    asked: Asked,
+    Path(number): Path<String>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    uri: Uri,
+) -> Response {
+    let is_dry_run = uri.query() == Some("dry_run=true");
+    asked.answer(move |handlers| (handlers.cancel)(number_of(&number)?, is_dry_run, peer.uid)).await
 }
 
 fn number_of(typed: &str) -> Result<u64, Failure> {

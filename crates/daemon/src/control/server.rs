@@ -47,6 +47,8 @@ pub type AskBegin = Box<dyn Fn(Begin, Option<u32>) -> Result<Job, Failure> + Sen
 
 /// Says how far the long work of this number is, perhaps after giving it up.
 pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
+/// Gives the work of this number up, or only says whether that can be; for a user.
+pub type AskCancel = Box<dyn Fn(u64, bool, Option<u32>) -> Result<Job, Failure> + Send + Sync>;
 
 /// All long work.
 pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
@@ -81,7 +83,7 @@ pub struct Handlers {
     /// May take a moment.
     pub job: AskJob,
     /// May take a moment.
-    pub cancel: AskJob,
+    pub cancel: AskCancel,
     /// May take a moment.
     pub explain: AskExplain,
     /// May take a moment.

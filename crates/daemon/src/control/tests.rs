@@ -69,7 +69,7 @@ fn gated(gate: &Arc<Gate>) -> Handlers {
             no()
         }),
         job: Box::new(|_| no()),
-        cancel: Box::new(|_| no()),
+        cancel: Box::new(|_, _, _| no()),
         explain: Box::new(move |_, _, work| {
             begun.lock().unwrap().push(work);
             no()

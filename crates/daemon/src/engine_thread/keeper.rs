@@ -302,6 +302,23 @@ impl Keeper {
         });
     }
 
+    /// The set was to be let go of, since `begun`, and has all of its volumes as before.
+    pub fn is_not_let_go(&self, set: CacheSet, begun: Time) {
+        let (before, said) = self.change(|sets| {
+            // Who can do without the cache has waited for nothing.
+            sets.waits_since.retain(|_, since| *since < begun);
+            sets.main = Some(set.clone());
+            (sets.before.take(), std::mem::take(&mut sets.said_modes))
+        });
+        // What somebody has changed meanwhile the set did not hear of.
+        for info in before.into_iter().flat_map(|before| before.volumes) {
+            let _it_may_be_gone = set.change_volume_options(info.id, |begun| *begun = info.options);
+        }
+        for (id, mode) in said {
+            let _it_may_be_gone = set.set_cache_mode_for_now(id, mode);
+        }
+    }
+
     /// The volume is the set's again.
     pub fn is_home(&self, volume: VolumeId) {
         self.change(|sets| {
@@ -348,9 +365,9 @@ impl Keeper {
         added
     }
 
-    /// Until no backing device is being taken up.
-    pub async fn added(&self) {
-        self.until(|sets| sets.adding == 0).await;
+    /// A backing device is being taken up.
+    pub fn is_adding(&self) -> bool {
+        self.with(|sets| sets.adding > 0)
     }
 
     /// A snapshot: of the set, or of what it was, with all volumes wherever they are.

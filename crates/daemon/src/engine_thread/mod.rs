@@ -18,6 +18,7 @@ mod absent;
 mod cache_back;
 mod frozen;
 mod keeper;
+mod letting_go;
 mod pump;
 mod resize;
 mod returned;

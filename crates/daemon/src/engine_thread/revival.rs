@@ -6,7 +6,8 @@
 //! less often.
 
 use super::cache_back;
-use super::keeper::{Away, Keeper};
+use super::keeper::{Keeper, Sets};
+use super::letting_go::let_go;
 use super::{NoNote, open_note};
 use crate::devices::memory;
 use crate::engine_failure;
@@ -23,13 +24,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A set that has worked for so long has failed anew.
 const WORKS_AFTER: Duration = Duration::from_secs(60);
 
-/// How often who waits for the last handle on a set looks.
-const LOOK: Duration = Duration::from_millis(1);
-
 /// The task: as long as the engine runs.
 pub async fn run(keeper: Keeper) {
     let env = keeper.inner().env.clone();
     let (mut pause, mut well_since) = (PAUSE_MIN, None::<Time>);
+    // A device that is back was tried at once, and could not be taken yet.
+    let mut is_tried = false;
     loop {
         while !is_wanted(&keeper) {
             if keeper.with(|sets| sets.is_stopping) {
@@ -41,7 +41,8 @@ pub async fn run(keeper: Keeper) {
             pause = PAUSE_MIN;
         }
         let until = env.now() + pause;
-        while env.now() < until && !keeper.with(|sets| sets.is_stopping || sets.returned.is_some()) {
+        let is_back = |sets: &mut Sets| sets.returned.is_some() && !is_tried;
+        while env.now() < until && !keeper.with(|sets| sets.is_stopping || is_back(sets)) {
             keeper.alarmed(Some(until)).await;
         }
         if keeper.with(|sets| sets.is_stopping) {
@@ -51,7 +52,10 @@ pub async fn run(keeper: Keeper) {
         let was_well = has_all(&keeper);
         keeper.with(|sets| sets.is_trying = true);
         let is_well = attempt(&keeper).await;
-        keeper.change(|sets| sets.is_trying = false);
+        is_tried = keeper.change(|sets| {
+            sets.is_trying = false;
+            sets.returned.is_some()
+        });
         if is_well && !was_well {
             well_since = Some(env.now());
             tracing::info!(
@@ -91,10 +95,9 @@ async fn attempt(keeper: &Keeper) -> bool {
         cache_back::decline(keeper);
     } else {
         let is_back = keeper.with(|sets| sets.returned.is_some());
-        if !is_back && !answers(keeper).await || !has_boat(keeper).await {
+        if !is_back && !answers(keeper).await || !has_boat(keeper).await || !let_go(keeper).await {
             return false;
         }
-        let_go(keeper).await;
         board(keeper).await;
         if is_back {
             cache_back::exchange(keeper);
@@ -137,60 +140,6 @@ async fn answers(keeper: &Keeper) -> bool {
     let bytes = usize::try_from(block).expect("a block is small") * 512;
     let (read, buffer) = disk.read(sector, Buffer::zeroed(bytes)).await;
     read.is_ok() && disk.write(sector, buffer.freeze()).await.is_ok()
-}
-
-/// Stops the set, if that has not been done, until nobody has a handle on it.
-async fn let_go(keeper: &Keeper) {
-    let env = &keeper.inner().env;
-    // From here on no request begins.
-    let Some(set) = keeper.change(|sets| {
-        let set = sets.main.take()?;
-        let before = set.status();
-        sets.why.clone_from(&before.failed);
-        sets.before = Some(Box::new(before));
-        Some(set)
-    }) else {
-        return;
-    };
-    keeper.added().await;
-    // What is answered after the flushes below would not be covered by them.
-    set.drained().await;
-    let volumes: Vec<_> = set.volumes().iter().map(|info| info.id).collect();
-    for id in volumes {
-        // One whose backing device cannot be told that waits like one with dirty data.
-        let _stays = set.leave_failed(id).await;
-        if set.flush_backing_of(id).await.is_err() {
-            keeper.with(|sets| sets.owes.insert(id));
-        }
-    }
-    // That it has failed is known.
-    let _failed = set.stop().await;
-    let mut status = set.status();
-    keeper.change(|sets| {
-        // Who was being added when the set was taken has a number by now.
-        sets.next = Some(set.next_number());
-        // What somebody has changed meanwhile the set did not hear of.
-        for info in &mut status.volumes {
-            if let Some(changed) = sets.left(info.id) {
-                info.options = changed.options;
-            }
-            if let Some(said) = sets.said_modes.remove(&info.id) {
-                info.mode = said;
-            }
-        }
-        // It may have failed in a worse way by now.
-        sets.why.clone_from(&status.failed);
-        sets.is_lost = sets.why.as_ref().is_some_and(|error| !error.may_pass());
-        for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
-            let Some(disk) = set.disk_of(info.id) else { continue };
-            let (info, latencies) = (info.clone(), latencies.clone());
-            sets.away.insert(info.id, Away { disk, info, latencies, is_aboard: false });
-        }
-        sets.before = Some(Box::new(status));
-    });
-    while !set.is_last_handle() {
-        env.sleep(LOOK).await;
-    }
 }
 
 /// Volumes whose data is all on their backing devices are served from those.
@@ -254,7 +203,7 @@ async fn boat(keeper: &Keeper) -> Result<CacheSet, Error> {
 }
 
 /// Opens the set as after a crash.
-async fn open_again(keeper: &Keeper) -> Result<(), Error> {
+pub(super) async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     let inner = keeper.inner();
     let note: Box<dyn Note> = match &inner.recipe.note {
         Some(place) => {
@@ -273,7 +222,7 @@ async fn open_again(keeper: &Keeper) -> Result<(), Error> {
 }
 
 /// Gives the volumes to the set that has been opened again; true if it has all of them.
-async fn bring_home(keeper: &Keeper) -> bool {
+pub(super) async fn bring_home(keeper: &Keeper) -> bool {
     let away: Vec<_> = keeper.with(|sets| sets.away.keys().copied().collect());
     let mut all = true;
     for id in away {
@@ -360,10 +309,10 @@ async fn land(keeper: &Keeper) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::super::keeper::Recipe;
     use super::*;
-    use bcached_env::{Executor, Order};
+    use bcached_env::{Driver, Executor, Order};
     use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
     use bcached_uring::{Access, Device, DriverOptions, open_driver};
     use rustix::fs::{MemfdFlags, SealFlags};
@@ -374,7 +323,7 @@ mod tests {
     const SECTORS: u64 = 4096;
 
     /// A backing device in memory without a cache.
-    fn backing(number: u8) -> File {
+    pub fn backing(number: u8) -> File {
         let superblock = BackingSuperblock::format(BackingFormat {
             uuid: Uuid([number; 16]),
             set_uuid: Uuid([0; 16]),
@@ -407,13 +356,21 @@ mod tests {
 
     /// A set with that one volume.
     fn served(file: &File) -> (Executor, Keeper, VolumeId) {
+        served_through(file, |driver| driver)
+    }
+
+    /// The same on another driver that has the real one.
+    pub fn served_through(
+        file: &File,
+        wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn Driver>,
+    ) -> (Executor, Keeper, VolumeId) {
         let driver = open_driver(&DriverOptions::default()).expect("a driver");
         let cache = memory::make(8).expect("memory");
         let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
         let options = Options { node_budget_bytes: nodes, ..Options::default() };
         let set_uuid = cache.superblock.set_uuid();
         let disk = driver.disks.add(cache.device);
-        let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
+        let mut executor = Executor::new(wrap(driver.driver), Order::Fifo, 1);
         let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
         let recipe = Recipe { cache: disk.into(), set_uuid, note: None, options: options.into() };
@@ -423,7 +380,7 @@ mod tests {
     }
 
     /// The set has that volume, too.
-    fn added(executor: &mut Executor, keeper: &Keeper, file: &File) -> VolumeId {
+    pub fn added(executor: &mut Executor, keeper: &Keeper, file: &File) -> VolumeId {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let disk = keeper.inner().disks.add(Device::open(path, Access::Own).expect("memory"));
         let adds = keeper.main().expect("it works");
@@ -445,7 +402,7 @@ mod tests {
             assert!(said.with(|sets| sets.away.is_empty()), "it still is");
         });
         let ended = executor.block_on(async move {
-            let_go(&keeper).await;
+            assert!(let_go(&keeper).await);
             assert_eq!(keeper.status().volumes[0].mode, CacheMode::Writearound);
             open_again(&keeper).await.expect("nothing has happened to it");
             assert!(bring_home(&keeper).await);

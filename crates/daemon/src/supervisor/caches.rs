@@ -29,18 +29,22 @@ impl Supervisor {
             Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
             _ => return,
         };
-        let state = match self.slow_caches.open(&device, devices::open_cache) {
-            Err(Unopened::Hangs(failure)) => CacheState::Waiting(failure),
-            Err(Unopened::Failed(failure)) if failure.may_pass() && !self.strict => {
+        if !self.ailing.is_due(index) {
+            return;
+        }
+        let state = match self.slow_caches.open(&device, self.ailing.opens(index)) {
+            Err(Unopened::Hangs(failure)) => {
+                self.ailing.soon(index);
                 CacheState::Waiting(failure)
             }
-            Err(Unopened::Failed(failure)) => CacheState::Failed(failure),
+            Err(Unopened::Failed(failure)) => self.cache_refused(index, failure),
             Ok(cache) => {
                 let Some(nodes) = self.nodes_for(index) else {
                     let waits = Failure::new(Kind::InUse, "memory for its index is not free yet")
                         .why("other caches give some of theirs up for it")
                         .next("it is opened when they have");
                     self.shared().table.caches[index].state = CacheState::Waiting(waits);
+                    self.ailing.soon(index);
                     return self.slow_caches.keep(&device, cache);
                 };
                 self.start_engine(index, cache, nodes).unwrap_or_else(CacheState::Failed)
@@ -123,8 +127,9 @@ impl Supervisor {
     /// An engine has opened its set, or says why not.
     pub(super) fn cache_opened(&mut self, index: usize, result: Result<Opened, Failure>) {
         match result {
-            Err(failure) => self.shared().table.set_cache(index, CacheState::Failed(failure)),
+            Err(failure) => self.set_refused(index, failure),
             Ok(opened) => {
+                self.cache_is_well(index);
                 if let Some(place) = &opened.note_path {
                     tracing::info!(event = "cache-opened", "{}", opened.backend);
                     let (note, place) = (&opened.note, place.display());
@@ -154,6 +159,9 @@ impl Supervisor {
     /// started it starts it again: the next start recovers the set. A set that never opened is one that cannot be
     /// served, like any other refusal: starting again would do the same again.
     pub(super) fn cache_ended(&mut self, index: usize) -> Result<(), Failure> {
+        if self.ailing.has_ended(index) {
+            return Ok(());
+        }
         let mut shared = self.shared();
         let why = "a panic; its message stands before this";
         match shared.table.caches.get(index).map(|cache| &cache.state) {

@@ -9,7 +9,7 @@ use super::options::{Done, served_by};
 use super::owner::{LABEL, Owner, View};
 use super::pace;
 use super::table::{VolumeEntry, VolumeState};
-use super::{Event, Shared, Supervisor};
+use super::{Event, Shared, Supervisor, jobs};
 use crate::config::{Config, SetFile};
 use crate::control::AskChange;
 use crate::control::options::{Change, Changed, Changing, Named};
@@ -42,12 +42,18 @@ pub struct Asked {
 
 impl Asked {
     fn user(&self) -> String {
-        self.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
+        jobs::user(self.uid)
     }
 
     fn refuse(self, text: &str, failure: Failure) {
         tracing::info!(event = "options-refused", uid = self.user(), "{text}: {failure}");
         let _gone = self.answer.send(Err(failure));
+    }
+
+    /// Nothing was changed.
+    fn answer_plan(self, text: &str, changed: Changed) {
+        tracing::info!(event = "options-planned", uid = self.user(), "{text}");
+        let _gone = self.answer.send(Ok(changed));
     }
 
     fn answer(self, text: &str, changed: Changed) {
@@ -81,7 +87,15 @@ const CACHE_MODE: &str = "cache_mode";
 /// What the control thread calls.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
     Box::new(move |scope, typed, change, uid| {
-        let owner = Owner::find(&shared, scope, Called::by_owner(typed))?;
+        let owner = Owner::find(&shared, scope, Called::by_owner(typed)).inspect_err(|failure| {
+            // Whoever types a name asks for a volume first, and then for a cache.
+            let is_cache = || Owner::find(&shared, Scope::Cache, Called::by_owner(typed)).is_ok();
+            if scope == Scope::Volume && failure.kind == Kind::UnknownName && is_cache() {
+                return;
+            }
+            let text = change.text(typed);
+            tracing::info!(event = "options-refused", uid = jobs::user(uid), "{text}: {failure}");
+        })?;
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Change(Box::new(Asked { owner, change, uid, answer })));
         match answered.recv_timeout(LIMIT) {
@@ -143,7 +157,7 @@ impl Supervisor {
         let text = asked.change.text(view.display_name());
         match self.plan(&view, &asked.change) {
             Err(failure) => asked.refuse(&text, failure),
-            Ok(plan) if asked.change.dry_run => asked.answer(&text, plan.changed),
+            Ok(plan) if asked.change.dry_run => asked.answer_plan(&text, plan.changed),
             Ok(Plan { first: Some(first), changed, .. }) => self.go_ahead(asked, text, first, changed),
             Ok(plan) => self.take_up(asked, &text, plan),
         }

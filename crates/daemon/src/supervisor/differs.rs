@@ -1,15 +1,15 @@
 //! How what runs differs from what the files say now: somebody has changed them and not reloaded, or has said something to the daemon
 //! that is not kept.
 
-use super::options::Facts;
+use super::owner::{Owner, View};
 use super::table::VolumeEntry;
 use super::{Event, Supervisor};
 use crate::config::{Config, Volume};
 use crate::control::AskDifferences;
 use crate::control::differences::{Difference, Differences};
 use crate::failure::{Failure, Kind};
-use crate::options::OPTIONS;
-use crate::options::layers::Layers;
+use crate::options::Scope;
+use crate::options::layers::{Configured, Layers};
 use crate::options::value::Value;
 use crate::sizes::typed;
 use std::sync::mpsc::{self, Sender};
@@ -26,6 +26,7 @@ const OF_DEVICE: &str = "the next start; `bcached replace` moves its volumes to 
 const OF_CACHE: &str = "the next start, or `bcached attach` and `detach`";
 const OF_SIZE: &str = "the next start, or `bcached grow` and `shrink`";
 const OF_NAME: &str = "the next start, when the volume in a cache alone that is called so gets another name";
+const RUNTIME: &str = "it was set with --runtime: `bcached unset`, or the next start";
 const RELOAD: &str = "a reload, or the next start";
 
 /// What the control thread calls.
@@ -79,27 +80,38 @@ impl Supervisor {
         found.of_daemon(&self.config, files);
         found.of_flash(&self.config, files);
         let shared = self.shared();
-        let running: Vec<_> = shared.table.lasting_caches().map(|(_, cache)| cache).collect();
-        for cache in &running {
+        let running: Vec<_> = shared.table.lasting_caches().collect();
+        for (index, cache) in &running {
             let said = files.caches.iter().find(|said| said.name == cache.name);
             let section = format!("cache.{}", cache.display_name());
-            let device = said.map(|said| said.device.clone());
             // One that is not there any more is told of as a section.
-            if device.is_some() {
-                found.value(&section, "device", Some(cache.device.clone()), device, OF_DEVICE);
-            } else {
+            let Some(said) = said else {
                 found.section(&section, true, RESTART);
+                continue;
+            };
+            let devices = [&cache.device, &said.device].map(|device| Some(device.clone()));
+            let [runs, device] = devices;
+            found.value(&section, "device", runs, device, OF_DEVICE);
+            if let Some(view) = Owner::Cache(*index).view(&shared.table) {
+                found.of_options(&view, &said.options);
             }
         }
-        for said in files.caches.iter().filter(|said| !running.iter().any(|cache| cache.name == said.name)) {
+        for said in
+            files.caches.iter().filter(|said| !running.iter().any(|(_, cache)| cache.name == said.name))
+        {
             let section = format!("cache.{}", said.name.as_deref().unwrap_or_default());
             found.value(&section, "device", None, Some(said.device.clone()), RELOAD);
         }
-        for entry in
-            shared.table.volumes.iter().filter(|entry| entry.backing.is_some() && !entry.is_removed())
+        for (index, entry) in shared.table.volumes.iter().enumerate().filter(|(_, entry)| !entry.is_removed())
         {
+            let Some(view) = Owner::Volume(index).view(&shared.table) else { continue };
             match files.volumes.iter().find(|said| said.name == entry.name) {
-                Some(said) => found.of_volume(entry, said),
+                // Nothing is kept of the options of a volume that lives in its cache alone.
+                _ if entry.is_flash_only() => found.of_options(&view, &Configured::new()),
+                Some(said) => {
+                    found.of_volume(entry, said);
+                    found.of_options(&view, &said.options);
+                }
                 None => found.section(&format!("volume.{}", entry.display_name()), true, RESTART),
             }
         }
@@ -173,6 +185,26 @@ impl Found {
         }
     }
 
+    /// What is in force of each option, and what would be if the files alone said it.
+    fn of_options(&mut self, view: &View, configured: &Configured) {
+        let section = match view.scope() {
+            Scope::Volume => format!("volume.{}", view.display_name()),
+            Scope::Cache => format!("cache.{}", view.display_name()),
+        };
+        let files = Layers { configured: configured.clone(), ..Layers::default() };
+        for option in view.scope().options().iter().filter(|option| option.not_configured().is_none()) {
+            let is_runtime = view.layers().runtime.contains_key(option.name);
+            let (running, said) = view.before_and_after(&files, None, option);
+            self.value(
+                &section,
+                option.name,
+                running.value,
+                said.value,
+                if is_runtime { RUNTIME } else { RELOAD },
+            );
+        }
+    }
+
     fn of_volume(&mut self, entry: &VolumeEntry, said: &Volume) {
         let section = format!("volume.{}", entry.display_name());
         let of = |is: bool| Some(is.to_string());
@@ -183,18 +215,5 @@ impl Found {
         self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), OF_SIZE);
         let time = |wait| Some(Value::Time(wait).to_string());
         self.value(&section, "wait", time(entry.wait), time(said.wait), RESTART);
-        let configured = Layers { configured: said.options.clone(), ..Layers::default() };
-        let runs = Facts::of(entry, None);
-        let files = runs.with(&configured, entry.kept_mode, None);
-        for option in OPTIONS.iter().filter(|option| option.not_configured().is_none()) {
-            let is_runtime = entry.options.runtime.contains_key(option.name);
-            let mends = if is_runtime {
-                "it was set with --runtime: `bcached unset`, or the next start"
-            } else {
-                RELOAD
-            };
-            let (running, said) = (runs.show(option).value, files.show(option).value);
-            self.value(&section, option.name, running, said, mends);
-        }
     }
 }

@@ -84,8 +84,7 @@ pub fn stop(
             }
             told.asked = Some(now.clone());
         }
-        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
-        tracing::info!(event = "stop-asked", uid, "stop");
+        tracing::info!(event = "stop-asked", uid = super::jobs::user(uid), "stop");
         // A second signal would cut the waiting short.
         let is_stopping = shared.lock().unwrap_or_else(PoisonError::into_inner).phase == Phase::Stopping;
         if !is_stopping {

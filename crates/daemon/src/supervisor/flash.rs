@@ -2,6 +2,7 @@
 //! configuration may say more of one: another name, that nobody may write, or that it is not to be served.
 
 use super::table::{Table, VolumeEntry, VolumeState};
+use super::words::OfMode;
 use super::{Event, Supervisor};
 use crate::config::{Config, Flash, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -68,6 +69,7 @@ impl Table {
             options,
             told: info.options,
             kept_mode: Some(info.mode),
+            said_mode: OfMode::default(),
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),
             wait: Duration::ZERO,
@@ -128,7 +130,7 @@ impl Supervisor {
     }
 
     /// Makes a volume in a cache alone, or serves one again; whoever asked is answered when that is done.
-    pub(super) fn add_flash(&mut self, begin: &Begin, answer: Sender<Result<Shown, Failure>>) {
+    pub(super) fn add_flash(&mut self, begin: &Begin, uid: &str, answer: Sender<Result<Shown, Failure>>) {
         let mut shown = Shown::new(Verb::Add, begin.volume.clone(), State::Done);
         let planned = self.plan_flash(begin).and_then(|plan| {
             shown.already = matches!(plan.what, What::Nothing);
@@ -143,7 +145,7 @@ impl Supervisor {
         });
         let Plan { engine, cache, what, file } = match planned {
             Err(failure) => {
-                tracing::info!(event = "job-refused", "add {}: {failure}", begin.volume);
+                tracing::info!(event = "job-refused", uid, "add {}: {failure}", begin.volume);
                 return drop(answer.send(Err(failure)));
             }
             Ok(_) if begin.dry_run || shown.already => return drop(answer.send(Ok(shown))),

@@ -9,7 +9,7 @@ use super::cycle::{MoveTo, Planned, Work};
 use super::looking::Looks;
 use super::losing::Turn;
 use super::options::resolve;
-use super::table::{CacheState, Table, VolumeState};
+use super::table::{Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
 use crate::config::Kept;
 use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
@@ -48,10 +48,10 @@ impl Default for Jobs {
 #[derive(Clone)]
 pub struct Job {
     pub verb: Verb,
-    subject: Subject,
-    name: String,
+    pub(super) subject: Subject,
+    pub(super) name: String,
     /// Who does it, or gives the volume up for it.
-    engine: Option<Engine>,
+    pub(super) engine: Option<Engine>,
     /// The devices that are let go of.
     devices: Vec<String>,
     /// What keeps it from going on, of work that the loop does.
@@ -71,7 +71,7 @@ pub struct Job {
     pub before: Before,
     /// Of what is given up: whether it still can be kept.
     pub turn: Turn,
-    ended: Option<Ended>,
+    pub(super) ended: Option<Ended>,
 }
 
 /// What it is done to.
@@ -86,7 +86,7 @@ pub enum Subject {
 }
 
 #[derive(Clone)]
-struct Ended {
+pub(super) struct Ended {
     at: Instant,
     after: Duration,
     outcome: Result<(), Failure>,
@@ -117,6 +117,11 @@ pub struct Asked {
     pub answer: Sender<Result<Shown, Failure>>,
 }
 
+/// Whose process has asked, for the log.
+pub fn user(uid: Option<u32>) -> String {
+    uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
+}
+
 /// What the control thread calls to have some begun.
 pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
     let looks = Looks::default();
@@ -124,9 +129,14 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
         if begin.verb == Verb::Replace {
             return super::replace::begin(&shared, &events, &begin, uid);
         }
+        let refused = |failure: &Failure| {
+            let (verb, volume) = (begin.verb, &begin.volume);
+            tracing::info!(event = "job-refused", uid = user(uid), "{verb} {volume}: {failure}");
+        };
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
         let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
-        let volume = if is_nothings { None } else { Some(resolve(&shared, &begin.volume)?) };
+        let volume =
+            if is_nothings { None } else { Some(resolve(&shared, &begin.volume).inspect_err(refused)?) };
         let job = Asking::new(&shared, &events, &looks, uid).begin(volume, begin)?;
         match job.id {
             Some(number) => show(&shared, number),
@@ -158,47 +168,11 @@ pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
     Box::new(move |number| show(&shared, number))
 }
 
-/// What it calls to give one up.
-pub fn cancel(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskJob {
-    Box::new(move |number| {
-        let job = find(&shared, number)?;
-        match (&job.ended, &job.engine) {
-            (Some(_), _) => {}
-            (None, _) if matches!(job.subject, Subject::Cache(_)) && job.verb == Verb::Replace => {
-                let Subject::Cache(former) = job.subject else { return show(&shared, number) };
-                let state = &lock(&shared).table.caches[former].state;
-                if !matches!(state, CacheState::Open { .. }) {
-                    return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                        .why("all volumes have gone, and the former device is being let go of")
-                        .next("wait for it: the same command does"));
-                }
-                let _stopping = events.send(Event::StopReplacing(former));
-            }
-            (None, Some(engine)) if job.verb.can_be_cancelled() => {
-                let (name, verb) = (&job.name, job.verb);
-                if matches!(verb, Verb::Forget | Verb::Shrink) && !job.turn.gives_up() {
-                    return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                        .why(format!("what the cache holds of {name} is being given up already"))
-                        .next("wait for it: the same command does"));
-                }
-                tracing::info!(event = "job-cancel", "{name}: {verb} (job {number}) is to be cancelled");
-                engine.cancel(number);
-            }
-            (None, _) => {
-                return Err(Failure::new(Kind::InUse, format!("job {number} cannot be cancelled"))
-                    .why(format!("{} goes on to its end", job.verb))
-                    .next("wait for it: `bcached status` shows it until it has ended"));
-            }
-        }
-        show(&shared, number)
-    })
-}
-
-fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+pub(super) fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
+pub(super) fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
     lock(shared).jobs.all.get(&number).cloned().ok_or_else(|| {
         Failure::new(Kind::UnknownName, format!("there is no job {number}"))
             .next("`bcached status` shows those that go on")
@@ -413,12 +387,12 @@ impl Supervisor {
     /// Begins what is asked for, or joins it, and says so.
     pub(super) fn begin_job(&mut self, asked: Asked) {
         let Asked { volume, begin, uid, looked, answer } = asked;
-        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+        let uid = user(uid);
         let text = format!("{} {}", begin.verb, begin.volume);
         let is_looking = matches!(looked, Looked::NotYet);
         if begin.verb == Verb::Add && self.is_flash(&begin) && !is_looking {
             tracing::info!(event = "job-asked", uid, "{text}");
-            return self.add_flash(&begin, answer);
+            return self.add_flash(&begin, &uid, answer);
         }
         let begun = match volume {
             None if begin.verb == Verb::Forget => self.forget(&begin),

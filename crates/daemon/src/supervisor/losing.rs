@@ -39,6 +39,11 @@ impl Turn {
         self.take(GIVEN_UP)
     }
 
+    /// It has begun to be lost.
+    pub fn is_late(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == BEGUN
+    }
+
     fn is_given_up(&self) -> bool {
         self.0.load(Ordering::SeqCst) == GIVEN_UP
     }

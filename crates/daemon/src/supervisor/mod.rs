@@ -4,10 +4,12 @@
 //! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
+mod ailing;
 mod asking;
 mod blockers;
 mod cache_returning;
 mod caches;
+mod cancel;
 mod change;
 mod claims;
 mod coming;
@@ -16,6 +18,7 @@ mod differs;
 mod ending;
 mod explain;
 mod exports;
+mod extension;
 mod flash;
 mod flash_size;
 mod forget;
@@ -48,6 +51,7 @@ mod tests;
 mod told;
 mod volumes;
 mod without;
+mod words;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
@@ -70,6 +74,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use table::Table;
+use words::Word;
 
 /// How often missing devices are looked for.
 const RETRY: Duration = Duration::from_secs(2);
@@ -88,10 +93,10 @@ enum Event {
     Stopped(usize, Result<(), Error>),
     /// Somebody wants options changed.
     Change(Box<change::Asked>),
-    /// An engine could not change the cache mode of a volume.
-    ModeRefused(usize, options::Modes),
-    /// The superblock of that cache still says this.
-    SettingsRefused(usize, bcached_engine::Settings),
+    /// An engine has changed the cache mode of a volume as this word says, or refuses it: then that is true.
+    ModeSettled(usize, Word, bool),
+    /// The same of what the superblock of a cache says.
+    SettingsSettled(usize, Word, bool),
     /// An engine has done what a change begins with, or could not.
     Ahead(Box<change::Ahead>),
     /// Somebody asks how the files differ from what runs.
@@ -154,6 +159,8 @@ struct Supervisor {
     owned: Option<OwnedList>,
     /// What the log has said of each device.
     said: BTreeMap<String, health::Said>,
+    /// Caches whose devices answer with errors.
+    ailing: ailing::Ailing,
     /// Caches whose opening hangs.
     slow_caches: Patience<CacheDevice>,
     /// Backing devices that hang when they are looked at.
@@ -166,6 +173,8 @@ struct Supervisor {
     cache_returns: cache_returning::CacheReturns,
     /// What it has said of openings.
     openings: caches::Openings,
+    /// The time that a start or a stop is given.
+    extension: extension::Extension,
     /// When it has said what it waits for, since the start.
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
@@ -205,7 +214,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
             jobs: jobs::all(Arc::clone(&shared)),
             job: jobs::one(Arc::clone(&shared)),
-            cancel: jobs::cancel(Arc::clone(&shared), supervisor.sender.clone()),
+            cancel: cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
             explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
@@ -238,12 +247,14 @@ impl Supervisor {
             notes,
             owned,
             said: BTreeMap::new(),
+            ailing: ailing::Ailing::default(),
             slow_caches: Patience::default(),
             slow_looks: Patience::default(),
             slow_backings: Patience::default(),
             returns: returning::Returns::default(),
             cache_returns: cache_returning::CacheReturns::default(),
             openings: caches::Openings::default(),
+            extension: extension::Extension::default(),
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
                 phase: Phase::Starting,
@@ -282,6 +293,9 @@ impl Supervisor {
     fn serve_events(&mut self) -> Result<(), Failure> {
         loop {
             self.announce_if_ready();
+            if self.shared().phase == Phase::Starting {
+                self.extension.tell();
+            }
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
             self.look_after_all();
@@ -301,8 +315,10 @@ impl Supervisor {
                 Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
-                Ok(Event::ModeRefused(index, before)) => self.mode_refused(index, before),
-                Ok(Event::SettingsRefused(index, before)) => self.settings_refused(index, before),
+                Ok(Event::ModeSettled(index, word, refused)) => self.mode_settled(index, &word, refused),
+                Ok(Event::SettingsSettled(index, word, refused)) => {
+                    self.settings_settled(index, &word, refused);
+                }
                 Ok(Event::Differs(answer)) => self.differs(&answer),
                 Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
@@ -326,6 +342,7 @@ impl Supervisor {
 
     /// What may be due after whatever has happened.
     fn look_after_all(&mut self) {
+        self.forget_openings();
         self.apply_options();
         self.look_after_moves();
         self.look_after_returns();
@@ -333,6 +350,14 @@ impl Supervisor {
         self.go_on_replacing();
         self.take_caches_back();
         self.divide_memory();
+    }
+
+    /// A device that has been opened for who does not wait for it any more is nobody's: its claim would last as long as the process.
+    fn forget_openings(&mut self) {
+        let (caches, volumes) = self.shared().table.awaited();
+        self.slow_caches.retain(|device| caches.contains(device));
+        self.slow_looks.retain(|device| volumes.contains(device));
+        self.slow_backings.retain(|device| volumes.contains(device));
     }
 
     /// Takes every step that can be taken now.

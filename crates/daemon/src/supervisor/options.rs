@@ -2,6 +2,7 @@
 
 use super::owner::{self, Owner, View};
 use super::table::{Table, VolumeEntry, VolumeState};
+use super::words::Word;
 use super::{Event, Shared, Supervisor};
 use crate::config::Config;
 use crate::control::AskOptions;
@@ -13,7 +14,7 @@ use crate::options::layers::Layers;
 use crate::options::quiet;
 use crate::options::value::Value;
 use crate::options::{Definition, Place};
-use bcached_engine::{Error, RateInfo, Settings, VolumeInfo, VolumeOptions};
+use bcached_engine::{Error, RateInfo, VolumeInfo, VolumeOptions};
 use bcached_format::{CacheMode, Label};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,13 +35,6 @@ impl Done {
     pub fn nobody() -> Self {
         Self::new(drop)
     }
-}
-
-/// The cache modes of a volume: in force, and in its superblock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Modes {
-    in_force: CacheMode,
-    kept: Option<CacheMode>,
 }
 
 impl Supervisor {
@@ -91,14 +85,15 @@ impl Supervisor {
             return done.0(Ok(()));
         }
         let name = entry.display_name().to_owned();
-        let sender = self.sender.clone();
+        let (sender, word) = (self.sender.clone(), Word::default());
+        entry.said_settings.say(&word, before);
         entry.kept = Some(after);
         engine.keep_settings(
             wanted,
             Box::new(move |result: Result<(), Error>| {
+                let _stopping = sender.send(Event::SettingsSettled(index, word, result.is_err()));
                 let kept = result.map_err(|error| {
                     tracing::error!(event = "settings-failed", "cache {name}: {error}");
-                    let _stopping = sender.send(Event::SettingsRefused(index, before));
                     Failure::new(Kind::Io, format!("the superblock of cache {name} could not be written"))
                         .why(error.to_string())
                         .next("what was said is kept, and tried again at the next reload or start")
@@ -108,9 +103,11 @@ impl Supervisor {
         );
     }
 
-    /// The superblock says what it did: the next reload may try again.
-    pub(super) fn settings_refused(&self, index: usize, before: Settings) {
-        if let Some(entry) = self.shared().table.caches.get_mut(index) {
+    /// The superblock says that, or what it did: then the next reload may try again.
+    pub(super) fn settings_settled(&self, index: usize, word: &Word, is_refused: bool) {
+        if let Some(entry) = self.shared().table.caches.get_mut(index)
+            && let Some(before) = entry.said_settings.settle(word, is_refused)
+        {
             entry.kept = Some(before);
         }
     }
@@ -135,35 +132,42 @@ impl Supervisor {
         if info.flash_only || (info.mode == mode && is_kept) {
             return done.0(Ok(()));
         }
-        let before = Modes { in_force: info.mode, kept };
+        let (id, sender, word) = (info.id, self.sender.clone(), Word::default());
+        entry.said_mode.in_force.say(&word, info.mode);
         info.mode = mode;
         if keep == Keep::InSuperblock {
+            entry.said_mode.kept.say(&word, kept);
             entry.kept_mode = Some(mode);
         }
-        let (id, sender) = (info.id, self.sender.clone());
-        let answer = move |result: Result<(), Error>| match result {
-            Ok(()) => {
-                tracing::info!(event = "cache-mode-set", "{name}: its cache mode is {} now", mode.name());
-                done.0(Ok(()));
-            }
-            Err(error) => {
-                tracing::error!(event = "cache-mode-failed", "{name}: {error}");
-                let _stopping = sender.send(Event::ModeRefused(index, before));
-                done.0(Err(Failure::new(Kind::Io, format!("the cache mode of {name} could not be changed"))
-                    .why(error.to_string())
-                    .next("what was said is kept, and tried again at the next reload or start")));
+        let answer = move |result: Result<(), Error>| {
+            let _stopping = sender.send(Event::ModeSettled(index, word, result.is_err()));
+            match result {
+                Ok(()) => {
+                    tracing::info!(event = "cache-mode-set", "{name}: its cache mode is {} now", mode.name());
+                    done.0(Ok(()));
+                }
+                Err(error) => {
+                    tracing::error!(event = "cache-mode-failed", "{name}: {error}");
+                    let what = format!("the cache mode of {name} could not be changed");
+                    done.0(Err(Failure::new(Kind::Io, what)
+                        .why(error.to_string())
+                        .next("what was said is kept, and tried again at the next reload or start")));
+                }
             }
         };
         engine.set_cache_mode(id, mode, keep, Box::new(answer));
     }
 
-    /// The mode is what it was: the next reload may try again.
-    pub(super) fn mode_refused(&self, index: usize, before: Modes) {
+    /// The mode is that, or what it was: then the next reload may try again.
+    pub(super) fn mode_settled(&self, index: usize, word: &Word, is_refused: bool) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.volumes.get_mut(index) else { return };
-        entry.kept_mode = before.kept;
-        if let VolumeState::Served(info) = &mut entry.state {
-            info.mode = before.in_force;
+        if let Some(before) = entry.said_mode.kept.settle(word, is_refused) {
+            entry.kept_mode = before;
+        }
+        let in_force = entry.said_mode.in_force.settle(word, is_refused);
+        if let (VolumeState::Served(info), Some(before)) = (&mut entry.state, in_force) {
+            info.mode = before;
         }
     }
 }

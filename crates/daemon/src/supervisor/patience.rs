@@ -99,6 +99,11 @@ impl<T: Send + 'static> Patience<T> {
 }
 
 impl<T> Patience<T> {
+    /// Openings of devices that nobody wants any more are forgotten: what comes of them is closed as soon as it comes.
+    pub fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
+        self.pending.retain(|name, _| is_wanted(name));
+    }
+
     /// Keeps what was opened before its time, for whoever opens `name` next.
     pub fn keep(&mut self, name: &str, opened: T) {
         let (sender, receiver) = mpsc::channel();
@@ -160,6 +165,23 @@ mod tests {
         }
         let failed = others.open("sdd", |_| Err(Failure::new(Kind::NotFound, "no such device")));
         assert!(matches!(failed, Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound));
+    }
+
+    /// What had been opened for a volume that was removed meanwhile stayed claimed by nobody.
+    #[test]
+    fn what_nobody_wants_any_more_is_closed_when_it_comes() {
+        let mut patience = Patience { limit: Duration::from_millis(10), ..Patience::default() };
+        let (answer, hangs) = mpsc::channel::<std::sync::Arc<()>>();
+        let hung = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
+        assert!(matches!(hung, Err(Unopened::Hangs(_))), "{hung:?}");
+        patience.retain(|name| name == "sdc");
+        let opened = std::sync::Arc::new(());
+        answer.send(std::sync::Arc::clone(&opened)).expect("it still waits");
+        let started = Instant::now();
+        while std::sync::Arc::strong_count(&opened) > 1 {
+            assert!(started.elapsed() < Duration::from_secs(30), "it is kept");
+            thread::yield_now();
+        }
     }
 
     /// Its reason does not come and go with each question.

@@ -33,8 +33,9 @@ pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Fail
 /// The same, where the volume goes without it after `wait`: nothing of it is dirty there.
 pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
     let wait = Value::Time(wait);
+    let mend = if waits.kind == Kind::DeviceFails { "mend" } else { "connect" };
     waits.next(format!(
-        "connect the cache's device: after {wait} it is served without that, which is cold then"
+        "{mend} the cache's device: after {wait} it is served without that, which is cold then"
     ))
 }
 
@@ -48,12 +49,31 @@ pub fn cache_not_served(failure: &Failure) -> Failure {
 
 /// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
 pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
-    if reason.kind != Kind::InUse {
-        return missing_cache(superblock, cache);
+    match reason.kind {
+        Kind::InUse => {}
+        Kind::DeviceFails => return failing_cache(superblock, cache, reason),
+        _ => return missing_cache(superblock, cache),
     }
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
     let next = reason.next.as_deref().unwrap_or("it is taken up when it is given up").into();
     Failure { what: format!("its cache{cache} is in use").into(), next: Some(next), ..reason.clone() }
+}
+
+/// The same of one whose device answers with errors.
+fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
+    let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
+    let set = superblock.set_uuid();
+    let (what, next) = match superblock.state() {
+        BackingState::Dirty => (
+            format!("its newest data is in the cache set {set}, whose device fails"),
+            "mend the cache's device, which is tried again; without it the volume holds old data",
+        ),
+        _ => {
+            (format!("the device of its cache{cache} fails"), "mend the cache's device, which is tried again")
+        }
+    };
+    let why = Failure { next: None, ..reason.clone() };
+    Failure::new(Kind::DeviceFails, what).why(why.to_string()).next(next)
 }
 
 /// No cache for the volume with `superblock` is among those that are served.

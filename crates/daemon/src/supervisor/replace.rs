@@ -6,8 +6,7 @@
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
 use super::owner::{Among, resolve_cache};
-use super::table::{CacheState, NOT_LOOKED, VolumeEntry, VolumeState};
-
+use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Shared};
 use crate::config::NO_CACHE;
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -20,6 +19,7 @@ use crate::sizes::human;
 use bcached_engine::Status;
 use bcached_format::{BackingState, CacheSuperblock, Uuid};
 use bcached_uring::{Access, Device, Presence};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,12 +80,27 @@ enum Meant {
     Unsaid,
 }
 
-/// Judges and begins it.
+/// Judges and begins it. What is refused here the log hears of here; the loop tells of what it refuses to begin.
 pub fn begin(
     shared: &Arc<Mutex<Shared>>,
     events: &Sender<Event>,
     begin: &Begin,
     uid: Option<u32>,
+) -> Result<Shown, Failure> {
+    let is_told = Cell::new(false);
+    judge_and_begin(shared, events, (begin, uid), &is_told).inspect_err(|failure| {
+        if !is_told.get() {
+            let uid = super::jobs::user(uid);
+            tracing::info!(event = "job-refused", uid, "replace {}: {failure}", begin.volume);
+        }
+    })
+}
+
+fn judge_and_begin(
+    shared: &Arc<Mutex<Shared>>,
+    events: &Sender<Event>,
+    (begin, uid): (&Begin, Option<u32>),
+    is_told: &Cell<bool>,
 ) -> Result<Shown, Failure> {
     let found = find(shared, &begin.volume)?;
     let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
@@ -141,6 +156,7 @@ pub fn begin(
             What::Begin(Box::new(CacheDevice { device, superblock }))
         }
     };
+    is_told.set(true);
     ask(what, uid).map(|job| Shown { notes: shown.notes, ..job })
 }
 
@@ -312,8 +328,7 @@ fn judge_dead(found: &Found) -> Result<Judged, Failure> {
 /// One whose device may be had soon is not dead.
 fn check_dead(found: &Found) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
-    let is_passing = matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission);
-    if !is_passing && *trouble.what != *NOT_LOOKED {
+    if !matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked) {
         return Ok(());
     }
     Err(Failure::new(Kind::InUse, format!("cannot replace {}", found.name))

@@ -37,7 +37,7 @@ impl Supervisor {
     /// What was judged is begun.
     pub(super) fn replace(&mut self, asked: Asked) {
         let Asked { name, device, what, uid, is_dead, answer } = asked;
-        let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+        let uid = super::jobs::user(uid);
         let text = format!("replace {name} with {device}");
         let begun = match what {
             What::Look => {

@@ -64,6 +64,11 @@ impl Absent {
         is_due
     }
 
+    /// It is looked for as soon as somebody can.
+    pub(super) fn soon(&mut self) {
+        self.next = Instant::now();
+    }
+
     /// It was not taken up, and is left alone for a while; true if that is news for the log.
     pub(super) fn refused(&mut self, failure: &Failure) -> bool {
         self.pause = (self.pause * 2).min(PAUSE_MAX);

@@ -1,6 +1,6 @@
 //! What a volume that waits needs next, and who is to serve it.
 
-use super::table::{CacheState, Table, VolumeEntry, VolumeState};
+use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use super::{reasons, without};
 use crate::config;
 use crate::engine_thread::Engine;
@@ -55,6 +55,11 @@ impl Table {
             }
             // An opening takes a moment, which is nothing to be warned of.
             Some(CacheState::Opening { .. }) => {
+                let again = &self.caches[cache?];
+                if let Some(reason) = &again.trouble {
+                    // It may fail once more, or hang: who can do without it does not wait for that.
+                    return Some((device, Step::Look(again.display_name().to_owned(), reason.clone())));
+                }
                 self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
                 None
             }
@@ -117,11 +122,14 @@ impl Table {
                 return Ok((index, engine.clone()));
             }
         }
-        if self.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Opening { .. })) {
+        let opens_first =
+            |cache: &CacheEntry| matches!(cache.state, CacheState::Opening { .. }) && cache.trouble.is_none();
+        if self.real_caches().any(|(_, cache)| opens_first(cache)) {
             return Err(Unserved::Waits(reasons::its_cache_opens()));
         }
         let waited_for = self.caches.iter().filter_map(|cache| match &cache.state {
             CacheState::Waiting(reason) => Some(reason),
+            CacheState::Opening { .. } => cache.trouble.as_ref(),
             _ => None,
         });
         let waited_for: Vec<_> = waited_for.collect();

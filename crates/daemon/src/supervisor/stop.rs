@@ -27,6 +27,7 @@ impl Supervisor {
     pub(super) fn stop(mut self) -> Result<(), Failure> {
         self.shared().phase = Phase::Stopping;
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
         let server = self.nbd.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(server) = server {
@@ -50,6 +51,7 @@ impl Supervisor {
         let deadline = Instant::now() + self.config.stop_timeout;
         let mut named = false;
         loop {
+            self.extension.tell();
             let users = ending::users_of(server);
             let now = Instant::now();
             if users.is_empty() || now >= deadline {
@@ -80,6 +82,7 @@ impl Supervisor {
     /// Stops all engines, together. One whose set is still opening is waited for first: cut off in the middle of its
     /// recovery it would leave the work to the next start. A signal shortens the wait.
     pub(super) fn stop_engines(&mut self) -> Result<(), Failure> {
+        self.extension.begin_anew();
         let began = Instant::now();
         let mut deadline = began + ENGINE_LIMIT;
         let mut hurried = false;

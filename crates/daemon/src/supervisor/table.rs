@@ -9,6 +9,7 @@ use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::reasons;
 use crate::supervisor::without::{self, Lack};
+use crate::supervisor::words::{OfMode, OfSettings};
 use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_uring::Presence;
@@ -18,7 +19,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Why something waits that has just been configured.
-pub const NOT_LOOKED: &str = "its device was not looked for yet";
+fn not_looked() -> Failure {
+    Failure::new(Kind::NotLooked, "its device was not looked for yet")
+}
 
 /// How far a cache has come.
 pub enum CacheState {
@@ -58,7 +61,11 @@ pub struct CacheEntry {
     pub told: Layers,
     /// What its superblock says, once seen.
     pub kept: Option<Settings>,
+    /// What it is to say and does not yet.
+    pub said_settings: OfSettings,
     pub state: CacheState,
+    /// Why it could not be opened the last time, if its device answers with errors.
+    pub trouble: Option<Failure>,
     /// Which device that is, once it was opened.
     pub opened: Option<Presence>,
     /// Its device is gone, or is not taken up again, and why.
@@ -121,6 +128,8 @@ pub struct VolumeEntry {
     pub told: VolumeOptions,
     /// The cache mode in its superblock, once seen.
     pub kept_mode: Option<CacheMode>,
+    /// The modes that it was asked to have and has not yet.
+    pub said_mode: OfMode,
     pub read_only: bool,
     pub shared: bool,
     pub wait: Duration,
@@ -163,6 +172,14 @@ impl Table {
     pub fn is_waiting(&self) -> bool {
         self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_)))
             || self.volumes.iter().any(|volume| matches!(volume.state, VolumeState::Waiting(_)))
+    }
+
+    /// The devices that are looked for: of caches, and of volumes.
+    pub fn awaited(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+        let caches = self.caches.iter().filter(|cache| matches!(cache.state, CacheState::Waiting(_)));
+        let volumes = self.volumes.iter().filter(|volume| matches!(volume.state, VolumeState::Waiting(_)));
+        let backings = volumes.filter_map(|volume| volume.backing.clone()).collect();
+        (caches.map(|cache| cache.device.clone()).collect(), backings)
     }
 
     /// Everything is served or has a final reason, or was waited for long enough. For the command line's devices no time
@@ -473,6 +490,7 @@ impl CacheEntry {
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),
             kept: None,
+            said_settings: OfSettings::default(),
             nodes: Nodes::default(),
             failure_logged: false,
             no_discard_logged: None,
@@ -481,7 +499,8 @@ impl CacheEntry {
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
             wait_logged: false,
-            state: CacheState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
+            state: CacheState::Waiting(not_looked()),
+            trouble: None,
             opened: None,
             absent: None,
         }
@@ -530,6 +549,7 @@ impl VolumeEntry {
             options: Layers { configured: volume.options.clone(), ..Layers::default() },
             told: VolumeOptions::default(),
             kept_mode: None,
+            said_mode: OfMode::default(),
             read_only: volume.read_only,
             shared: volume.shared,
             wait: volume.wait,
@@ -538,7 +558,7 @@ impl VolumeEntry {
             opened: None,
             absent: None,
             lack: None,
-            state: VolumeState::Waiting(Failure::new(Kind::NotFound, NOT_LOOKED)),
+            state: VolumeState::Waiting(not_looked()),
             wait_logged: None,
         }
     }

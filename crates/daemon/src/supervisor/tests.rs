@@ -2,6 +2,7 @@
 
 mod leaving;
 mod moves;
+mod words;
 
 use super::caches::Openings;
 use super::table::{CacheState, VolumeEntry, VolumeState};

@@ -1,4 +1,4 @@
-//! Volumes whose cache is missing, and nothing of which is dirty there: all of their data is on their backing devices, so they are
+//! Volumes whose cache is missing or fails, and nothing of which is dirty there: all of their data is on their backing devices, so they are
 //! served without it, and go back to it when it comes.
 //!
 //! Their superblocks say *inconsistent*, durably, before the first request: what the cache holds of them is void from then on, whoever
@@ -6,7 +6,7 @@
 //! for as long as for any device (`wait`). What is dirty somewhere waits for it, however long that takes.
 
 use super::cycle::{Planned, Work};
-use super::table::{CacheState, NOT_LOOKED, Table, VolumeEntry, VolumeState};
+use super::table::{CacheState, Table, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
 use crate::config::NO_CACHE;
 use crate::control::jobs::Verb;
@@ -26,14 +26,16 @@ pub struct Lack {
     name: Option<String>,
     /// The volume's superblock says that this is its set.
     set: Uuid,
+    /// Its device is there and answers with errors.
+    fails: bool,
     /// The volume could not be attached when it came: somebody has to look.
     is_given_up: bool,
 }
 
-/// The device of a cache that cannot be had for this reason is gone, does not answer or is damaged. One that somebody else has may be
-/// given up at any time.
-pub fn is_missing(reason: &Failure) -> bool {
-    matches!(reason.kind, Kind::NotFound | Kind::TimeLimit | Kind::Damaged) && *reason.what != *NOT_LOOKED
+/// The device of a cache that cannot be had for this reason is gone, does not answer, answers with errors or is damaged. One that
+/// somebody else has may be given up at any time.
+pub const fn is_missing(reason: &Failure) -> bool {
+    matches!(reason.kind, Kind::NotFound | Kind::TimeLimit | Kind::DeviceFails | Kind::Damaged)
 }
 
 impl Supervisor {
@@ -53,7 +55,8 @@ impl Supervisor {
         let since = if shared.phase == Phase::Starting { self.started } else { Instant::now() };
         let entry = &mut shared.table.volumes[index];
         let (name, set) = (name.map(str::to_owned), superblock.set_uuid());
-        let lack = entry.lack.get_or_insert(Lack { since, name, set, is_given_up: false });
+        let lack = entry.lack.get_or_insert(Lack { since, name, set, fails: false, is_given_up: false });
+        lack.fails = reason.kind == Kind::DeviceFails;
         // What is damaged does not come back by waiting.
         reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
     }
@@ -129,9 +132,13 @@ impl VolumeEntry {
                 "{what} is back, and it could not be attached: the log says why; `bcached attach {name}` tries again"
             )
         } else {
+            let (is, then) = match lack.fails {
+                true => ("cannot be read or written", "works again"),
+                false => ("is missing", "is connected"),
+            };
             format!(
-                "{what} is missing: it is served without it, at its backing device's pace, and what that holds of it is void; it goes \
-                 back to it when the device is connected; `bcached replace` gives it another, `bcached detach {name}` none"
+                "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; it goes \
+                 back to it when the device {then}; `bcached replace` gives it another, `bcached detach {name}` none"
             )
         })
     }

@@ -36,6 +36,7 @@ mod returned;
 mod returning;
 mod rig;
 mod room;
+mod scarce;
 mod slots;
 mod stalled;
 mod stopped;

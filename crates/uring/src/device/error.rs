@@ -1,6 +1,8 @@
 //! Why a device could not be had: what, why, and what to do next, in one sentence for people and in parts for JSON.
 
 use super::holders::Holder;
+use crate::errno::kind_of;
+use bcached_env::IoErrorKind;
 use rustix::io::Errno;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -76,6 +78,15 @@ impl DeviceErrorKind {
 }
 
 impl DeviceError {
+    /// The device or what leads to it answers with errors: not the system, which may have no room for another open file.
+    #[must_use]
+    pub fn is_of_device(&self) -> bool {
+        let DeviceErrorKind::Io { source, .. } = &self.kind else { return false };
+        let Some(errno) = Errno::from_io_error(source) else { return false };
+        let is_of_system = matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
+        !is_of_system && matches!(kind_of(errno), IoErrorKind::Io | IoErrorKind::Unreachable)
+    }
+
     /// What failed.
     #[must_use]
     pub fn what(&self) -> String {

@@ -3,6 +3,7 @@
 
 use super::supervisor;
 use crate::config::NO_CACHE;
+use crate::devices::open_backing;
 use crate::engine_thread::News;
 use crate::supervisor::cycle::MoveTo;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
@@ -18,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SECTORS: u64 = 4096;
 
 /// A backing device without a cache.
-fn backing(path: &Path) -> String {
+pub fn backing(path: &Path) -> String {
     let superblock = BackingSuperblock::format(BackingFormat {
         uuid: Uuid([3; 16]),
         set_uuid: Uuid([0; 16]),
@@ -36,7 +37,7 @@ fn backing(path: &Path) -> String {
 }
 
 /// Takes every step and every event until it is so.
-fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
+pub fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
     let deadline = Instant::now() + LIMIT;
     loop {
         supervisor.try_volume(0);
@@ -58,7 +59,7 @@ fn is_open(supervisor: &Supervisor, cache: usize) -> bool {
     matches!(supervisor.shared().table.caches[cache].state, CacheState::Open { .. })
 }
 
-fn serves(supervisor: &Supervisor, cache: usize) -> bool {
+pub fn serves(supervisor: &Supervisor, cache: usize) -> bool {
     let shared = supervisor.shared();
     let entry = &shared.table.volumes[0];
     entry.cache == Some(cache) && matches!(entry.state, VolumeState::Served(_))
@@ -140,4 +141,19 @@ fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
         std::thread::sleep(Duration::from_millis(1));
     }
     thread.join().expect("in order");
+}
+
+/// A disk that had hung while it was opened belonged to this process until that ended, though its volume had been removed.
+#[test]
+fn a_device_whose_volume_was_removed_meanwhile_is_let_go_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut supervisor, path) = (supervisor(&["one"]), backing(&folder.path().join("one")));
+    supervisor.shared().table.volumes[0].backing = Some(path.clone());
+    let opened = open_backing(&path).expect("nobody has it");
+    supervisor.slow_backings.keep(&path, opened);
+    supervisor.look_after_all();
+    assert!(open_backing(&path).is_err(), "its volume waits for it");
+    supervisor.shared().table.volumes[0].state = VolumeState::Removed;
+    supervisor.look_after_all();
+    open_backing(&path).expect("nobody has it any more");
 }

@@ -1,0 +1,178 @@
+//! A cache device that answers with I/O errors when the daemon starts: to volumes that have nothing dirty there it is as good as missing,
+//! and they go back to it when it is well. Needs `nbdkit` and `nbdfuse`, which make a file that fails where a test says so.
+
+mod common;
+
+use common::{Daemon, Images, bcached, bytes, content, done, fill, json, pattern, requires};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+const DATA_BYTES: usize = 2 << 20;
+
+/// How long a file system in user space may take to be there.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The image `fast` as a file that fails where the file `trouble` says, from one byte to another.
+struct Flaky {
+    folder: PathBuf,
+    trouble: PathBuf,
+    server: Child,
+    mount: Child,
+}
+
+impl Flaky {
+    /// `None`: not on this machine.
+    fn new(images: &Images) -> Option<Self> {
+        if !["nbdkit", "nbdfuse", "nbdcopy"].iter().all(|tool| requires(tool)) {
+            return None;
+        }
+        let (folder, trouble, socket) =
+            (images.path("flaky"), images.path("trouble"), images.path("flaky.sock"));
+        std::fs::create_dir(&folder).expect("a folder");
+        let image = images.path("fast");
+        let (image, told) = (image.display(), trouble.display());
+        let fails = format!(
+            "if [ -e {told} ]; then read a b < {told}; \
+             if [ $4 -lt $b ] && [ $(($4 + $3)) -gt $a ]; then echo EIO a bad place >&2; exit 1; fi; fi"
+        );
+        let mut server = Command::new("nbdkit");
+        server.arg("-f").arg("-U").arg(&socket).arg("eval");
+        server.arg(format!("get_size=stat -c %s {image}")).arg("can_write=exit 0").arg("can_flush=exit 0");
+        server.arg(format!(
+            "pread={fails}; dd if={image} iflag=skip_bytes,count_bytes skip=$4 count=$3 bs=64k status=none"
+        ));
+        server.arg(format!(
+            "pwrite={fails}; dd of={image} iflag=fullblock oflag=seek_bytes seek=$4 conv=notrunc bs=64k status=none"
+        ));
+        server.arg("flush=exit 0").stdin(Stdio::null());
+        let server = server.spawn().expect("nbdkit starts");
+        await_file(&socket);
+        let mut mount = Command::new("nbdfuse");
+        mount.arg(&folder).arg(format!("nbd+unix:///?socket={}", socket.display())).stdin(Stdio::null());
+        let mount = mount.spawn().expect("nbdfuse starts");
+        let flaky = Self { folder, trouble, server, mount };
+        if !await_file(&flaky.file()) {
+            println!("skipped: no file system in user space can be mounted here");
+            return None;
+        }
+        Some(flaky)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("nbd")
+    }
+
+    /// From now on reads and writes of these bytes fail.
+    fn fail(&self, from: u64, to: u64) {
+        std::fs::write(&self.trouble, format!("{from} {to}\n")).expect("a file");
+    }
+
+    fn mend(&self) {
+        std::fs::remove_file(&self.trouble).expect("it was there");
+    }
+}
+
+impl Drop for Flaky {
+    fn drop(&mut self) {
+        let _not_mounted = Command::new("umount").arg("-l").arg(&self.folder).status();
+        for child in [&mut self.mount, &mut self.server] {
+            let _ended_already = child.kill();
+            let _reaped_already = child.wait();
+        }
+    }
+}
+
+fn await_file(path: &std::path::Path) -> bool {
+    let started = Instant::now();
+    while !path.exists() && started.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    path.exists()
+}
+
+/// What the superblock says.
+fn state_of(backing: &str) -> String {
+    let shown = json(&bcached(&["show", "--json", backing]).out);
+    shown["backing"]["state"].as_str().expect("a state").to_owned()
+}
+
+#[track_caller]
+fn expect(images: &Images, daemon: &Daemon, volume: &str, seed: u8) {
+    let found = content(images, daemon, volume);
+    assert!(found[..DATA_BYTES] == pattern(DATA_BYTES, seed), "{volume} holds something else");
+}
+
+fn states(status: &serde_json::Value) -> [&str; 2] {
+    [0, 1].map(|volume| status["volumes"][volume]["state"].as_str().unwrap_or_default())
+}
+
+/// `media` has nothing dirty in the cache, `pond` has everything there, and the cache fails in this range when the daemon starts.
+fn start_with_trouble(from: u64, to: u64) {
+    let images = Images::new();
+    let fast = images.blank("fast", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+    let [media, pond] = ["media", "pond"].map(|name| images.blank(name, BACKING_BYTES));
+    for backing in [&media, &pond] {
+        assert_eq!(bcached(&["make", "--writeback", "-B", backing]).exit, 0);
+    }
+    let configure = |device: &str| {
+        images.configure(&format!(
+            "version = 1\n[cache.fast]\ndevice = {device:?}\ncongested_read_threshold_us = 0\ncongested_write_threshold_us = 0\n\
+             [defaults]\nwait = \"1s\"\nwriteback_running = false\n\
+             [volume.media]\nbacking = {media:?}\n[volume.pond]\nbacking = {pond:?}\n"
+        ));
+    };
+    configure(&fast);
+    let daemon = Daemon::configured(&images);
+    for volume in ["media", "pond"] {
+        fill(&images, &daemon, volume, &pattern(DATA_BYTES, 1));
+    }
+    done(&daemon, &["flush", "media"]);
+    done(&daemon, &["wait", "media", "--for", "clean", "--timeout", "30s"]);
+    assert_eq!(daemon.stop().0, 0);
+    assert_eq!((state_of(&media).as_str(), state_of(&pond).as_str()), ("clean", "dirty"));
+
+    let Some(flaky) = Flaky::new(&images) else { return };
+    configure(flaky.file().to_str().expect("text"));
+    flaky.fail(from, to);
+    let before = bytes(&pond);
+    let daemon = Daemon::configured(&images);
+    let status = daemon.status();
+    assert_eq!(states(&status), ["degraded", "waiting"], "{status}\n{}", daemon.log());
+    let reason = status["volumes"][0]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("cannot be read or written: it is served without it"), "{reason}");
+    let reason = status["volumes"][1]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("whose device fails"), "{reason}");
+    assert_eq!(state_of(&media), "inconsistent", "before anything is written");
+    expect(&images, &daemon, "media", 1);
+    fill(&images, &daemon, "media", &pattern(DATA_BYTES, 2));
+    assert!(bytes(&pond) == before, "its device was written");
+
+    flaky.mend();
+    daemon.wait_for("the cache has both", |status| {
+        let is_home = |volume: usize| status["volumes"][volume]["cache"] == "fast";
+        states(status) == ["served", "served"] && is_home(0) && is_home(1)
+    });
+    expect(&images, &daemon, "media", 2);
+    expect(&images, &daemon, "pond", 1);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    drop(flaky);
+    let check = bcached(&["check", &fast, "--backing", &media, "--backing", &pond]);
+    assert_eq!(check.exit, 0, "{check:?}");
+}
+
+/// A dying SSD kept a machine from data all of which was on its disk; pulled out, it would not have.
+#[test]
+fn clean_volumes_go_without_a_cache_whose_superblock_cannot_be_read() {
+    start_with_trouble(4096, 8192);
+}
+
+/// The device answers, and what lies behind its superblock cannot be read: the journal, and all that comes after it.
+#[test]
+fn clean_volumes_go_without_a_cache_whose_journal_cannot_be_read() {
+    start_with_trouble(64 << 10, CACHE_BYTES);
+}

@@ -1,0 +1,70 @@
+//! The daemon as a service: what it tells the manager, who ends a start or a stop that takes too long.
+
+mod common;
+
+use common::{Daemon, Images};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long something may take that takes a moment.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Killed when this is dropped.
+struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _reaped_already = self.0.wait();
+    }
+}
+
+/// What is said until that begins with `wanted`, that included.
+#[track_caller]
+fn told_until(manager: &UnixDatagram, wanted: &str) -> Vec<String> {
+    let (started, mut told) = (Instant::now(), Vec::new());
+    let mut bytes = [0; 4096];
+    loop {
+        let length = manager.recv(&mut bytes).unwrap_or(0);
+        let text = String::from_utf8_lossy(&bytes[..length]).trim().to_owned();
+        let is_it = text.starts_with(wanted);
+        told.push(text);
+        if is_it {
+            return told;
+        }
+        assert!(started.elapsed() < LIMIT, "{wanted} is not said: {told:?}");
+    }
+}
+
+/// A `wait` of ten minutes, as the documentation advises for a cache that comes late, had the daemon killed each five minutes.
+#[test]
+fn a_start_and_a_stop_that_last_ask_for_more_time() {
+    let images = Images::new();
+    let (fast, gone) = (images.path("no-cache"), images.path("no-disk"));
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[defaults]\nwait = \"1h\"\n[volume.media]\nbacking = {gone:?}\n"
+    ));
+    let socket = images.path("manager.sock");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
+    let config = images.path("config.toml");
+    let mut command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
+    command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut served = Served(command.spawn().expect("starts"));
+    for _again_and_again in 0..3 {
+        let told = told_until(&manager, "EXTEND_TIMEOUT_USEC=");
+        assert!(!told.iter().any(|told| told.starts_with("READY")), "it waits: {told:?}");
+    }
+
+    let process = rustix::process::Pid::from_raw(i32::try_from(served.0.id()).expect("an id"));
+    rustix::process::kill_process(process.expect("not zero"), rustix::process::Signal::TERM)
+        .expect("signals");
+    told_until(&manager, "STOPPING=1");
+    told_until(&manager, "EXTEND_TIMEOUT_USEC=");
+    let started = Instant::now();
+    while served.0.try_wait().expect("waits").is_none() {
+        assert!(started.elapsed() < LIMIT, "it does not stop");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,89 @@
+//! Caches whose devices answer with errors when they are opened, anywhere from the superblock to the root of the index: a dying SSD, or
+//! one whose cable is loose. They are tried again, ever less often, and meanwhile they are as good as missing: who has nothing dirty
+//! there is served without them.
+
+use super::Supervisor;
+use super::returning::Absent;
+use super::table::CacheState;
+use crate::devices::{self, CacheDevice};
+use crate::failure::{Failure, Kind};
+use std::collections::BTreeMap;
+
+/// What the loop knows of them, by cache.
+#[derive(Default)]
+pub struct Ailing(BTreeMap<usize, One>);
+
+struct One {
+    again: Absent,
+    /// The engine that could not open the set has not ended: it says so, which must not be taken for the end of the next one.
+    is_ending: bool,
+}
+
+impl Ailing {
+    /// It may be tried now.
+    pub fn is_due(&mut self, cache: usize) -> bool {
+        self.0.get_mut(&cache).is_none_or(|one| !one.is_ending && one.again.is_due())
+    }
+
+    /// Whoever is to open it has not come to that yet.
+    pub fn soon(&mut self, cache: usize) {
+        if let Some(one) = self.0.get_mut(&cache) {
+            one.again.soon();
+        }
+    }
+
+    /// True if the engine that has ended is one that could not open its set.
+    pub fn has_ended(&mut self, cache: usize) -> bool {
+        self.0.get_mut(&cache).is_some_and(|one| std::mem::take(&mut one.is_ending))
+    }
+
+    /// The way to open it.
+    pub fn opens(&self, cache: usize) -> fn(&str) -> Result<CacheDevice, Failure> {
+        // Each close after an opening for writing wakes up udev, which reads the device.
+        let looks_first = |name: &str| devices::look(name).and_then(|_| devices::open_cache(name));
+        if self.0.contains_key(&cache) { looks_first } else { devices::open_cache }
+    }
+}
+
+impl Supervisor {
+    /// What becomes of a cache that cannot be opened for this reason.
+    pub(super) fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
+        let is_passing = failure.may_pass() || failure.kind == Kind::DeviceFails;
+        if failure.kind != Kind::DeviceFails || self.strict {
+            self.cache_is_well(index);
+            return match is_passing && !self.strict {
+                true => CacheState::Waiting(failure),
+                false => CacheState::Failed(failure),
+            };
+        }
+        let new = || One { again: Absent::since_now(), is_ending: false };
+        let is_news = self.ailing.0.entry(index).or_insert_with(new).again.refused(&failure);
+        let entry = &mut self.shared().table.caches[index];
+        entry.trouble = Some(failure.clone());
+        entry.wait_logged &= !is_news;
+        CacheState::Waiting(failure)
+    }
+
+    /// The engine of a cache could not open its set.
+    pub(super) fn set_refused(&mut self, index: usize, failure: Failure) {
+        let state = match failure.kind {
+            Kind::DeviceFails => self.cache_refused(index, failure),
+            _ => {
+                self.cache_is_well(index);
+                CacheState::Failed(failure)
+            }
+        };
+        if let Some(one) = self.ailing.0.get_mut(&index) {
+            one.is_ending = true;
+        }
+        self.shared().table.set_cache(index, state);
+    }
+
+    /// Its device answers, or has another trouble now.
+    pub(super) fn cache_is_well(&mut self, index: usize) {
+        self.ailing.0.remove(&index);
+        if let Some(entry) = self.shared().table.caches.get_mut(index) {
+            entry.trouble = None;
+        }
+    }
+}
