@@ -7,7 +7,9 @@ use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, r
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
-const BACKING_BYTES: u64 = 20 << 20;
+/// The volume's data begins where the caches end, so that writes to it can fail and theirs succeed.
+const DATA_OFFSET: u64 = CACHE_BYTES;
+const BACKING_BYTES: u64 = DATA_OFFSET + (20 << 20);
 /// Little enough to stay dirty for as long as somebody works.
 const DATA_BYTES: usize = 2 << 20;
 
@@ -27,7 +29,9 @@ impl Site {
         for cache in [&fast, &spare] {
             assert_eq!(bcached(&["make", "-b", "64k", "-C", cache]).exit, 0);
         }
-        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        let offset = (DATA_OFFSET / 512).to_string();
+        let made = ["make", "--writeback", "--label", "tank", "--data-offset", &offset, "-B", &tank];
+        assert_eq!(bcached(&made).exit, 0);
         let site = Self { images, fast, spare, tank };
         let Self { fast, spare, tank, .. } = &site;
         let text = format!(
@@ -61,7 +65,8 @@ impl Site {
 
     /// What the backing device alone holds at the start of the volume.
     fn below(&self) -> Vec<u8> {
-        std::fs::read(&self.tank).expect("readable")[8192..8192 + DATA_BYTES].to_vec()
+        let from = usize::try_from(DATA_OFFSET).expect("small");
+        std::fs::read(&self.tank).expect("readable")[from..from + DATA_BYTES].to_vec()
     }
 }
 
@@ -162,7 +167,7 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     let data = site.write(&daemon, 1);
     // The backing device takes nothing: it does not come to an end by itself.
     let tank = std::fs::OpenOptions::new().write(true).open(&site.tank).expect("ours");
-    daemon.fail_writes_beyond(8192);
+    daemon.fail_writes_beyond(DATA_OFFSET);
     let job = json(&done(&daemon, &["detach", "media", "--no-wait", "--json"]));
     let (id, state) = (job["id"].as_u64().expect("a number"), job["state"].as_str());
     assert_eq!(state, Some("running"), "{job}");
