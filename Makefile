@@ -18,7 +18,7 @@ sim: # The whole engine on simulated devices, with fresh seeds, crashes and fail
 	@if [ -e "$$(rustc --print target-libdir)/../bin/llvm-cov" ]; then cargo xtask coverage; \
 	else echo "no share of the engine's lines: rustup component add llvm-tools"; fi
 
-bench-model: # The engine on models of real drives, in virtual time: what docs/performance.md promises, beside its bounds; four minutes.
+bench-model: # The engine on models of real drives, in virtual time: what docs/performance.md promises, beside its bounds; eight minutes.
 	@cargo run --quiet --release --package bcached-sim --bin sim -- bench-model
 
 coverage: # Which share of the engine's lines a minute of that runs (needs the component llvm-tools, which setup adds).

@@ -132,7 +132,7 @@ fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hou
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn run(scale: Scale) -> Vec<Row> {
     let cache = scale.of(1 << 19, 1 << 17);
-    let (hours, minutes, busy) = (scale.of(24, 3), scale.of(60, 5), scale.of(1, 1));
+    let (hours, minutes, busy) = (scale.of(24, 3), scale.of(60, 5), scale.of(4, 1));
     let mut bed = Bed::new(&Setting::new(ssd::Model::sata_plp(), cache, 4 * cache + cache / 32));
     let zipf = Rc::new(Zipf::new(4 * cache / 8, 1.1, 1));
     let load = Load {
@@ -142,14 +142,18 @@ pub fn run(scale: Scale) -> Vec<Row> {
     };
     let all: Vec<Hour> = (0..hours).map(|number| hour(&mut bed, &load, number, minutes, busy)).collect();
     let (second, last) = (all[1], all[all.len() - 1]);
+    // The nodes of one hour take some percent more or less than those of another, as leaves are rewritten: many hours tell what becomes of it.
+    let (earlier, later) = all[1..].split_at((all.len() - 1) / 2);
+    let nodes =
+        |hours: &[Hour]| hours.iter().map(|hour| hour.node_bytes).sum::<u64>() / hours.len().max(1) as u64;
     let grown = |first: u64, last: u64| 100.0 * (last as f64 / (first as f64).max(1.0) - 1.0);
     let least = all[1..].iter().map(|hour| hour.iops).fold(f64::INFINITY, f64::min);
     vec![
         Row::at_least("B20", "requests a second, hour 24 / hour 2", last.iops / second.iops, 0.98, ""),
         Row::at_most(
             "B20",
-            "memory of nodes, hour 24 against 2",
-            grown(second.node_bytes, last.node_bytes),
+            "memory of nodes, the day's second half against its first",
+            grown(nodes(earlier), nodes(later)),
             2.0,
             "%",
         ),
