@@ -4,9 +4,9 @@
 use crate::memory::{Fate, Mishap};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{
-    CacheSet, Cancel, DirtyAge, Error, Options, Unwritable, VolumeId, VolumeOptions, Whereabouts,
+    CacheSet, Cancel, DirtyAge, Error, Options, Request, Unwritable, VolumeId, VolumeOptions, Whereabouts,
 };
-use bcached_env::Op;
+use bcached_env::{Buffer, Op};
 use bcached_format::CacheMode;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -266,5 +266,38 @@ fn a_clean_copy_that_cannot_be_read_is_given_up_and_made_anew() {
         let found = place(&set, volume, 80).await;
         assert!(found.is_some_and(|found| found != bad), "{found:?}");
         assert_eq!((set.status().io_errors, set.status().is_failing), (1, false));
+    });
+}
+
+/// The copy is given up in memory. Who then writes past the cache finds nothing to make void, and must wait all the same until that is
+/// durable: a crash brought the old copy back over what was written.
+#[test]
+fn a_copy_that_was_given_up_does_not_come_back_over_what_is_written_past_the_cache() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is served");
+        ask(&set, volume, write(80, 8, 1)).await;
+        env.sleep(10 * SECOND).await;
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("it is served");
+        // The copy is in the tree on the device.
+        set.stop().await.expect("sound");
+    });
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let bad = place(&set, volume, 80).await.expect("just written");
+        world.borrow_mut().fate = Some(unreadable(bad));
+        assert_eq!(bytes(&set, volume, 80, 8).await, [1; 8], "the original is read");
+        while place(&set, volume, 80).await.is_some() {
+            env.sleep(Duration::from_micros(100)).await;
+        }
+        let payload = Buffer::copied_from(&[2; 8 * 512]).freeze();
+        ask(&set, volume, Request::Write { sector: 80, payload, fua: true }).await;
+        world.borrow_mut().fate = None;
+    });
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        assert_eq!(bytes(&set, volume, 80, 8).await, [2; 8]);
     });
 }
