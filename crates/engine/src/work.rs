@@ -43,6 +43,11 @@ const PRIORITY_NS: u64 = 12;
 /// That is on a processor that sums by carry-less multiplication; not each has that.
 const BYTES_A_NS: u64 = 8;
 
+/// A parked piece that is taken out of its table, and a range that is entered for it. An estimate: three changes of small tables.
+const PARKED_NS: u64 = 500;
+
+/// Parked pieces that one transition takes.
+pub const PARKED_PIECE: usize = 64;
 /// Most keys that one transition looks at: a leaf has more.
 pub const VISIT_MAX: usize = 256;
 /// Keys in a piece of what goes through a whole node.
@@ -124,6 +129,11 @@ impl Work {
     pub const fn summary(&mut self, extents: usize) {
         self.copy(extents);
         self.nanoseconds += sum_ns(EXTENT_BYTES * extents);
+    }
+
+    /// So many parked pieces were taken.
+    pub const fn parked(&mut self, pieces: usize) {
+        self.nanoseconds += PARKED_NS * pieces as u64;
     }
 
     /// So many buckets were looked at.

@@ -2,13 +2,15 @@
 //! of the backing device it enters the tree; the task here flushes when nobody else does.
 
 use crate::request::insert::Chunk;
-use crate::request::ranges::Parked;
+use crate::request::ranges::{Claim, Parked};
 use crate::request::{Target, flush, insert, release};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
 use crate::volume::epoch::Stamp;
+use crate::work::PARKED_PIECE;
 use alloc::vec::Vec;
+use bcached_format::{Inode, Key};
 use core::time::Duration;
 
 /// The least time between two flushes of the task: a device that is flushed all the time does nothing else.
@@ -71,7 +73,7 @@ pub fn drop_parked(s: &mut State, volume: VolumeId) {
     let Some(volume) = s.volumes.get_mut(volume) else { return };
     let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return };
     let keeps = volume.may_cache(volume.inode);
-    for (_, piece) in volume.ranges.take_parked(|piece| !keeps || epoch.is_lost(piece.stamp)) {
+    for (_, piece) in volume.ranges.take_parked(usize::MAX, |piece| !keeps || epoch.is_lost(piece.stamp)) {
         s.unpin(&piece.pointers);
     }
 }
@@ -79,38 +81,40 @@ pub fn drop_parked(s: &mut State, volume: VolumeId) {
 /// Drops all parked pieces of a volume that is served no more, or whose backing device proves nothing any more.
 pub fn drop_all(s: &mut State, volume: VolumeId) {
     let Some(volume) = s.volumes.get_mut(volume) else { return };
-    for (_, piece) in volume.ranges.take_parked(|_| true) {
+    for (_, piece) in volume.ranges.take_parked(usize::MAX, |_| true) {
         s.unpin(&piece.pointers);
     }
 }
 
-/// Puts into the tree what is durable by now.
+/// Puts into the tree what is durable by now, piece by piece: what is still parked is found there meanwhile.
 pub async fn settle(set: &CacheSet, target: &Target) {
     let Some(inode) = target.inode else { return };
-    let ready: Vec<_> = set.with(|s| {
-        let Some(volume) = s.volumes.get_mut(target.id) else { return Vec::new() };
-        if volume.inode != Some(inode) {
-            // What is parked by now has another number.
-            return Vec::new();
+    loop {
+        set.env().breathe().await;
+        let Some(ready) = set.with(|s| claim_durable(s, target, inode)) else { return };
+        for (key, claim) in ready {
+            insert::insert_clean(set, target, &key, claim).await;
+            release(set, target, claim);
         }
-        let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return Vec::new() };
-        let ready = volume.ranges.take_parked(|piece| epoch.is_durable(piece.stamp));
-        let mut claimed = Vec::new();
-        let mut dropped: Vec<Parked> = Vec::new();
-        for (start, piece) in ready {
-            // A write in progress has cut its range out already; this is for the time until the key is in the tree.
-            match volume.ranges.begin_fill(start, piece.end) {
-                Some(claim) => claimed.push((piece.key(inode, start), claim)),
-                None => dropped.push(piece),
-            }
-        }
-        for piece in dropped {
-            s.unpin(&piece.pointers);
-        }
-        claimed
-    });
-    for (key, claim) in ready {
-        insert::insert_clean(set, target, &key, claim).await;
-        release(set, target, claim);
     }
+}
+
+/// Takes some of the pieces that are durable by now, with a claim for the time until their keys are in the tree; `None` if there are none.
+fn claim_durable(s: &mut State, target: &Target, inode: Inode) -> Option<Vec<(Key, Claim)>> {
+    // What is parked under another number is somebody else's by now.
+    let volume = s.volumes.get_mut(target.id).filter(|volume| volume.inode == Some(inode))?;
+    let epoch = volume.backing.as_ref().map(|backing| backing.epoch)?;
+    let ready = volume.ranges.take_parked(PARKED_PIECE, |piece| epoch.is_durable(piece.stamp));
+    let count = ready.len();
+    let (mut claimed, mut dropped) = (Vec::new(), Vec::new());
+    for (start, piece) in ready {
+        // A write in progress has cut its range out already.
+        match volume.ranges.begin_fill(start, piece.end) {
+            Some(claim) => claimed.push((piece.key(inode, start), claim)),
+            None => dropped.push(piece),
+        }
+    }
+    s.work.parked(count);
+    dropped.iter().for_each(|piece| s.unpin(&piece.pointers));
+    (count > 0).then_some(claimed)
 }

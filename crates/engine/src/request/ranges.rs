@@ -227,12 +227,17 @@ impl Ranges {
         before.into_iter().chain(inside).map(|(start, piece)| (*start, *piece))
     }
 
-    /// Takes all parked pieces that `is_ready` says so of.
-    pub fn take_parked(&mut self, mut is_ready: impl FnMut(&Parked) -> bool) -> Vec<(u64, Parked)> {
+    /// Takes parked pieces that `is_ready` says so of, at most so many.
+    pub fn take_parked(
+        &mut self,
+        most: usize,
+        mut is_ready: impl FnMut(&Parked) -> bool,
+    ) -> Vec<(u64, Parked)> {
         let ready: Vec<(u64, Parked)> = self
             .parked
             .iter()
             .filter(|(_, piece)| is_ready(piece))
+            .take(most)
             .map(|(start, piece)| (*start, *piece))
             .collect();
         for (start, _) in &ready {

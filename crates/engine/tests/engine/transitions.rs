@@ -1,8 +1,9 @@
 //! Nobody is kept waiting: how long the engine works in one piece.
 
-use crate::rig::{Rig, Sizes, ask, in_flight, open};
+use crate::rig::{Rig, Sizes, ask, in_flight, open, run, write};
 use bcached_engine::{Options, Request, VolumeOptions};
 use bcached_env::Buffer;
+use bcached_format::CacheMode;
 use std::time::Duration;
 
 /// The longest that a task may run in one piece.
@@ -65,4 +66,22 @@ fn assert_short(bucket: u16, blocks: u64) {
     let longest = rig.world.borrow().longest_ns;
     assert!(longest > 10_000, "work is charged: {longest} ns");
     assert!(longest <= LONGEST_NS, "{longest} ns in one piece");
+}
+
+/// A flush of the backing device sets a thousand clean copies free at once, each of which enters the tree.
+#[test]
+fn a_flush_that_sets_many_copies_free_holds_nobody_up() {
+    const PIECES: u64 = 1000;
+    let mut rig = Rig::new(Sizes { block: 8, bucket: 128, buckets: 600, backing: 16 * PIECES + 64 }, 4);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), Options::default()).await.expect("a sound set");
+        set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("it is served");
+        for number in 0..PIECES {
+            ask(&set, volume, write(16 * number, 8, 1)).await;
+        }
+        ask(&set, volume, Request::Flush).await;
+        env.sleep(Duration::from_secs(1)).await;
+    });
+    let longest = rig.world.borrow().longest_ns;
+    assert!(longest <= LONGEST_NS / 2, "{longest} ns");
 }
