@@ -38,7 +38,7 @@ pub fn directory() -> Result<PathBuf, Failure> {
 #[must_use]
 pub fn left_behind(set: Uuid) -> Option<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
-    let places = chosen().map_or_else(looked_through, |chosen| vec![chosen]);
+    let places = looked_through(chosen());
     let is_ours =
         |note: &PathBuf| fs::symlink_metadata(note).is_ok_and(|found| found.is_file() && found.uid() == user);
     places.iter().map(|place| place.join(format!("{set}.note"))).find(is_ours)
@@ -103,11 +103,12 @@ fn usual() -> Vec<PathBuf> {
     better.into_iter().chain([PathBuf::from(format!("/dev/shm/bcached-{user}"))]).collect()
 }
 
-/// Where notes may lie: also in the login session's directory of somebody who is not told of it.
-fn looked_through() -> Vec<PathBuf> {
+/// Where notes may lie, that which is `chosen` first: also in the usual places, if they were not used this time, and in the login
+/// session's directory of somebody who is not told of it.
+fn looked_through(chosen: Option<PathBuf>) -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let session = (user != 0).then(|| PathBuf::from(format!("/run/user/{user}/bcached")));
-    usual().into_iter().chain(session).collect()
+    chosen.into_iter().chain(usual()).chain(session).collect()
 }
 
 /// A daemon that starts in another directory would not find the note again, and lose what it holds without a word.
@@ -150,6 +151,16 @@ mod tests {
         let refused = elsewhere_left(&note, Path::new("/run/user/7/bcached"));
         assert!(refused.to_string().contains("BCACHED_NOTES=/run/user/7/bcached"), "{refused}");
         assert_eq!(refused.kind.exit(), 2);
+    }
+
+    /// Who named another place after a kill was served without what the note in the usual one held, and without a word.
+    #[test]
+    fn the_usual_places_are_looked_through_whatever_is_chosen() {
+        let chosen = PathBuf::from("/somewhere/else");
+        let places = looked_through(Some(chosen.clone()));
+        assert_eq!(places.first(), Some(&chosen));
+        assert!(usual().iter().all(|usual| places.contains(usual)), "{places:?}");
+        assert_eq!(looked_through(None), places[1..]);
     }
 
     #[test]

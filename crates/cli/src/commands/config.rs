@@ -9,7 +9,7 @@ use bcached_daemon::config::{CommandLine, Config, Merged, merged};
 use bcached_daemon::control::client;
 use bcached_daemon::control::differences::Differences;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// Does what was asked for.
@@ -116,10 +116,14 @@ fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
     Report::of(&Proposed { config: propose(&scanned) })
 }
 
-/// Block devices by UUID, which stays; files by their path.
+/// Block devices by UUID, which stays; files by their path, from whatever directory a daemon is started.
 fn named(member: &Member) -> String {
-    let is_node = member.device.starts_with("/dev/");
-    let name = if is_node { format!("UUID={}", member.uuid) } else { member.device.clone() };
+    let device = &member.device;
+    let name = if device.starts_with("/dev/") {
+        format!("UUID={}", member.uuid)
+    } else {
+        std::path::absolute(device).map_or_else(|_| device.clone(), |path| path.display().to_string())
+    };
     toml_text(&name)
 }
 
@@ -130,7 +134,7 @@ fn toml_text(text: &str) -> String {
 
 fn propose(scanned: &Scanned) -> String {
     let mut text = String::from("version = 1\n");
-    let mut taken = BTreeSet::new();
+    let (mut taken, mut names) = (BTreeSet::new(), BTreeMap::new());
     // Writing to a string cannot fail.
     for set in &scanned.sets {
         let Some(cache) = set.caches.first() else {
@@ -150,9 +154,12 @@ fn propose(scanned: &Scanned) -> String {
         for member in &set.backings {
             volume(&mut text, member, &toml_text(&name), &mut taken);
         }
+        names.insert(set.set_uuid.clone(), name);
     }
     for member in &scanned.without_set {
-        volume(&mut text, member, "\"none\"", &mut taken);
+        // What was made together with a cache, and never served, is meant for it.
+        let name = member.made_for.and_then(|set| names.get(&set.to_string()));
+        volume(&mut text, member, &toml_text(name.map_or("none", |name| name)), &mut taken);
     }
     text
 }

@@ -53,6 +53,9 @@ pub struct Member {
     pub cache_mode: Option<String>,
     /// The kernel's bcache has it.
     pub in_kernel: bool,
+    /// Of a backing device that has no cache yet: the set that it was made for, if any.
+    #[serde(skip)]
+    pub made_for: Option<Uuid>,
 }
 
 #[derive(Serialize)]
@@ -124,6 +127,7 @@ fn sort_in(
         state: None,
         cache_mode: None,
         in_kernel: is_in_kernel(path),
+        made_for: None,
     };
     match superblock {
         Superblock::Cache(cache) => {
@@ -139,7 +143,8 @@ fn sort_in(
                 ..member
             };
             if backing.state() == BackingState::None {
-                scanned.without_set.push(member);
+                let made_for = Some(backing.set_uuid()).filter(|uuid| !uuid.is_nil());
+                scanned.without_set.push(Member { made_for, ..member });
             } else {
                 of_set(sets, backing.set_uuid()).backings.push(member);
             }

@@ -329,7 +329,7 @@ impl Job {
             Verb::Grow | Verb::Shrink => "resized",
             Verb::Import => "imported",
             Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
-            Verb::Replace => "replaced: nothing of it is on its former device any more, which is let go of",
+            Verb::Replace => "replaced: nothing on its former device counts any more, and that is let go of",
         };
         let size = human(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
