@@ -325,6 +325,12 @@ fn the_name_of_a_volume_that_was_deleted_is_free() {
     refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it is there, with 8 MiB");
     done(&daemon, &["forget", "scratch"]);
     assert_eq!(done(&daemon, &["add", "scratch", "--size", "4M"]), "scratch: added\n");
+    // Of one that was stopped, and not removed, a line without a name was left.
+    refused(&daemon, &["forget", "scratch"], 3, "it is served; `bcached remove scratch` first");
+    done(&daemon, &["stop", "scratch"]);
+    done(&daemon, &["forget", "scratch"]);
+    assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1), "{}", daemon.status());
+    assert_eq!(done(&daemon, &["list"]).matches("volume").count(), 1, "{}", done(&daemon, &["list"]));
     assert_eq!(daemon.stop().0, 0);
     site.check();
 }

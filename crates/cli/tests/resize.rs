@@ -282,9 +282,11 @@ fn a_size_in_the_configuration_is_a_limit() {
     assert_eq!(daemon.stop().0, 0);
     // It was kept as if it had been set, and what its user wrote there later was nothing.
     assert!(!site.images.path("config.d/99-set.toml").exists(), "{}", site.kept());
-    site.configure("size = \"12M\"\n");
+    // One that is no whole blocks was no limit at all.
+    site.configure("size = \"12289k\"\n");
     let daemon = site.start();
     assert_eq!(size(&daemon), 12 * MIB);
+    assert!(!daemon.log().contains("event=job-failed"), "{}", daemon.log());
     assert_eq!(daemon.stop().0, 0);
 }
 

@@ -201,6 +201,12 @@ pub fn read_set_file(path: &Path) -> Result<Settings, Failure> {
 }
 
 fn content(path: &Path, next: &str) -> Result<String, Failure> {
+    // Reading a pipe may never end, and a reload would find nothing in it.
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(Failure::new(Kind::Config, format!("cannot read the configuration {}", path.display()))
+            .why("it is not a regular file")
+            .next(next));
+    }
     std::fs::read_to_string(path).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Kind::Permission,

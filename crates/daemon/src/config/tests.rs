@@ -374,3 +374,13 @@ fn known_keys(section: &str) -> Vec<String> {
     let (_, listed) = sentence.split_once("expected ").expect("the refusal lists what it knows");
     listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
+
+/// Whoever read a pipe, or a file that never ends, was never heard of again: no command, and no signal, reached the daemon any more.
+#[test]
+fn a_configuration_is_a_regular_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("config.toml");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).expect("a pipe");
+    let refused = file::read(&pipe).expect_err("a pipe").to_string();
+    assert!(refused.contains("config.toml") && refused.contains("it is not a regular file"), "{refused}");
+}

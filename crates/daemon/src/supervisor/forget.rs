@@ -83,7 +83,7 @@ impl Supervisor {
         for entry in self.entries_of(uuid) {
             let called = entry.display_name();
             match &entry.state {
-                VolumeState::Served(_) | VolumeState::Attaching => return Err(served(called, &found.cache)),
+                VolumeState::Served(_) | VolumeState::Attaching => return Err(served(&entry, called, &found.cache)),
                 // One without a device nobody has written down.
                 VolumeState::Removed | VolumeState::Releasing => {}
                 _ if entry.backing.is_none() => {}
@@ -95,7 +95,7 @@ impl Supervisor {
         let dirty = found.left.dirty_sectors * 512;
         let accepted = begin.accept_loss_bytes.unwrap_or(0);
         if dirty > accepted {
-            return Err(too_much(&name, &found.cache, dirty, begin.accept_loss_bytes));
+            return Err(too_much(&name, &found, dirty, begin.accept_loss_bytes));
         }
         let list = begin.lost_ranges.as_ref().map_or_else(|| lost::default_path(uuid), PathBuf::from);
         if dirty > 0 {
@@ -196,7 +196,7 @@ impl Supervisor {
                 let cache = entry
                     .cache
                     .and_then(|index| Some(self.shared().table.caches.get(index)?.display_name().to_owned()));
-                return served(name, &cache.unwrap_or_default());
+                return served(entry, name, &cache.unwrap_or_default());
             }
         }
         let names: Vec<_> = all.iter().map(|found| in_words(&found.left)).collect();
@@ -227,6 +227,8 @@ impl Supervisor {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.iter_mut().find(is_it) else { return };
             (entry.uuid, entry.label) = (None, None);
+            // Whoever had stopped it may not be told of a volume that is no more.
+            entry.state = VolumeState::Removed;
             entry.name.take()
         };
         let (Some(path), Some(name)) = (&self.config.set_file, name) else { return };
@@ -261,14 +263,15 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
 
 /// Writes down what is lost, and then has it forgotten.
 fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
-    let Plan { found: Found { engine, cache, left, .. }, name, loss, .. } = plan;
+    let Plan { found, name, loss, .. } = plan;
+    let Found { engine, cache, left, .. } = &found;
     let failed = |error: Error| engine_failure::of_job(Verb::Forget, &name, &error);
     let forgetting = engine.begin_forgetting(left.uuid).map_err(failed)?;
     let dirty = forgetting.dirty_sectors * 512;
     let begun = loss.write_down(
         dirty,
         turn,
-        || too_much(&name, &cache, dirty, Some(loss.accepted)),
+        || too_much(&name, &found, dirty, Some(loss.accepted)),
         || losing::cancelled(format!("{name} is not forgotten")),
         |at| engine.lost(&forgetting, at).map_err(failed),
     );
@@ -289,8 +292,10 @@ fn in_words(left: &Unserved) -> String {
     super::report::unserved(left).name()
 }
 
-fn served(name: &str, cache: &str) -> Failure {
+fn served(entry: &VolumeEntry, name: &str, cache: &str) -> Failure {
     let next = match cache {
+        // What lives in the cache alone cannot leave it.
+        _ if entry.is_flash_only() => format!("`bcached remove {name}` first"),
         NO_CACHE => format!("`bcached remove {name}` first"),
         _ => format!(
             "`bcached detach {name}` takes it out of {cache} with all of its data; else `bcached remove {name}` first"
@@ -299,12 +304,14 @@ fn served(name: &str, cache: &str) -> Failure {
     Failure::new(Kind::InUse, format!("cannot forget {name}")).why("it is served").next(next)
 }
 
-fn too_much(name: &str, cache: &str, dirty: u64, accepted: Option<u64>) -> Failure {
+fn too_much(name: &str, found: &Found, dirty: u64, accepted: Option<u64>) -> Failure {
     let (human, typed) = (human(dirty), typed(dirty));
     let what = format!("cannot forget {name}");
-    let why = format!("{human} dirty of it in {cache} {}", losing::more_than(accepted));
-    Failure::new(Kind::DataLoss, what)
-        .why(why)
-        .next(format!("bring its backing device back, or give that up with `--accept-loss {typed}`"))
-        .option("--accept-loss")
+    let why = format!("{human} dirty of it in {} {}", found.cache, losing::more_than(accepted));
+    let giving_up = format!("give that up with `--accept-loss {typed}`");
+    let next = match found.left.flash_sectors {
+        Some(_) => giving_up,
+        None => format!("bring its backing device back, or {giving_up}"),
+    };
+    Failure::new(Kind::DataLoss, what).why(why).next(next).option("--accept-loss")
 }

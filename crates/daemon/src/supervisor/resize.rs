@@ -170,7 +170,7 @@ impl Supervisor {
         let status = engine.status();
         let now = status.and_then(|status| status.volumes.into_iter().find(|now| now.id == served.id));
         if let Some(now) = now {
-            let sectors = entry.served_sectors(now.sectors);
+            let sectors = entry.served_sectors(now.sectors, now.block_sectors);
             self.tell_size(volume, sectors);
             let (name, size) = (entry.display_name(), human(sectors * 512));
             tracing::info!(event = "volume-resized", "{name}: it is {size} large now");
@@ -214,7 +214,7 @@ impl Supervisor {
             let shared = self.shared();
             let entry = &shared.table.volumes[volume];
             let limit = match &entry.state {
-                VolumeState::Served(info) if !info.flash_only => entry.limit,
+                VolumeState::Served(info) if !info.flash_only => entry.limit_in_blocks(info.block_sectors),
                 _ => None,
             };
             (limit, entry.display_name().to_owned())

@@ -390,7 +390,7 @@ impl Table {
                 let entry = &mut self.volumes[index];
                 // Its engine says so from now on.
                 (entry.kept_mode, entry.owes) = (Some(info.mode), false);
-                info.sectors = entry.served_sectors(info.sectors);
+                info.sectors = entry.served_sectors(info.sectors, info.block_sectors);
                 if info.attached {
                     entry.lack = None;
                 }
@@ -518,9 +518,15 @@ impl VolumeEntry {
         self.backing.is_none()
     }
 
-    /// So much is served of a volume that has so many sectors.
-    pub fn served_sectors(&self, sectors: u64) -> u64 {
-        self.limit.map_or(sectors, |limit| sectors.min(limit / 512))
+    /// The most that is served of it, in bytes: whole blocks of so many sectors, if the limit has one.
+    pub fn limit_in_blocks(&self, block_sectors: u64) -> Option<u64> {
+        let block = block_sectors * 512;
+        self.limit.map(|limit| if limit < block { limit } else { limit - limit % block })
+    }
+
+    /// So much is served of a volume that has so many sectors, in blocks of so many.
+    pub fn served_sectors(&self, sectors: u64, block_sectors: u64) -> u64 {
+        self.limit_in_blocks(block_sectors).map_or(sectors, |limit| sectors.min(limit / 512))
     }
 
     /// Somebody has removed it.
