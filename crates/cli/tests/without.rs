@@ -228,3 +228,27 @@ fn a_volume_that_was_detached_while_its_cache_was_missing_stays_so() {
     );
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// A volume that had gone on without its cache, for good: the section of the cache names another device since. It said for ever that it is
+/// attached to the former set, and that nothing overrides that; a replacement that a stop met before its volumes had come was so.
+#[test]
+fn a_volume_that_went_on_without_its_cache_goes_to_the_one_there_is_now() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    site.unplug();
+    let daemon = site.start();
+    daemon.wait_for("without its cache", |_| volume(&daemon, "media")["state"] == "degraded");
+    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(state_of(&site.media), "inconsistent");
+    let another = site.images.blank("fast", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &another]).exit, 0);
+    let daemon = site.start();
+    daemon.wait_for("on the other one", |_| volume(&daemon, "media")["attached"] == true);
+    site.expect(&daemon, "media", 1);
+    // What is dirty is in the former one, and nowhere else.
+    assert!(volume(&daemon, "pond")["state"] != "served", "{}", daemon.status());
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -44,11 +44,13 @@ impl Table {
         })
     }
 
-    /// The volume's section names that cache, or it comes there from what the cache was before.
+    /// The volume's section names that cache, or none where there is no other; or it comes there from what the cache was before.
     pub fn is_to_be_on(&self, volume: usize, cache: usize) -> bool {
-        let wanted = self.volumes[volume].wanted_cache.as_ref();
-        let is_named = wanted.is_some() && wanted == self.caches[cache].name.as_ref();
-        is_named || self.former_of(cache).is_some()
+        let is_meant = match &self.volumes[volume].wanted_cache {
+            Some(wanted) => Some(wanted) == self.caches[cache].name.as_ref(),
+            None => self.lasting_caches().map(|(index, _)| index).eq([cache]),
+        };
+        is_meant || self.former_of(cache).is_some()
     }
 
     /// The cache is open, or, if it was judged to be dead, still is not there.
