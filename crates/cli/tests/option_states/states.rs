@@ -42,6 +42,7 @@ const MEDIA: State = State {
     hidden: &[],
     lacks: &[],
     writes_superblock: true,
+    is_brief: false,
     leave: again,
 };
 
@@ -61,6 +62,7 @@ const FAILED: State = State {
 const UNSERVED: State = State {
     refuses: &[("label", 4, "the volume is not served"), ("writeback_rate", 4, "the volume is not served")],
     writes_superblock: false,
+    is_brief: false,
     ..MEDIA
 };
 
@@ -248,6 +250,7 @@ fn of_a_volume_that_is_being_detached() {
     let state = State {
         needs: &["nbdcopy"],
         enter: |site| begin(site, "detach"),
+        is_brief: true,
         is_so: |daemon| is_running(&daemon.status()),
         leave: end_job,
         ..MEDIA
@@ -260,6 +263,7 @@ fn of_a_volume_that_is_being_flushed() {
     let state = State {
         needs: &["nbdcopy"],
         enter: |site| begin(site, "flush"),
+        is_brief: true,
         is_so: |daemon| is_running(&daemon.status()),
         leave: end_job,
         ..MEDIA
