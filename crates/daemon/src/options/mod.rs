@@ -186,7 +186,7 @@ pub static OPTIONS: &[Definition] = &[
         "writeback_running",
         Kind::Flag,
         engine!(Flag, writeback_running),
-        "write-back runs; 0 keeps what is dirty in the cache",
+        "write-back runs; 0 keeps what is dirty in the cache, but for `flush`, `detach` and whatever else asks for it by name",
     ),
     Definition::of_kernel(
         "writeback_percent",
