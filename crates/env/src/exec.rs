@@ -130,10 +130,12 @@ pub(crate) struct Core {
 }
 
 /// CPU time after which a task lets others run, at the next place where it can ([`Env::breathe`]), until [`Env::set_breath`] says
-/// otherwise; and the most that it can say. A transition begun just before may take as much again, and both together stay below what
-/// nobody may be kept waiting for.
-const BREATH_NS: u64 = 28_000;
-const BREATH_NS_MAX: u64 = 80_000;
+/// otherwise. A request meets such a piece three or four times on its way, so it stays below a third of a millisecond (B7); with less, clients
+/// who write as fast as they can get so much of the processor that what makes room for them falls behind.
+pub const BREATH_NS: u64 = 28_000;
+/// The most that it can say. A transition begun just before may take as much again, and both together stay below what nobody may be
+/// kept waiting for.
+pub const BREATH_NS_MAX: u64 = 80_000;
 
 /// The world as flows see it. Cheap to clone.
 #[derive(Clone)]

@@ -61,8 +61,9 @@ impl CacheSet {
             }
             chunks
         });
-        self.env().set_breath(self.with(|s| s.breath_ns()));
-        if self.with(|s| s.buckets.free_count() < s.free_low()) {
+        let (breath_ns, are_few) = self.with(|s| (s.breath_ns(), s.buckets.free_count() < s.free_low()));
+        self.env().set_breath(breath_ns);
+        if are_few {
             self.signals().allocator_work.notify_all();
         }
         if self.with(|s| s.open.has_closed()) {

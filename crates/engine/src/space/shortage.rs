@@ -6,13 +6,8 @@
 
 use crate::set::CacheSet;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
+use bcached_env::exec::{BREATH_NS, BREATH_NS_MAX};
 use core::time::Duration;
-
-/// CPU time after which background work lets others run, in nanoseconds, while enough buckets are free and when none is. A request meets
-/// such a piece three or four times on its way, so with the former it stays below a third of a millisecond (B7); with less, clients who
-/// write as fast as they can get so much of the processor that moving falls behind.
-const BREATH_NS: u64 = 28_000;
-const BREATH_NS_MAX: u64 = 80_000;
 
 /// Sparse buckets are emptied when fewer than one bucket in so many is available, or fewer than one in so many more than those from which
 /// on writes go past the cache; and it presses with half of the latter.
