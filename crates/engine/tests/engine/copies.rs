@@ -16,15 +16,19 @@ fn with_copy(stopped: &Stopped, copy: Pointer) -> Key {
 /// A bucket that nobody uses.
 const ELSEWHERE: u64 = 128 * 500;
 
-/// The first copy's bucket has been reused since: the data is that of the second. What lies in the first one now is
-/// somebody else's, and was once read all the same.
-#[test]
-fn the_copy_that_is_still_there_is_read() {
+/// The first copy's bucket has been reused since: the data is that of the second, and what lies in the first one now is somebody else's.
+fn with_a_copy_gone() -> Stopped {
     let mut stopped = stopped();
-    let before = Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(255));
-    let key = with_copy(&stopped, before);
+    let key = with_copy(&stopped, Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(255)));
     stopped.append(&[key]);
     stopped.rig.world.borrow_mut().place(0, ELSEWHERE, &[0xEE; 128 * 512]);
+    stopped
+}
+
+/// What is somebody else's was once read all the same.
+#[test]
+fn the_copy_that_is_still_there_is_read() {
+    let mut stopped = with_a_copy_gone();
     let mut executor = stopped.rig.executor();
     let env = executor.env();
     let read = executor.block_on(async move {
@@ -39,11 +43,7 @@ fn the_copy_that_is_still_there_is_read() {
 /// What is written back is that of the copy that is still there.
 #[test]
 fn the_copy_that_is_still_there_is_written_back() {
-    let mut stopped = stopped();
-    let before = Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(255));
-    let key = with_copy(&stopped, before);
-    stopped.append(&[key]);
-    stopped.rig.world.borrow_mut().place(0, ELSEWHERE, &[0xEE; 128 * 512]);
+    let mut stopped = with_a_copy_gone();
     let mut executor = stopped.rig.executor();
     let env = executor.env();
     let written = executor.block_on(async move {
