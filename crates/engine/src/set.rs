@@ -23,7 +23,7 @@
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
-//! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked | the walk, a stop |
+//! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked, or cannot be for now | the walk, a stop |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
 //! A rewrite is a task that begins for who waits: that there is a place for it, `request::REQUESTS_MAX` counts.
@@ -186,19 +186,34 @@ impl CacheSet {
         self.with(|s| s.stopping || s.failed.is_some())
     }
 
-    /// Waits until the tree has been walked, and everything in it counted.
+    /// Waits until the tree has been walked, and everything in it counted; but not for a node that cannot be read.
     ///
     /// # Errors
-    /// [`Error::Stopping`], and a set's failure.
+    /// What the walk has met a few times in a row, [`Error::Stopping`], and a set's failure.
     pub async fn walked(&self) -> Result<(), Error> {
-        while !self.with(|s| s.frontier.is_complete()) {
-            self.check_alive()?;
-            if self.with(|s| s.stopping) {
-                return Err(Error::Stopping);
-            }
+        while !self.has_walked()? {
             self.signals().walked.wait().await;
         }
         Ok(())
+    }
+
+    /// Whether the tree has been walked; an error if it will not be for now.
+    pub(crate) fn has_walked(&self) -> Result<bool, Error> {
+        if self.with(|s| s.frontier.is_complete()) {
+            return Ok(true);
+        }
+        self.check_alive()?;
+        match self.with(|s| if s.stopping { Some(Error::Stopping) } else { s.walk_is_in_vain() }) {
+            Some(error) => Err(error),
+            None => Ok(false),
+        }
+    }
+
+    /// Waits until the tree has been walked, however long that takes, or the set is ending. For tasks.
+    pub(crate) async fn walk_ends(&self) {
+        while !self.with(|s| s.frontier.is_complete()) && !self.is_ending() {
+            self.signals().walked.wait().await;
+        }
     }
 
     /// Refuses when the set has failed.

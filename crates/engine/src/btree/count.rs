@@ -3,7 +3,7 @@
 //!
 //! It needs nothing that others wait for: it takes no buckets, makes no nodes, and changes no leaf. So those who want a
 //! bucket before its end may wait for it, as long as it goes on. A node that cannot be read is tried again until it can be, and who
-//! cannot do without a bucket does not wait for that for ever; what contradicts itself fails the set, as it would have refused the start.
+//! cannot do without a bucket, or must know what is dirty, does not wait for that for ever; what contradicts itself fails the set, as it would have refused the start.
 
 use crate::btree::{Child, frontier::Step, load};
 use crate::error::Error;
@@ -35,6 +35,7 @@ pub async fn run(set: CacheSet) {
             Err(error) if error.may_pass() => {
                 set.with(|s| s.frontier.meets(error));
                 set.signals().space.notify_all();
+                set.signals().walked.notify_all();
                 let until = set.env().now() + PAUSE;
                 while set.env().now() < until && !is_over(&set) {
                     set.env().wait_until(&set.signals().walked, until).await;

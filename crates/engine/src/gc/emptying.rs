@@ -75,7 +75,7 @@ pub async fn by_extents(
                 Err(error) => {
                     passes_by(set, victims, error)?;
                     let missing = Position { inode: extent.inode, offset: at };
-                    readable_from = set.with(|s| s.end_of_missing_leaf(missing));
+                    readable_from = set.with(|s| s.end_of_missing_node(missing, 0));
                     break;
                 }
             };
@@ -110,7 +110,7 @@ pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64
             Err(error) => {
                 keys.clear();
                 passes_by(set, victims, error)?;
-                (set.with(|s| s.end_of_missing_leaf(at)), true)
+                (set.with(|s| s.end_of_missing_node(at, 0)), true)
             }
         };
         moved += move_keys(set, &keys).await?;

@@ -26,13 +26,12 @@ pub(crate) struct Visited {
 }
 
 impl State {
-    /// Where the keys behind a leaf for `at` begin that could not be read.
-    pub(crate) fn end_of_missing_leaf(&mut self, at: Position) -> Position {
-        match self.visit_leaf(at, &mut |_, _| ()) {
-            Attempt::Needs(Need::Node(child)) => child.key.position(),
-            Attempt::Needs(_) => Position::MAX,
-            // It can be read by now, and is left out all the same.
-            Attempt::Done(visited) => visited.next,
+    /// Where the node at `level` for `at` ends that could not be read, or the node above it that could not.
+    pub(crate) fn end_of_missing_node(&mut self, at: Position, level: u8) -> Position {
+        match self.descend(at, level) {
+            Ok(slot) => self.nodes.get(slot).node().position(),
+            Err(Need::Node(child)) => child.key.position(),
+            Err(_) => Position::MAX,
         }
     }
 

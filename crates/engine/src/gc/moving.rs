@@ -73,7 +73,7 @@ impl Rounds {
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    let _ends_with_the_set = set.walked().await;
+    set.walk_ends().await;
     while !set.is_ending() {
         set.with(|s| s.moving.begins());
         let gained = match choose(&set).await {

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    let _ends_with_the_set = set.walked().await;
+    set.walk_ends().await;
     while !set.is_ending() {
         for inode in set.with(|s| orphans(s)) {
             let _alone = set.inner.orphans.acquire(1).await;

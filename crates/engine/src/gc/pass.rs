@@ -3,7 +3,8 @@
 //! generations must not get more than 96 ahead of a pointer that a reader can meet: then buckets wait for a pass before
 //! they are reused. One is due long before that, and when much has died ([`Buckets::count_dead`]).
 //!
-//! What a coalesce makes is visited in the place of the two nodes, so that the pass has seen every pointer there is.
+//! What a coalesce makes is visited in the place of the two nodes, so that the pass has seen every pointer there is. A node that
+//! cannot be read is passed by, so that the rest is kept tidy; but what it names nobody knows, so such a pass renews no age.
 //!
 //! A reader meets pointers in leaves, in interior nodes (also those of children that are long dead: only the generation
 //! tells), and in journal entries that a crash would replay. A pointer 128 generations old would pass for a new one.
@@ -22,8 +23,8 @@ use core::time::Duration;
 
 /// How often to ask whether a pass is due, and how soon to try again after a failure while somebody waits for it.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long to leave the tree alone after a node that could not be read.
-const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
+/// How long to leave the tree alone after a node that could not be read: the pass that is as due as before reads all others again.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(300);
 /// A node with a key staler than this is rewritten (the kernel's number).
 const STALE_REWRITE: u8 = 10;
 /// Nodes between two yields to requests.
@@ -31,7 +32,7 @@ const NODES_A_TURN: u32 = 8;
 
 /// The task.
 pub async fn run(set: CacheSet) {
-    let _ends_with_the_set = set.walked().await;
+    set.walk_ends().await;
     while !set.is_ending() {
         let mut has_failed = false;
         if set.with(is_due) {
@@ -92,16 +93,36 @@ struct Pass {
     /// A node could not be rewritten: there are no buckets, and will be none before the pass has come to its end. What is
     /// left of it only looks.
     lacks_buckets: bool,
+    /// Why a node was passed by, if one was.
+    passed_by: Option<Error>,
+}
+
+impl Pass {
+    /// A node for `at` cannot be read, or what is to be done with it cannot be done now; where the next one begins. An error: the set has
+    /// failed.
+    fn passes_by(&mut self, set: &CacheSet, (at, level): (Position, u8), error: Error) -> Result<Position, Error> {
+        set.check_alive()?;
+        self.passed_by.get_or_insert(error);
+        Ok(set.with(|s| s.end_of_missing_node(at, level)))
+    }
 }
 
 /// One pass. An error, too, if it has seen everything but could not rewrite all that it should have.
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     // A bucket that nothing names is as young as it was when the pass began.
     let began = set.env().now();
-    let mut pass = Pass { found: Found::default(), oldest: Oldest::begin(set).await, lacks_buckets: false };
+    let mut pass = Pass {
+        found: Found::default(),
+        oldest: Oldest::begin(set).await,
+        lacks_buckets: false,
+        passed_by: None,
+    };
     let journalled = set.with(|s| s.journal.open_sequence());
     if !visit_leaves(set, &mut pass).await? || !visit_interior(set, &mut pass).await? {
         return Ok(());
+    }
+    if let Some(error) = pass.passed_by {
+        return Err(error);
     }
     // Journal entries of before the pass may hold pointers that no node has any more.
     writer::let_go_through(set, journalled).await?;
@@ -122,27 +143,35 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
         if set.with(|s| s.stopping) {
             return Ok(false);
         }
-        let mut seen: Vec<Pointer> = Vec::new();
-        let mut leaf = visit(set, at, &mut seen).await?;
-        if leaf.is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
-            continue;
-        }
-        if leaf.wants_rewrite && !pass.lacks_buckets {
-            pass.lacks_buckets = !split::compact(set, at).await?;
-            seen.clear();
-            leaf = visit(set, at, &mut seen).await?;
-        }
-        pass.oldest.see(set, &seen).await;
-        pass.found.add(&leaf.found);
-        if leaf.end == Position::MAX {
+        at = match see_leaf(set, pass, at).await {
+            Ok(next) => next,
+            Err(error) => pass.passes_by(set, (at, 0), error)?,
+        };
+        if at == Position::MAX {
             break;
         }
-        at = leaf.end;
         if number % NODES_A_TURN == 0 {
             set.env().yield_now().await;
         }
     }
     Ok(true)
+}
+
+/// Sees the leaf for `at`, or puts another in its place; where to go on.
+async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Position, Error> {
+    let mut seen: Vec<Pointer> = Vec::new();
+    let mut leaf = visit(set, at, &mut seen).await?;
+    if leaf.is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
+        return Ok(at);
+    }
+    if leaf.wants_rewrite && !pass.lacks_buckets {
+        pass.lacks_buckets = !split::compact(set, at).await?;
+        seen.clear();
+        leaf = visit(set, at, &mut seen).await?;
+    }
+    pass.oldest.see(set, &seen).await;
+    pass.found.add(&leaf.found);
+    Ok(leaf.end)
 }
 
 /// What a pass has seen of a leaf.
@@ -218,33 +247,43 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
 
 /// False if the set stops meanwhile.
 async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
-    let too_stale = |buckets: &Buckets, pointer: Pointer| {
-        buckets
-            .of(pointer)
-            .is_some_and(|id| buckets.get(id).generation.after(pointer.generation()) > STALE_REWRITE)
-    };
     for level in 1..=u8::MAX {
         let mut at = Position::ZERO;
         while at < Position::MAX {
             if set.with(|s| s.stopping) {
                 return Ok(false);
             }
-            if !pass.lacks_buckets && coalesce(set, (at, level)).await? {
-                continue;
-            }
-            let is_due = |buckets: &Buckets, pointer| !pass.lacks_buckets && too_stale(buckets, pointer);
-            let Some(Interior { end, named, lacks_buckets }) = split::tidy(set, (at, level), is_due).await?
-            else {
-                return Ok(true);
+            at = match see_interior(set, pass, (at, level)).await {
+                Ok(Some(next)) => next,
+                Ok(None) => return Ok(true),
+                Err(error) => pass.passes_by(set, (at, level), error)?,
             };
-            pass.lacks_buckets |= lacks_buckets;
-            pass.found.nodes += 1;
-            pass.oldest.see(set, &named).await;
-            at = end;
             set.env().yield_now().await;
         }
     }
     Ok(true)
+}
+
+/// Sees the interior node at `level` for `at`, or puts another in its place; where to go on, and `None` if the tree is not so high.
+async fn see_interior(
+    set: &CacheSet,
+    pass: &mut Pass,
+    (at, level): (Position, u8),
+) -> Result<Option<Position>, Error> {
+    if !pass.lacks_buckets && coalesce(set, (at, level)).await? {
+        return Ok(Some(at));
+    }
+    let is_due = |buckets: &Buckets, pointer: Pointer| {
+        let age = |id| buckets.get(id).generation.after(pointer.generation());
+        !pass.lacks_buckets && buckets.of(pointer).is_some_and(|id| age(id) > STALE_REWRITE)
+    };
+    let Some(Interior { end, named, lacks_buckets }) = split::tidy(set, (at, level), is_due).await? else {
+        return Ok(None);
+    };
+    pass.lacks_buckets |= lacks_buckets;
+    pass.found.nodes += 1;
+    pass.oldest.see(set, &named).await;
+    Ok(Some(end))
 }
 
 /// The oldest generation that was seen of each bucket.

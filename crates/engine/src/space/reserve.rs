@@ -127,7 +127,7 @@ async fn is_proven((env, disk): (&Env, &Disk), geometry: &Geometry, stored: &Sto
 
 /// The task that keeps the reserve as large as it is to be.
 pub async fn run(set: CacheSet) {
-    let _ends_with_the_set = set.walked().await;
+    set.walk_ends().await;
     while !set.is_ending() {
         // After an error there is less for the next start, and nothing else.
         let _ = fill(&set).await;

@@ -7,7 +7,7 @@
 //! goes into the backing superblock only when nothing is dirty, no write is in progress, and the keys that say so are
 //! durable.
 
-use crate::btree::{Attempt, Need};
+use crate::btree::Attempt;
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::request::ranges::Claim;
@@ -21,7 +21,7 @@ use crate::writeback::places::{PLACES_MAX, Parts};
 use crate::writeback::stripes;
 use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
-use bcached_format::{Inode, Key};
+use bcached_format::{Inode, Key, Position};
 
 /// Most keys that one transition chooses.
 const PIECE_KEYS: usize = 128;
@@ -277,13 +277,10 @@ struct Chosen {
     are_stripes: Option<u64>,
 }
 
-/// Where the node ends that is not in memory and that `at` lies in, or the leaf that is; at most `end`.
+/// Where what lies in the leaf for `at` ends, or in the node above it that could not be read; at most `end`.
 fn end_of_missing_leaf(s: &mut State, inode: Inode, at: u64, end: u64) -> u64 {
-    match s.keys_in_leaf(inode, at, end, &mut |_, _| {}) {
-        Attempt::Needs(Need::Node(child)) if child.key.inode == inode => child.key.end.min(end),
-        Attempt::Done(upto) => upto,
-        Attempt::Needs(_) => end,
-    }
+    let missing = s.end_of_missing_node(Position { inode, offset: at }, 0);
+    if missing.inode == inode { missing.offset.min(end) } else { end }
 }
 
 fn choose_in_leaf(

@@ -183,9 +183,9 @@ impl State {
     }
 }
 
-/// Waits until it is known what is dirty.
-async fn walked(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
-    while !set.with(|s| s.frontier.is_complete()) {
+/// Waits until it is known what is dirty, but not for a node that cannot be read.
+pub async fn walked(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
+    while !set.has_walked()? {
         check(set, cancel)?;
         // Whoever cancels rings this, and so does the end of the walk.
         set.env().wait_until(&set.signals().writeback_work, set.env().now() + WALK_LOOK).await;

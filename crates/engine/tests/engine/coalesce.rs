@@ -1,8 +1,11 @@
 //! Trees whose keys have died: what GC makes of them.
 
-use crate::rig::{Rig, Sizes, ask, bytes, in_flight, open, run, write};
+use crate::memory::Mishap;
+use crate::rig::{CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, Status, VolumeId, VolumeOptions};
-use bcached_env::Env;
+use bcached_env::{Buffer, Env, Op};
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Sectors of a bucket, and of a node.
@@ -113,6 +116,47 @@ fn a_tree_that_is_written_over_has_few_nodes() {
         for number in 0..2 * KEYS / PIECE {
             assert_eq!(bytes(&set, volume, number * PIECE, 16).await, [252; 16], "piece {number}");
         }
+        set.assert_invariants();
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// Each pass ended at the first leaf that could not be read, and the next began in front of it: nothing behind it was ever made fewer.
+#[test]
+fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
+    let mut rig = Rig::new(sizes(700), 4);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let node_budget_bytes = bcached_engine::node_budget_min(BUCKET.into(), 2);
+        let options = Options { node_budget_bytes, ..options() };
+        let (set, volume) = open(env.clone(), options.clone()).await.expect("a new set");
+        let (full, metadata) = grown(&env, &set, volume).await;
+        set.stop().await.expect("it stops");
+        // The first leaf is in memory no more: others have been read since.
+        let (set, volume) = open(env.clone(), options).await.expect("it opens again");
+        let is_bad = Rc::new(Cell::new(true));
+        let (holds, first) = (Rc::clone(&is_bad), Cell::new(None));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Read { sector, buffer } if disk == CACHE && buffer.len() as u64 == u64::from(BUCKET) * 512 => {
+                let bad = first.get().unwrap_or(*sector);
+                first.set(Some(bad));
+                (bad == *sector && holds.get()).then_some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        let read = set.serve(volume, Request::Read { sector: 0, buffer: Buffer::zeroed(512) }).await;
+        assert!(read.result.is_err(), "its leaf is the bad one");
+        for number in (KEYS / 10..KEYS).step_by(100) {
+            ask(&set, volume, Request::Discard { sector: 2 * number + 1, sectors: 199 }).await;
+        }
+        env.sleep(Duration::from_secs(20)).await;
+        let status = set.status();
+        assert_eq!((status.stats.gc_passes, status.unreadable.len()), (0, 1), "no pass has seen all");
+        let (many, few) = (full.buckets_metadata - metadata, status.buckets_metadata - metadata);
+        assert!(few * 3 < many, "{few} nodes more than at first, of {many}");
+        is_bad.set(false);
+        env.sleep(Duration::from_secs(600)).await;
+        assert!(set.status().stats.gc_passes > 0, "it has been read by then");
         set.assert_invariants();
         set.stop().await.expect("it stops");
     });

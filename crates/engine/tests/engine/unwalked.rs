@@ -6,7 +6,7 @@ use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Cancel, Doing, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env, Op};
 use bcached_format::stamp::is_stamped;
-use bcached_format::{Gen, SetMagic, Uuid};
+use bcached_format::{Gen, Label, SetMagic, Uuid};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -281,6 +281,64 @@ fn who_must_know_what_is_dirty_waits_for_the_walk() {
             world.borrow().look(1, crate::rig::DATA_OFFSET + 2 * number, &mut sector);
             assert_eq!(sector[0], byte_of(number), "extent {number} is on {BACKING:?}");
         }
+    });
+}
+
+/// The walk stands at a leaf that cannot be read. A flush and a detach of any volume waited for it for ever, and requests went past the
+/// cache meanwhile.
+#[test]
+fn who_must_know_what_is_dirty_is_told_of_a_leaf_that_cannot_be_read() {
+    let mut rig = crashed(9);
+    let pace = slow_down(&rig);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env: Env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        let (nodes, fails) = (nodes(&world.borrow()), Rc::new(Cell::new(true)));
+        let told = Rc::clone(&fails);
+        world.borrow_mut().fate = Some(Box::new(move |disk: DiskId, op: &Op| match op {
+            Op::Read { sector, .. } if disk == CACHE && nodes.contains(sector) && told.get() => {
+                Some(Mishap::Fails)
+            }
+            _ => None,
+        }));
+        let is_node = |result: &Result<(), Error>| matches!(result, Err(Error::Io { doing: Doing::Node, .. }));
+        let cancel = Cancel::default();
+        let flushed = set.write_back(volume, &cancel).await;
+        assert!(is_node(&flushed), "{flushed:?}");
+        let detached = set.detach(volume, &cancel).await;
+        assert!(is_node(&detached), "{detached:?}");
+        let made = set.create_flash_only(64, Label::default()).await.map(drop);
+        assert!(is_node(&made), "{made:?}");
+        assert!(set.status().walked_percent < 100);
+        fails.set(false);
+        env.sleep(Duration::from_secs(5)).await;
+        assert_eq!(set.status().walked_percent, 100, "it can be read again");
+        set.detach(volume, &cancel).await.expect("and so it is detached");
+    });
+}
+
+/// Nothing new entered the cache while a detach waited for the walk, which can take a minute.
+#[test]
+fn requests_use_the_cache_while_a_detach_waits_for_the_walk() {
+    let mut rig = crashed(10);
+    let pace = slow_down(&rig);
+    run(&mut rig, move |env: Env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        let (waiting, cancel) = (set.clone(), Cancel::default());
+        let cancelled = cancel.clone();
+        env.spawn(async move {
+            assert_eq!(waiting.detach(volume, &cancelled).await, Err(Error::Cancelled));
+        });
+        env.sleep(Duration::from_millis(300)).await;
+        let before = set.status().stats.written.of(bcached_engine::Cause::Data);
+        // In a leaf that has been read.
+        ask(&set, volume, write(1, 1, 9)).await;
+        assert!(set.status().stats.written.of(bcached_engine::Cause::Data) > before, "it went past the cache");
+        set.cancel(&cancel);
+        pace.set(Nodes::Freely);
+        set.walked().await.expect("it comes to its end");
     });
 }
 
