@@ -5,6 +5,7 @@
 //! [`NodeCache::change`], for which room was made before; it is evicted only when nobody pins it and it has nothing
 //! unwritten, and was not used for a while.
 
+use crate::btree::unwritten::Unwritten;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
@@ -94,11 +95,11 @@ pub struct CachedNode {
     /// A set of it is on its way to the device.
     pub writing: bool,
     /// The journal entry of its oldest key that is not on its way to the device.
-    pub pending_since: Option<u64>,
+    pending_since: Option<u64>,
     /// The journal entry of the oldest key in the set that is being written.
     pub writing_since: Option<u64>,
     /// When its oldest unwritten key came.
-    pub dirty_since: Option<Time>,
+    dirty_since: Option<Time>,
     /// A rewrite has been asked for, before it is full.
     pub is_asked_for: bool,
     pins: Rc<Cell<u32>>,
@@ -113,6 +114,18 @@ impl CachedNode {
     #[must_use]
     pub const fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// The journal entry of its oldest key that is not on its way to the device.
+    #[must_use]
+    pub const fn pending_since(&self) -> Option<u64> {
+        self.pending_since
+    }
+
+    /// A leaf with keys to write that nobody is writing or replacing.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.node.is_leaf() && self.node.has_pending() && !self.writing && self.gate.is_open()
     }
 
     fn is_evictable(&self) -> bool {
@@ -141,6 +154,9 @@ pub struct NodeCache {
     nodes: Slab<CachedNode>,
     by_pointer: BTreeMap<u64, usize>,
     loading: BTreeSet<u64>,
+    unwritten: Unwritten,
+    /// A leaf has many keys to write when they take more bytes than this.
+    pending_bytes_max: usize,
     /// Where the search for a node to give up goes on. It goes round and round, and spares each node once that was
     /// used since: a use costs nothing but a mark.
     hand: usize,
@@ -161,14 +177,16 @@ const _: () =
     assert!(2 * size_of::<CachedNode>() + 256 <= NODE_OVERHEAD_BYTES, "the overhead covers an entry");
 
 impl NodeCache {
-    /// An empty cache of at most `budget` bytes, for nodes of at most `node_bytes` each. `freed` is told when memory
-    /// may be had.
+    /// An empty cache of at most `budget` bytes, for nodes of at most `node_bytes` each. A leaf is due to be written when it has more than
+    /// `pending_bytes_max` bytes for that. `freed` is told when memory may be had.
     #[must_use]
-    pub fn new(budget: usize, node_bytes: usize, freed: Rc<Notify>) -> Self {
+    pub fn new(budget: usize, node_bytes: usize, pending_bytes_max: usize, freed: Rc<Notify>) -> Self {
         Self {
             nodes: Slab::new(),
             by_pointer: BTreeMap::new(),
             loading: BTreeSet::new(),
+            unwritten: Unwritten::default(),
+            pending_bytes_max,
             hand: 0,
             budget,
             node_bytes,
@@ -241,6 +259,7 @@ impl NodeCache {
         let charge = cached.memory_bytes();
         self.bytes = self.bytes - cached.charge + charge;
         cached.charge = charge;
+        self.unwritten.weighs(slot, cached.node.pending_bytes() > self.pending_bytes_max);
         assert!(charge <= self.node_bytes, "a node takes {charge} bytes, {} at most", self.node_bytes);
         self.settle();
         result
@@ -264,6 +283,39 @@ impl NodeCache {
         let count = Rc::clone(&self.nodes[slot].pins);
         count.set(count.get() + 1);
         Pin { slot, count, freed: Rc::clone(&self.freed) }
+    }
+
+    /// The leaf in `slot` has been given a key that is to be written. True: it had none.
+    pub fn has_to_write(&mut self, slot: usize, now: Time) -> bool {
+        let cached = &mut self.nodes[slot];
+        let is_first = cached.dirty_since.is_none();
+        if is_first {
+            cached.dirty_since = Some(now);
+            self.unwritten.ages(slot, None, Some(now));
+        }
+        is_first
+    }
+
+    /// Journal entry `sequence` holds the oldest key of the leaf in `slot` that is to be written; which one did before.
+    pub fn waits_for(&mut self, slot: usize, sequence: u64) -> Option<u64> {
+        let before = self.nodes[slot].pending_since.replace(sequence);
+        self.unwritten.waits(slot, before, Some(sequence));
+        before
+    }
+
+    /// What the leaf in `slot` has to write is on its way to the device, or in another leaf. The journal entry of the oldest key.
+    pub fn wrote(&mut self, slot: usize) -> Option<u64> {
+        let cached = &mut self.nodes[slot];
+        let (age, entry) = (cached.dirty_since.take(), cached.pending_since.take());
+        self.unwritten.ages(slot, age, None);
+        self.unwritten.waits(slot, entry, None);
+        entry
+    }
+
+    /// The leaves that have something to write.
+    #[must_use]
+    pub const fn unwritten(&self) -> &Unwritten {
+        &self.unwritten
     }
 
     /// Every node in memory.
@@ -334,6 +386,8 @@ impl NodeCache {
 
     /// Removes a node that has been replaced.
     pub fn remove(&mut self, slot: usize) {
+        let _entry = self.wrote(slot);
+        self.unwritten.weighs(slot, false);
         let cached = self.nodes.remove(slot);
         for pointer in cached.node.own().pointers.as_slice() {
             self.by_pointer.remove(&pointer.word());
@@ -359,7 +413,16 @@ impl NodeCache {
             assert_eq!(cached.charge, cached.memory_bytes(), "the node in slot {slot} changed uncounted");
             assert!(cached.charge <= self.node_bytes, "the node in slot {slot} has outgrown its share");
             bytes += cached.charge;
+            let is_large = cached.node.pending_bytes() > self.pending_bytes_max;
+            self.unwritten.check(slot, (cached.dirty_since, cached.pending_since), is_large);
+            assert!(
+                !cached.is_writable() || cached.dirty_since.is_some(),
+                "what slot {slot} has is never due"
+            );
         }
+        let ages = self.nodes.iter().filter(|(_, cached)| cached.dirty_since.is_some()).count();
+        let entries = self.nodes.iter().filter(|(_, cached)| cached.pending_since.is_some()).count();
+        assert_eq!(self.unwritten.counts(), (ages, entries), "what has nothing to write is due");
         assert_eq!(bytes, self.bytes, "the sum is that of the nodes");
         assert_eq!(self.by_pointer.len(), self.nodes.len(), "a node is found by its pointer");
         assert!(self.bytes() <= self.bytes_max && self.bytes_max <= self.budget, "the budget is hard");
@@ -427,7 +490,7 @@ mod tests {
     }
 
     fn cache(budget: usize) -> NodeCache {
-        NodeCache::new(budget, NODE_BYTES, Rc::default())
+        NodeCache::new(budget, NODE_BYTES, NODE_BYTES / 4, Rc::default())
     }
 
     fn enter(cache: &mut NodeCache, bucket: u64) -> usize {
@@ -470,11 +533,13 @@ mod tests {
         assert!(cache.room_to_grow(slot, cache.get(slot).node().insert_growth_bytes_max(1)));
         let before = cache.bytes();
         cache.change(slot, |node| node.insert(&key, &mut |_| ()));
+        assert!(cache.has_to_write(slot, Time(1)) && !cache.has_to_write(slot, Time(2)));
         assert!(cache.bytes() > before, "what it grew by is counted");
         cache.check_invariants();
         let grown = cache.bytes();
         let _all = cache.reserve(cache.budget() - grown).expect("what is left");
         assert!(refused(&mut cache), "its key is not written");
+        let _entry = cache.wrote(slot);
         let _written = cache.change(slot, Node::seal_pending);
         assert!(cache.reserve(grown).is_some() && cache.find(pointer(100)).is_none(), "now it can go");
         cache.check_invariants();

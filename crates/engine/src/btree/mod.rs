@@ -16,6 +16,7 @@ pub mod replace;
 mod resize;
 pub mod split;
 pub mod unreadable;
+pub mod unwritten;
 pub mod walk;
 pub mod write;
 
@@ -352,14 +353,13 @@ impl State {
             Record::Replay(sequence) => sequence,
             Record::Fill => return self.journal.open_sequence(),
         };
-        let cached = self.nodes.get_mut(slot);
-        if cached.pending_since.is_none_or(|since| since > sequence) {
-            if let Some(since) = cached.pending_since.replace(sequence) {
+        if self.nodes.get(slot).pending_since().is_none_or(|since| since > sequence) {
+            if let Some(since) = self.nodes.waits_for(slot, sequence) {
                 self.journal.unpin(since);
             }
             self.journal.pin(sequence);
         }
-        if let Gate::Closing(late) = &mut cached.gate {
+        if let Gate::Closing(late) = &mut self.nodes.get_mut(slot).gate {
             late.since.get_or_insert(sequence);
         }
         sequence
@@ -387,8 +387,7 @@ impl State {
             Gate::Open | Gate::Unlinked => false,
         };
         if !is_late {
-            *untold |= cached.dirty_since.is_none();
-            cached.dirty_since.get_or_insert(now);
+            *untold |= nodes.has_to_write(slot, now);
         }
         let (mut removed, mut died) = (0, 0);
         let mut remove = |gone: Key| {

@@ -143,12 +143,13 @@ fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize
         let key = *node.own();
         let child = Child { key, level: node.level() };
         let slot = s.nodes.enter(node, child.pointer(), memory);
-        let cached = s.nodes.get_mut(slot);
-        cached.gate = Gate::Unlinked;
-        if cached.node().has_pending() {
-            cached.dirty_since = Some(s.now);
-            cached.pending_since = since;
-            since.into_iter().for_each(|since| s.journal.pin(since));
+        s.nodes.get_mut(slot).gate = Gate::Unlinked;
+        if s.nodes.get(slot).node().has_pending() {
+            s.nodes.has_to_write(slot, s.now);
+            if let Some(since) = since {
+                let _none = s.nodes.waits_for(slot, since);
+                s.journal.pin(since);
+            }
         }
         (slot, key)
     });
@@ -168,10 +169,10 @@ fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[
 
 /// The replacement is durable and reachable: an old node, its bucket and its claim on the journal go.
 fn retire(s: &mut State, old: usize) {
-    let cached = s.nodes.get_mut(old);
-    if let Some(sequence) = cached.pending_since.take() {
+    if let Some(sequence) = s.nodes.wrote(old) {
         s.journal.unpin(sequence);
     }
+    let cached = s.nodes.get(old);
     let child = Child { key: *cached.node().own(), level: cached.node().level() };
     let pointer = child.pointer();
     s.nodes.remove(old);

@@ -13,7 +13,8 @@ use crate::space::flushes::Turn;
 use crate::state::State;
 use crate::written::Cause;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, join_all};
+use bcached_env::{Buffer, Time, join_all};
+use bcached_format::Geometry;
 use bcached_node::{Node, SetWrite};
 
 /// Leaves written at once: they share one flush of the cache device.
@@ -84,32 +85,28 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
     }
 }
 
-fn next_due(s: &State) -> Option<bcached_env::Time> {
-    let waiting = s.nodes.iter().filter(|(_, cached)| is_writable(cached));
-    let oldest = waiting.filter_map(|(_, cached)| cached.dirty_since).min();
-    oldest.map(|since| since + s.options.leaf_delay)
+fn next_due(s: &State) -> Option<Time> {
+    let is_writable = |slot| s.nodes.get(slot).is_writable();
+    let (oldest, _) = s.nodes.unwritten().by_age().find(|(_, slot)| is_writable(*slot))?;
+    Some(oldest + s.options.leaf_delay)
 }
 
-/// A leaf with keys to write that nobody is writing or replacing.
-fn is_writable(cached: &CachedNode) -> bool {
-    cached.node().is_leaf() && cached.node().has_pending() && !cached.writing && cached.gate.is_open()
+/// The most bytes that a leaf may have to write.
+pub fn pending_bytes_max(geometry: &Geometry) -> usize {
+    PENDING_BYTES_MAX.min(usize::try_from(geometry.node_sectors() * 512 / 4).unwrap_or(usize::MAX))
 }
 
 fn due_leaves(s: &mut State) -> Vec<usize> {
-    let limit =
-        PENDING_BYTES_MAX.min(usize::try_from(s.geometry.node_sectors() * 512 / 4).unwrap_or(usize::MAX));
+    let is_old = |since: Time| since + s.options.leaf_delay <= s.now;
     let mut due = Vec::new();
-    for (slot, cached) in s.nodes.iter() {
-        if !is_writable(cached) {
-            continue;
+    for slot in s.nodes.unwritten().due(s.reclaim_to, is_old) {
+        if due.len() == BATCH {
+            break;
         }
-        let needed = cached.pending_since.is_some_and(|since| since <= s.reclaim_to);
-        let aged = cached.dirty_since.is_some_and(|since| since + s.options.leaf_delay <= s.now);
-        if needed || aged || cached.node().pending_bytes() > limit {
+        if s.nodes.get(slot).is_writable() && !due.contains(&slot) {
             due.push(slot);
         }
     }
-    due.truncate(BATCH);
     if core::mem::take(&mut s.node_pressure) {
         for slot in s.nodes.unwritten_unpinned() {
             if due.len() >= BATCH {
@@ -143,10 +140,11 @@ async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
 
 /// Seals the pending set of a leaf, unless something else has happened to it since it was chosen.
 fn begin(s: &mut State, slot: usize) -> Option<Write> {
-    let cached = s.nodes.try_get_mut(slot).filter(|cached| is_writable(cached))?;
+    let cached = s.nodes.try_get_mut(slot).filter(|cached| cached.is_writable())?;
     cached.writing = true;
-    cached.writing_since = cached.pending_since.take();
-    cached.dirty_since = None;
+    let since = s.nodes.wrote(slot);
+    let cached = s.nodes.get_mut(slot);
+    cached.writing_since = since;
     let start = first_sector(cached.node());
     s.work.seal(s.nodes.get(slot).node().pending_bytes());
     let set = s.nodes.change(slot, Node::seal_pending).expect("chosen because it has pending keys");

@@ -100,7 +100,12 @@ struct Pass {
 impl Pass {
     /// A node for `at` cannot be read, or what is to be done with it cannot be done now; where the next one begins. An error: the set has
     /// failed.
-    fn passes_by(&mut self, set: &CacheSet, (at, level): (Position, u8), error: Error) -> Result<Position, Error> {
+    fn passes_by(
+        &mut self,
+        set: &CacheSet,
+        (at, level): (Position, u8),
+        error: Error,
+    ) -> Result<Position, Error> {
         set.check_alive()?;
         self.passed_by.get_or_insert(error);
         Ok(set.with(|s| s.end_of_missing_node(at, level)))

@@ -105,7 +105,7 @@ fn assemble(
         geometry: parts.geometry,
         options,
         now: env.now(),
-        nodes: NodeCache::new(shares.budget, shares.node_bytes, Rc::clone(&signals.node_memory)),
+        nodes: node_cache(&parts, &signals),
         root: parts.root,
         unreadable: Unreadable::default(),
         root_pin: None,
@@ -162,6 +162,12 @@ fn assemble(
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }
+}
+
+fn node_cache(parts: &Parts, signals: &Signals) -> NodeCache {
+    let pending_bytes_max = write::pending_bytes_max(&parts.geometry);
+    let freed = Rc::clone(&signals.node_memory);
+    NodeCache::new(parts.shares.budget, parts.shares.node_bytes, pending_bytes_max, freed)
 }
 
 fn start_tasks(set: &CacheSet) {

@@ -20,6 +20,9 @@ use bcached_format::{Inode, Key, Pointers};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Claim(u64);
 
+/// The longest entries of each of the table's sets, in sectors: few overlap among the shorter, and there are few of the longest.
+const LENGTHS: [u64; 3] = [256, 8192, u64::MAX];
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Write { granted: bool },
@@ -72,10 +75,11 @@ pub struct Claims {
 #[derive(Default)]
 pub struct Ranges {
     entries: BTreeMap<Claim, Entry>,
-    /// The same by where they start.
-    starts: BTreeSet<(u64, Claim)>,
-    /// No entry is longer than this.
-    longest: u64,
+    /// The same by where they start, those apart that are longer than others: who looks for what overlaps goes over all that start so far
+    /// before, and one long discard would have him go over everything.
+    starts: [BTreeSet<(u64, Claim)>; LENGTHS.len()],
+    /// Writes among them.
+    writes: usize,
     parked: BTreeMap<u64, Parked>,
     next: u64,
 }
@@ -85,16 +89,19 @@ impl Ranges {
         assert!(start < end, "a claim covers something");
         let claim = Claim(self.next);
         self.next += 1;
-        self.entries.insert(claim, Entry { start, end, kind });
-        self.starts.insert((start, claim));
-        self.longest = self.longest.max(end - start);
+        let entry = Entry { start, end, kind };
+        self.writes += usize::from(entry.is_write());
+        self.entries.insert(claim, entry);
+        self.starts[entry.class()].insert((start, claim));
         claim
     }
 
-    /// What overlaps `[start, end)`, by start. The volume may have thousands of claims, most of them elsewhere.
+    /// What overlaps `[start, end)`, in no order. The volume may have thousands of claims, most of them elsewhere.
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (Claim, Entry)> + '_ {
-        let first = (start.saturating_sub(self.longest), Claim(0));
-        let near = self.starts.range(first..(end, Claim(0))).map(|(_, claim)| (*claim, self.entries[claim]));
+        let near = LENGTHS.iter().zip(&self.starts).flat_map(move |(longest, starts)| {
+            let first = (start.saturating_sub(*longest), Claim(0));
+            starts.range(first..(end, Claim(0))).map(|(_, claim)| (*claim, self.entries[claim]))
+        });
         near.filter(move |(_, entry)| entry.end > start)
     }
 
@@ -154,9 +161,11 @@ impl Ranges {
     #[must_use]
     pub fn is_being_replaced(&self, start: u64, end: u64) -> bool {
         let writes = self.overlapping(start, end).map(|(_, entry)| entry);
-        let mut writes = writes.filter(|entry| entry.kind == Kind::Write { granted: true });
+        let writes = writes.filter(|entry| entry.kind == Kind::Write { granted: true });
+        let mut writes: Vec<(u64, u64)> = writes.map(|write| (write.start, write.end)).collect();
+        writes.sort_unstable();
         let covered =
-            writes.try_fold(start, |upto, write| (write.start <= upto).then_some(upto.max(write.end)));
+            writes.into_iter().try_fold(start, |upto, (from, to)| (from <= upto).then_some(upto.max(to)));
         covered.is_some_and(|upto| upto >= end)
     }
 
@@ -185,8 +194,8 @@ impl Ranges {
 
     /// True while a write is in progress or waits.
     #[must_use]
-    pub fn has_writes(&self) -> bool {
-        self.entries.values().any(Entry::is_write)
+    pub const fn has_writes(&self) -> bool {
+        self.writes > 0
     }
 
     /// What goes on at a sector.
@@ -207,10 +216,8 @@ impl Ranges {
     /// The end of a write, fill, cleaning or miss.
     pub fn release(&mut self, claim: Claim) {
         let entry = self.entries.remove(&claim).expect("a claim is released once");
-        self.starts.remove(&(entry.start, claim));
-        if self.entries.is_empty() {
-            self.longest = 0;
-        }
+        self.starts[entry.class()].remove(&(entry.start, claim));
+        self.writes -= usize::from(entry.is_write());
     }
 
     /// Parks clean data. The range has no parked piece: its writer or fill held it.
@@ -281,6 +288,11 @@ pub struct Cut {
 impl Entry {
     const fn is_write(&self) -> bool {
         matches!(self.kind, Kind::Write { .. })
+    }
+
+    /// Which of the table's sets it is in.
+    fn class(&self) -> usize {
+        LENGTHS.partition_point(|longest| *longest < self.end - self.start)
     }
 }
 
@@ -365,6 +377,53 @@ mod tests {
         assert!(!ranges.backing_is_free(1_000_007, 1_000_008));
         ranges.release(short);
         assert!(ranges.backing_is_free(0, 2_000_000));
+    }
+
+    /// What is looked at for one sector does not grow with what is claimed elsewhere, however long one of the claims is.
+    #[test]
+    fn one_long_claim_makes_no_lookup_long() {
+        let mut ranges = Ranges::default();
+        let _long = ranges.begin_miss(0, 2_000_000);
+        let mut short = Vec::new();
+        for at in (0..1_000_000).step_by(8) {
+            short.push(ranges.begin_miss(at, at + 8));
+        }
+        let near: usize = LENGTHS
+            .iter()
+            .zip(&ranges.starts)
+            .map(|(longest, starts)| {
+                let first = 999_992_u64.saturating_sub(*longest);
+                starts.range((first, Claim(0))..).count()
+            })
+            .sum();
+        assert!(near < 50, "{near} claims are gone over");
+        assert!(!ranges.has_writes());
+        let write = ranges.queue_write(0, 8);
+        assert!(ranges.has_writes());
+        ranges.release(write);
+        assert!(!ranges.has_writes());
+    }
+
+    /// Claims of all lengths, put and taken: what overlaps is what a look at each of them says.
+    #[test]
+    fn what_overlaps_is_found_whatever_its_length() {
+        let mut rng = bcached_env::rng::Rng::new(7);
+        let mut ranges = Ranges::default();
+        let mut held: Vec<(Claim, u64, u64)> = Vec::new();
+        for _ in 0..3000 {
+            let bits = 1 + rng.below(20);
+            let length = 1 + rng.below(1 << bits);
+            let start = rng.below(1 << 20);
+            held.push((ranges.begin_miss(start, start + length), start, start + length));
+            if held.len() > 200 {
+                let at = usize::try_from(rng.below(held.len() as u64)).expect("small");
+                ranges.release(held.swap_remove(at).0);
+            }
+            let (from, to) = (start / 2, start / 2 + length);
+            let found: BTreeSet<Claim> = ranges.overlapping(from, to).map(|(claim, _)| claim).collect();
+            let wanted = held.iter().filter(|(_, start, end)| *start < to && *end > from);
+            assert_eq!(found, wanted.map(|(claim, ..)| *claim).collect());
+        }
     }
 
     #[test]

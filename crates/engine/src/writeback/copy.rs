@@ -86,8 +86,8 @@ pub async fn copy_all(
         if let Some(volume) = s.volumes.get_mut(target.id) {
             let limit = volume.options.writeback_latency;
             let longest = all.longest.get().max(volume.company.take_slowest());
-            // How long it takes at full depth says nothing of how it would with others in mind.
-            if !hurries {
+            // How long it takes when nobody is spared says nothing of how it would otherwise.
+            if size.spares {
                 volume.pace.learns_latency(longest, limit);
             }
         }

@@ -42,6 +42,8 @@ pub struct Pace {
     rest_until: Time,
     /// A batch has come to nothing: no other is tried before then.
     retry_at: Time,
+    /// Clients wait for room, or data is too old: nobody is spared.
+    is_urgent: bool,
 }
 
 impl Default for Pace {
@@ -55,6 +57,7 @@ impl Default for Pace {
             paused_until: Time::default(),
             rest_until: Time::default(),
             retry_at: Time::default(),
+            is_urgent: false,
         }
     }
 }
@@ -68,6 +71,8 @@ pub struct Size {
     pub sectors: u64,
     /// Most writes at once.
     pub depth: usize,
+    /// That is few enough for others, as far as is known: how long they take says how many there may be.
+    pub spares: bool,
 }
 
 /// What a volume's write-back is to do now.
@@ -106,11 +111,13 @@ impl Pace {
     /// For the next batch; of one that nobody is spared for if it `hurries`.
     #[must_use]
     pub fn size(&self, hurries: bool) -> Size {
-        let (rate, depth) = if hurries { (UNLIMITED, DEPTH_MAX) } else { (self.rate.allowed(), self.depth) };
+        let rate = if hurries { UNLIMITED } else { self.rate.allowed() };
+        let spares = !hurries && !self.is_urgent;
         Size {
             keys: self.batch_keys,
             sectors: rate.saturating_mul(BATCH_TIME.as_secs()).min(BATCH_SECTORS_MAX),
-            depth,
+            depth: if spares { self.depth } else { DEPTH_MAX },
+            spares,
         }
     }
 
@@ -194,6 +201,7 @@ impl State {
         let (options, pace) = (volume.options, &mut volume.pace);
         let needed = pace.age.needed(now, measured.dirty, options.max_dirty_age);
         let is_urgent = measured.is_full || needed == UNLIMITED;
+        pace.is_urgent = is_urgent;
         let has_dirty = measured.dirty > 0;
         let is_too_much = options.writeback_percent > 0 && measured.dirty > 2 * measured.target;
         if has_dirty && volume.company.is_asleep(now, &options) && (is_urgent || is_too_much) {
@@ -269,7 +277,7 @@ mod tests {
     fn batches_grow_and_shrink_with_the_time_they_take() {
         let mut pace = Pace::default();
         let (short, second) = (Duration::from_millis(10), Duration::from_secs(1));
-        assert_eq!(pace.size(true), Size { keys: 128, sectors: BATCH_SECTORS_MAX, depth: 32 });
+        assert_eq!(pace.size(true), Size { keys: 128, sectors: BATCH_SECTORS_MAX, depth: 32, spares: false });
         pace.learns_time(128, short);
         assert_eq!(pace.size(true).keys, 256, "twice as many, not a hundred times");
         for _ in 0..9 {
@@ -307,6 +315,14 @@ mod tests {
         assert_eq!(pace.pause, second, "none is longer");
         assert_eq!(pace.size(false).depth, 1);
         assert_eq!(pace.size(true).depth, 32, "who was asked for a flush or a detach spares nobody");
+        pace.is_urgent = true;
+        assert_eq!(
+            (pace.size(false).depth, pace.size(false).spares),
+            (32, false),
+            "nor does who has no room"
+        );
+        pace.is_urgent = false;
+        assert_eq!((pace.size(false).depth, pace.size(false).spares), (1, true));
         pace.learns_latency(second, None);
         assert_eq!((pace.depth, pace.pause), (1, Duration::ZERO));
         pace.learns_latency(short, Some(short));

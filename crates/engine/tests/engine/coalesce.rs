@@ -137,7 +137,9 @@ fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
         let is_bad = Rc::new(Cell::new(true));
         let (holds, first) = (Rc::clone(&is_bad), Cell::new(None));
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
-            Op::Read { sector, buffer } if disk == CACHE && buffer.len() as u64 == u64::from(BUCKET) * 512 => {
+            Op::Read { sector, buffer }
+                if disk == CACHE && buffer.len() as u64 == u64::from(BUCKET) * 512 =>
+            {
                 let bad = first.get().unwrap_or(*sector);
                 first.set(Some(bad));
                 (bad == *sector && holds.get()).then_some(Mishap::Fails)

@@ -5,7 +5,8 @@ use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, backing_superblock, open
 use bcached_engine::{CacheSet, Cancel, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
 use bcached_format::BackingState;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -168,4 +169,54 @@ fn write_back_gives_way_to_clients_who_wait_for_the_same_disk() {
     assert!(left_beside_reads(Some(limit), quick) > 1900, "nobody waits too long");
     let left = left_beside_reads(Some(limit), slow);
     assert!((100..1000).contains(&left), "{left}: it slows down, and does not stop");
+}
+
+/// Who waited for room, or for data not to become too old, waited for a disk that was asked for one write at a time.
+#[test]
+fn nobody_is_spared_while_data_is_too_old() {
+    const POLLS: u32 = 400;
+    const PIECES: u64 = 12_000;
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let still = VolumeOptions {
+            writeback_running: false,
+            writeback_percent: 0,
+            writeback_latency: Some(Duration::from_micros(200)),
+            ..VolumeOptions::default()
+        };
+        let (set, volume) =
+            open(env.clone(), Options { volume: still, ..Options::default() }).await.expect("sound");
+        for piece in 0..PIECES {
+            ask(&set, volume, write(16 * piece, 1, 1)).await;
+        }
+        // Each write takes too long. How many there are at once, at most.
+        let (polls, most) = (RefCell::new(BTreeMap::<u64, u32>::new()), Rc::new(Cell::new(0)));
+        let seen = Rc::clone(&most);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Write { sector, .. } if disk == BACKING && *sector >= DATA_OFFSET => {
+                let mut polls = polls.borrow_mut();
+                let times = polls.entry(*sector).or_default();
+                *times += 1;
+                if *times < POLLS {
+                    seen.set(seen.get().max(polls.len()));
+                    return Some(Mishap::Waits);
+                }
+                polls.remove(sector);
+                None
+            }
+            _ => None,
+        }));
+        set.change_volume_options(volume, |options| options.writeback_running = true).expect("it is served");
+        let mut at_once = Vec::new();
+        while at_once.last() != Some(&1) {
+            env.sleep(Duration::from_millis(20)).await;
+            at_once.push(most.take());
+            assert!(set.status().dirty_sectors > 0, "it never slows down: {at_once:?}");
+        }
+        let limit = |options: &mut VolumeOptions| options.max_dirty_age = Some(Duration::from_millis(1));
+        set.change_volume_options(volume, limit).expect("it is served");
+        env.sleep(5 * SECOND).await;
+        assert_eq!(most.get(), 32);
+    });
 }

@@ -302,7 +302,8 @@ fn who_must_know_what_is_dirty_is_told_of_a_leaf_that_cannot_be_read() {
             }
             _ => None,
         }));
-        let is_node = |result: &Result<(), Error>| matches!(result, Err(Error::Io { doing: Doing::Node, .. }));
+        let is_node =
+            |result: &Result<(), Error>| matches!(result, Err(Error::Io { doing: Doing::Node, .. }));
         let cancel = Cancel::default();
         let flushed = set.write_back(volume, &cancel).await;
         assert!(is_node(&flushed), "{flushed:?}");
@@ -335,7 +336,10 @@ fn requests_use_the_cache_while_a_detach_waits_for_the_walk() {
         let before = set.status().stats.written.of(bcached_engine::Cause::Data);
         // In a leaf that has been read.
         ask(&set, volume, write(1, 1, 9)).await;
-        assert!(set.status().stats.written.of(bcached_engine::Cause::Data) > before, "it went past the cache");
+        assert!(
+            set.status().stats.written.of(bcached_engine::Cause::Data) > before,
+            "it went past the cache"
+        );
         set.cancel(&cancel);
         pace.set(Nodes::Freely);
         set.walked().await.expect("it comes to its end");

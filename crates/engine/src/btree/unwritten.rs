@@ -1,0 +1,105 @@
+//! Which leaves have keys that the device has not, by what makes it due to write them. So who writes leaves looks at those that are
+//! due, however many nodes are in memory.
+//!
+//! Those that are being written, or replaced, may be among them: there are few, and they are passed by.
+
+use alloc::collections::BTreeSet;
+use bcached_env::Time;
+
+/// The leaves, by their slots.
+#[derive(Default)]
+pub struct Unwritten {
+    /// When the oldest such key came.
+    by_age: BTreeSet<(Time, usize)>,
+    /// The journal entry that holds the oldest that is in the journal.
+    by_entry: BTreeSet<(u64, usize)>,
+    /// Those that have many.
+    large: BTreeSet<usize>,
+}
+
+impl Unwritten {
+    /// The oldest key of the leaf in `slot` came at `now` instead of `before`; `None`: there is none.
+    pub fn ages(&mut self, slot: usize, before: Option<Time>, now: Option<Time>) {
+        exchange(&mut self.by_age, slot, before, now);
+    }
+
+    /// Entry `now` instead of `before` holds the oldest key of the leaf in `slot`; `None`: there is none.
+    pub fn waits(&mut self, slot: usize, before: Option<u64>, now: Option<u64>) {
+        exchange(&mut self.by_entry, slot, before, now);
+    }
+
+    /// Whether the leaf in `slot` has many.
+    pub fn weighs(&mut self, slot: usize, is_large: bool) {
+        if is_large {
+            self.large.insert(slot);
+        } else {
+            self.large.remove(&slot);
+        }
+    }
+
+    /// All of them, the oldest first, and since when.
+    pub fn by_age(&self) -> impl Iterator<Item = (Time, usize)> + '_ {
+        self.by_age.iter().copied()
+    }
+
+    /// Those that are due: by the journal for its entries up to `entry`, because the oldest key `is_old`, and for having many.
+    pub fn due(&self, entry: u64, is_old: impl Fn(Time) -> bool) -> impl Iterator<Item = usize> {
+        let needed = self.by_entry.range(..=(entry, usize::MAX)).map(|(_, slot)| *slot);
+        let aged = self.by_age().take_while(move |(since, _)| is_old(*since)).map(|(_, slot)| slot);
+        needed.chain(aged).chain(self.large.iter().copied())
+    }
+
+    /// Asserts that the leaf in `slot` stands where it should.
+    pub fn check(&self, slot: usize, (age, entry): (Option<Time>, Option<u64>), is_large: bool) {
+        assert!(age.is_none_or(|age| self.by_age.contains(&(age, slot))), "slot {slot} is not found by age");
+        assert!(
+            entry.is_none_or(|entry| self.by_entry.contains(&(entry, slot))),
+            "slot {slot} is not found by its journal entry"
+        );
+        assert_eq!(self.large.contains(&slot), is_large, "how much slot {slot} has to write");
+    }
+
+    /// How many leaves have something to write, by age and by journal entry.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.by_age.len(), self.by_entry.len())
+    }
+}
+
+fn exchange<T: Ord>(set: &mut BTreeSet<(T, usize)>, slot: usize, before: Option<T>, now: Option<T>) {
+    if before == now {
+        return;
+    }
+    if let Some(before) = before {
+        set.remove(&(before, slot));
+    }
+    if let Some(now) = now {
+        set.insert((now, slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn what_is_due_is_found_without_the_rest() {
+        let mut unwritten = Unwritten::default();
+        for slot in 0..100 {
+            unwritten.ages(slot, None, Some(Time(1000 + slot as u64)));
+            unwritten.waits(slot, None, Some(200 - slot as u64));
+        }
+        unwritten.weighs(50, true);
+        let due = |unwritten: &Unwritten, entry, age| {
+            unwritten.due(entry, |since| since <= Time(age)).collect::<Vec<_>>()
+        };
+        assert_eq!(due(&unwritten, 0, 0), [50]);
+        assert_eq!(due(&unwritten, 102, 1001), [99, 98, 0, 1, 50], "the oldest first, by each reason");
+        unwritten.waits(99, Some(101), Some(150));
+        unwritten.ages(0, Some(Time(1000)), None);
+        unwritten.weighs(50, false);
+        assert_eq!(due(&unwritten, 102, 1001), [98, 1]);
+        assert_eq!(unwritten.counts(), (99, 100));
+    }
+}
