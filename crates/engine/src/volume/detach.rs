@@ -27,10 +27,7 @@ impl CacheSet {
     /// cancelled, if the set is being stopped or fails, or if there is nothing to detach. Like all that the engine does, this is to be
     /// waited for to its end; it ends by itself.
     pub async fn detach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
-        self.with(|s| s.may_begin(id, Course::Detaching))?;
-        // The longest part of it, if the set was opened just now; requests use the cache meanwhile.
-        urgent::walked(self, cancel).await?;
-        let target = self.with(|s| s.begin_course(id, Course::Detaching))?;
+        let target = self.with(|s| s.begin_course(id, Course::Waiting))?;
         let detached = match target.inode {
             Some(inode) => self.take_out(&target, inode, cancel).await,
             None => Err(Error::NotAttached),
@@ -42,6 +39,9 @@ impl CacheSet {
     }
 
     async fn take_out(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
+        // The longest part of it, if the set was opened just now; requests use the cache meanwhile.
+        urgent::walked(self, cancel).await?;
+        self.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.course = Course::Detaching));
         self.leave_clean(target, inode, cancel).await?;
         // If it left for another reason meanwhile, that is what its superblock says.
         record::update(self, target.id, |_, superblock| say_none(superblock)).await?;
@@ -83,26 +83,22 @@ impl State {
     /// A volume sets out; refused if it is there already or on its way, or if it has no backing device and is to live on without
     /// the cache. Until it has arrived the set does not stop.
     pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<Target, Error> {
-        self.may_begin(id, course)?;
-        let volume = self.volumes.get_mut(id).ok_or(Error::NoVolume)?;
-        volume.course = course;
-        self.background += 1;
-        Ok(Target::of(id, volume, self.geometry.block_sectors))
-    }
-
-    /// Whether it may set out now.
-    fn may_begin(&self, id: VolumeId, course: Course) -> Result<(), Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }
-        let volume = self.volumes.get(id).ok_or(Error::NoVolume)?;
+        let volume = self.volumes.get_mut(id).ok_or(Error::NoVolume)?;
         match (course, volume.inode) {
-            (Course::Detaching | Course::Attaching, _) if volume.backing.is_none() => Err(Error::FlashOnly),
-            _ if volume.course != Course::Steady => Err(Error::OnItsWay),
-            (Course::Detaching, None) => Err(Error::NotAttached),
-            (Course::Attaching, Some(_)) => Err(Error::Attached),
-            _ => Ok(()),
+            (Course::Waiting | Course::Attaching, _) if volume.backing.is_none() => {
+                return Err(Error::FlashOnly);
+            }
+            _ if volume.course != Course::Steady => return Err(Error::OnItsWay),
+            (Course::Waiting, None) => return Err(Error::NotAttached),
+            (Course::Attaching, Some(_)) => return Err(Error::Attached),
+            _ => {}
         }
+        volume.course = course;
+        self.background += 1;
+        Ok(Target::of(id, volume, self.geometry.block_sectors))
     }
 
     /// It has arrived, or stays where it was.

@@ -126,11 +126,13 @@ pub struct Volume {
 }
 
 /// Whether a volume is on its way to or from the cache, or to another size. While it is, nothing new enters the cache, unless it
-/// becomes smaller, or lives in the cache alone.
+/// waits, becomes smaller, or lives in the cache alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Course {
     /// It stays where it is.
     Steady,
+    /// It is to be detached when the tree has been walked: how much of it is dirty is not known before.
+    Waiting,
     /// Its dirty data is being written back, so that it can be served without the cache.
     Detaching,
     /// It gets a number, or has one and requests are in flight that do not know it.
@@ -210,7 +212,7 @@ impl Volume {
     /// Nothing new enters the cache, whoever asks: what misses is not filled, and writes go past it.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
-        self.backing.is_some() && !matches!(self.course, Course::Steady | Course::Shrinking)
+        self.backing.is_some() && !matches!(self.course, Course::Steady | Course::Waiting | Course::Shrinking)
     }
 
     /// Its dirty data is on its way to its backing device, sooner or later.
