@@ -5,6 +5,7 @@ use crate::rig::{CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, Status, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -162,4 +163,49 @@ fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
         set.assert_invariants();
         set.stop().await.expect("it stops");
     });
+}
+
+/// Two sparse leaves become one while keys come into them, which takes longer than a turn: none of those is lost, nor counted twice.
+#[test]
+fn what_is_written_into_leaves_that_become_one_is_kept() {
+    const LARGE: Sizes = Sizes { block: 1, bucket: 256, buckets: 700, backing: 200_000 };
+    const MANY: u64 = 40_000;
+    let is_kept = |number: u64| number.is_multiple_of(10);
+    let mut rig = Rig::new(LARGE, 5);
+    // Whoever gathers keys lets others run after each piece.
+    let mut executor = rig.executor().out_of_breath();
+    let env = executor.env();
+    let script = async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+        let writer = set.clone();
+        in_flight(&env, MANY, 8, move |number| {
+            let set = writer.clone();
+            async move {
+                ask(&set, volume, write(2 * number, 1, byte_of(number))).await;
+            }
+        })
+        .await;
+        let (mut written, mut beside) = (BTreeSet::new(), BTreeSet::new());
+        for round in 0..4 * MANY / 10 {
+            // In the order of their addresses; behind the last one only the writes go on.
+            if round < MANY / 10 {
+                ask(&set, volume, Request::Discard { sector: 20 * round + 1, sectors: 19 }).await;
+            }
+            // Beside what is kept, all over what has been discarded.
+            let number = round * 7919 % (1 + round.min(MANY / 10 - 1)) * 10;
+            ask(&set, volume, write(2 * number + 2, 1, 250)).await;
+            written.insert(number);
+            beside.insert(set.status().stats.btree_coalesces);
+        }
+        assert!(beside.len() > 3, "leaves become one beside writes: {beside:?}");
+        assert_eq!(set.status().dirty_sectors, MANY / 10 + written.len() as u64);
+        for number in (0..MANY).filter(|number| is_kept(*number)) {
+            assert_eq!(bytes(&set, volume, 2 * number, 1).await, [byte_of(number)], "key {number}");
+            let wanted = if written.contains(&number) { 250 } else { 0 };
+            assert_eq!(bytes(&set, volume, 2 * number + 2, 1).await, [wanted], "behind key {number}");
+        }
+        set.assert_invariants();
+        set.stop().await.expect("it stops");
+    };
+    executor.block_on(script).expect("somebody waits for ever");
 }

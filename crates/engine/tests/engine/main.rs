@@ -26,6 +26,7 @@ mod memory;
 mod numbers;
 mod opening;
 mod pace;
+mod parents;
 mod policy;
 mod reads;
 mod remove;

@@ -1,5 +1,6 @@
 //! A set that has been stopped, with its devices open to forgery: what somebody might do who makes an image by hand.
 
+use crate::memory::World;
 use crate::rig::{Rig, Sizes, ask, open};
 use bcached_engine::{CacheSet, Error, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Note};
@@ -53,16 +54,8 @@ pub fn stopped() -> Stopped {
         set.stop().await.expect("it stops");
     });
     done.expect("somebody waits for ever");
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    rig.world.borrow().look(0, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: CACHE_SECTORS, logical_block_sectors: 1 };
-    let Ok(Superblock::Cache(superblock)) =
-        RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
-    else {
-        unreachable!("the set wrote its superblock")
-    };
-    let geometry = Geometry::of(&superblock);
-    let (header, end) = newest_entry(&rig, &geometry);
+    let geometry = geometry(&rig.world.borrow());
+    let (header, end) = newest_entry(&rig.world.borrow(), &geometry);
     let full = usize::from(SIZES.bucket) * 512;
     let first = geometry.first_bucket + geometry.journal_buckets;
     let bucket = (first..SIZES.buckets).find(|bucket| {
@@ -75,13 +68,26 @@ pub fn stopped() -> Stopped {
     Stopped { rig, geometry, header, end, data }
 }
 
+/// Of the set on a cache device.
+pub fn geometry(world: &World) -> Geometry {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    world.look(0, SUPERBLOCK_SECTOR, &mut bytes);
+    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    let Ok(Superblock::Cache(superblock)) =
+        RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
+    else {
+        unreachable!("the set wrote its superblock")
+    };
+    Geometry::of(&superblock)
+}
+
 /// The newest entry's header and where it ends, in sectors.
-fn newest_entry(rig: &Rig, geometry: &Geometry) -> (JsetHeader, u64) {
+pub fn newest_entry(world: &World, geometry: &Geometry) -> (JsetHeader, u64) {
     let mut found: Option<(JsetHeader, u64)> = None;
     for index in 0..geometry.journal_buckets {
         let start = geometry.sector_of(geometry.journal_bucket(index));
         let mut bytes = vec![0; usize::try_from(geometry.bucket_sectors).expect("small") * 512];
-        rig.world.borrow().look(0, start, &mut bytes);
+        world.look(0, start, &mut bytes);
         let mut at = 0;
         while let Ok(entry) = Jset::parse(&bytes[at..], geometry.magic) {
             at += geometry.whole_blocks(entry.byte_len());

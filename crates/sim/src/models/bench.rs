@@ -122,7 +122,7 @@ const fn bench(id: &'static str, about: &'static str, run: fn(Scale) -> Vec<Row>
 }
 
 /// All of them.
-pub const BENCHES: [Bench; 7] = [
+pub const BENCHES: [Bench; 8] = [
     bench("B12", "bytes written to the cache device for each of a user", traffic::run),
     bench("B9", "write-back of dirty data at random places", writeback::run),
     bench("B7", "tails of random writes while garbage is collected", tails::run),
@@ -130,6 +130,7 @@ pub const BENCHES: [Bench; 7] = [
     bench("B20", "a day of mixed load", soak::run),
     bench("B10", "start after a crash, the cache full", start::run),
     Bench { is_long: true, ..bench("B10x4", "the same, four times as large", start::run_large) },
+    Bench { is_long: true, ..bench("B10x8", "the same, eight times as large", start::run_huge) },
 ];
 
 /// The least time in which `blocks` blocks of 4 KiB at random places of `region` sectors get to the platter of `model` in one

@@ -34,6 +34,11 @@ pub fn run_large(scale: Scale) -> Vec<Row> {
     rows("B10x4", &measure(scale.of(256 << 21, 1 << 20)))
 }
 
+/// Of eight times the size. It takes 14 GiB of memory.
+pub fn run_huge(scale: Scale) -> Vec<Row> {
+    rows("B10x8", &measure(scale.of(512 << 21, 1 << 21)))
+}
+
 /// What a set of any size is measured by.
 fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
     let at_most = |quantity: &str, measured, bound, unit| Row::at_most(id, quantity, measured, bound, unit);

@@ -1,0 +1,152 @@
+//! Leaves that have taken the place of others, whose parent does not say so yet on the device: until it does only the journal has what
+//! they hold, and it keeps it, however many entries follow.
+
+use crate::memory::{Mishap, World};
+use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
+use crate::stopped::{geometry, newest_entry};
+use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::{Buffer, Env, Op};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A node has 16 blocks of a sector.
+const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 4000, backing: 100_000 };
+const BUCKET: u64 = SIZES.bucket as u64;
+/// Sectors that are written, every other one: keys for some thirty leaves.
+const KEYS: u64 = 4000;
+/// The first of those that grow one leaf; they lie behind all others.
+const GROWTH: u64 = 60_000;
+/// The first of those that are known by the journal alone.
+const LATE: u64 = GROWTH + 1;
+const LATE_KEYS: u64 = 8;
+/// More entries than the journal has room for.
+const ENTRIES: u64 = 3000;
+
+fn options() -> Options {
+    Options {
+        leaf_delay: Duration::from_millis(20),
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
+/// The first sector of the root, as the newest entry of the journal says.
+fn root(world: &World) -> u64 {
+    let (header, _) = newest_entry(world, &geometry(world));
+    header.root.pointers.as_slice()[0].sector()
+}
+
+async fn write_durably(set: &CacheSet, volume: VolumeId, sector: u64, byte: u8) {
+    ask(set, volume, write(sector, 1, byte)).await;
+    ask(set, volume, Request::Flush).await;
+}
+
+/// A tree of leaves, all of them written, below a root that names them durably.
+async fn grown(env: &Env) -> (CacheSet, VolumeId) {
+    let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+    for number in 0..KEYS {
+        ask(&set, volume, write(2 * number, 1, 1)).await;
+    }
+    env.sleep(Duration::from_secs(2)).await;
+    write_durably(&set, volume, 0, 1).await;
+    assert_eq!(set.status().tree_depth, 1, "leaves below a root");
+    env.sleep(Duration::from_secs(2)).await;
+    (set, volume)
+}
+
+/// How the leaf comes to be rewritten.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Grows {
+    /// By keys that the journal has, too. The last of them are nowhere else but in nodes that nothing names.
+    ByWrites,
+    /// By copies of what was read, which it has not: the leaf that is replaced keeps nothing in the journal, and only keys do that come
+    /// later.
+    ByFills,
+}
+
+/// Grows a leaf until its parent is to be written, which stands still. How many keys it took.
+async fn grow(set: &CacheSet, volume: VolumeId, (env, stands): (&Env, &Cell<bool>), grows: Grows) -> u64 {
+    for number in 0..1000 {
+        let sector = GROWTH + 2 * number;
+        match grows {
+            Grows::ByWrites => ask(set, volume, write(sector, 1, 1)).await,
+            Grows::ByFills => ask(set, volume, Request::Read { sector, buffer: Buffer::zeroed(512) }).await,
+        };
+        env.sleep(Duration::from_micros(200)).await;
+        if stands.get() {
+            return number + 1;
+        }
+    }
+    unreachable!("the leaf is never full")
+}
+
+/// The leaf's parent stands still in the middle of being written, keys are in the leaf that the journal alone has, and then as many
+/// entries for other leaves come as it takes; then the power goes. What has been made durable is there afterwards.
+fn keeps_what_its_parent_does_not_name(grows: Grows) {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    let (grown, late, others) = run(&mut rig, move |env| async move {
+        let (set, volume) = self::grown(&env).await;
+        let root = root(&world.borrow());
+        let stands = Rc::new(Cell::new(false));
+        let told = Rc::clone(&stands);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let is_of_root = |sector: u64| (root..root + BUCKET).contains(&sector);
+            let waits = disk == CACHE && matches!(op, Op::Write { sector, .. } if is_of_root(*sector));
+            told.set(told.get() || waits);
+            waits.then_some(Mishap::Waits)
+        }));
+        let grown = grow(&set, volume, (&env, &stands), grows).await;
+        let late = if grows == Grows::ByFills { LATE_KEYS } else { 0 };
+        for number in 0..late {
+            write_durably(&set, volume, LATE + 2 * number, 2).await;
+        }
+        ask(&set, volume, Request::Flush).await;
+        let others = Rc::new(Cell::new(0));
+        let (writer, told) = (set.clone(), Rc::clone(&others));
+        env.spawn(async move {
+            for number in 0..ENTRIES {
+                write_durably(&writer, volume, 2 * (number * 997 % KEYS), 3).await;
+                told.set(number + 1);
+            }
+        });
+        let mut before = u64::MAX;
+        while others.get() != before {
+            before = others.get();
+            env.sleep(Duration::from_secs(1)).await;
+        }
+        assert!(set.failure().is_none(), "{:?}", set.failure());
+        (grown, late, before)
+    });
+    rig.world.borrow_mut().fate = None;
+    assert!(others > 50, "{others} entries followed");
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("it opens again");
+        for number in (0..grown).filter(|_| grows == Grows::ByWrites) {
+            let found = bytes(&set, volume, GROWTH + 2 * number, 1).await;
+            assert_eq!(found, [1], "key {number} of {grown}, and {others} entries");
+        }
+        for number in 0..late {
+            assert_eq!(bytes(&set, volume, LATE + 2 * number, 1).await, [2], "late key {number} of {late}");
+        }
+        for number in 0..others {
+            let sector = 2 * (number * 997 % KEYS);
+            assert_eq!(bytes(&set, volume, sector, 1).await, [3], "the write of entry {number} of {others}");
+        }
+        set.assert_invariants();
+        set.stop().await.expect("it stops");
+    });
+}
+
+#[test]
+fn a_leaf_that_grew_by_writes_loses_nothing_when_its_parent_is_cut_short() {
+    keeps_what_its_parent_does_not_name(Grows::ByWrites);
+}
+
+#[test]
+fn a_leaf_that_grew_by_fills_loses_nothing_when_its_parent_is_cut_short() {
+    keeps_what_its_parent_does_not_name(Grows::ByFills);
+}
