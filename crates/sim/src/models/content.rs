@@ -4,6 +4,9 @@
 //! and its metadata is small. Nothing depends on who wrote a page: what was written is what is read.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -52,6 +55,14 @@ impl Content {
             let bytes = |sectors: u64| usize::try_from(sectors).expect("within a page") * SECTOR;
             self.clear(page, bytes(from - page * PAGE_SECTORS), bytes(to - from));
         }
+    }
+
+    /// Puts what takes memory at its place in `image`, a file that reads as zeroes: somebody else is to see it.
+    ///
+    /// # Errors
+    /// What the file says.
+    pub fn write_to(&self, image: &File) -> io::Result<()> {
+        self.pages.iter().try_for_each(|(page, bytes)| image.write_all_at(&bytes[..], page * PAGE as u64))
     }
 
     /// Pages that take memory.
