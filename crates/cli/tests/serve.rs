@@ -402,3 +402,36 @@ fn doctor_and_check_judge_devices() {
     assert_eq!((ran.exit, ran.out.contains("error: ")), (1, true), "{ran:?}");
     assert_eq!(bcached(&["--json", "check", &cache]).exit, 1);
 }
+
+/// It said of every note that it was replayed, unless others had run the set since: which of the two, nobody could tell.
+#[test]
+fn the_log_says_what_became_of_a_note() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let words = ["--cache", fast.as_str(), "--backing", &tank];
+    let daemon = Daemon::start(&images, &words);
+    let data = images.path("data");
+    std::fs::write(&data, common::pattern(1 << 20, 1)).expect("a file");
+    let copied = common::run(common::tool("nbdcopy").arg(&data).arg(daemon.uri("tank")));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+    daemon.kill();
+    let is_note = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "note");
+    let files = std::fs::read_dir(images.path("run")).expect("a folder").flatten();
+    let note = files.map(|entry| entry.path()).find(is_note).expect("a note");
+    let kept = common::bytes(&note);
+    let told = |log: &str| log.lines().find(|line| line.contains("event=note-read")).map(str::to_owned);
+
+    let daemon = Daemon::start(&images, &words);
+    let line = told(&daemon.log()).expect("a line");
+    assert!(line.contains("that a former process left: they are replayed"), "{line}");
+    assert_eq!(daemon.stop().0, 0);
+    // Put back, it is one of a session that is over.
+    std::fs::write(&note, kept).expect("a file");
+    let daemon = Daemon::start(&images, &words);
+    let line = told(&daemon.log()).expect("a line");
+    assert!(line.contains("they are left alone: the set has been run since"), "{line}");
+    assert_eq!(daemon.stop().0, 0);
+}
