@@ -201,6 +201,9 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     }
     let config = Config::load(&line)?;
     let notes = notes::directory()?;
+    if let Some((event, sentence)) = notes::warning(&notes) {
+        tracing::warn!(event, "{sentence}");
+    }
     let control = Control::bind(&config.control)?.with_metrics(config.metrics)?;
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
