@@ -55,6 +55,7 @@ mod words;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
+use crate::descriptors;
 use crate::devices::{BackingDevice, CacheDevice};
 use crate::engine_thread::{Added, Given, News, NotTaken};
 use crate::events;
@@ -200,6 +201,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
     }
     let config = Config::load(&line)?;
+    descriptors::provide(&config)?;
     let notes = notes::directory()?;
     if let Some((event, sentence)) = notes::warning(&notes) {
         tracing::warn!(event, "{sentence}");
