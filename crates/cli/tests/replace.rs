@@ -276,7 +276,7 @@ fn what_cannot_be_replaced_is_refused() {
     refuse("/nowhere/at/all", 4, "/nowhere/at/all");
     refuse(&site.images.blank("small", 1 << 20), 2, "it is too small");
     let media = site.images.path("media.img");
-    refuse(media.to_str().expect("text"), 3, "this process has opened it already");
+    refuse(media.to_str().expect("text"), 3, "it is the device of media already");
     let swap = site.images.blank("swap", CACHE_BYTES);
     common::patch(&swap, 4086, b"SWAPSPACE2");
     refuse(&swap, 3, "--wipe-signature=swap");

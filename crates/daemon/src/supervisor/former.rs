@@ -62,6 +62,15 @@ impl Table {
         }
     }
 
+    /// The volume or cache that is configured with this device.
+    pub fn owner_of(&self, device: &str) -> Option<String> {
+        let caches = self.real_caches().filter(|(_, cache)| cache.device == device);
+        let caches = caches.map(|(_, cache)| cache.display_name().to_owned());
+        let has_it = |entry: &&VolumeEntry| entry.backing.as_deref() == Some(device) && !entry.is_removed();
+        let volumes = self.volumes.iter().filter(has_it).map(|entry| entry.display_name().to_owned());
+        caches.chain(volumes).next()
+    }
+
     /// Volumes on a cache whose sections name none, which is not enough when there are several.
     pub fn to_be_named(&self, cache: usize) -> Vec<(usize, String)> {
         if self.lasting_caches().count() == 1 {

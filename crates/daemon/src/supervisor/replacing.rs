@@ -74,6 +74,11 @@ impl Supervisor {
             if !table.is_as_judged(index, is_dead) {
                 return Err(refused("its device has come or gone meanwhile"));
             }
+            if let Some(owner) = table.owner_of(device) {
+                return Err(Failure::new(Kind::SameDevice, format!("cannot replace {name}"))
+                    .why(format!("{device} cannot be its new device: it is the device of {owner} already"))
+                    .next("name another"));
+            }
             if is_dead && let Some(flash) = self.flash_of_nobody(table) {
                 return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
                     .why(format!("{flash} lives in a cache alone that is not open, perhaps in this one"))
