@@ -23,9 +23,10 @@ pub fn of_note(error: &NoteError) -> Failure {
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             failure(Kind::Permission)
         }
-        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            failure(Kind::Io).next("make room there: acknowledged writes are noted in it")
-        }
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => failure(
+            Kind::NoteRoom,
+        )
+        .next("make room there, for acknowledged writes are noted in it: it is tried again, ever less often"),
         _ => failure(Kind::Io),
     }
 }

@@ -52,6 +52,7 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
     match reason.kind {
         Kind::InUse => {}
         Kind::DeviceFails => return failing_cache(superblock, cache, reason),
+        Kind::NoteRoom => return cache_not_served(reason),
         _ => return missing_cache(superblock, cache),
     }
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));

@@ -328,7 +328,10 @@ fn judge_dead(found: &Found) -> Result<Judged, Failure> {
 /// One whose device may be had soon is not dead.
 fn check_dead(found: &Found) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
-    if !matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked) {
+    if !matches!(
+        trouble.kind,
+        Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked | Kind::NoteRoom
+    ) {
         return Ok(());
     }
     Err(Failure::new(Kind::InUse, format!("cannot replace {}", found.name))
