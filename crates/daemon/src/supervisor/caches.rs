@@ -97,7 +97,7 @@ impl Supervisor {
             return match &self.shared().table.caches[index].state {
                 CacheState::Open { engine, .. } => Ok((index, engine.clone())),
                 CacheState::Failed(failure) => Err(Unserved::Failed(failure.clone())),
-                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
+                _ => Err(Unserved::Waits(reasons::goes_without())),
             };
         }
         let index = self.shared().table.caches.len();
@@ -111,7 +111,7 @@ impl Supervisor {
         });
         let state = state.unwrap_or_else(CacheState::Failed);
         self.shared().table.caches.push(CacheEntry::none(block_sectors, state));
-        Err(Unserved::Waits(reasons::its_cache_opens()))
+        Err(Unserved::Waits(reasons::goes_without()))
     }
 
     /// What is said of the cache, with so much memory for its nodes.

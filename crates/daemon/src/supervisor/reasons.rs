@@ -11,6 +11,12 @@ pub fn its_cache_opens() -> Failure {
         .next("it is served when that is; `bcached status` says how far it is")
 }
 
+/// It is about to be served without its cache: that takes a moment.
+pub fn goes_without() -> Failure {
+    Failure::new(Kind::NotFound, "it is about to be served without a cache")
+        .next("`bcached status` says when it is")
+}
+
 /// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
 pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
     let name = name.map_or_else(String::new, |name| format!(" {name}"));
