@@ -5,7 +5,7 @@ use super::steps::Unserved;
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use crate::config;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use bcached_format::{BackingState, BackingSuperblock};
 
 impl Table {
@@ -87,12 +87,12 @@ impl Table {
     }
 
     /// What could not be served for a reason that the cache of this name had may be now.
-    pub fn look_again(&mut self, name: &str) {
+    pub fn look_again(&mut self, name: &str, waits: &Failure) {
         for entry in &mut self.volumes {
             if matches!(entry.state, VolumeState::Failed(_))
                 && entry.wanted_cache.as_deref().is_none_or(|it| it == name)
             {
-                entry.state = VolumeState::Waiting(Failure::new(Kind::NotFound, "its cache was replaced"));
+                entry.state = VolumeState::Waiting(waits.clone());
             }
         }
     }
