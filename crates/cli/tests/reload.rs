@@ -22,7 +22,7 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     images.configure(&format!(
         "version = 1\n[daemon]\nmemory = \"300M\"\nstop_timeout = \"7s\"\nmetrics = \"127.0.0.1:9763\"\n\
          [nbd]\nlisten = [{socket:?}]\n[cache.fast]\ndevice = \"/nonexistent/other\"\n\
-         [volume.media]\nbacking = \"/nonexistent/tank\"\ncache = \"fast\"\nwait = \"2s\"\nread_only = true\n\
+         [volume.media]\nbacking = \"/nonexistent/tank\"\ncache = \"none\"\nwait = \"2s\"\nread_only = true\n\
          shared = true\nsize = \"10M\"\nwriteback_percent = 20\n{swap}read_only = true\n"
     ));
     daemon.signal(Signal::HUP);
