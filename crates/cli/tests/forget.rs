@@ -290,6 +290,12 @@ fn a_volume_lives_in_the_cache_alone() {
     );
     refused(&daemon, &["forget", "scratch", "--accept-loss", "8M"], 3, "it is served");
     refused(&daemon, &["detach", "scratch"], 2, "lives on its cache alone");
+    // Options of backing devices were listed as if it had one.
+    let options = json(&done(&daemon, &["get", "scratch", "--json"]));
+    let names: Vec<_> = options["options"].as_array().into_iter().flatten().collect();
+    let names: Vec<_> = names.iter().map(|option| option["name"].as_str().unwrap_or_default()).collect();
+    assert_eq!(names, ["label", "on_cache_error", "freeze_timeout"], "{options}");
+    refused(&daemon, &["get", "scratch", "writeback_percent"], 2, "scratch has no writeback_percent");
     done(&daemon, &["remove", "scratch"]);
     assert!(site.kept().contains("served = false"), "{}", site.kept());
     assert_eq!(daemon.stop().0, 0);
