@@ -168,7 +168,13 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         Error::TooSmall { .. } => {
             (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
         }
-        Error::DirtyUnknown => (Kind::WrongSet, Some("look for the cache that it was used with")),
+        Error::DirtyUnknown => (
+            Kind::WrongSet,
+            Some(
+                "look for the cache that it was used with; if that was made to give its dirty data up (`bcached forget`), the \
+                 device is old and has holes: copy what is whole, then `wipefs --all` and `bcached make` begin anew",
+            ),
+        ),
         Error::BlockSize { .. } => {
             (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
         }
