@@ -178,3 +178,30 @@ fn a_device_is_not_added_again_by_another_name() {
     assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1));
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// Nobody had asked for it, and it said that something waits.
+#[test]
+fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, 20 * MIB);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    let wait = ["wait", "tank", "--for", "detached", "--timeout", "1s"];
+    refused(&daemon, &wait, 6, "nobody has asked for that: `bcached detach tank`");
+    refused(&daemon, &["shrink", "tank", "--size", "-5"], 2, "`-5` is not a size");
+    // What keeps dirty data where it is can be seen.
+    assert!(!done(&daemon, &["status"]).contains("write-back is off"));
+    done(&daemon, &["set", "tank", "writeback_running=0", "--runtime"]);
+    assert!(done(&daemon, &["status"]).contains("write-back is off (writeback_running)"));
+    let status = daemon.status();
+    assert_eq!(status["volumes"][0]["writeback_running"].as_bool(), Some(false), "{status}");
+    // It is as the files say after all.
+    done(&daemon, &["unset", "tank", "writeback_running"]);
+    done(&daemon, &["detach", "tank"]);
+    assert!(!done(&daemon, &["status"]).contains("write-back is off"));
+    done(&daemon, &["attach", "tank"]);
+    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n");
+    assert_eq!(daemon.stop().0, 0);
+}
