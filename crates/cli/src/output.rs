@@ -13,6 +13,8 @@ pub struct Report {
     exit: u8,
     /// Sentences for standard error beside the text; the JSON form has in itself what concerns its devices.
     warnings: Vec<String>,
+    /// The same of what is wrong with what was looked at, which is the answer and no failure of the command.
+    errors: Vec<String>,
     /// Something went wrong although there is something to show: printed on standard error after the report.
     failure: Option<Failure>,
 }
@@ -48,7 +50,14 @@ impl Report {
         let json = serde_json::to_string_pretty(&envelope).map_err(|error| {
             Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string())
         })?;
-        Ok(Self { text: value.text(), json: Some(json), exit: 0, warnings: Vec::new(), failure: None })
+        Ok(Self {
+            text: value.text(),
+            json: Some(json),
+            exit: 0,
+            warnings: Vec::new(),
+            errors: Vec::new(),
+            failure: None,
+        })
     }
 
     /// Nothing more to print: the command has written its stream itself.
@@ -60,13 +69,20 @@ impl Report {
     /// Text only (help).
     #[must_use]
     pub fn text_only(text: String) -> Self {
-        Self { text, json: None, exit: 0, warnings: Vec::new(), failure: None }
+        Self { text, json: None, exit: 0, warnings: Vec::new(), errors: Vec::new(), failure: None }
     }
 
     /// The same report, with `warnings` beside its text.
     #[must_use]
     pub fn warning(mut self, warnings: Vec<String>) -> Self {
         self.warnings.extend(warnings);
+        self
+    }
+
+    /// The same report, with what is wrong beside its text.
+    #[must_use]
+    pub fn wrong(mut self, errors: Vec<String>) -> Self {
+        self.errors.extend(errors);
         self
     }
 
@@ -105,10 +121,9 @@ pub fn finish(outcome: Result<Report, Failure>, json: bool) -> ExitCode {
     if let Some(report) = report {
         exit = report.exit;
         if !json {
-            report
-                .warnings
-                .iter()
-                .for_each(|warning| eprintln_quietly(&format!("bcached: warning: {warning}")));
+            for (what, sentences) in [("warning", &report.warnings), ("error", &report.errors)] {
+                sentences.iter().for_each(|told| eprintln_quietly(&format!("bcached: {what}: {told}")));
+            }
         }
         if let Err(error) = print(&report, json)
             && error.kind() != io::ErrorKind::BrokenPipe

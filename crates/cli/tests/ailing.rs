@@ -176,3 +176,61 @@ fn clean_volumes_go_without_a_cache_whose_superblock_cannot_be_read() {
 fn clean_volumes_go_without_a_cache_whose_journal_cannot_be_read() {
     start_with_trouble(64 << 10, CACHE_BYTES);
 }
+
+/// A small file system in memory; unmounted at the end.
+struct Memory(PathBuf);
+
+impl Memory {
+    /// `None`: not on this machine.
+    fn new(images: &Images) -> Option<Self> {
+        let place = images.path("memory");
+        std::fs::create_dir(&place).expect("a folder");
+        let mut mount = common::tool("mount");
+        let mounted = common::run(mount.args(["-t", "tmpfs", "-o", "size=8m,mode=0755", "none"]).arg(&place));
+        if mounted.exit != 0 {
+            println!("skipped: nothing can be mounted here: {}", mounted.err.trim());
+            return None;
+        }
+        Some(Self(place))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _not_mounted = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A cache for whose note there was no room stayed failed until the next start, and only `wait` said so.
+#[test]
+fn a_cache_without_room_for_its_note_is_tried_again() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let Some(memory) = Memory::new(&images) else { return };
+    let filler = memory.0.join("filler");
+    std::fs::write(&filler, vec![1; 6 << 20]).expect("room for it");
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\nwait = \"0s\"\n"
+    ));
+    let config = images.path("config.toml");
+    let mut command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
+    command.env("BCACHED_NOTES", memory.0.join("notes"));
+    let daemon = Daemon::start_command(&images, command);
+    daemon.wait_for("it is not given up", |status| {
+        status["caches"][0]["state"] == "waiting" && status["volumes"][0]["state"] == "waiting"
+    });
+    let status = daemon.status();
+    let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("make room there") && reason.contains("it is tried again"), "{reason}");
+    daemon.wait_for("the volume says so, too", |status| {
+        let reason = status["volumes"][0]["reason"].as_str().unwrap_or_default();
+        reason.contains("No space left") && reason.contains("make room there")
+    });
+    assert!(daemon.log().contains("event=cache-waits"), "{}", daemon.log());
+    std::fs::remove_file(&filler).expect("ours");
+    daemon.wait_for("it is served", |status| {
+        status["volumes"][0]["state"] == "served" && status["volumes"][0]["cache"] == "fast"
+    });
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}

@@ -189,6 +189,11 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
         volume["reason"].as_str().is_some_and(|why| why.contains("the set does not know it")),
         "{volume}"
     );
+    // It looked for a cache that it has, and the way out was said nowhere.
+    let reason = volume["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("`bcached forget`") && reason.contains("`wipefs --all`"), "{reason}");
+    let made = bcached(&["make", "-B", &site.tank, "--wipe-bcache", "--dry-run"]);
+    assert_eq!((made.exit, made.err.contains("`wipefs --all")), (3, true), "{made:?}");
     assert_eq!(daemon.stop().0, 0);
     site.check();
 }
@@ -290,6 +295,12 @@ fn a_volume_lives_in_the_cache_alone() {
     );
     refused(&daemon, &["forget", "scratch", "--accept-loss", "8M"], 3, "it is served");
     refused(&daemon, &["detach", "scratch"], 2, "lives on its cache alone");
+    // Options of backing devices were listed as if it had one.
+    let options = json(&done(&daemon, &["get", "scratch", "--json"]));
+    let names: Vec<_> = options["options"].as_array().into_iter().flatten().collect();
+    let names: Vec<_> = names.iter().map(|option| option["name"].as_str().unwrap_or_default()).collect();
+    assert_eq!(names, ["label", "on_cache_error", "freeze_timeout"], "{options}");
+    refused(&daemon, &["get", "scratch", "writeback_percent"], 2, "scratch has no writeback_percent");
     done(&daemon, &["remove", "scratch"]);
     assert!(site.kept().contains("served = false"), "{}", site.kept());
     assert_eq!(daemon.stop().0, 0);

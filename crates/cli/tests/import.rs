@@ -228,3 +228,24 @@ fn what_cannot_be_imported_is_refused() {
     assert_eq!((ran.exit, ran.err.contains("without a configuration")), (2, true), "{ran:?}");
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// It was called imported while it could not be served, and that was all that was said.
+#[test]
+fn what_cannot_be_served_is_not_called_imported() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\nwait = \"0s\"\n"
+    ));
+    let whole = common::bytes(&fast);
+    common::patch(&fast, 4096, &[0; 4096]);
+    let daemon = Daemon::configured(&images);
+    refused(&daemon, &["import", "fast"], 4, "fast is imported, and cannot be served: ");
+    refused(&daemon, &["import", "fast"], 4, "`bcached import fast` tries again");
+    // What was mended is tried at once.
+    std::fs::write(&fast, whole).expect("a file");
+    done(&daemon, &["import", "fast"]);
+    assert_eq!(daemon.status()["caches"][0]["state"], "open");
+    done(&daemon, &["wait", "tank", "--for", "served", "--timeout", "30s"]);
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -214,3 +214,12 @@ fn a_daemon_in_the_way_is_stopped_in_a_named_way() {
     let sentence = "stop it (`systemctl stop bcached`, or SIGTERM to ";
     assert_eq!((ran.exit, ran.err.contains(sentence)), (3, true), "{ran:?}");
 }
+
+/// The log says at each start what of it the system refuses; what that takes was listed by half.
+#[test]
+fn doctor_lists_what_holds_the_memory() {
+    let ran = bcached(&["doctor"]);
+    for name in ["CAP_IPC_LOCK", "CAP_SYS_RESOURCE"] {
+        assert!(ran.out.lines().any(|line| line.starts_with(name)), "{name}: {ran:?}");
+    }
+}

@@ -272,3 +272,53 @@ fn an_offset_is_explained() {
     refused(&daemon, &["explain", "media", "0"], 4, "media is not served");
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// One was shown at a time, and what a start refuses, or serves less of, was called sound.
+#[test]
+fn all_that_is_wrong_with_the_files_is_said_at_once() {
+    let site = Site::new();
+    let check = |text: &str| {
+        site.images.configure(text);
+        let path = site.images.path("config.toml");
+        all(&["config", "check", "--config", path.to_str().expect("text")])
+    };
+    let (control, nbd) = (site.images.path("c.sock"), site.images.path("n.sock"));
+    let bad = format!(
+        "version = 1\n[daemon]\nmetrics = 7\nmemory = \"1M\"\ncontrol = {control:?}\n\
+         [nbd]\nlisten = [\"{nbd}\", \"{nbd}\", \"{control}\"]\n\
+         [cache.one]\ndevice = \"/a\"\n[cache.two]\ndevice = \"/a\"\nno_such_key = 1\n\
+         [volume.media]\nbacking = \"/a\"\nwriteback_percent = 90\n\
+         [volume.pond]\nbacking = \"/b\"\ncache = \"three\"\n",
+        nbd = nbd.display(),
+        control = control.display()
+    );
+    let ran = check(&bad);
+    assert_eq!((ran.exit, ran.out.as_str()), (1, "a start would refuse it\n"), "{ran:?}");
+    for sentence in [
+        "config.toml:3: ",
+        "config.toml:12: unknown field `no_such_key`",
+        "config.toml:15: cannot set `writeback_percent`",
+        "config.toml:18: there is no cache `three`",
+        "`memory` is too small",
+        "n.sock is listened on twice",
+        "c.sock is the control socket",
+        "/a is configured twice: as the cache one and as the cache two",
+        "/a is configured twice: as the cache one and as media",
+    ] {
+        let found = ran.err.lines().filter(|line| line.contains(sentence)).count();
+        assert_eq!(found, 1, "{sentence}: {ran:?}");
+    }
+    assert!(ran.err.lines().all(|line| line.starts_with("bcached: error: ")), "{ran:?}");
+    let path = site.images.path("config.toml");
+    let path = path.to_str().expect("text");
+    let object = json(&all(&["config", "check", "--json", "--config", path]).out);
+    assert_eq!(object["failures"].as_array().map(Vec::len), Some(9), "{object}");
+    assert_eq!(object["failures"][0], object["failure"], "{object}");
+    // A start says the first of them.
+    let started = all(&["serve", "--config", path]);
+    let last = started.err.lines().last().unwrap_or_default();
+    assert_eq!((started.exit, last.contains("config.toml:3: ")), (2, true), "{started:?}");
+    // Behind what is no TOML nothing can be told.
+    let ran = check("version = 1\n[cache.one\nno_such_key = 1\n");
+    assert_eq!((ran.exit, ran.err.lines().count()), (1, 1), "{ran:?}");
+}

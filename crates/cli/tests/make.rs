@@ -25,9 +25,10 @@ fn masked(image: &str, set_uuid_given: bool) -> Vec<u8> {
     bytes
 }
 
-/// Lines without the values of random fields.
+/// Lines without the values of random fields, and without the lines that only say which device comes next.
 fn words(text: &str) -> Vec<&str> {
     text.lines()
+        .filter(|line| !line.ends_with(" device)"))
         .map(|line| if line.contains("UUID:") { line.split('\t').next().unwrap_or(line) } else { line })
         .collect()
 }
@@ -80,7 +81,7 @@ fn the_same_options_give_the_same_bytes_as_make_bcache() {
     }
     for line in [
         "-C CACHE -b 64k",
-        "-C CACHE -b 4k",
+        "-C CACHE -b 4k -w 2k",
         "-C CACHE -b 8k -w 4k",
         "-C CACHE -b 16k -w 512",
         "-C CACHE -b 65536 -w 1024",
@@ -185,4 +186,27 @@ fn a_dry_run_says_what_would_be_and_writes_nothing() {
     assert!(bytes(&backing).iter().all(|byte| *byte == 0));
     let refused = bcached(&["make", "--dry-run", "--backing", &backing, "-o", "8"]);
     assert_eq!(refused.exit, 2, "a dry run ends with the real run's status: {refused:?}");
+}
+
+/// It was made, over what had been there, for a set that this program does not run.
+#[test]
+fn what_cannot_be_served_is_not_made() {
+    let images = Images::new();
+    let cache = images.blank("cache", 64 << 20);
+    let make = |words: &[&str]| bcached(&[&["make", "-C", &cache], words].concat());
+    let ran = make(&["--bucket", "4k"]);
+    assert_eq!((ran.exit, ran.err.contains("a bucket must hold two blocks")), (2, true), "{ran:?}");
+    assert!(ran.err.contains("--bucket 8k"), "{ran:?}");
+    assert!(bytes(&cache).iter().all(|byte| *byte == 0), "nothing was written");
+    assert_eq!(make(&["--bucket", "4k", "--block", "512", "--dry-run"]).exit, 0);
+    let small = images.blank("small", 2 << 20);
+    let ran = bcached(&["make", "-C", &small, "--bucket", "4k", "--block", "2k"]);
+    assert_eq!((ran.exit, ran.err.contains("it needs 2052 KiB at least")), (2, true), "{ran:?}");
+    let ran = bcached(&["make", "-C", &small, "--bucket", "8k"]);
+    assert_eq!((ran.exit, ran.err.contains("it needs 4104 KiB at least")), (2, true), "{ran:?}");
+    // Of several devices it is said which is which.
+    let backing = images.blank("backing", 64 << 20);
+    let ran = make(&["-B", &backing, "--bucket", "64k"]);
+    let titles = [format!("{cache} (cache device)"), format!("{backing} (backing device)")];
+    assert!(titles.iter().all(|title| ran.out.lines().any(|line| line == title)), "{ran:?}");
 }

@@ -22,7 +22,7 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     images.configure(&format!(
         "version = 1\n[daemon]\nmemory = \"300M\"\nstop_timeout = \"7s\"\nmetrics = \"127.0.0.1:9763\"\n\
          [nbd]\nlisten = [{socket:?}]\n[cache.fast]\ndevice = \"/nonexistent/other\"\n\
-         [volume.media]\nbacking = \"/nonexistent/tank\"\ncache = \"fast\"\nwait = \"2s\"\nread_only = true\n\
+         [volume.media]\nbacking = \"/nonexistent/tank\"\ncache = \"none\"\nwait = \"2s\"\nread_only = true\n\
          shared = true\nsize = \"10M\"\nwriteback_percent = 20\n{swap}read_only = true\n"
     ));
     daemon.signal(Signal::HUP);
@@ -98,7 +98,7 @@ fn a_section_is_not_of_what_has_its_name_in_a_cache_alone() {
     images.configure(&text);
     let daemon = Daemon::configured(&images);
     done(&daemon, &["add", "scratch", "--size", "4M"]);
-    images.configure(&format!("{text}[volume.scratch]\nbacking = {tank:?}\nsequential_cutoff = 1048576\n"));
+    images.configure(&format!("{text}[volume.scratch]\nbacking = {tank:?}\nfreeze_timeout = \"90s\"\n"));
     daemon.signal(Signal::HUP);
     daemon.wait_for("it is read", |_| daemon.log().contains("event=reloaded"));
     let next = "the next start, when the volume in a cache alone that is called so gets another name";
@@ -106,8 +106,8 @@ fn a_section_is_not_of_what_has_its_name_in_a_cache_alone() {
     assert!(daemon.log().contains(&told), "{}", daemon.log());
     let differs = ask(&daemon, &["config", "diff"]).out;
     assert_eq!(differs, format!("volume.scratch: nothing runs, the files say a section ({next})\n"));
-    let cutoff = json(&done(&daemon, &["get", "scratch", "sequential_cutoff", "--json"]));
-    assert_eq!(cutoff["options"][0]["origin"].as_str(), Some("default"), "{cutoff}");
+    let timeout = json(&done(&daemon, &["get", "scratch", "freeze_timeout", "--json"]));
+    assert_eq!(timeout["options"][0]["origin"].as_str(), Some("default"), "{timeout}");
     assert_eq!(daemon.stop().0, 0);
     let daemon = Daemon::configured(&images);
     let status = daemon.status();

@@ -276,7 +276,7 @@ fn what_cannot_be_replaced_is_refused() {
     refuse("/nowhere/at/all", 4, "/nowhere/at/all");
     refuse(&site.images.blank("small", 1 << 20), 2, "it is too small");
     let media = site.images.path("media.img");
-    refuse(media.to_str().expect("text"), 3, "this process has opened it already");
+    refuse(media.to_str().expect("text"), 3, "it is the device of media already");
     let swap = site.images.blank("swap", CACHE_BYTES);
     common::patch(&swap, 4086, b"SWAPSPACE2");
     refuse(&swap, 3, "--wipe-signature=swap");
@@ -459,5 +459,90 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     let read = ["-f", "raw", "-c", "read -P 7 60M 64k", &daemon.uri("media")];
     let ran = common::run(tool("qemu-io").args(read));
     assert!(ran.out.contains("read 65536/65536"), "{ran:?}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// It said that it was done before a volume had come to the new device: whoever went by that stopped the daemon, or took the disk away.
+#[test]
+fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
+    site.images.configure(&config.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"1s\"\n"));
+    let daemon = site.start();
+    site.write(&daemon);
+    VOLUMES.iter().for_each(|volume| drop(done(&daemon, &["flush", volume])));
+    assert_eq!(daemon.stop().0, 0);
+    std::fs::remove_file(&site.old).expect("ours");
+    let daemon = site.start();
+    let are = |status: &serde_json::Value, key: &str, value: &serde_json::Value| {
+        status["volumes"].as_array().is_some_and(|all| all.iter().all(|volume| volume[key] == *value))
+    };
+    daemon.wait_for("without it", |status| are(status, "state", &"degraded".into()));
+    let planned = done(&daemon, &["replace", "fast", "--with", &site.new, "--dry-run"]);
+    assert!(planned.contains("with a UUID that is drawn then"), "{planned}");
+
+    let replaced = done(&daemon, &["replace", "fast", "--with", &site.new]);
+    let status = daemon.status();
+    assert!(are(&status, "cache", &"fast".into()) && are(&status, "attached", &true.into()), "{status}");
+    let set = json(&bcached(&["show", "--json", &site.new]).out)["set_uuid"].clone();
+    assert!(
+        replaced.contains(&format!("becomes the cache set {}", set.as_str().expect("a set"))),
+        "{replaced}"
+    );
+    let again = json(&done(&daemon, &["replace", "fast", "--with", &site.new, "--json"]));
+    assert_eq!(again["already"].as_bool(), Some(true), "{again}");
+    assert_eq!(daemon.stop().0, 0);
+
+    // A stop before that is no end of it: the next start goes on, and the same command waits for it.
+    std::fs::remove_file(&site.new).expect("ours");
+    let third = site.images.blank("third", CACHE_BYTES);
+    let daemon = site.start();
+    daemon.wait_for("without it", |status| are(status, "state", &"degraded".into()));
+    let begun = json(&done(&daemon, &["replace", "fast", "--with", &third, "--no-wait", "--json"]));
+    assert!(begun["id"].as_u64().is_some(), "{begun}");
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    done(&daemon, &["replace", "fast", "--with", &third]);
+    let status = daemon.status();
+    assert!(are(&status, "cache", &"fast".into()) && are(&status, "attached", &true.into()), "{status}");
+    site.expect(&daemon);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// What it waits for is said, and nobody has to.
+#[test]
+fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
+    let site = Site::new();
+    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
+    site.images.configure(&config.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"1s\"\n"));
+    std::fs::remove_file(&site.old).expect("ours");
+    let daemon = site.start();
+    // Its section says that it may take a while.
+    let late = site.images.blank("late", BACKING_BYTES);
+    assert_eq!(bcached(&["make", "-B", &late]).exit, 0);
+    let held = Locked::new(&late);
+    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
+    site.images.configure(&(config + &format!("[volume.late]\nbacking = {late:?}\nwait = \"10m\"\n")));
+    daemon.signal(rustix::process::Signal::HUP);
+    daemon.wait_for("it is known", |status| status["volumes"].as_array().is_some_and(|all| all.len() == 3));
+    let with = ["replace", "fast", "--with", &site.new];
+    let begun = json(&done(&daemon, &[&with[..], &["--no-wait", "--json"]].concat()));
+    let number = begun["id"].to_string();
+    daemon.wait_for("it says why", |status| {
+        let blocked = status["jobs"][0]["blocked_by"].as_str().unwrap_or_default();
+        blocked.starts_with("late is not served: ")
+    });
+    let late = ask(&daemon, &[&with[..], &["--timeout", "1s"]].concat());
+    assert_eq!((late.exit, late.err.contains("late is not served: ")), (6, true), "{late:?}");
+    assert!(late.err.contains(&format!("`bcached cancel {number}`")), "the same work: {late:?}");
+    assert!(done(&daemon, &["cancel", &number]).contains("replace was cancelled"));
+    drop(held);
+    done(&daemon, &with);
+    let status = daemon.status();
+    let volumes = status["volumes"].as_array().expect("volumes");
+    assert!(volumes.iter().all(|volume| volume["cache"] == "fast"), "{status}");
     assert_eq!(daemon.stop().0, 0);
 }

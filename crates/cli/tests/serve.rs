@@ -155,7 +155,9 @@ fn the_journal_gets_priorities_and_a_gone_reader_stops_nothing() {
     rustix::process::kill_process(id, Signal::TERM).expect("signals");
     assert_eq!(child.wait().expect("ends").code(), Some(0));
     let log = std::fs::read_to_string(log).expect("a log");
-    assert!(log.lines().all(|line| line.starts_with("<6>")), "{log}");
+    let is_warning = |line: &&str| line.contains("event=notes-on-disk");
+    assert!(log.lines().filter(is_warning).all(|line| line.starts_with("<4>")), "{log}");
+    assert!(log.lines().filter(|line| !is_warning(line)).all(|line| line.starts_with("<6>")), "{log}");
     assert!(log.contains("<6>ready [event=ready]"), "{log}");
 }
 
@@ -401,4 +403,58 @@ fn doctor_and_check_judge_devices() {
     let ran = bcached(&["check", &cache]);
     assert_eq!((ran.exit, ran.out.contains("error: ")), (1, true), "{ran:?}");
     assert_eq!(bcached(&["--json", "check", &cache]).exit, 1);
+}
+
+/// It said of every note that it was replayed, unless others had run the set since: which of the two, nobody could tell.
+#[test]
+fn the_log_says_what_became_of_a_note() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let words = ["--cache", fast.as_str(), "--backing", &tank];
+    let daemon = Daemon::start(&images, &words);
+    let data = images.path("data");
+    std::fs::write(&data, common::pattern(1 << 20, 1)).expect("a file");
+    let copied = common::run(common::tool("nbdcopy").arg(&data).arg(daemon.uri("tank")));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+    daemon.kill();
+    let is_note = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "note");
+    let files = std::fs::read_dir(images.path("run")).expect("a folder").flatten();
+    let note = files.map(|entry| entry.path()).find(is_note).expect("a note");
+    let kept = common::bytes(&note);
+    let told = |log: &str| log.lines().find(|line| line.contains("event=note-read")).map(str::to_owned);
+
+    let daemon = Daemon::start(&images, &words);
+    let line = told(&daemon.log()).expect("a line");
+    assert!(line.contains("that a former process left: they are replayed"), "{line}");
+    assert_eq!(daemon.stop().0, 0);
+    // Put back, it is one of a session that is over.
+    std::fs::write(&note, kept).expect("a file");
+    let daemon = Daemon::start(&images, &words);
+    let line = told(&daemon.log()).expect("a line");
+    assert!(line.contains("they are left alone: the set has been run since"), "{line}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Notes on a disk are as safe, and every write may wait for that disk: nobody was told.
+#[test]
+fn notes_on_a_disk_are_told_of() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let words = ["--cache", fast.as_str(), "--backing", &tank];
+    let of_shm = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let mut command = Daemon::command(&images, "run", &words);
+    command.env("BCACHED_NOTES", of_shm.path());
+    let daemon = Daemon::start_command(&images, command);
+    assert!(!daemon.log().contains("event=notes-on-disk"), "{}", daemon.log());
+    assert_eq!(daemon.stop().0, 0);
+    // Wherever such a build lies, it is kept on a disk.
+    let of_disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let mut command = Daemon::command(&images, "run", &words);
+    command.env("BCACHED_NOTES", of_disk.path());
+    let daemon = Daemon::start_command(&images, command);
+    assert!(daemon.log().contains("event=notes-on-disk"), "{}", daemon.log());
+    assert_eq!(daemon.stop().0, 0);
 }

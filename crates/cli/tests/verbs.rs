@@ -149,3 +149,59 @@ fn nobody_is_told_to_cancel_what_cannot_be_cancelled() {
     assert_eq!(done(&daemon, &["cancel", &number]), "busy: detach was cancelled\n");
     refused(&daemon, &["cancel", "77"], 2, "there is no job 77; `bcached status` shows those that go on");
 }
+
+/// By another name it was planned, then refused, and its section stayed: it failed again at each start.
+#[test]
+fn a_device_is_not_added_again_by_another_name() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, 20 * MIB);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    for (name, of) in [("again", &tank), ("cached", &fast)] {
+        let link = images.path(name);
+        std::fs::hard_link(of, &link).expect("one file system");
+        let link = link.to_str().expect("text");
+        let words = ["add", name, "--backing", link];
+        let exit = if of == &tank { 3 } else { 2 };
+        let sentence = if of == &tank { "is the device of tank" } else { "it is a cache device" };
+        refused(&daemon, &[&words[..], &["--dry-run"]].concat(), exit, sentence);
+        refused(&daemon, &words, exit, sentence);
+    }
+    let copy = images.path("copy");
+    std::fs::copy(&tank, &copy).expect("a copy");
+    let words = ["add", "copy", "--backing", copy.to_str().expect("text")];
+    refused(&daemon, &[&words[..], &["--dry-run"]].concat(), 3, "tank has the same UUID");
+    refused(&daemon, &words, 3, "tank has the same UUID");
+    assert_eq!(images.kept(), "", "nothing is kept of what was refused");
+    assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1));
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Nobody had asked for it, and it said that something waits.
+#[test]
+fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, 20 * MIB);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    let wait = ["wait", "tank", "--for", "detached", "--timeout", "1s"];
+    refused(&daemon, &wait, 6, "nobody has asked for that: `bcached detach tank`");
+    refused(&daemon, &["shrink", "tank", "--size", "-5"], 2, "`-5` is not a size");
+    // What keeps dirty data where it is can be seen.
+    assert!(!done(&daemon, &["status"]).contains("write-back is off"));
+    done(&daemon, &["set", "tank", "writeback_running=0", "--runtime"]);
+    assert!(done(&daemon, &["status"]).contains("write-back is off (writeback_running)"));
+    let status = daemon.status();
+    assert_eq!(status["volumes"][0]["writeback_running"].as_bool(), Some(false), "{status}");
+    // It is as the files say after all.
+    done(&daemon, &["unset", "tank", "writeback_running"]);
+    done(&daemon, &["detach", "tank"]);
+    assert!(!done(&daemon, &["status"]).contains("write-back is off"));
+    done(&daemon, &["attach", "tank"]);
+    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n");
+    assert_eq!(daemon.stop().0, 0);
+}

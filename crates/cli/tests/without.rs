@@ -252,3 +252,16 @@ fn a_volume_that_went_on_without_its_cache_goes_to_the_one_there_is_now() {
     assert!(volume(&daemon, "pond")["state"] != "served", "{}", daemon.status());
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// It is not about to be opened: nobody knows whether it ever comes.
+#[test]
+fn a_cache_that_is_missing_is_not_said_to_be_opening() {
+    let site = Site::new();
+    let daemon = site.start();
+    assert_eq!(daemon.stop().0, 0);
+    site.unplug();
+    let daemon = site.start();
+    daemon.wait_for("without its cache", |_| volume(&daemon, "media")["state"] == "degraded");
+    assert!(!daemon.log().contains("its cache is not open yet"), "{}", daemon.log());
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -23,9 +23,10 @@ pub fn of_note(error: &NoteError) -> Failure {
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             failure(Kind::Permission)
         }
-        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            failure(Kind::Io).next("make room there: acknowledged writes are noted in it")
-        }
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => failure(
+            Kind::NoteRoom,
+        )
+        .next("make room there, for acknowledged writes are noted in it: it is tried again, ever less often"),
         _ => failure(Kind::Io),
     }
 }
@@ -167,7 +168,13 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         Error::TooSmall { .. } => {
             (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
         }
-        Error::DirtyUnknown => (Kind::WrongSet, Some("look for the cache that it was used with")),
+        Error::DirtyUnknown => (
+            Kind::WrongSet,
+            Some(
+                "look for the cache that it was used with; if that was made to give its dirty data up (`bcached forget`), the \
+                 device is old and has holes: copy what is whole, then `wipefs --all` and `bcached make` begin anew",
+            ),
+        ),
         Error::BlockSize { .. } => {
             (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
         }

@@ -59,6 +59,9 @@ pub enum Kind {
     /// The device answers with errors, and may be well again later. Outside this process it is [`Kind::Io`].
     #[serde(rename = "io", skip_deserializing)]
     DeviceFails,
+    /// There is no room for the note of a cache, and may be later. Outside this process it is [`Kind::Io`].
+    #[serde(rename = "io", skip_deserializing)]
+    NoteRoom,
     /// Nobody has looked for the device yet. Outside this process it is [`Kind::NotFound`].
     #[serde(rename = "not-found", skip_deserializing)]
     NotLooked,
@@ -83,7 +86,7 @@ impl Kind {
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
             Self::WrongSet | Self::Ambiguous | Self::DataLoss | Self::NoRoom => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
-            Self::DeviceFails | Self::NotLooked | Self::Cancelled => 4,
+            Self::DeviceFails | Self::NoteRoom | Self::NotLooked | Self::Cancelled => 4,
             Self::NoDaemon => 5,
             Self::TimeLimit | Self::Busy => 6,
         }
@@ -252,6 +255,7 @@ mod tests {
     fn what_devices_do_has_one_name_outside() {
         let told = |kind| Failure::new(kind, "cannot open /dev/x").to_json();
         assert_eq!(told(Kind::DeviceFails), told(Kind::Io));
+        assert_eq!(told(Kind::NoteRoom), told(Kind::Io));
         assert_eq!(told(Kind::NotLooked), told(Kind::NotFound));
         let back = Failure::from_json(&told(Kind::DeviceFails)).map(|failure| failure.kind);
         assert_eq!(back, Some(Kind::Io));

@@ -16,6 +16,7 @@
 
 pub mod config;
 pub mod control;
+mod descriptors;
 mod devices;
 mod engine_failure;
 mod engine_thread;

@@ -74,6 +74,7 @@ pub fn write(
     more: impl FnMut(u64) -> Result<(Vec<Lost>, Option<u64>), Failure>,
 ) -> Result<u64, Failure> {
     let unfinished = path.with_extension("new");
+    let missing: Vec<_> = folder(path).ancestors().take_while(|folder| !folder.exists()).collect();
     let written = fill(&unfinished, owner, more).and_then(|lost| {
         check(path)?;
         fs::rename(&unfinished, path)
@@ -83,6 +84,8 @@ pub fn write(
     });
     if written.is_err() {
         let _never_made = fs::remove_file(&unfinished);
+        // The innermost first; what somebody else has put there stays.
+        missing.iter().for_each(|folder| drop(fs::remove_dir(folder)));
     }
     written
 }
@@ -193,9 +196,11 @@ mod tests {
         let refused = write(&path, &owner(true), parts).expect_err("it is there");
         assert_eq!(refused.kind.exit(), 3, "{refused}");
         assert_eq!(fs::read_to_string(&path).expect("it is there"), text);
-        let other = folder.path().join("other.json");
         let failure = Failure::new(Kind::Io, "the index cannot be read");
-        assert!(write(&other, &owner(true), |_| Err(failure.clone())).is_err());
+        for other in ["other.json", "more/folders/other.json"] {
+            let other = folder.path().join(other);
+            assert!(write(&other, &owner(true), |_| Err(failure.clone())).is_err());
+        }
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left of it");
     }
 }

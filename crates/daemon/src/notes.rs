@@ -33,6 +33,25 @@ pub fn directory() -> Result<PathBuf, Failure> {
     usable.ok_or_else(|| refused(&last, "neither it nor the usual runtime directory can be used".to_owned()))
 }
 
+/// What should be known of notes in `place` that are not in memory: the id of the event, and a sentence.
+#[must_use]
+pub fn warning(place: &Path) -> Option<(&'static str, String)> {
+    /// tmpfs and ramfs, from `linux/magic.h`.
+    const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58F6];
+    let kind = rustix::fs::statfs(place).ok().and_then(|found| u64::try_from(found.f_type).ok())?;
+    let told = || {
+        let place = place.display();
+        (
+            "notes-on-disk",
+            format!(
+                "the notes in {place} are not in memory: each write may wait until the disk under them takes its note; name a \
+                 directory on a tmpfs with {VARIABLE}"
+            ),
+        )
+    };
+    (!IN_MEMORY.contains(&kind)).then(told)
+}
+
 /// The note of the set in this user's places, if there is one. An orderly stop leaves none, so with no daemon running
 /// it is a killed one's, and may hold acknowledged writes. Only looks.
 #[must_use]

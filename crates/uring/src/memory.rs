@@ -32,13 +32,21 @@ pub fn return_large_blocks() {
 pub fn hold() -> Result<(), String> {
     let mut refused = Vec::new();
     if !may_lock() {
-        refused.push("it may be swapped out (no CAP_IPC_LOCK, and a limit to locked memory)".to_owned());
+        refused.push(
+            "it may be swapped out, and then a request waits until it is read back (no CAP_IPC_LOCK, and a limit to locked \
+             memory: LimitMEMLOCK=infinity, or `ulimit -l unlimited`, lifts that)"
+                .to_owned(),
+        );
     } else if let Err(error) = answer(lock()) {
-        refused.push(format!("it may be swapped out ({error})"));
+        refused
+            .push(format!("it may be swapped out, and then a request waits until it is read back ({error})"));
     }
     if let Err(error) = answer(declare_flusher()) {
         refused
-            .push(format!("making room in it may wait for this process itself (PR_SET_IO_FLUSHER: {error})"));
+            .push(format!(
+                "when memory is short the kernel may wait for this process, which waits for the kernel, if what is served is \
+                 mounted on this machine (PR_SET_IO_FLUSHER: {error}; it takes CAP_SYS_RESOURCE)"
+            ));
     }
     if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
 }

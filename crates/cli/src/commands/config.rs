@@ -38,29 +38,32 @@ struct Checked {
     caches: usize,
     volumes: usize,
     warnings: Vec<String>,
-    /// What is wrong: as `error` of a refusal.
+    /// The first thing that is wrong, which a start would say: as `error` of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<serde_json::Value>,
+    /// All that is wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failures: Vec<serde_json::Value>,
 }
 
 /// The answer is no if a start would refuse it; a file that cannot be read is no answer.
 fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
-    match Config::load(&line(flags)) {
-        Ok(config) => Report::of(&Checked {
-            sound: true,
-            caches: config.caches.len(),
-            volumes: config.volumes.len() + config.flash.len(),
-            warnings: config.warnings().into_iter().map(|(_, sentence)| sentence).collect(),
-            failure: None,
-        }),
-        Err(failure) if failure.what.starts_with("cannot read the configuration") => Err(failure),
-        Err(failure) => {
-            let error = failure.to_json().get("error").cloned();
-            let checked =
-                Checked { sound: false, caches: 0, volumes: 0, warnings: Vec::new(), failure: error };
-            Ok(Report::of(&checked)?.answering_no().warning(vec![failure.to_string()]))
-        }
-    }
+    let (config, findings) = Config::findings(&line(flags))?;
+    let failures: Vec<_> =
+        findings.iter().filter_map(|failure| failure.to_json().get("error").cloned()).collect();
+    let sound = findings.is_empty();
+    let of = |count: usize| if sound { count } else { 0 };
+    let warnings = config.warnings().into_iter().map(|(_, sentence)| sentence);
+    let report = Report::of(&Checked {
+        sound,
+        caches: of(config.caches.len()),
+        volumes: of(config.volumes.len() + config.flash.len()),
+        warnings: warnings.filter(|_| sound).collect(),
+        failure: failures.first().cloned(),
+        failures,
+    })?;
+    let errors = findings.iter().map(ToString::to_string).collect();
+    Ok(if sound { report } else { report.answering_no().wrong(errors) })
 }
 
 impl Show for Checked {

@@ -18,7 +18,12 @@ use std::path::Path;
 /// Capabilities that ways of serving need: bit, name, what for.
 const CAPABILITIES: &[(u32, &str, &str)] = &[
     (21, "CAP_SYS_ADMIN", "ublk and kernel NBD devices, FUSE without fusermount"),
-    (14, "CAP_IPC_LOCK", "locking the cache's memory"),
+    (14, "CAP_IPC_LOCK", "locking the cache's memory (or no limit to that, LimitMEMLOCK=infinity)"),
+    (
+        24,
+        "CAP_SYS_RESOURCE",
+        "serving what is mounted on this machine: when memory is short the kernel does not wait for bcached",
+    ),
     (1, "CAP_DAC_OVERRIDE", "opening block devices of other users"),
 ];
 

@@ -306,14 +306,55 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Waits until the devices of what was imported are served.
+    /// Waits until what was imported is served: the cache, then the devices that came with it.
     fn until_all_served(&self, job: &Job) -> Result<(), Failure> {
-        let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
+        let mut told = Told::default();
+        let status = self.look_until_open(&job.volume, &mut told);
+        told.end();
         let is_its = |volume: &&Volume| {
             volume.backing.as_ref().is_some_and(|backing| job.devices.iter().any(|device| device == backing))
         };
-        let names: Vec<_> = status.volumes.iter().filter(is_its).map(|volume| volume.name.clone()).collect();
-        names.iter().try_for_each(|name| self.until_served(name))
+        let volumes = status?.volumes;
+        volumes.iter().filter(is_its).try_for_each(|volume| self.until_served(&volume.name))
+    }
+
+    fn look_until_open(&self, name: &str, told: &mut Told) -> Result<Status, Failure> {
+        loop {
+            let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
+            let cache = status.caches.iter().find(|cache| cache.name == name);
+            let reason = cache.and_then(|cache| cache.reason.clone());
+            match cache.map_or("", |cache| &cache.state) {
+                "open" => return Ok(status),
+                "failed" => {
+                    let what = format!("{name} is imported, and cannot be served");
+                    return Err(Failure::new(Kind::Io, what)
+                        .why(reason.unwrap_or_default())
+                        .next(format!("mend that: `bcached import {name}` tries again")));
+                }
+                state @ ("" | "stopped") => {
+                    let how = if state == "stopped" { "stopped" } else { "released" };
+                    return Err(Failure::new(
+                        Kind::Cancelled,
+                        format!("{name} was imported, and is not served"),
+                    )
+                    .why(format!("somebody has {how} it meanwhile"))
+                    .next(format!("`bcached import {name}` takes it again")));
+                }
+                state if self.until.is_some_and(|until| Instant::now() >= until) => {
+                    return Err(Failure::new(
+                        Kind::TimeLimit,
+                        format!("{name} is imported, and not served yet"),
+                    )
+                    .why(reason.unwrap_or_else(|| format!("it is {state}")))
+                    .next("it is served as soon as it can be"));
+                }
+                state => {
+                    let waits = reason.unwrap_or_else(|| state.to_owned());
+                    told.tell_wait(&format!("{name}: it is waited for: {waits}"));
+                    thread::sleep(LOOK);
+                }
+            }
+        }
     }
 
     /// Waits for all, and tells of them meanwhile.

@@ -26,8 +26,13 @@ pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
     let mut options: Options = client::understood(&answer)?;
     let Some(name) = &flags.option else { return Report::of(&options) };
     options.options.retain(|shown| shown.name == *name);
-    let shown = options.options.first();
-    let value = shown.and_then(|shown| shown.value.clone()).ok_or_else(|| {
+    let shown = options.options.first().ok_or_else(|| {
+        Failure::new(Kind::Usage, format!("{} has no {name}", options.owner.name()))
+            .why("it lives on its cache alone")
+            .next(format!("`bcached get {}` lists what it has", options.owner.name()))
+            .option(name.as_str())
+    })?;
+    let value = shown.value.clone().ok_or_else(|| {
         Failure::new(Kind::Io, format!("{name} of {} is not known", options.owner.name()))
             .why("its device keeps it, which could not be read yet")
             .next("`bcached status` says why")

@@ -39,9 +39,15 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
             return Err(failure.why(reason).next(next));
         }
         if until.is_some_and(|until| Instant::now() >= until) {
+            let is_asked_for =
+                flags.wanted != WaitFor::Detached || !work.is_empty() || volume.facts.is_none();
+            let next = match is_asked_for {
+                true => "wait again; `bcached status` says what it waits for".to_owned(),
+                false => format!("nobody has asked for that: `bcached detach {}` does", volume.name),
+            };
             return Err(Failure::new(Kind::TimeLimit, format!("{} is not as wanted yet", volume.name))
                 .why(std::iter::once(volume.line()).chain(work).collect::<Vec<_>>().join("; "))
-                .next("wait again; `bcached status` says what it waits for"));
+                .next(next));
         }
         thread::sleep(LOOK);
     }

@@ -45,7 +45,7 @@ pub struct Add {
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
     /// How large it is to be: a volume without a backing device, that lives in the cache alone; a bare number is bytes
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
@@ -85,7 +85,7 @@ pub struct Forget {
     #[arg(value_name = "UUID")]
     pub volume: String,
     /// How much dirty data may be lost; a bare number is bytes [default: none]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub accept_loss: Option<String>,
     /// The new file, on the daemon's machine, that is to say what was lost [default: lost-UUID-TIME.json in /var/lib/bcached; of a
     /// daemon that is not root's, in ~/.local/state/bcached]
@@ -104,7 +104,7 @@ pub struct Grow {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// How large one is to be that lives in the cache alone; a bare number is bytes
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
@@ -120,10 +120,10 @@ pub struct Shrink {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// How large it is to be, in whole blocks; a bare number is bytes
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: String,
     /// How much may be lost behind its new end of one that lives in the cache alone; a bare number is bytes [default: nothing]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub accept_loss: Option<String>,
     /// The new file, on the daemon's machine, that is to say what was lost [default: as `forget`'s]
     #[arg(long, value_name = "FILE")]

@@ -336,12 +336,38 @@ fn of_a_volume_whose_cache_was_let_go_of() {
     state.check();
 }
 
+/// All that is about a backing device: everything but `label`, `on_cache_error` and `freeze_timeout`.
+const ABOUT_BACKING: &[&str] = &[
+    "cache_mode",
+    "sequential_cutoff",
+    "writeback_running",
+    "writeback_percent",
+    "writeback_delay",
+    "writeback_rate",
+    "writeback_rate_update_seconds",
+    "writeback_rate_p_term_inverse",
+    "writeback_rate_i_term_inverse",
+    "writeback_rate_fp_term_low",
+    "writeback_rate_fp_term_mid",
+    "writeback_rate_fp_term_high",
+    "writeback_consider_fragment",
+    "writeback_rate_minimum",
+    "writeback_rate_maximum",
+    "max_dirty_age",
+    "quiet_hours",
+    "writeback_latency",
+    "spindown_after",
+    "stripe_size",
+    "partial_stripes_expensive",
+    "on_backing_error",
+];
+
 /// A volume that lives in the cache alone, of which nothing can be kept.
 const SCRATCH: State = State {
     owner: "scratch",
     enter: add_scratch,
     is_so: |daemon| of(&daemon.status(), "volumes", "scratch")["state"] == "served",
-    lacks: &["cache_mode", "writeback_rate"],
+    lacks: ABOUT_BACKING,
     refuses: &[(
         "*",
         2,

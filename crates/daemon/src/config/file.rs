@@ -1,13 +1,16 @@
-//! One TOML file: parsed against the known keys, every value understood, every error with file and line.
+//! One TOML file: parsed against the known keys, every value understood, every error with file and line, all of them at once.
 
-use super::NO_CACHE;
+use super::reading::bounded;
 use super::section::{RawCache, RawVolume, Typed};
 use super::values::{Listen, Loopback, Size, Time};
+use super::{NO_CACHE, findings};
 use crate::failure::{Failure, Kind};
 use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};
 use crate::options::value::{Refused, Value};
 use serde::Deserialize;
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -188,87 +191,130 @@ struct RawNbd {
     listen: Option<Vec<Listen>>,
 }
 
-/// Reads and understands the file at `path`.
-pub fn read(path: &Path) -> Result<Settings, Failure> {
+/// Reads the file at `path` and understands it; what is wrong with that is added to `findings`.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(path: &Path, findings: &mut Vec<Failure>) -> Result<Settings, Failure> {
     let next = "name another with --config, or devices with --cache and --backing";
-    parse(path, &content(path, next)?)
+    let text = content(path, next)?;
+    Ok(understand(Source::new(path, &text, false), findings))
 }
 
-/// The same of the file that `bcached set` writes.
-pub fn read_set_file(path: &Path) -> Result<Settings, Failure> {
-    let next = "put back what it was, or take it away: what was set is lost with it";
-    parse_set_file(path, &content(path, next)?)
+/// The same of the file that `bcached set` writes; `None`: it is empty, or not there.
+pub fn read_set_file(path: &Path, findings: &mut Vec<Failure>) -> Result<Option<Settings>, Failure> {
+    let is_there = |path: &Path| path.metadata().is_ok_and(|file| file.len() > 0);
+    if !bounded(path, is_there)? {
+        return Ok(None);
+    }
+    let text = content(path, "put back what it was, or take it away: what was set is lost with it")?;
+    Ok(Some(understand(Source::new(path, &text, true), findings)))
 }
 
 fn content(path: &Path, next: &str) -> Result<String, Failure> {
-    // Reading a pipe may never end, and a reload would find nothing in it.
-    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return Err(Failure::new(Kind::Config, format!("cannot read the configuration {}", path.display()))
-            .why("it is not a regular file")
-            .next(next));
+    let read = |path: &Path| {
+        // Reading a pipe may never end, and a reload would find nothing in it.
+        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return None;
+        }
+        Some(std::fs::read_to_string(path))
+    };
+    let cannot = |kind, why: String| {
+        let what = format!("cannot read the configuration {}", path.display());
+        Failure::new(kind, what).why(why).next(next)
+    };
+    match bounded(path, read)? {
+        None => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
+        Some(text) => text.map_err(|error| {
+            let kind = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => Kind::Permission,
+                _ => Kind::Config,
+            };
+            cannot(kind, error.to_string())
+        }),
     }
-    std::fs::read_to_string(path).map_err(|error| {
-        let kind = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => Kind::Permission,
-            _ => Kind::Config,
-        };
-        Failure::new(kind, format!("cannot read the configuration {}", path.display()))
-            .why(error.to_string())
-            .next(next)
-    })
 }
 
-/// Understands `text`, the content of `path`.
-pub fn parse(path: &Path, text: &str) -> Result<Settings, Failure> {
-    understand(&Source { file: path.into(), text, by_set: false })
+/// Understands `text`, the content of the file that `bcached set` writes; what is wrong with that is added to `findings`.
+pub fn parse_set_file(path: &Path, text: &str, findings: &mut Vec<Failure>) -> Settings {
+    understand(Source::new(path, text, true), findings)
 }
 
-/// The same of the file that `bcached set` writes.
-pub fn parse_set_file(path: &Path, text: &str) -> Result<Settings, Failure> {
-    understand(&Source { file: path.into(), text, by_set: true })
+fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
+    let settings = source.settings();
+    let mut found = source.findings.into_inner();
+    found.sort_by_key(|(line, _)| *line);
+    findings.extend(found.into_iter().map(|(_, failure)| failure));
+    settings
 }
 
-fn understand(source: &Source<'_>) -> Result<Settings, Failure> {
-    let text = source.text;
-    let raw: RawFile = toml::from_str(text).map_err(|error| source.refuse(&error))?;
-    if *raw.version.get_ref() != 1 {
-        return Err(source
-            .origin(raw.version.span().start)
-            .failure(&format!("version {} is unknown", raw.version.get_ref()))
-            .next("this bcached reads version 1"));
+/// A file's text, and what is wrong with it.
+struct Source<'a> {
+    file: Arc<Path>,
+    text: &'a str,
+    by_set: bool,
+    /// By line.
+    findings: RefCell<Vec<(usize, Failure)>>,
+}
+
+impl<'a> Source<'a> {
+    fn new(path: &Path, text: &'a str, by_set: bool) -> Self {
+        Self { file: path.into(), text, by_set, findings: RefCell::default() }
     }
-    Ok(Settings {
-        control: raw.daemon.control,
-        memory: raw.daemon.memory.map(|size| size.0),
-        stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
-        metrics: raw.daemon.metrics.map(|address| address.0),
-        listen: raw.nbd.listen,
-        caches: source.named(raw.cache, |source, origin, raw| {
-            Ok(CacheSettings {
+}
+
+impl Source<'_> {
+    fn settings(&self) -> Settings {
+        let Some(raw) = self.raw() else { return Settings::default() };
+        if *raw.version.get_ref() != 1 {
+            let origin = self.origin(raw.version.span().start);
+            let failure = origin.failure(&format!("version {} is unknown", raw.version.get_ref()));
+            self.found(&origin, failure.next("this bcached reads version 1"));
+            return Settings::default();
+        }
+        Settings {
+            control: raw.daemon.control,
+            memory: raw.daemon.memory.map(|size| size.0),
+            stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
+            metrics: raw.daemon.metrics.map(|address| address.0),
+            listen: raw.nbd.listen,
+            caches: self.named(raw.cache, |source, origin, raw| CacheSettings {
                 origin,
                 device: source.locate(raw.device),
                 former: source.locate(raw.former),
                 moving: raw.moving,
                 imported: raw.imported,
                 served: raw.served,
-                options: source.options(raw.options)?,
-            })
-        })?,
-        defaults: source.volume(raw.defaults)?,
-        volumes: source.named(raw.volume, |source, origin, raw| {
-            Ok(NamedVolume { origin, settings: source.volume(raw)? })
-        })?,
-        replaced: Vec::new(),
-    })
-}
+                options: source.options(raw.options),
+            }),
+            defaults: self.volume(raw.defaults),
+            volumes: self.named(raw.volume, |source, origin, raw| NamedVolume {
+                origin,
+                settings: source.volume(raw),
+            }),
+            replaced: Vec::new(),
+        }
+    }
 
-struct Source<'a> {
-    file: Arc<Path>,
-    text: &'a str,
-    by_set: bool,
-}
+    /// What stands there, without what cannot be. `None` if nothing can be told of it.
+    fn raw(&self) -> Option<RawFile> {
+        let mut text = Cow::Borrowed(self.text);
+        loop {
+            let error = match toml::from_str(&text) {
+                Ok(raw) => return Some(raw),
+                Err(error) => error,
+            };
+            let origin = self.origin(error.span().map_or(0, |span| span.start));
+            self.found(&origin, refused(&origin, &error));
+            let span = error.span().filter(|_| !error.message().starts_with("missing field"))?;
+            text = Cow::Owned(findings::without(&text, span)?);
+        }
+    }
 
-impl Source<'_> {
+    fn found(&self, origin: &Origin, failure: Failure) {
+        self.findings.borrow_mut().push((origin.line, failure));
+    }
+
     fn origin(&self, offset: usize) -> Origin {
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
@@ -282,47 +328,31 @@ impl Source<'_> {
         })
     }
 
-    /// A parser's error. An unknown key that is to come in a later version is named as such.
-    fn refuse(&self, error: &toml::de::Error) -> Failure {
-        let offset = error.span().map_or(0, |span| span.start);
-        let message = error.message().trim().replace('\n', " ");
-        let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
-        let later = LATER.iter().find(|(key, _)| Some(*key) == unknown);
-        let mut failure = match later {
-            None => self.origin(offset).failure(&message),
-            Some((key, without)) => self
-                .origin(offset)
-                .failure(&format!("`{key}` is not in this version"))
-                .next(format!("leave it out: until then, {without}")),
-        };
-        if later.is_some() {
-            failure.kind = Kind::NotInThisVersion;
-        }
-        failure
-    }
-
     /// The sections with names, each with its place. Names go into paths, NBD and JSON.
     fn named<R, T>(
         &self,
         raw: BTreeMap<Spanned<String>, R>,
-        make: impl Fn(&Self, Origin, R) -> Result<T, Failure>,
-    ) -> Result<BTreeMap<String, T>, Failure> {
+        make: impl Fn(&Self, Origin, R) -> T,
+    ) -> BTreeMap<String, T> {
         let mut named = BTreeMap::new();
         for (name, raw) in raw {
             let origin = self.origin(name.span().start);
             let name = name.into_inner();
             if name.is_empty() || name.chars().any(|letter| letter.is_control() || letter == '/') {
-                return Err(origin
-                    .failure(&format!("{name:?} cannot be a name"))
-                    .why("a name is not empty and has no slash and no control character"));
+                let failure = origin.failure(&format!("{name:?} cannot be a name"));
+                self.found(
+                    &origin,
+                    failure.why("a name is not empty and has no slash and no control character"),
+                );
+                continue;
             }
-            named.insert(name, make(self, origin, raw)?);
+            named.insert(name, make(self, origin, raw));
         }
-        Ok(named)
+        named
     }
 
-    fn volume(&self, raw: RawVolume) -> Result<VolumeSettings, Failure> {
-        Ok(VolumeSettings {
+    fn volume(&self, raw: RawVolume) -> VolumeSettings {
+        VolumeSettings {
             backing: self.locate(raw.backing),
             flash: self.locate(raw.flash),
             cache: self.locate(raw.cache),
@@ -331,29 +361,37 @@ impl Source<'_> {
             served: raw.served,
             released: raw.released,
             wait: raw.wait.map(|time| time.0),
-            options: self.options(raw.options)?,
+            options: self.options(raw.options),
             size: raw.size.map(|size| size.0),
-        })
+        }
     }
 
-    fn options(&self, raw: Vec<(&'static Definition, Spanned<Typed>)>) -> Result<Configured, Failure> {
-        raw.into_iter().map(|(option, typed)| self.option(option, typed)).collect()
+    fn options(&self, raw: Vec<(&'static Definition, Spanned<Typed>)>) -> Configured {
+        raw.into_iter().filter_map(|(option, typed)| self.option(option, typed)).collect()
     }
 
     /// An option out of its range is refused here: nobody would see what became of it.
-    fn option(
-        &self,
-        option: &'static Definition,
-        typed: Spanned<Typed>,
-    ) -> Result<(&'static str, Setting), Failure> {
+    fn option(&self, option: &'static Definition, typed: Spanned<Typed>) -> Option<(&'static str, Setting)> {
         let origin = self.origin(typed.span().start);
         match option.read(&typed.into_inner().0) {
-            Ok(value) => Ok((option.name, Setting { value, origin })),
+            Ok(value) => Some((option.name, Setting { value, origin })),
             Err(Refused::NotUnderstood(why) | Refused::OutOfRange(why, _)) => {
-                Err(origin.failure(&format!("cannot set `{}`", option.name)).why(why).option(option.name))
+                let failure = origin.failure(&format!("cannot set `{}`", option.name));
+                self.found(&origin, failure.why(why).option(option.name));
+                None
             }
         }
     }
+}
+
+/// A parser's error. An unknown key that is to come in a later version is named as such.
+fn refused(origin: &Origin, error: &toml::de::Error) -> Failure {
+    let message = error.message().trim().replace('\n', " ");
+    let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+    let later = LATER.iter().find(|(key, _)| Some(*key) == unknown);
+    let Some((key, without)) = later else { return origin.failure(&message) };
+    let failure = origin.failure(&format!("`{key}` is not in this version"));
+    Failure { kind: Kind::NotInThisVersion, ..failure.next(format!("leave it out: until then, {without}")) }
 }
 
 impl Settings {

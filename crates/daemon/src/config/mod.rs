@@ -4,9 +4,12 @@
 //! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
 
 mod file;
+mod findings;
+mod reading;
 mod said;
 mod section;
 mod set_file;
+mod twice;
 mod values;
 
 use crate::devices;
@@ -14,7 +17,6 @@ use crate::failure::{Failure, Kind};
 use crate::options::layers::{Configured, Layers};
 use bcached_format::Uuid;
 use file::{CacheSettings, Located, NamedVolume, Settings, VolumeSettings};
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -194,6 +196,26 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub(crate) fn load_with(line: &CommandLine, set_text: Option<&str>) -> Result<Self, Failure> {
+        let mut findings = Vec::new();
+        let config = Self::examine(line, set_text, &mut findings)?;
+        findings.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// The configuration, as far as it is right, and all that is wrong with it: a start refuses the first of that.
+    ///
+    /// # Errors
+    /// A file cannot be read, or wrong use of the command line.
+    pub fn findings(line: &CommandLine) -> Result<(Self, Vec<Failure>), Failure> {
+        let mut findings = Vec::new();
+        let config = Self::examine(line, None, &mut findings)?;
+        Ok((config, findings))
+    }
+
+    fn examine(
+        line: &CommandLine,
+        set_text: Option<&str>,
+        findings: &mut Vec<Failure>,
+    ) -> Result<Self, Failure> {
         let named = !line.caches.is_empty() || !line.backings.is_empty();
         if named && line.config.is_some() {
             return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
@@ -202,9 +224,11 @@ impl Config {
         // Whoever is told of a file may have another working directory.
         let main = line.config.as_deref().unwrap_or(Path::new(FILE_DEFAULT));
         let main = &std::path::absolute(main).unwrap_or_else(|_| main.to_owned());
-        let (settings, gone) =
-            if named { (Settings::default(), Vec::new()) } else { read_files(main, set_text)? };
-        let mut config = Self::from_settings(settings, line)?;
+        let (settings, gone) = match named {
+            true => (Settings::default(), Vec::new()),
+            false => read_files(main, set_text, findings)?,
+        };
+        let mut config = Self::from_settings(settings, line, findings)?;
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
         let plain = |device: &String| Cache {
@@ -215,7 +239,7 @@ impl Config {
         };
         config.caches.extend(line.caches.iter().map(plain));
         config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
-        config.check(named)?;
+        config.check(named, findings);
         Ok(config)
     }
 
@@ -249,7 +273,11 @@ impl Config {
         self.volumes.iter().filter(has_it).filter_map(|volume| volume.name.clone()).collect()
     }
 
-    fn from_settings(settings: Settings, line: &CommandLine) -> Result<Self, Failure> {
+    fn from_settings(
+        settings: Settings,
+        line: &CommandLine,
+        findings: &mut Vec<Failure>,
+    ) -> Result<Self, Failure> {
         tell_of_no_volumes(&settings);
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
@@ -280,45 +308,53 @@ impl Config {
         };
         for (name, cache) in settings.caches {
             let device = cache.device.as_ref().map(|device| device.value.clone());
-            match Cache::of(&name, cache)? {
-                Some(cache) => config.caches.push(cache),
-                None => config.released.push(Released { name, device, backings: Vec::new() }),
+            match Cache::of(&name, cache) {
+                Ok(Some(cache)) => config.caches.push(cache),
+                Ok(None) => config.released.push(Released { name, device, backings: Vec::new() }),
+                Err(failure) => {
+                    findings.push(failure);
+                    // Who names it is not wrong.
+                    config.released.push(Released { name, device, backings: Vec::new() });
+                }
             }
         }
-        config.add_volumes(settings.volumes, &settings.defaults)?;
+        for (name, own) in settings.volumes {
+            if let Err(failure) = config.add_volume(name, own, &settings.defaults) {
+                findings.push(failure);
+            }
+        }
         Ok(config)
     }
 
-    fn add_volumes(
+    fn add_volume(
         &mut self,
-        volumes: BTreeMap<String, NamedVolume>,
+        name: String,
+        own: NamedVolume,
         defaults: &VolumeSettings,
     ) -> Result<(), Failure> {
-        for (name, own) in volumes {
-            let origin = own.origin.clone();
-            sense_of_flash(&name, own.said())?;
-            let merged = own.over(defaults);
-            if merged.flash.is_some() {
-                self.flash.push(Flash::of(name, &origin, merged)?);
-                continue;
-            }
-            if merged.served == Some(false) {
-                self.add_not_served(name, merged);
-                continue;
-            }
-            let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
-            check_size(&name, &origin, merged.size)?;
-            self.volumes.push(Volume {
-                cache: known_cache(merged.cache, &self.caches, &self.released)?,
-                backing: backing.value,
-                options: in_order(merged.options)?,
-                read_only: merged.read_only.unwrap_or(false),
-                shared: merged.shared.unwrap_or(false),
-                wait: merged.wait.unwrap_or(WAIT_DEFAULT),
-                size: merged.size,
-                name: Some(name),
-            });
+        let origin = own.origin.clone();
+        sense_of_flash(&name, own.said())?;
+        let merged = own.over(defaults);
+        if merged.flash.is_some() {
+            self.flash.push(Flash::of(name, &origin, merged)?);
+            return Ok(());
         }
+        if merged.served == Some(false) {
+            self.add_not_served(name, merged);
+            return Ok(());
+        }
+        let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
+        check_size(&name, &origin, merged.size)?;
+        self.volumes.push(Volume {
+            cache: known_cache(merged.cache, &self.caches, &self.released)?,
+            backing: backing.value,
+            options: in_order(merged.options)?,
+            read_only: merged.read_only.unwrap_or(false),
+            shared: merged.shared.unwrap_or(false),
+            wait: merged.wait.unwrap_or(WAIT_DEFAULT),
+            size: merged.size,
+            name: Some(name),
+        });
         Ok(())
     }
 
@@ -334,31 +370,26 @@ impl Config {
         self.not_served.push(NotServed { name, backing });
     }
 
-    fn check(&self, from_command_line: bool) -> Result<(), Failure> {
+    fn check(&self, from_command_line: bool, findings: &mut Vec<Failure>) {
         // Backing devices of the command line get a better sentence, once their superblocks have been read.
         let needs_one = self.volumes.is_empty()
             || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
-        // Nothing at all is what comes before an import.
-        if self.caches.is_empty() && !from_command_line && needs_one && !self.volumes.is_empty() {
-            return Err(Failure::new(Kind::Config, "no cache is configured")
-                .next("add a [cache.NAME] section, or name devices with --cache and --backing"));
+        // Nothing at all is what comes before an import, and what is wrong with a section has been said.
+        let lacks_one = self.caches.is_empty() && needs_one && !self.volumes.is_empty();
+        if lacks_one && !from_command_line && findings.is_empty() {
+            findings.push(
+                Failure::new(Kind::Config, "no cache is configured")
+                    .next("add a [cache.NAME] section, or name devices with --cache and --backing"),
+            );
         }
         if self.memory_bytes < MEMORY_MIN {
-            return Err(Failure::new(Kind::Config, "`memory` is too small")
-                .why("B-tree nodes and requests in flight need 128M"));
+            findings.push(
+                Failure::new(Kind::Config, "`memory` is too small")
+                    .why("B-tree nodes and requests in flight need 128M"),
+            );
         }
-        for (index, volume) in self.volumes.iter().enumerate() {
-            if let Some(other) = self.volumes[..index].iter().find(|other| other.backing == volume.backing) {
-                if other.name.is_none() && volume.name.is_none() {
-                    return Err(Failure::new(Kind::Config, format!("{} is named twice", volume.backing))
-                        .next("name each backing device once"));
-                }
-                let name = |volume: &Volume| volume.name.clone().unwrap_or_else(|| volume.backing.clone());
-                return Err(Failure::new(Kind::Config, format!("{} is configured twice", volume.backing))
-                    .why(format!("as {} and as {}", name(other), name(volume))));
-            }
-        }
-        Ok(())
+        twice::check_sockets(self, findings);
+        twice::check_devices(self, from_command_line, findings);
     }
 }
 
@@ -442,18 +473,20 @@ impl Volume {
 
 /// The file, then those beside it in `config.d`, by name, and last of all the one that `bcached set` writes; with `set_text`
 /// as if that said so. Also the volumes of that which are not configured.
-fn read_files(main: &Path, set_text: Option<&str>) -> Result<(Settings, Vec<String>), Failure> {
-    let mut settings = file::read(main)?;
+fn read_files(
+    main: &Path,
+    set_text: Option<&str>,
+    findings: &mut Vec<Failure>,
+) -> Result<(Settings, Vec<String>), Failure> {
+    let mut settings = file::read(main, findings)?;
     let set_file = set_file::path_beside(main);
-    for path in more_files(main) {
-        settings.overlay(file::read(&path)?);
+    for path in reading::bounded(main, more_files)? {
+        settings.overlay(file::read(&path, findings)?);
     }
     let newest = match set_text {
         Some("") => None,
-        Some(text) => Some(file::parse_set_file(&set_file, text)?),
-        // An empty one says nothing.
-        None if set_file.metadata().is_ok_and(|file| file.len() > 0) => Some(file::read_set_file(&set_file)?),
-        None => None,
+        Some(text) => Some(file::parse_set_file(&set_file, text, findings)),
+        None => file::read_set_file(&set_file, findings)?,
     };
     let gone = newest.map_or_else(Vec::new, |newest| settings.overlay_set_file(newest));
     Ok((settings, gone))

@@ -3,6 +3,7 @@
 //! replaced or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
 use super::file::{self, Kept, KeptCache, KeptOptions};
+use super::reading::bounded;
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use crate::sizes::typed;
@@ -40,7 +41,7 @@ impl SetFile {
     /// # Errors
     /// It cannot be read, or is not ours.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let before = match std::fs::read_to_string(path) {
+        let before = match bounded(path, |path| std::fs::read_to_string(path))? {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(cannot(path, "read", &error)),
@@ -55,7 +56,12 @@ impl SetFile {
             if !before.starts_with(FIRST_LINE) {
                 return Err(not_ours());
             }
-            (volumes, caches) = file::parse_set_file(path, &before)?.into_kept().ok_or_else(not_ours)?;
+            let mut findings = Vec::new();
+            let settings = file::parse_set_file(path, &before, &mut findings);
+            if let Some(first) = findings.into_iter().next() {
+                return Err(first);
+            }
+            (volumes, caches) = settings.into_kept().ok_or_else(not_ours)?;
         }
         Ok(Self { path: path.to_owned(), volumes, caches, before })
     }

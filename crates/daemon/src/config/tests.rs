@@ -381,6 +381,6 @@ fn a_configuration_is_a_regular_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("config.toml");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).expect("a pipe");
-    let refused = file::read(&pipe).expect_err("a pipe").to_string();
+    let refused = file::read(&pipe, &mut Vec::new()).expect_err("a pipe").to_string();
     assert!(refused.contains("config.toml") && refused.contains("it is not a regular file"), "{refused}");
 }

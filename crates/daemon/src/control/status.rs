@@ -307,6 +307,9 @@ pub struct Writeback {
     /// Dirty data that could not be written back when it was last tried; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwritable: Option<Unwritable>,
+    /// False: what is dirty stays until somebody asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_running: Option<bool>,
     /// Absent: as fast as the devices go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_rate_bytes: Option<u64>,
@@ -514,6 +517,9 @@ impl Volume {
             }
             if facts.attached == Some(false) {
                 line.push_str(", no cache");
+            }
+            if facts.writeback.as_ref().is_some_and(|now| now.writeback_running == Some(false)) {
+                line.push_str(", write-back is off (writeback_running)");
             }
             if let Some(bypassed) = facts.counts.as_ref().and_then(VolumeCounts::bypassed) {
                 let _ = write!(line, ", {bypassed}");

@@ -78,10 +78,15 @@ pub fn look_where(name: &str) -> Result<(Superblock, Presence), Failure> {
 
 /// What the backing device `name` says. It is read and not claimed.
 pub fn look_at_backing(name: &str) -> Result<BackingSuperblock, Failure> {
+    look_where_backing(name).map(|(superblock, _)| superblock)
+}
+
+/// The same, and which device that is.
+pub fn look_where_backing(name: &str) -> Result<(BackingSuperblock, Presence), Failure> {
     let device = Device::open(resolve(name)?, Access::Look)?;
     device.require_blocks(8)?;
     match read_superblock(&device)? {
-        Superblock::Backing(superblock) => Ok(superblock),
+        Superblock::Backing(superblock) => Ok((superblock, device.presence())),
         Superblock::Cache(_) => Err(wrong_role(&device, "a cache device", "--cache")),
     }
 }

@@ -10,7 +10,7 @@ use super::keeper::Keeper;
 use crate::translate::{self, Work};
 use bcached_engine::{Client, Error, OnError, Reply as EngineReply, Request, VolumeId};
 use bcached_env::sync::{Notify, Permit, Semaphore};
-use bcached_env::{Buffer, Time};
+use bcached_env::{Buffer, DiskId, Time};
 use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -204,7 +204,10 @@ impl Desk {
         let reply = set.serve_for(client, volume, work).await;
         drop(set);
         match reply.result {
-            Err(error) if self.is_of_cache(&error) || self.keeper.misses_backing(&error) => {
+            Err(error)
+                if is_of_cache(&error, self.keeper.inner().recipe.cache.get())
+                    || self.keeper.misses_backing(&error) =>
+            {
                 Came::Trouble(error, reply.buffer)
             }
             // It came in the moment in which the volume moved.
@@ -214,14 +217,14 @@ impl Desk {
             _ => Came::Answered(translate::reply_of(reply)),
         }
     }
+}
 
-    /// The cache failed, not the backing device and not the request.
-    fn is_of_cache(&self, error: &Error) -> bool {
-        match error {
-            Error::Failed(_) | Error::Node { .. } => true,
-            Error::Io { source, .. } => source.disk == self.keeper.inner().recipe.cache.get(),
-            _ => false,
-        }
+/// The cache failed, which is this disk, not the backing device and not the request.
+fn is_of_cache(error: &Error, cache: DiskId) -> bool {
+    match error {
+        Error::Failed(_) | Error::Node { .. } | Error::Inconsistent(_) => true,
+        Error::Io { source, .. } => source.disk == cache,
+        _ => false,
     }
 }
 
@@ -280,6 +283,20 @@ impl Again {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bcached_engine::Doing;
+    use bcached_env::{IoError, IoErrorKind};
+
+    /// Requests that need dirty data wait for a cache that fails, also if what it says makes no sense.
+    #[test]
+    fn what_fails_is_the_cache_or_it_is_not() {
+        let io = |disk| IoError { kind: IoErrorKind::Io, disk: DiskId(disk), sector: 0 };
+        let at = |disk| Error::Io { doing: Doing::Backing, source: io(disk) };
+        let is_of_cache = |error: &Error| super::is_of_cache(error, DiskId(0));
+        assert!(is_of_cache(&Error::Inconsistent("a btree node is larger than those of its set")));
+        assert!(is_of_cache(&Error::Failed(Box::new(Error::LostWrites))));
+        assert!(is_of_cache(&at(0)) && !is_of_cache(&at(1)));
+        assert!(!is_of_cache(&Error::Stopping));
+    }
 
     #[test]
     fn places_are_limited_for_each_volume_and_for_all() {

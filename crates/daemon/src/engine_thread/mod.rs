@@ -36,7 +36,9 @@ use bcached_env::{Executor, Note, NoteRecord, Order};
 use bcached_format::{CacheMode, Label, Uuid};
 use bcached_port::{Connector, Server};
 use bcached_uring::note::NoteError;
-use bcached_uring::{Backend, Bell, Device, DriverOptions, MappedNote, NoteFound, NoteIdentity, open_driver};
+use bcached_uring::{
+    Backend, Bell, Device, DriverOptions, MappedNote, NoteFate, NoteFound, NoteIdentity, open_driver,
+};
 use keeper::{Keeper, Recipe};
 use pump::Pump;
 use resize::Under;
@@ -85,8 +87,8 @@ pub struct Opened {
     pub volumes: Vec<VolumeInfo>,
     /// How I/O is done.
     pub backend: Backend,
-    /// What the note held.
-    pub note: NoteFound,
+    /// What the note held, and what became of that.
+    pub note: LeftNote,
     /// Where it lies, if there is one.
     pub note_path: Option<PathBuf>,
 }
@@ -239,6 +241,9 @@ fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>)) {
     thread.serve();
 }
 
+/// What a former process has left in the note, and what becomes of that.
+pub type LeftNote = (NoteFound, NoteFate);
+
 /// What the thread owns.
 struct EngineThread {
     executor: Executor,
@@ -247,7 +252,7 @@ struct EngineThread {
     commands: Option<Receiver<Command>>,
     engine: Engine,
     backend: Backend,
-    note: NoteFound,
+    note: LeftNote,
 }
 
 impl EngineThread {
@@ -261,7 +266,7 @@ impl EngineThread {
             Some(place) => {
                 open_note(place, start.set_uuid).map_err(|error| engine_failure::of_note(&error))?
             }
-            None => (Box::new(NoNote) as Box<dyn Note>, NoteFound::Nothing),
+            None => (Box::new(NoNote) as Box<dyn Note>, (NoteFound::Nothing, NoteFate::default())),
         };
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
         let recipe = Recipe {
@@ -301,10 +306,10 @@ impl EngineThread {
     }
 }
 
-fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, NoteFound), NoteError> {
+fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
     let identity = NoteIdentity::of_this_boot(set.0)?;
     let note = MappedNote::open(place, &identity, bcached_uring::note::NOTE_BYTES)?;
-    let found = note.found().clone();
+    let found = (note.found().clone(), note.fate());
     Ok((Box::new(note), found))
 }
 

@@ -73,7 +73,11 @@ fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
     match &superblock {
         Superblock::Backing(backing) if backing.state() == BackingState::Dirty => {
             Err(refuse("it is a bcache backing device whose newest data is in its cache only")
-                .next("serve it with its cache until it is clean; nothing overrides this"))
+                .next(format!(
+                    "serve it with its cache until it is clean; what was given up (`bcached forget`) is given up here by \
+                     `wipefs --all {}`, and nothing else overrides this",
+                    device.path().display()
+                )))
         }
         Superblock::Cache(cache) if cache.is_synchronous() => match dirty_sectors(device)? {
             None => Err(refuse(

@@ -438,6 +438,12 @@ impl Definition {
         }
     }
 
+    /// A volume that lives in its cache alone has it as well: it is about no backing device.
+    #[must_use]
+    pub fn is_of_flash(&self) -> bool {
+        matches!(self.name, "label" | "on_cache_error" | "freeze_timeout")
+    }
+
     /// Whether it can be a key of the configuration; if not, what to do instead.
     #[must_use]
     pub const fn not_configured(&self) -> Option<&'static str> {

@@ -1,6 +1,6 @@
 //! Caches whose devices answer with errors when they are opened, anywhere from the superblock to the root of the index: a dying SSD, or
 //! one whose cable is loose. They are tried again, ever less often, and meanwhile they are as good as missing: who has nothing dirty
-//! there is served without them.
+//! there is served without them. A cache for whose note there is no room is tried again like that; it is well, and waited for.
 
 use super::Supervisor;
 use super::returning::Absent;
@@ -45,13 +45,17 @@ impl Ailing {
     }
 }
 
+/// Nobody has to mend anything here, and whether it has passed is known only when it is tried.
+const fn is_tried_again(failure: &Failure) -> bool {
+    matches!(failure.kind, Kind::DeviceFails | Kind::NoteRoom)
+}
+
 impl Supervisor {
     /// What becomes of a cache that cannot be opened for this reason.
     pub(super) fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
-        let is_passing = failure.may_pass() || failure.kind == Kind::DeviceFails;
-        if failure.kind != Kind::DeviceFails || self.strict {
+        if !is_tried_again(&failure) || self.strict {
             self.cache_is_well(index);
-            return match is_passing && !self.strict {
+            return match failure.may_pass() && !self.strict {
                 true => CacheState::Waiting(failure),
                 false => CacheState::Failed(failure),
             };
@@ -66,9 +70,9 @@ impl Supervisor {
 
     /// The engine of a cache could not open its set.
     pub(super) fn set_refused(&mut self, index: usize, failure: Failure) {
-        let state = match failure.kind {
-            Kind::DeviceFails => self.cache_refused(index, failure),
-            _ => {
+        let state = match is_tried_again(&failure) {
+            true => self.cache_refused(index, failure),
+            false => {
                 self.cache_is_well(index);
                 CacheState::Failed(failure)
             }

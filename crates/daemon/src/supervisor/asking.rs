@@ -5,6 +5,7 @@ use super::import::Seen;
 use super::jobs::Asked;
 use super::looking::Looks;
 use super::owner::{Among, resolve_cache};
+use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Shared};
 use crate::config::{Config, NO_CACHE, Released};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
@@ -74,9 +75,29 @@ impl<'a> Asking<'a> {
         let Some(backing) = planned.devices.into_iter().next() else {
             return self.ask(None, begin, Looked::Nothing);
         };
-        let device = backing.clone();
-        self.look(begin, &backing, move || devices::look_at_backing(&device).map(drop))?;
+        let (device, others) = (backing.clone(), self.others(&begin.volume));
+        let look = move || {
+            let (superblock, presence) = devices::look_where_backing(&device)?;
+            others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))
+        };
+        self.look(begin, &backing, look)?;
         self.ask(None, begin, Looked::Backing(backing))
+    }
+
+    /// The volumes that are not called so, and have devices.
+    fn others(&self, name: &str) -> Vec<Other> {
+        let shared = self.lock();
+        let has_one = |entry: &&VolumeEntry| entry.display_name() != name && !entry.is_removed();
+        let other = |entry: &VolumeEntry| {
+            let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
+            Some(Other {
+                name: entry.display_name().to_owned(),
+                backing: entry.backing.clone()?,
+                opened: entry.opened.filter(|_| is_served),
+                uuid: entry.uuid.filter(|_| is_served),
+            })
+        };
+        shared.table.volumes.iter().filter(has_one).filter_map(other).collect()
     }
 
     fn import(&self, begin: &Begin) -> Result<Shown, Failure> {
@@ -152,6 +173,37 @@ impl<'a> Asking<'a> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A volume whose device must not be added once more.
+struct Other {
+    name: String,
+    backing: String,
+    /// Which device that is, and its UUID, while it is served.
+    opened: Option<Presence>,
+    uuid: Option<Uuid>,
+}
+
+impl Other {
+    /// By whatever name, it is not that device; nor do both carry one UUID, which no cache could tell apart.
+    fn check_not(&self, device: &str, presence: &Presence, uuid: Uuid) -> Result<(), Failure> {
+        let cannot = |why: String| Failure::new(Kind::SameDevice, format!("cannot add {device}")).why(why);
+        let name = &self.name;
+        let is_it = match self.opened {
+            Some(opened) => opened.identity() == presence.identity(),
+            None => presence.is_at(Path::new(&self.backing)),
+        };
+        if is_it {
+            return Err(cannot(format!("it is the device of {name}, by another name"))
+                .next(format!("leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first")));
+        }
+        if self.uuid == Some(uuid) {
+            return Err(cannot(format!("{name} has the same UUID, {uuid}")).next(
+                "one is a copy of the other: serve the one that was in use, and never both with one cache",
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -23,7 +23,7 @@ struct Seen<'a> {
 pub fn of(table: &Table, (verb, subject): (Verb, &Subject), status: &Status) -> Option<String> {
     let is_concerned = |info: &&VolumeInfo| match subject {
         Subject::Volume(_, served) => info.id == served.id,
-        Subject::Unserved(_) => false,
+        Subject::Unserved(_) | Subject::Arrivals(_) => false,
         Subject::Cache(_) => true,
     };
     let volumes: Vec<_> = status.volumes.iter().filter(is_concerned).collect();

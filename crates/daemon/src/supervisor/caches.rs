@@ -10,12 +10,13 @@ use super::{Event, Phase, Supervisor, health, reasons};
 use crate::config::NO_CACHE;
 use crate::control::status::Progress;
 use crate::devices::{self, CacheDevice};
-use crate::engine_thread::{self, Engine, Opened, Start};
+use crate::engine_thread::{self, Engine, LeftNote, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
 use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +97,7 @@ impl Supervisor {
             return match &self.shared().table.caches[index].state {
                 CacheState::Open { engine, .. } => Ok((index, engine.clone())),
                 CacheState::Failed(failure) => Err(Unserved::Failed(failure.clone())),
-                _ => Err(Unserved::Waits(reasons::its_cache_opens())),
+                _ => Err(Unserved::Waits(reasons::goes_without())),
             };
         }
         let index = self.shared().table.caches.len();
@@ -110,7 +111,7 @@ impl Supervisor {
         });
         let state = state.unwrap_or_else(CacheState::Failed);
         self.shared().table.caches.push(CacheEntry::none(block_sectors, state));
-        Err(Unserved::Waits(reasons::its_cache_opens()))
+        Err(Unserved::Waits(reasons::goes_without()))
     }
 
     /// What is said of the cache, with so much memory for its nodes.
@@ -132,12 +133,7 @@ impl Supervisor {
                 self.cache_is_well(index);
                 if let Some(place) = &opened.note_path {
                     tracing::info!(event = "cache-opened", "{}", opened.backend);
-                    let (note, place) = (&opened.note, place.display());
-                    if matches!(note, NoteFound::Damaged { .. }) {
-                        tracing::warn!(event = "note-damaged", "{note} ({place})");
-                    } else {
-                        tracing::info!(event = "note-read", "{note} ({place})");
-                    }
+                    tell_note(&opened.note, place);
                 }
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
                 let unwanted = self.shared().table.cache_opened(index, opened);
@@ -316,6 +312,24 @@ impl Supervisor {
             self.look_for_absent(index, &status);
             self.look_for_absent_cache(index, &status);
         }
+    }
+}
+
+/// Logs what a former process has left in the note, and what has become of that.
+fn tell_note((found, fate): &LeftNote, place: &Path) {
+    let fate = match (found, fate.are_taken()) {
+        (NoteFound::Records(_), Some(true)) => ": they are replayed",
+        (NoteFound::Records(_), Some(false)) => {
+            ": they are left alone: the set has been run since, and they are of before"
+        }
+        (NoteFound::Damaged { .. }, Some(false)) => "; but the set has been run since, and all of it is void",
+        _ => "",
+    };
+    let place = place.display();
+    if matches!(found, NoteFound::Damaged { .. }) {
+        tracing::warn!(event = "note-damaged", "{found}{fate} ({place})");
+    } else {
+        tracing::info!(event = "note-read", "{found}{fate} ({place})");
     }
 }
 

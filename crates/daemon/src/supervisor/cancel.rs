@@ -18,6 +18,8 @@ enum Way {
     Engine(Engine),
     /// By the loop: the replacing of what the cache of this index was.
     Replacing(usize),
+    /// By the loop: the waiting for what comes by itself.
+    Waiting,
 }
 
 /// What the control thread calls.
@@ -46,6 +48,9 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
             Way::Replacing(former) => {
                 let _stopping = events.send(Event::StopReplacing(former));
             }
+            Way::Waiting => {
+                let _stopping = events.send(Event::StopWaiting(number));
+            }
         }
         show(&shared, number)
     })
@@ -69,6 +74,7 @@ fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<Way, F
                 }
             }
         }
+        (None, _) if matches!(job.subject, Subject::Arrivals(_)) => Ok(Way::Waiting),
         (None, Some(engine)) if job.verb.can_be_cancelled() => {
             let loses = matches!(job.verb, Verb::Forget | Verb::Shrink);
             let is_late = loses && if is_dry_run { job.turn.is_late() } else { !job.turn.gives_up() };

@@ -443,7 +443,7 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
     let scope = view.scope();
     let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
     let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
-    if is_flash_only && matches!(option.place, Place::CacheMode | Place::Pace) {
+    if is_flash_only && !option.is_of_flash() {
         return Err(Failure::new(Kind::Usage, format!("{} has no {name}", view.display_name()))
             .why("it lives on its cache alone")
             .option(name));

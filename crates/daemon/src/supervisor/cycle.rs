@@ -13,6 +13,7 @@ use crate::failure::{Failure, Kind};
 use crate::options::quiet;
 use crate::sizes::human;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -278,11 +279,9 @@ impl Supervisor {
     pub(super) fn users_of(&self, name: &str) -> Vec<String> {
         let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
         let clients = nbd.as_ref().map_or_else(Vec::new, |server| server.clients());
-        clients
-            .into_iter()
-            .filter(|client| client.export.as_deref() == Some(name))
-            .map(|client| client.peer)
-            .collect()
+        let its = clients.into_iter().filter(|client| client.export.as_deref() == Some(name));
+        // A client may have several connections.
+        its.map(|client| client.peer).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn cache_name(&self, index: usize) -> String {

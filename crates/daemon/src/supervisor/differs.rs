@@ -2,7 +2,7 @@
 //! that is not kept.
 
 use super::owner::{Owner, View};
-use super::table::VolumeEntry;
+use super::table::{CacheEntry, VolumeEntry};
 use super::{Event, Supervisor};
 use crate::config::{Config, Volume};
 use crate::control::AskDifferences;
@@ -110,6 +110,8 @@ impl Supervisor {
                 _ if entry.is_flash_only() => found.of_options(&view, &Configured::new()),
                 Some(said) => {
                     found.of_volume(entry, said);
+                    let only = [lasting_name(&running), only_name(files)];
+                    found.of_cache(entry, said, only);
                     found.of_options(&view, &said.options);
                 }
                 None => found.section(&format!("volume.{}", entry.display_name()), true, RESTART),
@@ -125,6 +127,22 @@ impl Supervisor {
             }
         }
         found.0
+    }
+}
+
+/// The only cache that runs.
+fn lasting_name<'a>(running: &[(usize, &'a CacheEntry)]) -> Option<&'a str> {
+    match running {
+        [(_, only)] => only.name.as_deref(),
+        _ => None,
+    }
+}
+
+/// The only cache of the files.
+fn only_name(files: &Config) -> Option<&str> {
+    match files.caches.as_slice() {
+        [only] => only.name.as_deref(),
+        _ => None,
     }
 }
 
@@ -205,11 +223,20 @@ impl Found {
         }
     }
 
+    /// Which cache it has; where there is only one, saying so or not is the same. `only`: that which runs, and that of the files.
+    fn of_cache(&mut self, entry: &VolumeEntry, said: &Volume, only: [Option<&str>; 2]) {
+        let (running, files) = (entry.wanted_cache.clone(), said.cache.clone());
+        let [runs, says] = only;
+        if running.as_deref().or(runs) != files.as_deref().or(says) {
+            let section = format!("volume.{}", entry.display_name());
+            self.value(&section, "cache", running, files, OF_CACHE);
+        }
+    }
+
     fn of_volume(&mut self, entry: &VolumeEntry, said: &Volume) {
         let section = format!("volume.{}", entry.display_name());
         let of = |is: bool| Some(is.to_string());
         self.value(&section, "backing", entry.backing.clone(), Some(said.backing.clone()), RESTART);
-        self.value(&section, "cache", entry.wanted_cache.clone(), said.cache.clone(), OF_CACHE);
         self.value(&section, "read_only", of(entry.read_only), of(said.read_only), RESTART);
         self.value(&section, "shared", of(entry.shared), of(said.shared), RESTART);
         self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), OF_SIZE);

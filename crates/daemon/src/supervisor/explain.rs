@@ -108,26 +108,58 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
         Bypass::ALL.iter().map(|reason| (now.stats.bypassed.of(*reason), *reason)).collect();
     kept_out.retain(|(traffic, _)| traffic.requests > 0);
     kept_out.sort_by_key(|(traffic, _)| Reverse(traffic.bytes));
-    for (Traffic { requests, bytes }, reason) in kept_out {
-        let rule = match reason {
-            Bypass::OnItsWay => "came while it was on its way to or from its cache".to_owned(),
-            Bypass::Failing => "came after the cache device had failed too often (io_error_limit)".to_owned(),
-            Bypass::Full => "came while too much of the cache was dirty".to_owned(),
-            Bypass::Discard => "were discards, which leave nothing in the cache".to_owned(),
-            Bypass::Mode => format!("past it in its cache mode, {}", now.mode.name()),
-            Bypass::Sequential => {
-                let cutoff = human(now.options.sequential_cutoff);
-                format!("were of streams of {cutoff} or more (sequential_cutoff)")
-            }
-            Bypass::Congested => "came while the cache device was slow".to_owned(),
-        };
-        why.push(format!(
-            "since it is served {requests} requests ({}) went past the cache: {rule}",
-            human(bytes)
-        ));
-    }
+    let rules = (now.mode, now.options.sequential_cutoff);
+    why.extend(kept_out.into_iter().map(|(traffic, reason)| kept_out_by(traffic, reason, rules)));
     if why.is_empty() {
         why.push("nothing keeps it out: it was not asked for yet, or has been evicted".to_owned());
     }
     why
+}
+
+/// How much has gone past the cache for this reason, and what that is.
+fn kept_out_by(
+    Traffic { requests, bytes }: Traffic,
+    reason: Bypass,
+    (mode, cutoff): (CacheMode, u64),
+) -> String {
+    let (noun, they) = if requests == 1 { ("request", "it") } else { ("requests", "they") };
+    let were = if requests == 1 { "was" } else { "were" };
+    let rule = match reason {
+        Bypass::OnItsWay => format!("{they} came while the volume was on its way to or from its cache"),
+        Bypass::Failing => {
+            format!("{they} came after the cache device had failed too often (io_error_limit)")
+        }
+        Bypass::Full => format!("{they} came while too much of the cache was dirty"),
+        Bypass::Discard => "discards leave nothing in the cache".to_owned(),
+        Bypass::Mode => format!("its cache mode, {}, keeps them out", mode.name()),
+        Bypass::Sequential => {
+            let cutoff = human(cutoff);
+            format!("{they} {were} part of streams of {cutoff} or more (sequential_cutoff)")
+        }
+        Bypass::Congested => format!("{they} came while the cache device was slow"),
+    };
+    format!("since it is served {requests} {noun} ({}) went past the cache: {rule}", human(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It said that requests went past the cache: were of streams.
+    #[test]
+    fn what_has_gone_past_the_cache_is_told_in_sentences() {
+        let told = |requests, reason| {
+            let rules = (CacheMode::Writeback, 4 << 20);
+            kept_out_by(Traffic { requests, bytes: 8192 }, reason, rules)
+        };
+        assert_eq!(
+            told(2, Bypass::Sequential),
+            "since it is served 2 requests (8 KiB) went past the cache: they were part of streams of 4 MiB or more \
+             (sequential_cutoff)"
+        );
+        assert_eq!(
+            told(1, Bypass::Congested),
+            "since it is served 1 request (8 KiB) went past the cache: it came while the cache device was slow"
+        );
+    }
 }

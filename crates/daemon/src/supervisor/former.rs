@@ -5,7 +5,7 @@ use super::steps::Unserved;
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use crate::config;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use bcached_format::{BackingState, BackingSuperblock};
 
 impl Table {
@@ -62,6 +62,15 @@ impl Table {
         }
     }
 
+    /// The volume or cache that is configured with this device.
+    pub fn owner_of(&self, device: &str) -> Option<String> {
+        let caches = self.real_caches().filter(|(_, cache)| cache.device == device);
+        let caches = caches.map(|(_, cache)| cache.display_name().to_owned());
+        let has_it = |entry: &&VolumeEntry| entry.backing.as_deref() == Some(device) && !entry.is_removed();
+        let volumes = self.volumes.iter().filter(has_it).map(|entry| entry.display_name().to_owned());
+        caches.chain(volumes).next()
+    }
+
     /// Volumes on a cache whose sections name none, which is not enough when there are several.
     pub fn to_be_named(&self, cache: usize) -> Vec<(usize, String)> {
         if self.lasting_caches().count() == 1 {
@@ -78,12 +87,12 @@ impl Table {
     }
 
     /// What could not be served for a reason that the cache of this name had may be now.
-    pub fn look_again(&mut self, name: &str) {
+    pub fn look_again(&mut self, name: &str, waits: &Failure) {
         for entry in &mut self.volumes {
             if matches!(entry.state, VolumeState::Failed(_))
                 && entry.wanted_cache.as_deref().is_none_or(|it| it == name)
             {
-                entry.state = VolumeState::Waiting(Failure::new(Kind::NotFound, "its cache was replaced"));
+                entry.state = VolumeState::Waiting(waits.clone());
             }
         }
     }

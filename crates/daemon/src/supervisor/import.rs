@@ -3,6 +3,7 @@
 
 use super::Supervisor;
 use super::asking::{At, Looked, meanwhile, released_called, uuid_of};
+use super::table::{CacheEntry, CacheState};
 use crate::config::{Config, NO_CACHE, Released, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::devices;
@@ -140,6 +141,7 @@ impl Supervisor {
         }
         file.write()?;
         self.take_over(config);
+        self.try_anew(&shown.volume);
         tracing::info!(event = "set-imported", "cache {}: it is served as soon as it can be", shown.volume);
         Ok(shown)
     }
@@ -149,6 +151,20 @@ impl Supervisor {
         let shared = self.shared();
         let mut all = shared.table.lasting_caches();
         all.any(|(_, cache)| cache.display_name() == name && cache.set().is_some())
+    }
+
+    /// What had a final reason may have been mended.
+    fn try_anew(&self, name: &str) {
+        let mut shared = self.shared();
+        let mut caches = shared.table.caches.iter_mut();
+        let is_it = |cache: &&mut CacheEntry| cache.is_real() && cache.display_name() == name;
+        let Some(cache) = caches.find(is_it).filter(|cache| matches!(cache.state, CacheState::Failed(_)))
+        else {
+            return;
+        };
+        let not_looked = Failure::new(Kind::NotLooked, "its device was not looked for yet");
+        cache.state = CacheState::Waiting(not_looked.clone());
+        shared.table.look_again(name, &not_looked);
     }
 
     /// What the file is to say; the cache's name.

@@ -83,6 +83,8 @@ pub enum Subject {
     Unserved(Uuid),
     /// All that is on the cache of this index, or on what it was before.
     Cache(usize),
+    /// All that is to come to the cache of this index.
+    Arrivals(usize),
 }
 
 #[derive(Clone)]
@@ -213,6 +215,7 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
                 left.map(|left| left.dirty_sectors)
             }
             Subject::Cache(_) => Some(status.dirty_sectors),
+            Subject::Arrivals(_) => None,
         };
         if let Some(dirty_sectors) = dirty_sectors {
             let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
@@ -223,6 +226,8 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
         shown.blocked_by = job.blocked.clone().or(told);
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());
+    } else if job.ended.is_none() {
+        shown.blocked_by = job.blocked;
     }
     Ok(shown)
 }
@@ -257,7 +262,7 @@ impl Job {
             Subject::Volume(_, served) => {
                 volumes.find(|info| info.id == served.id)?.writeback_trouble.as_ref()
             }
-            Subject::Unserved(_) => None,
+            Subject::Unserved(_) | Subject::Arrivals(_) => None,
             Subject::Cache(_) => volumes.find_map(|info| info.writeback_trouble.as_ref()),
         }
     }
@@ -277,7 +282,7 @@ impl Job {
     pub const fn volume(&self) -> Option<usize> {
         match self.subject {
             Subject::Volume(volume, _) => Some(volume),
-            Subject::Unserved(_) | Subject::Cache(_) => None,
+            Subject::Unserved(_) | Subject::Cache(_) | Subject::Arrivals(_) => None,
         }
     }
 }
@@ -318,7 +323,7 @@ impl Jobs {
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
         match &self.all.get(&number)?.subject {
             Subject::Volume(_, served) => Some(served.clone()),
-            Subject::Unserved(_) | Subject::Cache(_) => None,
+            Subject::Unserved(_) | Subject::Cache(_) | Subject::Arrivals(_) => None,
         }
     }
 
@@ -339,6 +344,27 @@ impl Jobs {
                 && job.ended.is_none()
         };
         self.all.iter().find(|(_, job)| is_it(job)).map(|(number, _)| *number)
+    }
+
+    /// The work that waits for volumes to come to the cache of this index.
+    pub fn arriving(&self, cache: usize) -> Option<u64> {
+        self.arrivals().into_iter().find(|(_, to, _)| *to == cache).map(|(number, ..)| number)
+    }
+
+    /// All work that waits for such: its number, the cache, and how long it has waited.
+    pub fn arrivals(&self) -> Vec<(u64, usize, Duration)> {
+        let of = |(number, job): (&u64, &Job)| match job.subject {
+            Subject::Arrivals(cache) if job.ended.is_none() => Some((*number, cache, job.began.elapsed())),
+            _ => None,
+        };
+        self.all.iter().filter_map(of).collect()
+    }
+
+    /// Something else is to be known of it.
+    pub fn note(&mut self, number: u64, notes: &[String]) {
+        if let Some(job) = self.all.get_mut(&number) {
+            job.notes.extend_from_slice(notes);
+        }
     }
 
     /// The work by which a cache is let go of.

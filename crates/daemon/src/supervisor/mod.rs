@@ -5,6 +5,7 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod ailing;
+mod arriving;
 mod asking;
 mod blockers;
 mod cache_returning;
@@ -55,6 +56,7 @@ mod words;
 
 use crate::config::{CommandLine, Config};
 use crate::control::{Control, Handlers, Signal};
+use crate::descriptors;
 use crate::devices::{BackingDevice, CacheDevice};
 use crate::engine_thread::{Added, Given, News, NotTaken};
 use crate::events;
@@ -117,6 +119,8 @@ enum Event {
     Replace(Box<replace::Asked>),
     /// Somebody gives that up, of what the cache of this index was.
     StopReplacing(usize),
+    /// Somebody does not want to wait for the work of this number any more, which ends by itself.
+    StopWaiting(u64),
     /// That cache's engine has taken it up.
     Moved(u64, usize, Box<Result<Added, Error>>),
     /// An engine has taken up the backing device of a volume that has come back, or says why not.
@@ -200,7 +204,11 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
     }
     let config = Config::load(&line)?;
+    descriptors::provide(&config)?;
     let notes = notes::directory()?;
+    if let Some((event, sentence)) = notes::warning(&notes) {
+        tracing::warn!(event, "{sentence}");
+    }
     let control = Control::bind(&config.control)?.with_metrics(config.metrics)?;
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
@@ -324,6 +332,7 @@ impl Supervisor {
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
                 Ok(Event::Replace(asked)) => self.replace(*asked),
                 Ok(Event::StopReplacing(former)) => self.stop_replacing(former, replacing::cancelled()),
+                Ok(Event::StopWaiting(number)) => self.stop_waiting(number),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
@@ -349,6 +358,7 @@ impl Supervisor {
         self.look_after_cache_returns();
         self.go_on_replacing();
         self.take_caches_back();
+        self.look_after_arrivals();
         self.divide_memory();
     }
 

@@ -267,7 +267,8 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
             status.volumes.into_iter().find(|now| now.id == info.id)
         });
         let facts = Facts::of(entry, now.as_ref());
-        let options = scope.options().iter().map(|option| facts.show(option)).collect();
+        let has = |option: &&Definition| !entry.is_flash_only() || option.is_of_flash();
+        let options = scope.options().iter().filter(has).map(|option| facts.show(option)).collect();
         Ok(Options { owner, options })
     })
 }

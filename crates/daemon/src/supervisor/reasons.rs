@@ -11,6 +11,12 @@ pub fn its_cache_opens() -> Failure {
         .next("it is served when that is; `bcached status` says how far it is")
 }
 
+/// It is about to be served without its cache: that takes a moment.
+pub fn goes_without() -> Failure {
+    Failure::new(Kind::NotFound, "it is about to be served without a cache")
+        .next("`bcached status` says when it is")
+}
+
 /// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
 pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
     let name = name.map_or_else(String::new, |name| format!(" {name}"));
@@ -52,6 +58,7 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
     match reason.kind {
         Kind::InUse => {}
         Kind::DeviceFails => return failing_cache(superblock, cache, reason),
+        Kind::NoteRoom => return cache_not_served(reason),
         _ => return missing_cache(superblock, cache),
     }
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));

@@ -50,6 +50,8 @@ pub enum What {
     Begin(Box<CacheDevice>),
     /// It has been begun, and given up.
     GoOn,
+    /// It has been done: for what still is on its way.
+    Wait,
 }
 
 /// The cache as it is.
@@ -111,9 +113,10 @@ fn judge_and_begin(
     let is_there = found.is_at(&device);
     let ask = |what, uid| ask(events, &found, &device, what, uid);
     let what = match &found.former {
-        None if is_there => {
+        None if is_there && begin.dry_run => {
             return Ok(Shown { already: true, state: State::Done, ..shown });
         }
+        None if is_there => What::Wait,
         Some((former, ..)) if is_there => {
             let running = lock(shared).jobs.replacing(*former);
             if let Some(number) = running {
@@ -142,10 +145,11 @@ fn judge_and_begin(
             let fresh = fresh::cache(path, judged.geometry, &begin.overwrites, begin.dry_run)?;
             judged.check_new(&found, &fresh.superblock)?;
             shown.dirty_bytes_at_start = judged.dirty_bytes;
-            shown.notes.push(if fresh.was_made {
-                format!("{device} was made a cache before, and is taken as it is")
-            } else {
-                format!("{device} becomes the cache set {}", fresh.superblock.set_uuid())
+            shown.notes.push(match (fresh.was_made, begin.dry_run) {
+                (true, _) => format!("{device} was made a cache before, and is taken as it is"),
+                // Its UUIDs are drawn then.
+                (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
+                (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
             });
             if begin.dry_run {
                 return Ok(shown);
@@ -157,7 +161,12 @@ fn judge_and_begin(
         }
     };
     is_told.set(true);
-    ask(what, uid).map(|job| Shown { notes: shown.notes, ..job })
+    let job = ask(what, uid)?;
+    if let Some(number) = job.id {
+        // Whoever waits for it looks at it again.
+        lock(shared).jobs.note(number, &shown.notes);
+    }
+    Ok(Shown { notes: shown.notes, ..job })
 }
 
 /// The loop's answer.
@@ -328,7 +337,10 @@ fn judge_dead(found: &Found) -> Result<Judged, Failure> {
 /// One whose device may be had soon is not dead.
 fn check_dead(found: &Found) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
-    if !matches!(trouble.kind, Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked) {
+    if !matches!(
+        trouble.kind,
+        Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked | Kind::NoteRoom
+    ) {
         return Ok(());
     }
     Err(Failure::new(Kind::InUse, format!("cannot replace {}", found.name))

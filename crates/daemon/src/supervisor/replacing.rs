@@ -33,6 +33,11 @@ pub fn cancelled() -> Failure {
         .next("the same command goes on with it")
 }
 
+/// Why what could not be served before is looked at again.
+fn was_replaced() -> Failure {
+    Failure::new(Kind::NotFound, "its cache was replaced")
+}
+
 impl Supervisor {
     /// What was judged is begun.
     pub(super) fn replace(&mut self, asked: Asked) {
@@ -47,9 +52,11 @@ impl Supervisor {
             }
             What::Begin(cache) => self.begin_replacing(&name, &device, *cache, is_dead),
             What::GoOn => self.move_again(&name, is_dead),
+            What::Wait => self.wait_again(&name),
         };
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
+            Ok(shown) if shown.already => {}
             Ok(_) => tracing::info!(event = "job-begun", uid, "{text}"),
         }
         let _gone = answer.send(begun);
@@ -73,6 +80,11 @@ impl Supervisor {
             }
             if !table.is_as_judged(index, is_dead) {
                 return Err(refused("its device has come or gone meanwhile"));
+            }
+            if let Some(owner) = table.owner_of(device) {
+                return Err(Failure::new(Kind::SameDevice, format!("cannot replace {name}"))
+                    .why(format!("{device} cannot be its new device: it is the device of {owner} already"))
+                    .next("name another"));
             }
             if is_dead && let Some(flash) = self.flash_of_nobody(table) {
                 return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
@@ -122,7 +134,7 @@ impl Supervisor {
         self.take_over(config);
         tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
         if is_dead {
-            return Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done));
+            return Ok(self.begin_arrival(self.cache_called_so(name)?, name));
         }
         Ok(self.begin_job_of(index, name))
     }
@@ -148,7 +160,7 @@ impl Supervisor {
         if is_open {
             return;
         }
-        table.look_again(name);
+        table.look_again(name, &was_replaced());
     }
 
     /// It had been given up.
@@ -166,17 +178,19 @@ impl Supervisor {
         if is_dead {
             // Nothing belongs to it any more.
             self.forget_former(name, None)?;
-            let table = &mut self.shared().table;
-            table.caches[former].state = CacheState::Released;
-            table.look_again(name);
-            return Ok(Shown::new(Verb::Replace, name.to_owned(), State::Done));
+            {
+                let table = &mut self.shared().table;
+                table.caches[former].state = CacheState::Released;
+                table.look_again(name, &was_replaced());
+            }
+            return Ok(self.begin_arrival(index, name));
         }
         self.forget_former(name, Some(true))?;
         self.shared().table.caches[former].is_moving = true;
         Ok(self.begin_job_of(former, name))
     }
 
-    fn cache_called_so(&self, name: &str) -> Result<usize, Failure> {
+    pub(super) fn cache_called_so(&self, name: &str) -> Result<usize, Failure> {
         let shared = self.shared();
         let mut all = shared.table.lasting_caches();
         let found = all.find(|(_, cache)| cache.display_name() == name);

@@ -219,6 +219,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
             oldest_dirty_seconds: info.oldest_dirty.and_then(DirtyAge::known).map(|age| age.as_secs()),
             dirty_age_unknown: info.dirty_sectors > 0 && info.oldest_dirty == Some(DirtyAge::Unknown),
             unwritable: unwritable(info),
+            writeback_running: Some(info.options.writeback_running),
             writeback_rate_bytes: info.writeback_rate.rate.map(|sectors| sectors.saturating_mul(512)),
             stripe_bytes: info.stripe_sectors.map(|sectors| sectors * 512),
             partial_stripes_expensive: info.partial_stripes_expensive,

@@ -1,5 +1,6 @@
 //! The supervisor with engines that misbehave: threads of our own in their place.
 
+mod arrivals;
 mod leaving;
 mod moves;
 mod words;

@@ -121,6 +121,11 @@ impl Table {
 }
 
 impl VolumeEntry {
+    /// Its cache is back, and it could not be attached.
+    pub fn stays_without(&self) -> bool {
+        self.lack.as_ref().is_some_and(|lack| lack.is_given_up)
+    }
+
     /// Why it is served without the cache that it is to have, and what can be done.
     pub fn without_cache(&self) -> Option<String> {
         let lack = self.lack.as_ref().filter(|_| self.wanted_cache.as_deref() != Some(NO_CACHE))?;

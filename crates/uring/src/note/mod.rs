@@ -28,6 +28,7 @@ use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use thiserror::Error;
 
 /// "bcchNOTE", read as a little-endian word.
@@ -94,10 +95,7 @@ impl fmt::Display for NoteFound {
             Self::Nothing => formatter.write_str("the note is empty"),
             Self::Records(count) => {
                 let keys = if *count == 1 { "key" } else { "keys" };
-                write!(
-                    formatter,
-                    "the note holds {count} {keys} that a former process left: replayed, unless others ran the set since"
-                )
+                write!(formatter, "the note holds {count} {keys} that a former process left")
             }
             Self::OtherBoot => formatter.write_str("the note is from before the last boot and void"),
             Self::OtherSet => formatter.write_str("the note belongs to another cache set and is void"),
@@ -109,6 +107,19 @@ impl fmt::Display for NoteFound {
                 )
             }
         }
+    }
+}
+
+/// What has become of the records that a former process left, for whoever has given the note away.
+#[derive(Clone, Default, Debug)]
+pub struct NoteFate(Arc<OnceLock<bool>>);
+
+impl NoteFate {
+    /// True: they were taken for the session that the set is in. False: they are of another one, and void. `None`: nobody has asked for
+    /// them.
+    #[must_use]
+    pub fn are_taken(&self) -> Option<bool> {
+        self.0.get().copied()
     }
 }
 
@@ -175,6 +186,7 @@ pub struct MappedNote {
     /// Numbers below are of a former process.
     left_until: u64,
     found: NoteFound,
+    fate: NoteFate,
 }
 
 impl MappedNote {
@@ -219,8 +231,17 @@ impl MappedNote {
 
     fn new(mapping: Mapping, file: File, capacity: u64, identity: &NoteIdentity, found: NoteFound) -> Self {
         let salt = mix(words_of(identity).iter().copied());
-        let mut note =
-            Self { mapping, _file: file, capacity, salt, appended: 0, forgotten: 0, left_until: 0, found };
+        let mut note = Self {
+            mapping,
+            _file: file,
+            capacity,
+            salt,
+            appended: 0,
+            forgotten: 0,
+            left_until: 0,
+            found,
+            fate: NoteFate::default(),
+        };
         if note.mapping.words()[0].load(Ordering::Relaxed) == MAGIC && note.found == NoteFound::Nothing {
             note.take_over();
         } else {
@@ -233,6 +254,12 @@ impl MappedNote {
     #[must_use]
     pub const fn found(&self) -> &NoteFound {
         &self.found
+    }
+
+    /// What becomes of that.
+    #[must_use]
+    pub fn fate(&self) -> NoteFate {
+        self.fate.clone()
     }
 
     /// Takes the records a former process left, as far as they are whole.
@@ -334,7 +361,9 @@ impl Note for MappedNote {
     }
 
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
-        if self.mapping.words()[SESSION].load(Ordering::Acquire) != session {
+        let is_its = self.mapping.words()[SESSION].load(Ordering::Acquire) == session;
+        let _the_first_answer_holds = self.fate.0.set(is_its);
+        if !is_its {
             return Vec::new();
         }
         (self.forgotten..self.left_until).filter_map(|number| self.record(number)).collect()

@@ -54,14 +54,6 @@ impl Planned {
     /// What this version does not do well with `device`, although bcache can have it.
     pub fn warning(&self, device: &str) -> Option<String> {
         match self {
-            Self::Cache(cache) if cache.bucket_sectors() < 2 * cache.block_sectors() => {
-                let block = bytes_of(cache.block_sectors());
-                Some(format!(
-                    "{device}: `bcached serve` refuses this set, because a bucket must hold two blocks; --bucket {} or \
-                     more would do",
-                    short(2 * block)
-                ))
-            }
             Self::Backing(backing) if !backing.data_offset().is_multiple_of(backing.block_sectors()) => {
                 let (offset, block) = (backing.data_offset(), backing.block_sectors());
                 Some(format!(
@@ -122,15 +114,24 @@ fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Resu
         Failure::new(Kind::Geometry, format!("cannot make {} a cache device", device.path().display()))
             .option("--bucket")
     };
+    // In the words of the engine, which would not run it.
+    if options.bucket < 2 * block {
+        return Err(refuse().why("a bucket must hold two blocks").next(format!(
+            "--bucket {} fits, or --block {}",
+            short(2 * block),
+            short(options.bucket / 2)
+        )));
+    }
     let buckets = device::length(device) / options.bucket;
     if buckets < BUCKETS_MIN {
         let why = format!(
             "it is too small for buckets of {}: {buckets} fit, and a set needs {BUCKETS_MIN}",
             human(options.bucket)
         );
-        return Err(refuse().why(why).next(match largest_bucket(device::length(device)) {
+        let least = (2 * block).max(PAGE_BYTES);
+        return Err(refuse().why(why).next(match largest_bucket(device::length(device), least) {
             Some(fitting) => format!("--bucket {} fits", short(fitting)),
-            None => format!("it needs {} at least", human(BUCKETS_MIN * PAGE_BYTES)),
+            None => format!("it needs {} KiB at least", BUCKETS_MIN * least / 1024),
         }));
     }
     CacheSuperblock::format(CacheFormat {
@@ -298,9 +299,10 @@ fn read_partner(path: &std::path::Path) -> Result<Superblock, Failure> {
     superblock::read_sound(&device::open(path, Access::Look)?).map_err(|failure| failure.option("--for"))
 }
 
-/// The largest bucket of which a device has enough.
-fn largest_bucket(device_bytes: u64) -> Option<u64> {
-    (12..=24).rev().map(|shift| 1 << shift).find(|bucket| device_bytes / bucket >= BUCKETS_MIN)
+/// The largest bucket of which a device has enough, and not below the least.
+fn largest_bucket(device_bytes: u64, least: u64) -> Option<u64> {
+    let all = (12..=24).rev().map(|shift| 1 << shift);
+    all.take_while(|bucket| *bucket >= least).find(|bucket| device_bytes / bucket >= BUCKETS_MIN)
 }
 
 /// A power of two as it is typed.

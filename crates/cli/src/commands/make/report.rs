@@ -1,4 +1,4 @@
-//! What `make` says it did: in text what `make-bcache` prints.
+//! What `make` says it did: in text what `make-bcache` prints, and of several devices which is which.
 
 use super::Target;
 use super::plan::Planned;
@@ -103,9 +103,12 @@ impl Show for Made {
             );
         }
         for device in &self.devices {
-            if self.dry_run {
+            // Of several nobody could tell which is which.
+            if self.dry_run || self.devices.len() > 1 {
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{} ({} device)", device.device, device.role);
+            }
+            if self.dry_run {
                 for signature in &device.wiped_signatures {
                     let _ = writeln!(text, "erased first:\t\t{signature}");
                 }

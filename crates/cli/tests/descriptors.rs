@@ -1,0 +1,58 @@
+//! A daemon that may open few files: it says so before it says that it is ready.
+
+mod common;
+
+use common::{Daemon, Images, done, run};
+use std::process::Command;
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+
+fn configured(images: &Images) -> Command {
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
+    ));
+    let config = images.path("config.toml");
+    Daemon::command(images, "run", &["--config", config.to_str().expect("text")])
+}
+
+/// Through a shell, which sets its limits and becomes the daemon.
+fn limited(command: &Command, limits: &str) -> Command {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\"")).arg(command.get_program());
+    shell.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            shell.env(name, value);
+        }
+    }
+    shell
+}
+
+/// It was ready, and nobody could connect.
+#[test]
+fn a_daemon_that_may_open_too_few_files_does_not_start() {
+    let images = Images::new();
+    let command = configured(&images);
+    let ran = run(&mut limited(&command, "ulimit -n 20"));
+    assert_eq!((ran.exit, ran.out.as_str()), (4, ""), "{ran:?}");
+    assert!(
+        ran.err.contains("too few open files are allowed: 20") && ran.err.contains("LimitNOFILE="),
+        "{ran:?}"
+    );
+}
+
+/// A soft limit is only a default: what may be had is taken.
+#[test]
+fn a_low_soft_limit_is_raised() {
+    let images = Images::new();
+    let command = configured(&images);
+    let daemon = Daemon::start_command(&images, limited(&command, "ulimit -S -n 20"));
+    done(&daemon, &["wait", "tank", "--for", "served", "--timeout", "30s"]);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.id())).expect("readable");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    let words: Vec<_> = line.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{line}");
+    assert_eq!(daemon.stop().0, 0);
+}

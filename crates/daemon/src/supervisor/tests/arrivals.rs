@@ -1,0 +1,44 @@
+//! Waiting for volumes to come to a cache that was replaced: what is waited for, for how long, and what ends it.
+
+use super::{SET, supervisor};
+use crate::engine_thread::Engine;
+use crate::failure::{Failure, Kind};
+use crate::supervisor::arriving::Arrival;
+use crate::supervisor::table::{CacheState, VolumeState};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn a_wait_for_volumes_ends_when_each_has_come_or_cannot() {
+    let supervisor = supervisor(&["one", "two"]);
+    let mut shared = supervisor.shared();
+    let table = &mut shared.table;
+    let failure = |kind| Failure::new(kind, "for this reason");
+    let kind = |arrival| match arrival {
+        Arrival::Fails(failure) => Some(failure.kind),
+        _ => None,
+    };
+    // Nobody has come to its device yet, however long that takes.
+    assert_eq!(table.arrival(0, LONG), Arrival::Waits("the new device is not open yet".to_owned()));
+    table.caches[0].state = CacheState::Waiting(failure(Kind::NotFound));
+    assert!(matches!(table.arrival(0, Duration::ZERO), Arrival::Waits(_)));
+    assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::TimeLimit));
+    table.caches[0].state = CacheState::Failed(failure(Kind::Damaged));
+    assert_eq!(kind(table.arrival(0, Duration::ZERO)), Some(Kind::Damaged));
+
+    let (engine, _ears) = Engine::deaf();
+    let thread = std::thread::spawn(|| {});
+    table.caches[0].state = CacheState::Open { set: SET, engine, io: String::new(), thread };
+    table.volumes[0].state = VolumeState::Failed(failure(Kind::NotBcache));
+    // What can come is waited for first.
+    let waits = Arrival::Waits("two is not served: its device was not looked for yet".to_owned());
+    assert_eq!(table.arrival(0, Duration::ZERO), waits);
+    assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::TimeLimit));
+    table.volumes[1].state = VolumeState::Stopped;
+    assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::NotBcache));
+    table.volumes[0].state = VolumeState::Removed;
+    assert_eq!(table.arrival(0, LONG), Arrival::Done, "nobody wants them there");
+    table.caches[0].former_of = Some("other".to_owned());
+    assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::Cancelled));
+}
