@@ -5,10 +5,12 @@
 //! generations so that a split has buckets) needs only entries without keys, a bounded number for each oldest leaf, and
 //! each of those entries carries the newest `last_seq`, which frees the oldest bucket.
 //!
-//! A replay lets nothing go before all keys of an entry are in leaves. Meanwhile it needs an entry only for buckets, and
+//! A replay puts a long stretch of entries at a time, and lets nothing of it go before all its keys are in leaves; if there is no room
+//! for that, entry after entry. Meanwhile it needs an entry only for buckets, and
 //! then it takes many at once. Should the ring that somebody left behind not even have room for that, the set is refused
 //! as it is ([`crate::Error::JournalFull`]).
 
+pub mod latest;
 pub mod replay;
 pub mod ring;
 pub mod scan;

@@ -1,23 +1,36 @@
 //! Applies what the journal and the note hold to the tree, through the same transition as a write.
 //!
+//! They are put in the order of their places, a long stretch of the journal at a time ([`latest`]), and the next leaves are read together:
+//! in their own order each key of a busy set would read a leaf of its own.
+//!
 //! Keys whose pointer is stale belong to buckets that were reused since: they become holes (format 9.5). The buckets
 //! of all others are pinned before anything is allocated, because nothing else says yet that they are in use.
 //!
 //! The keys are bytes from outside: see [`prepare`] for what is refused.
+//!
+//! [`latest`]: crate::journal::latest
 
-use crate::btree::Record;
-use crate::btree::walk;
+use crate::btree::{Child, Record, load, walk};
 use crate::error::{Doing, Error};
+use crate::journal::latest::Latest;
 use crate::journal::scan::Entry;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
+use crate::state::State;
 use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use bcached_env::{Env, NoteRecord};
+use bcached_env::{Env, NoteRecord, join_all};
 use bcached_format::key_check::check_leaf_key;
-use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers};
+use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers, Position};
+
+/// Most keys that are put in order at once.
+const STRETCH_KEYS: usize = 1 << 18;
+/// Most leaves that are read at once.
+const DEPTH_MAX: usize = 16;
+/// Of the nodes that may be held, one in so many.
+const TICKET_SHARE: usize = 4;
 
 /// The keys of `entries`, pinned as far as they are valid. `record_of`: 0 for keys of the note.
 pub struct Pending {
@@ -138,9 +151,7 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
     replay_entries(set, journalled, oldest).await?;
     writer::checkpoint(set).await?;
-    for (_, key) in noted {
-        replay_key(set, &key, Record::Journal).await?;
-    }
+    replay_in_order(set, &Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
     for keys in pending.keys.chunks(VISIT_MAX) {
         set.env().breathe().await;
         set.with(|s| {
@@ -155,26 +166,98 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
     writer::checkpoint(set).await
 }
 
-/// Replays the keys of entries, oldest first. An entry is needed until the keys up to it are in durable leaves. The new
+/// Replays the keys of entries, the oldest stretch first. An entry is needed until the keys up to it are in durable leaves. The new
 /// roots and priorities of a long replay want entries as well: before the ring runs out of them it lets go what is done.
 async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> Result<(), Error> {
-    let mut at = oldest;
+    set.with(|s| s.journal.replay(Some(oldest)));
+    for stretch in keys.chunks(STRETCH_KEYS) {
+        set.with(|s| s.journal.replay(Some(stretch[0].0)));
+        let is_scarce = || set.with(|s| s.journal.is_scarce());
+        if is_scarce() && set.with(|s| s.journal.replay_would_free()) {
+            writer::checkpoint(set).await?;
+        }
+        // None of its entries is let go of before all are in leaves. If there is no room for that they are replayed one after the
+        // other: what is put twice, the older over the newer, is put right by what follows.
+        let by_place = Latest::of(set.env(), stretch).await;
+        let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
+        if is_scarce() || !replay_in_order(set, &by_place, record).await? {
+            replay_one_by_one(set, stretch).await?;
+        }
+    }
+    set.with(|s| s.journal.replay(None));
+    set.signals().journal_progress.notify_all();
+    Ok(())
+}
+
+/// Replays keys in the order of their places, as long as there is a `record` for them; false if there was none for one.
+async fn replay_in_order(
+    set: &CacheSet,
+    keys: &[(u64, Key)],
+    record: impl Fn(u64) -> Option<Record>,
+) -> Result<bool, Error> {
+    let mut known = 0;
+    for (number, (sequence, key)) in keys.iter().enumerate() {
+        if number >= known {
+            known = number + read_ahead(set, &keys[number..]).await;
+        }
+        let Some(record) = record(*sequence) else { return Ok(false) };
+        replay_key(set, key, record).await?;
+    }
+    Ok(true)
+}
+
+/// Replays keys in their own order, and lets go of their entries when there is no room for others.
+async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error> {
+    let mut at = keys.first().map_or(0, |(sequence, _)| *sequence);
     let mut has_moved = false;
-    set.with(|s| s.journal.replay(Some(at)));
     for (sequence, key) in keys {
-        if sequence != at {
-            set.with(|s| s.journal.replay(Some(sequence)));
-            (at, has_moved) = (sequence, true);
+        if *sequence != at {
+            set.with(|s| s.journal.replay(Some(*sequence)));
+            (at, has_moved) = (*sequence, true);
         }
         if has_moved && set.with(|s| s.journal.is_scarce() && s.journal.replay_would_free()) {
             writer::checkpoint(set).await?;
             has_moved = false;
         }
-        replay_key(set, &key, Record::Replay(sequence)).await?;
+        replay_key(set, key, Record::Replay(*sequence)).await?;
     }
-    set.with(|s| s.journal.replay(None));
-    set.signals().journal_progress.notify_all();
     Ok(())
+}
+
+/// Reads the leaves of the next keys together; of how many keys. What fails is met again when they are put.
+async fn read_ahead(set: &CacheSet, keys: &[(u64, Key)]) -> usize {
+    let depth = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
+    let (missing, count) = set.with(|s| s.leaves_of(keys, depth));
+    if !missing.is_empty() {
+        let _tickets = set.inner.tickets.acquire(missing.len()).await;
+        drop(join_all(missing.into_iter().map(|child| load::load(set, child))).await);
+    }
+    count
+}
+
+impl State {
+    /// The leaves of the first of `keys`, at most so many, that are not in memory; and of how many keys, at least of one. As far as the
+    /// nodes above them are.
+    fn leaves_of(&mut self, keys: &[(u64, Key)], depth: usize) -> (Vec<Child>, usize) {
+        let (mut missing, mut count) = (Vec::new(), 0);
+        if self.root.level == 0 {
+            return (missing, keys.len());
+        }
+        for _ in 0..depth {
+            let Some((_, key)) = keys.get(count) else { break };
+            let start = Position::new(key.inode, key.start());
+            let Ok(slot) = self.descend(start, 1) else { break };
+            let leaf = self.nodes.get(slot).node().child_for(start);
+            let leaf = Child { key: *leaf.expect("the children of a checked node reach its end"), level: 0 };
+            if self.nodes.find(leaf.pointer()).is_none() {
+                missing.push(leaf);
+            }
+            let is_of_leaf =
+                |(_, key): &(u64, Key)| Position::new(key.inode, key.start()) < leaf.key.position();
+            count += keys[count..].partition_point(is_of_leaf);
+        }
+        (missing, count.max(1))
+    }
 }
 
 /// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and

@@ -31,6 +31,7 @@ mod policy;
 mod reads;
 mod remove;
 mod replacement;
+mod replay;
 mod resize;
 mod resume;
 mod returned;

@@ -1,0 +1,86 @@
+//! What a stretch of the journal comes to: of each place the last that was said of it, in the order of the places. So a replay comes to
+//! each leaf once, and not once for each of its keys.
+
+use crate::work::{SORT_MAX, SORT_NS};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use bcached_env::Env;
+use bcached_format::{Key, Position};
+
+/// Of each place the last key, with the number of its entry, by where it ends.
+#[derive(Default)]
+pub struct Latest {
+    keys: BTreeMap<Position, (u64, Key)>,
+}
+
+impl Latest {
+    /// A later key than all before: what they said of its range is void.
+    pub fn add(&mut self, sequence: u64, key: &Key) {
+        let first = Position::new(key.inode, key.start() + 1);
+        let is_hit =
+            |(_, (_, old)): &(&Position, &(u64, Key))| old.inode == key.inode && old.start() < key.end;
+        let hit: Vec<Position> = self.keys.range(first..).take_while(is_hit).map(|(end, _)| *end).collect();
+        for end in hit {
+            let Some((since, old)) = self.keys.remove(&end) else { continue };
+            for part in [old.cut(old.start(), key.start()), old.cut(key.end, old.end)].into_iter().flatten() {
+                self.keys.insert(part.position(), (since, part));
+            }
+        }
+        self.keys.insert(key.position(), (sequence, *key));
+    }
+
+    /// All of `keys`, which are in the order in which they came; in that of their places. Others run between the pieces of it.
+    pub async fn of(env: &Env, keys: &[(u64, Key)]) -> Vec<(u64, Key)> {
+        let mut latest = Self::default();
+        for some in keys.chunks(SORT_MAX) {
+            env.breathe().await;
+            env.charge(SORT_NS * some.len() as u64);
+            some.iter().for_each(|(sequence, key)| latest.add(*sequence, key));
+        }
+        latest.keys.into_values().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_env::rng::Rng;
+    use bcached_format::{DeviceIndex, Gen, Inode, Pointer, Pointers};
+
+    /// What stands at each sector after all keys have been put in their order, and after those that are left have, in theirs.
+    #[test]
+    fn the_last_key_of_each_place_is_left_and_cut() {
+        const SECTORS: u64 = 200;
+        let mut rng = Rng::new(3);
+        for _ in 0..200 {
+            let (mut latest, mut wanted) = (Latest::default(), BTreeMap::new());
+            for sequence in 1..60 {
+                let (start, size) = (rng.below(SECTORS), 1 + rng.below(20));
+                let inode = Inode(u32::try_from(rng.below(2)).expect("small"));
+                let hole = Key::hole(inode, start, start + size);
+                let place = Pointer::new(DeviceIndex(0), 10_000 + sequence * 100, Gen(0));
+                let key = match rng.one_in(4) {
+                    true => hole,
+                    false => Key { dirty: rng.one_in(2), pointers: Pointers::one(place), ..hole },
+                };
+                latest.add(sequence, &key);
+                for sector in start..start + size {
+                    let part = key.cut(sector, sector + 1).expect("inside");
+                    wanted.insert((inode, sector), (sequence, part));
+                }
+            }
+            let mut found = BTreeMap::new();
+            let mut before = Position::ZERO;
+            for (end, (sequence, key)) in &latest.keys {
+                assert_eq!(*end, key.position());
+                assert!(Position::new(key.inode, key.start()) >= before, "they do not overlap");
+                before = *end;
+                for sector in key.start()..key.end {
+                    let part = key.cut(sector, sector + 1).expect("inside");
+                    found.insert((key.inode, sector), (*sequence, part));
+                }
+            }
+            assert_eq!(found, wanted);
+        }
+    }
+}
