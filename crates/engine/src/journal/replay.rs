@@ -25,8 +25,6 @@ use bcached_env::{Env, NoteRecord, join_all};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers, Position};
 
-/// Most keys that are put in order at once.
-const STRETCH_KEYS: usize = 1 << 18;
 /// Most leaves that are read at once.
 const DEPTH_MAX: usize = 16;
 /// Of the nodes that may be held, one in so many.
@@ -170,7 +168,8 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
 /// roots and priorities of a long replay want entries as well: before the ring runs out of them it lets go what is done.
 async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> Result<(), Error> {
     set.with(|s| s.journal.replay(Some(oldest)));
-    for stretch in keys.chunks(STRETCH_KEYS) {
+    let stretch_keys = set.with(|s| s.options.replay_keys).max(1);
+    for stretch in keys.chunks(stretch_keys) {
         set.with(|s| s.journal.replay(Some(stretch[0].0)));
         let is_scarce = || set.with(|s| s.journal.is_scarce());
         if is_scarce() && set.with(|s| s.journal.replay_would_free()) {

@@ -137,11 +137,23 @@ fn options(geometry: &Geometry) -> Options {
         idle_max_writeback_rate: writeback_percent != 10,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
+        replay_keys: replay_keys(leaf_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
         volume,
         ..defaults
+    }
+}
+
+/// Keys of the journal that a start puts in order at once: few, so that there are several such stretches, or all. (Not drawn, so that a
+/// seed draws the workload that it has always drawn.)
+const fn replay_keys(leaf_delay_ms: u64) -> usize {
+    match leaf_delay_ms {
+        ..=5 => 3,
+        6..=50 => 64,
+        51..=500 => 7,
+        _ => 1 << 18,
     }
 }
 
