@@ -139,25 +139,11 @@ fn judge_and_begin(
                 )));
         }
         None => {
-            let judged = judge(&found, found.engine.as_ref())?;
-            ask(What::Look, uid)?;
-            let path = Path::new(&device);
-            let fresh = fresh::cache(path, judged.geometry, &begin.overwrites, begin.dry_run)?;
-            judged.check_new(&found, &fresh.superblock)?;
-            shown.dirty_bytes_at_start = judged.dirty_bytes;
-            shown.notes.push(match (fresh.was_made, begin.dry_run) {
-                (true, _) => format!("{device} was made a cache before, and is taken as it is"),
-                // Its UUIDs are drawn then.
-                (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
-                (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
-            });
-            if begin.dry_run {
-                return Ok(shown);
+            let look = || ask(What::Look, uid).map(drop);
+            match plan_new(&found, (begin, &device), look, &mut shown)? {
+                Some(what) => what,
+                None => return Ok(shown),
             }
-            let Fresh { device, superblock, .. } = fresh;
-            device.require_blocks(u32::try_from(superblock.block_sectors()).unwrap_or(u32::MAX))?;
-            judged.forsake()?;
-            What::Begin(Box::new(CacheDevice { device, superblock }))
         }
     };
     is_told.set(true);
@@ -167,6 +153,34 @@ fn judge_and_begin(
         lock(shared).jobs.note(number, &shown.notes);
     }
     Ok(Shown { notes: shown.notes, ..job })
+}
+
+/// What becomes of the cache that is still where it was: `device` is made a new one in its place. `None`: that is only planned. `look`: whether
+/// the loop would begin it.
+fn plan_new(
+    found: &Found,
+    (begin, device): (&Begin, &str),
+    look: impl FnOnce() -> Result<(), Failure>,
+    shown: &mut Shown,
+) -> Result<Option<What>, Failure> {
+    let judged = judge(found, found.engine.as_ref())?;
+    look()?;
+    let fresh = fresh::cache(Path::new(device), judged.geometry, &begin.overwrites, begin.dry_run)?;
+    judged.check_new(found, &fresh.superblock)?;
+    shown.dirty_bytes_at_start = judged.dirty_bytes;
+    shown.notes.push(match (fresh.was_made, begin.dry_run) {
+        (true, _) => format!("{device} was made a cache before, and is taken as it is"),
+        // Its UUIDs are drawn then.
+        (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
+        (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
+    });
+    if begin.dry_run {
+        return Ok(None);
+    }
+    let Fresh { device, superblock, .. } = fresh;
+    device.require_blocks(u32::try_from(superblock.block_sectors()).unwrap_or(u32::MAX))?;
+    judged.forsake()?;
+    Ok(Some(What::Begin(Box::new(CacheDevice { device, superblock }))))
 }
 
 /// The loop's answer.
