@@ -25,7 +25,7 @@ pub struct Options {
     pub journal_delay: Duration,
     /// How long keys wait in a leaf before it is written for no other reason.
     pub leaf_delay: Duration,
-    /// Most keys of the journal that a start puts in the order of their places at once; at least one. Each takes about 150 bytes meanwhile.
+    /// Most keys of the journal that a start puts in the order of their places at once; at least one. Each takes about 120 bytes meanwhile.
     pub replay_keys: usize,
     /// Nothing is added to the cache while this share of its buckets, in percent, or more cannot be had without writing
     /// dirty data back.
@@ -71,7 +71,7 @@ impl Default for Options {
             summary_share: 64,
             journal_delay: Duration::from_millis(100),
             leaf_delay: Duration::from_secs(30),
-            replay_keys: 1 << 18,
+            replay_keys: 1 << 17,
             cutoff_cache_add: 95,
             cutoff_writeback: 90,
             cutoff_writeback_sync: 95,

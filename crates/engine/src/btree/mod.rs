@@ -360,7 +360,7 @@ impl State {
             self.journal.pin(sequence);
         }
         if let Gate::Closing(late) = &mut self.nodes.get_mut(slot).gate {
-            late.since.get_or_insert(sequence);
+            late.since = Some(late.since.map_or(sequence, |since| since.min(sequence)));
         }
         sequence
     }

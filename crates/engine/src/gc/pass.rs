@@ -23,8 +23,10 @@ use core::time::Duration;
 
 /// How often to ask whether a pass is due, and how soon to try again after a failure while somebody waits for it.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long to leave the tree alone after a node that could not be read: the pass that is as due as before reads all others again.
-const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(300);
+/// How long to leave the tree alone after a pass that found no buckets for what it had to rewrite.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
+/// The same after a node that could not be read: the pass that is as due as before reads all others again.
+const PAUSE_AFTER_UNREADABLE: Duration = Duration::from_secs(300);
 /// A node with a key staler than this is rewritten (the kernel's number).
 const STALE_REWRITE: u8 = 10;
 /// Nodes between two yields to requests.
@@ -34,20 +36,23 @@ const NODES_A_TURN: u32 = 8;
 pub async fn run(set: CacheSet) {
     set.walk_ends().await;
     while !set.is_ending() {
-        let mut has_failed = false;
+        let mut pause = None;
         if set.with(is_due) {
             set.with(|s| s.starvation.pass_begins());
             let failure = pass(&set).await.err();
-            has_failed = failure.is_some();
+            pause = failure.as_ref().map(|error| match error {
+                Error::NoSpace => PAUSE_AFTER_FAILURE,
+                _ => PAUSE_AFTER_UNREADABLE,
+            });
             set.with(|s| {
                 s.starvation.pass_ends(failure);
-                if has_failed {
+                if pause.is_some() {
                     // It is as due as before.
                     s.buckets.want_gc();
                 }
             });
         }
-        rest(&set, has_failed).await;
+        rest(&set, pause).await;
     }
 }
 
@@ -56,16 +61,16 @@ fn is_due(s: &mut State) -> bool {
 }
 
 /// Until it is time to ask again. After a failure that is long, but not for those who wait for buckets.
-async fn rest(set: &CacheSet, has_failed: bool) {
+async fn rest(set: &CacheSet, after_failure: Option<Duration>) {
     let began = set.env().now();
     loop {
-        let is_pressing = !has_failed || set.with(|s| s.starvation.wants_pass());
-        let until = began + if is_pressing { PAUSE } else { PAUSE_AFTER_FAILURE };
+        let is_pressing = set.with(|s| s.starvation.wants_pass());
+        let until = began + after_failure.filter(|_| !is_pressing).unwrap_or(PAUSE);
         if set.env().now() >= until || set.is_ending() {
             return;
         }
         set.env().wait_until(&set.signals().gc_work, until).await;
-        if !has_failed {
+        if after_failure.is_none() {
             return;
         }
     }

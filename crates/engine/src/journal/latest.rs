@@ -1,7 +1,7 @@
 //! What a stretch of the journal comes to: of each place the last that was said of it, in the order of the places. So a replay comes to
 //! each leaf once, and not once for each of its keys.
 
-use crate::work::{SORT_MAX, SORT_NS};
+use crate::work::{MERGE_MAX, MERGE_NS};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::Env;
@@ -14,31 +14,53 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// A later key than all before: what they said of its range is void.
-    pub fn add(&mut self, sequence: u64, key: &Key) {
+    /// What `keys`, which are in the order in which they came, come to. Others run between the pieces of it.
+    pub async fn of(env: &Env, keys: &[(u64, Key)]) -> Self {
+        let mut latest = Self::default();
+        for (sequence, key) in keys {
+            // A long key may make many void.
+            while latest.make_room(key) {
+                env.charge(MERGE_NS * MERGE_MAX as u64);
+                env.breathe().await;
+            }
+            latest.keys.insert(key.position(), (*sequence, *key));
+            env.charge(MERGE_NS);
+            env.breathe().await;
+        }
+        latest
+    }
+
+    /// Takes away what is said of the range of a later key. True: there may be more.
+    fn make_room(&mut self, key: &Key) -> bool {
         let first = Position::new(key.inode, key.start() + 1);
         let is_hit =
             |(_, (_, old)): &(&Position, &(u64, Key))| old.inode == key.inode && old.start() < key.end;
-        let hit: Vec<Position> = self.keys.range(first..).take_while(is_hit).map(|(end, _)| *end).collect();
-        for end in hit {
-            let Some((since, old)) = self.keys.remove(&end) else { continue };
+        let hit = self.keys.range(first..).take_while(is_hit).take(MERGE_MAX);
+        let hit: Vec<Position> = hit.map(|(end, _)| *end).collect();
+        for end in &hit {
+            let Some((since, old)) = self.keys.remove(end) else { continue };
             for part in [old.cut(old.start(), key.start()), old.cut(key.end, old.end)].into_iter().flatten() {
                 self.keys.insert(part.position(), (since, part));
             }
         }
-        self.keys.insert(key.position(), (sequence, *key));
+        hit.len() == MERGE_MAX
     }
 
-    /// All of `keys`, which are in the order in which they came; in that of their places. Others run between the pieces of it.
-    pub async fn of(env: &Env, keys: &[(u64, Key)]) -> Vec<(u64, Key)> {
-        let mut latest = Self::default();
-        for some in keys.chunks(SORT_MAX) {
-            env.breathe().await;
-            env.charge(SORT_NS * some.len() as u64);
-            some.iter().for_each(|(sequence, key)| latest.add(*sequence, key));
-        }
-        latest.keys.into_values().collect()
+    /// The next key in the order of the places, which is not there any more.
+    pub fn next(&mut self) -> Option<(u64, Key)> {
+        self.keys.pop_first().map(|(_, found)| found)
     }
+
+    /// Where the first key begins that does so at `at` or behind it.
+    pub fn start_from(&self, at: Position) -> Option<Position> {
+        // One that begins before may end behind it.
+        self.keys.range(at..).map(|(_, (_, key))| start_of(key)).find(|start| *start >= at)
+    }
+}
+
+/// Where a key begins.
+pub const fn start_of(key: &Key) -> Position {
+    Position::new(key.inode, key.start())
 }
 
 #[cfg(test)]
@@ -63,7 +85,8 @@ mod tests {
                     true => hole,
                     false => Key { dirty: rng.one_in(2), pointers: Pointers::one(place), ..hole },
                 };
-                latest.add(sequence, &key);
+                while latest.make_room(&key) {}
+                latest.keys.insert(key.position(), (sequence, key));
                 for sector in start..start + size {
                     let part = key.cut(sector, sector + 1).expect("inside");
                     wanted.insert((inode, sector), (sequence, part));

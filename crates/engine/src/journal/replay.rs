@@ -149,7 +149,7 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
     replay_entries(set, journalled, oldest).await?;
     writer::checkpoint(set).await?;
-    replay_in_order(set, &Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
+    replay_in_order(set, Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
     for keys in pending.keys.chunks(VISIT_MAX) {
         set.env().breathe().await;
         set.with(|s| {
@@ -179,7 +179,7 @@ async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> R
         // other: what is put twice, the older over the newer, is put right by what follows.
         let by_place = Latest::of(set.env(), stretch).await;
         let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
-        if is_scarce() || !replay_in_order(set, &by_place, record).await? {
+        if is_scarce() || !replay_in_order(set, by_place, record).await? {
             replay_one_by_one(set, stretch).await?;
         }
     }
@@ -191,16 +191,18 @@ async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> R
 /// Replays keys in the order of their places, as long as there is a `record` for them; false if there was none for one.
 async fn replay_in_order(
     set: &CacheSet,
-    keys: &[(u64, Key)],
+    mut keys: Latest,
     record: impl Fn(u64) -> Option<Record>,
 ) -> Result<bool, Error> {
-    let mut known = 0;
-    for (number, (sequence, key)) in keys.iter().enumerate() {
-        if number >= known {
-            known = number + read_ahead(set, &keys[number..]).await;
+    // The leaves of keys that begin before it have been read.
+    let mut upto = Position::ZERO;
+    while let Some(start) = keys.start_from(Position::ZERO) {
+        if start >= upto {
+            upto = read_ahead(set, &keys, start).await;
         }
-        let Some(record) = record(*sequence) else { return Ok(false) };
-        replay_key(set, key, record).await?;
+        let Some((sequence, key)) = keys.next() else { break };
+        let Some(record) = record(sequence) else { return Ok(false) };
+        replay_key(set, &key, record).await?;
     }
     Ok(true)
 }
@@ -223,39 +225,37 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
     Ok(())
 }
 
-/// Reads the leaves of the next keys together; of how many keys. What fails is met again when they are put.
-async fn read_ahead(set: &CacheSet, keys: &[(u64, Key)]) -> usize {
+/// Reads the leaves of the next keys together, which begin at `start`; of the keys that begin before what it returns. What fails is met again
+/// when they are put.
+async fn read_ahead(set: &CacheSet, keys: &Latest, start: Position) -> Position {
     let depth = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
-    let (missing, count) = set.with(|s| s.leaves_of(keys, depth));
+    let (missing, upto) = set.with(|s| s.leaves_of(keys, start, depth));
     if !missing.is_empty() {
         let _tickets = set.inner.tickets.acquire(missing.len()).await;
         drop(join_all(missing.into_iter().map(|child| load::load(set, child))).await);
     }
-    count
+    upto
 }
 
 impl State {
-    /// The leaves of the first of `keys`, at most so many, that are not in memory; and of how many keys, at least of one. As far as the
-    /// nodes above them are.
-    fn leaves_of(&mut self, keys: &[(u64, Key)], depth: usize) -> (Vec<Child>, usize) {
-        let (mut missing, mut count) = (Vec::new(), 0);
+    /// The leaves of the next of `keys`, which begin at `start`, that are not in memory, and where the last one that was looked for ends: at
+    /// most so many, as far as the nodes above them are in memory.
+    fn leaves_of(&mut self, keys: &Latest, start: Position, depth: usize) -> (Vec<Child>, Position) {
+        let (mut missing, mut upto) = (Vec::new(), start);
         if self.root.level == 0 {
-            return (missing, keys.len());
+            return (missing, Position::MAX);
         }
         for _ in 0..depth {
-            let Some((_, key)) = keys.get(count) else { break };
-            let start = Position::new(key.inode, key.start());
+            let Some(start) = keys.start_from(upto) else { break };
             let Ok(slot) = self.descend(start, 1) else { break };
             let leaf = self.nodes.get(slot).node().child_for(start);
             let leaf = Child { key: *leaf.expect("the children of a checked node reach its end"), level: 0 };
             if self.nodes.find(leaf.pointer()).is_none() {
                 missing.push(leaf);
             }
-            let is_of_leaf =
-                |(_, key): &(u64, Key)| Position::new(key.inode, key.start()) < leaf.key.position();
-            count += keys[count..].partition_point(is_of_leaf);
+            upto = leaf.key.position();
         }
-        (missing, count.max(1))
+        (missing, upto)
     }
 }
 
