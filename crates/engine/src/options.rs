@@ -71,7 +71,7 @@ impl Default for Options {
             summary_share: 64,
             journal_delay: Duration::from_millis(100),
             leaf_delay: Duration::from_secs(30),
-            replay_keys: 1 << 17,
+            replay_keys: 1 << 18,
             cutoff_cache_add: 95,
             cutoff_writeback: 90,
             cutoff_writeback_sync: 95,
