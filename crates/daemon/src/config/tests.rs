@@ -405,3 +405,15 @@ fn a_refused_line_of_many_bytes_a_letter_moves_no_other() {
     let lines: Vec<_> = found.iter().filter_map(|found| found.split(':').next()).collect();
     assert_eq!(lines, ["4", "5", "8"], "{found:?}");
 }
+
+/// A section whose device was refused was said to name none.
+#[test]
+fn a_refused_device_is_not_said_to_be_missing_too() {
+    let found =
+        findings("version = 1\n[cache.fast]\ndevice = 5\n[volume.tank]\nbacking = 5\ncache = \"fast\"\n");
+    let lines: Vec<_> = found.iter().map(|found| found.split(',').next().unwrap_or_default()).collect();
+    assert_eq!(lines, ["3: invalid type: integer `5`", "5: invalid type: integer `5`"], "{found:?}");
+    let found = findings("version = 1\n[cache.fast]\n[volume.tank]\nbacking = 5\n");
+    let lines: Vec<_> = found.iter().map(|found| found.split(',').next().unwrap_or_default()).collect();
+    assert_eq!(lines, ["4: invalid type: integer `5`", "2: [cache.fast] has no `device`"], "{found:?}");
+}
