@@ -227,6 +227,8 @@ fn a_cache_without_room_for_its_note_is_tried_again() {
         reason.contains("No space left") && reason.contains("make room there")
     });
     assert!(daemon.log().contains("event=cache-waits"), "{}", daemon.log());
+    let left = std::fs::read_dir(memory.0.join("notes")).expect("it was made").count();
+    assert_eq!(left, 0, "a note without its room is none, and nobody would take it away");
     std::fs::remove_file(&filler).expect("ours");
     daemon.wait_for("it is served", |status| {
         status["volumes"][0]["state"] == "served" && status["volumes"][0]["cache"] == "fast"

@@ -135,6 +135,12 @@ fn a_note_left_behind_is_named() {
     Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).stop();
     let ran = with_notes(&["check", &cache, "--backing", &backing]);
     assert!(!ran.out.contains("note"), "an orderly stop leaves none: {ran:?}");
+    // For which there was no room: nothing was ever in it.
+    std::fs::write(&file, "").expect("an empty file");
+    for words in [&["check", &cache, "--backing", &backing][..], &["doctor", &cache]] {
+        let ran = with_notes(words);
+        assert!(!ran.out.contains("note"), "an empty one holds nothing: {ran:?}");
+    }
 }
 
 /// The root is the whole key space, printed as a range with an end and a start that mean nothing; times were numbers.

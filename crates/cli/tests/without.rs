@@ -265,3 +265,22 @@ fn a_cache_that_is_missing_is_not_said_to_be_opening() {
     assert!(!daemon.log().contains("its cache is not open yet"), "{}", daemon.log());
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// What waits for its cache has its device: a copy of that was taken for another volume.
+#[test]
+fn a_copy_of_a_volume_that_waits_is_not_added() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    site.unplug();
+    let daemon = site.start();
+    daemon.wait_for("it waits", |_| volume(&daemon, "pond")["state"] == "waiting");
+    let copy = site.images.path("copy");
+    std::fs::copy(&site.pond, &copy).expect("a copy");
+    let words = ["add", "copy", "--backing", copy.to_str().expect("text")];
+    refused(&daemon, &[&words[..], &["--dry-run"]].concat(), 3, "pond has the same UUID");
+    refused(&daemon, &words, 3, "pond has the same UUID");
+    assert_eq!(daemon.stop().0, 0);
+}

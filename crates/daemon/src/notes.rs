@@ -59,8 +59,13 @@ pub fn left_behind(set: Uuid) -> Option<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let places = looked_through(chosen());
     let is_ours =
-        |note: &PathBuf| fs::symlink_metadata(note).is_ok_and(|found| found.is_file() && found.uid() == user);
+        |note: &PathBuf| fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user);
     places.iter().map(|place| place.join(format!("{set}.note"))).find(is_ours)
+}
+
+/// A file without any length has never been one: there was no room for it.
+fn is_note(found: &fs::Metadata) -> bool {
+    found.is_file() && found.len() > 0
 }
 
 /// The same, if it may hold anything.

@@ -96,6 +96,8 @@ pub struct CacheSettings {
     pub moving: Option<bool>,
     pub imported: Option<bool>,
     pub served: Option<bool>,
+    /// A device stands there that was refused: it is not missing, too.
+    pub is_refused: bool,
     pub options: Configured,
 }
 
@@ -103,6 +105,8 @@ pub struct CacheSettings {
 #[derive(Debug)]
 pub struct NamedVolume {
     pub origin: Origin,
+    /// A device stands there that was refused: it is not missing, too.
+    pub is_refused: bool,
     settings: VolumeSettings,
 }
 
@@ -278,8 +282,9 @@ impl Source<'_> {
             stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
             metrics: raw.daemon.metrics.map(|address| address.0),
             listen: raw.nbd.listen,
-            caches: self.named(raw.cache, |source, origin, raw| CacheSettings {
+            caches: self.named(raw.cache, |source, name, origin, raw| CacheSettings {
                 origin,
+                is_refused: raw.device.is_none() && source.says("cache", name, &["device"]),
                 device: source.locate(raw.device),
                 former: source.locate(raw.former),
                 moving: raw.moving,
@@ -288,8 +293,11 @@ impl Source<'_> {
                 options: source.options(raw.options),
             }),
             defaults: self.volume(raw.defaults),
-            volumes: self.named(raw.volume, |source, origin, raw| NamedVolume {
+            volumes: self.named(raw.volume, |source, name, origin, raw| NamedVolume {
                 origin,
+                is_refused: raw.backing.is_none()
+                    && raw.flash.is_none()
+                    && source.says("volume", name, &["backing", "flash"]),
                 settings: source.volume(raw),
             }),
             replaced: Vec::new(),
@@ -332,7 +340,7 @@ impl Source<'_> {
     fn named<R, T>(
         &self,
         raw: BTreeMap<Spanned<String>, R>,
-        make: impl Fn(&Self, Origin, R) -> T,
+        make: impl Fn(&Self, &str, Origin, R) -> T,
     ) -> BTreeMap<String, T> {
         let mut named = BTreeMap::new();
         for (name, raw) in raw {
@@ -346,9 +354,17 @@ impl Source<'_> {
                 );
                 continue;
             }
-            named.insert(name, make(self, origin, raw));
+            let made = make(self, &name, origin, raw);
+            named.insert(name, made);
         }
         named
+    }
+
+    /// One of the keys stands in the section, whether or not its value can be.
+    fn says(&self, sections: &str, name: &str, keys: &[&str]) -> bool {
+        let whole = self.text.parse::<toml::Table>().ok();
+        let section = whole.as_ref().and_then(|whole| whole.get(sections)?.get(name));
+        section.is_some_and(|section| keys.iter().any(|key| section.get(key).is_some()))
     }
 
     fn volume(&self, raw: RawVolume) -> VolumeSettings {
@@ -410,6 +426,7 @@ impl Settings {
                     replace(&mut older.moving, cache.moving);
                     replace(&mut older.imported, cache.imported);
                     replace(&mut older.served, cache.served);
+                    older.is_refused |= cache.is_refused;
                     older.options.extend(cache.options);
                 }
                 None => drop(self.caches.insert(name, cache)),
@@ -418,7 +435,10 @@ impl Settings {
         self.defaults.overlay(newer.defaults);
         for (name, volume) in newer.volumes {
             match self.volumes.get_mut(&name) {
-                Some(older) => older.settings.overlay(volume.settings),
+                Some(older) => {
+                    older.settings.overlay(volume.settings);
+                    older.is_refused |= volume.is_refused;
+                }
                 None => drop(self.volumes.insert(name, volume)),
             }
         }

@@ -3,14 +3,15 @@
 use std::ops::Range;
 use toml::Table;
 
-/// `text` without what stands at `span`, on lines of the same numbers. `None` if nothing can be told of the rest.
+/// `text` without what stands at `span`, with all else at the same place. `None` if nothing can be told of the rest.
 pub fn without(text: &str, span: Range<usize>) -> Option<String> {
     // Where what is no TOML begins is known, and not where it ends.
     text.parse::<Table>().ok()?;
     let (start, end) = (line_start(text, span.start)?, line_end(text, span.end.max(span.start + 1)));
     // What stands in a section that nobody knows belongs to no other one.
     let end = if is_head(text.get(start..end)?) { section_end(text, end) } else { end };
-    let blank = |letter: char| if letter == '\n' { '\n' } else { ' ' };
+    // What follows stays where it is: a place in the rest is one in the text.
+    let blank = |letter: char| if letter == '\n' { "\n".to_owned() } else { " ".repeat(letter.len_utf8()) };
     let taken: String = text.get(start..end)?.chars().map(blank).collect();
     let rest = format!("{}{taken}{}", text.get(..start)?, text.get(end..)?);
     (rest.trim() != text.trim() && rest.parse::<Table>().is_ok()).then_some(rest)

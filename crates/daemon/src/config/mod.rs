@@ -332,7 +332,7 @@ impl Config {
         own: NamedVolume,
         defaults: &VolumeSettings,
     ) -> Result<(), Failure> {
-        let origin = own.origin.clone();
+        let (origin, is_refused) = (own.origin.clone(), own.is_refused);
         sense_of_flash(&name, own.said())?;
         let merged = own.over(defaults);
         if merged.flash.is_some() {
@@ -342,6 +342,9 @@ impl Config {
         if merged.served == Some(false) {
             self.add_not_served(name, merged);
             return Ok(());
+        }
+        if merged.backing.is_none() && is_refused {
+            return known_cache(merged.cache, &self.caches, &self.released).map(drop);
         }
         let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
         check_size(&name, &origin, merged.size)?;
@@ -402,7 +405,7 @@ impl Cache {
                 .failure("no cache can be called `none`")
                 .next("it stands for having no cache"));
         }
-        if said.served == Some(false) {
+        if said.served == Some(false) || said.device.is_none() && said.is_refused {
             return Ok(None);
         }
         let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;

@@ -384,3 +384,36 @@ fn a_configuration_is_a_regular_file() {
     let refused = file::read(&pipe, &mut Vec::new()).expect_err("a pipe").to_string();
     assert!(refused.contains("config.toml") && refused.contains("it is not a regular file"), "{refused}");
 }
+
+/// The findings of `text`, as lines and what is wrong there.
+fn findings(text: &str) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("config.toml");
+    std::fs::write(&path, text).expect("a file");
+    let line = CommandLine { config: Some(path), ..CommandLine::default() };
+    let (_, findings) = Config::findings(&line).expect("it can be read");
+    let place = |finding: &Failure| finding.to_string().rsplit("/config.toml:").next().map(str::to_owned);
+    findings.iter().filter_map(place).collect()
+}
+
+/// The text behind such a line moved, and some of it was said to stand a line further up.
+#[test]
+fn a_refused_line_of_many_bytes_a_letter_moves_no_other() {
+    let found = findings(
+        "version = 1\n[cache.fast]\ndevice = \"/dev/x\"\n\"äääääääääääääääääää\" = 1\nb = 1\n[volume.tank]\nbacking = \"/dev/y\"\nc = 1\n",
+    );
+    let lines: Vec<_> = found.iter().filter_map(|found| found.split(':').next()).collect();
+    assert_eq!(lines, ["4", "5", "8"], "{found:?}");
+}
+
+/// A section whose device was refused was said to name none.
+#[test]
+fn a_refused_device_is_not_said_to_be_missing_too() {
+    let found =
+        findings("version = 1\n[cache.fast]\ndevice = 5\n[volume.tank]\nbacking = 5\ncache = \"fast\"\n");
+    let lines: Vec<_> = found.iter().map(|found| found.split(',').next().unwrap_or_default()).collect();
+    assert_eq!(lines, ["3: invalid type: integer `5`", "5: invalid type: integer `5`"], "{found:?}");
+    let found = findings("version = 1\n[cache.fast]\n[volume.tank]\nbacking = 5\n");
+    let lines: Vec<_> = found.iter().map(|found| found.split(',').next().unwrap_or_default()).collect();
+    assert_eq!(lines, ["4: invalid type: integer `5`", "2: [cache.fast] has no `device`"], "{found:?}");
+}

@@ -2,7 +2,8 @@
 //! the new set is open. Whoever asked for it waits until they have, and learns what that waits for.
 //!
 //! Nothing here does anything to a volume. A wait that is given up, or that a daemon's end cuts off, leaves nothing half done, and the same
-//! command waits again. It is bounded as a start is: each device has its `wait`.
+//! command waits again. Each device has its `wait`, as at a start; the first look at a device, and the opening of a set, are waited for as long as
+//! they take.
 
 use super::jobs::{Job, Subject};
 use super::table::{CacheState, Table, VolumeEntry, VolumeState};

@@ -90,11 +90,12 @@ impl<'a> Asking<'a> {
         let has_one = |entry: &&VolumeEntry| entry.display_name() != name && !entry.is_removed();
         let other = |entry: &VolumeEntry| {
             let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
+            let is_waiting = matches!(entry.state, VolumeState::Waiting(_));
             Some(Other {
                 name: entry.display_name().to_owned(),
                 backing: entry.backing.clone()?,
                 opened: entry.opened.filter(|_| is_served),
-                uuid: entry.uuid.filter(|_| is_served),
+                uuid: entry.uuid.filter(|_| is_served || is_waiting),
             })
         };
         shared.table.volumes.iter().filter(has_one).filter_map(other).collect()
@@ -180,8 +181,9 @@ impl<'a> Asking<'a> {
 struct Other {
     name: String,
     backing: String,
-    /// Which device that is, and its UUID, while it is served.
+    /// Which device that is, while it is served.
     opened: Option<Presence>,
+    /// What it had when it was looked at, while it is served or waits.
     uuid: Option<Uuid>,
 }
 
@@ -198,7 +200,8 @@ impl Other {
             return Err(cannot(format!("it is the device of {name}, by another name"))
                 .next(format!("leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first")));
         }
-        if self.uuid == Some(uuid) {
+        let named = self.backing.strip_prefix("UUID=").and_then(Uuid::from_text);
+        if self.uuid.or(named) == Some(uuid) {
             return Err(cannot(format!("{name} has the same UUID, {uuid}")).next(
                 "one is a copy of the other: serve the one that was in use, and never both with one cache",
             ));
@@ -266,5 +269,27 @@ fn set_of(superblock: &Superblock) -> Uuid {
     match superblock {
         Superblock::Cache(superblock) => superblock.set_uuid(),
         Superblock::Backing(superblock) => superblock.set_uuid(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_uring::{Access, Device};
+
+    /// Its name leads nowhere while its device is looked for, and who added that by another name was told nothing.
+    #[test]
+    fn the_device_of_a_volume_that_waits_is_known_by_its_uuid() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("device");
+        std::fs::write(&path, [0; 4096]).expect("a file");
+        let presence = Device::open(&path, Access::Look).expect("it is there").presence();
+        let uuid = Uuid([7; 16]);
+        let other =
+            Other { name: "tank".to_owned(), backing: format!("UUID={uuid}"), opened: None, uuid: None };
+        let refused = other.check_not("/dev/x", &presence, uuid).expect_err("it is tank's");
+        assert_eq!(refused.kind, Kind::SameDevice);
+        assert!(refused.to_string().contains("tank has the same UUID"), "{refused}");
+        other.check_not("/dev/x", &presence, Uuid([8; 16])).expect("another");
     }
 }

@@ -219,7 +219,13 @@ impl MappedNote {
             Err(found) => ((bytes - HEADER_BYTES) / RECORD_BYTES, found),
         };
         let whole = HEADER_BYTES + capacity * RECORD_BYTES;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, whole).map_err(io("reserve space for"))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, whole).map_err(|errno| {
+            if length == 0 {
+                // Made just now, or left so by another failure. Whoever opens it now cannot lock it.
+                let _left_empty = rustix::fs::unlink(path);
+            }
+            io("reserve space for")(errno)
+        })?;
         let words = usize::try_from(whole / WORD).expect("at most 1 GiB");
         let mapping = Mapping::new(&file, words).map_err(|source| NoteError::Io {
             path: path.to_owned(),
