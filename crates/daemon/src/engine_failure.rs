@@ -23,10 +23,9 @@ pub fn of_note(error: &NoteError) -> Failure {
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             failure(Kind::Permission)
         }
-        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => failure(
-            Kind::NoteRoom,
-        )
-        .next("make room there, for acknowledged writes are noted in it: it is tried again, ever less often"),
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            failure(Kind::NoteRoom).next("make room there, for acknowledged writes are noted in it")
+        }
         _ => failure(Kind::Io),
     }
 }
@@ -70,9 +69,7 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
         | Error::JournalHidden { .. } => failure(Kind::Damaged)
             .next("`bcached check` looks at all of it and writes nothing; keep its devices as they are"),
         Error::NotACache => failure(Kind::NotBcache),
-        error if error.may_pass() => {
-            failure(Kind::DeviceFails).next("look at the device: it is tried again, ever less often")
-        }
+        error if error.may_pass() => failure(Kind::DeviceFails).next("look at the device"),
         // What a failed flush has dropped, or a missing end held, is not known, and another opening would not know of it.
         Error::Io { .. } | Error::Failed(_) => {
             failure(Kind::Damaged).next("look at the device, then start the daemon again")

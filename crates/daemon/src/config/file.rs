@@ -136,7 +136,7 @@ pub struct KeptCache {
     pub device: Option<String>,
     /// The device that it had before and that volumes may still be on.
     pub former: Option<String>,
-    /// Whether they leave that, if that is said.
+    /// Whether they leave that, if that is said; without that, that they come from a dead one.
     pub moving: Option<bool>,
     /// It has no section but this.
     pub imported: Option<bool>,

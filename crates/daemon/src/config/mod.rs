@@ -87,6 +87,8 @@ pub struct Cache {
     pub device: String,
     /// The device that it had before and that volumes may still be on, and whether they are to leave that.
     pub former: Option<(String, bool)>,
+    /// It was made in place of a dead one, and not all of its volumes have come to it.
+    pub is_awaited: bool,
     /// Its options, as far as the files say them.
     pub options: Configured,
 }
@@ -235,6 +237,7 @@ impl Config {
             name: None,
             device: device.clone(),
             former: None,
+            is_awaited: false,
             options: Configured::new(),
         };
         config.caches.extend(line.caches.iter().map(plain));
@@ -409,9 +412,11 @@ impl Cache {
             return Ok(None);
         }
         let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;
+        // Nothing leaves one that is dead.
+        let is_awaited = said.former.is_none() && said.moving == Some(true);
         let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
         let (name, options) = (Some(name.to_owned()), said.options);
-        Ok(Some(Self { name, device: device.value, former, options }))
+        Ok(Some(Self { name, device: device.value, former, is_awaited, options }))
     }
 }
 

@@ -50,6 +50,13 @@ const fn is_tried_again(failure: &Failure) -> bool {
     matches!(failure.kind, Kind::DeviceFails | Kind::NoteRoom)
 }
 
+/// The same, with what is done about it. Who serves the devices of the command line does nothing: nobody else may say this.
+fn with_promise(failure: Failure) -> Failure {
+    let again = "it is tried again, ever less often";
+    let next = failure.next.as_ref().map_or_else(|| again.to_owned(), |next| format!("{next}: {again}"));
+    failure.next(next)
+}
+
 impl Supervisor {
     /// What becomes of a cache that cannot be opened for this reason.
     pub(super) fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
@@ -60,6 +67,7 @@ impl Supervisor {
                 false => CacheState::Failed(failure),
             };
         }
+        let failure = with_promise(failure);
         let new = || One { again: Absent::since_now(), is_ending: false };
         let is_news = self.ailing.0.entry(index).or_insert_with(new).again.refused(&failure);
         let entry = &mut self.shared().table.caches[index];
@@ -89,5 +97,30 @@ impl Supervisor {
         if let Some(entry) = self.shared().table.caches.get_mut(index) {
             entry.trouble = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CommandLine;
+    use std::path::PathBuf;
+
+    /// `serve --cache .. --backing ..` ended with the promise to try it again.
+    #[test]
+    fn only_what_is_tried_again_is_said_to_be() {
+        let refused = |strict| {
+            let config = crate::supervisor::tests::config(&[]);
+            let mut supervisor =
+                Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
+            supervisor.strict = strict;
+            let failure = Failure::new(Kind::NoteRoom, "no room").next("make room there");
+            match supervisor.cache_refused(0, failure) {
+                CacheState::Waiting(failure) | CacheState::Failed(failure) => failure.to_string(),
+                _ => String::new(),
+            }
+        };
+        assert_eq!(refused(true), "no room; make room there");
+        assert_eq!(refused(false), "no room; make room there: it is tried again, ever less often");
     }
 }

@@ -39,7 +39,7 @@ impl Supervisor {
         if let Some(number) = running {
             return super::jobs::show(&self.shared, number);
         }
-        if self.shared().table.arrival(cache, Duration::ZERO) == Arrival::Done {
+        if self.shared().table.arrival_after_dead(cache) == Arrival::Done {
             return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
         }
         Ok(self.begin_arrival(cache, name))
@@ -54,6 +54,13 @@ impl Supervisor {
                 Arrival::Waits(what) => self.shared().jobs.block(number, Some(what)),
                 Arrival::Done => self.end_job(number, Ok(())),
                 Arrival::Fails(failure) => self.end_job(number, Err(failure)),
+            }
+        }
+        let come = self.shared().table.have_all_come();
+        for (cache, name) in come {
+            self.shared().table.caches[cache].is_awaited = false;
+            if let Err(failure) = self.keep_awaited(&name, false) {
+                tracing::error!(event = "set-not-taken-back", "{failure}");
             }
         }
     }
@@ -107,6 +114,21 @@ impl Table {
             Some(what) => Arrival::Waits(what),
             None => all.into_iter().find(|one| *one != Arrival::Done).unwrap_or(Arrival::Done),
         }
+    }
+
+    /// How far they are, if they have to come from a dead one. A cache that was never another device waits for nobody.
+    pub fn arrival_after_dead(&self, cache: usize) -> Arrival {
+        match self.caches[cache].is_awaited {
+            true => self.arrival(cache, Duration::ZERO),
+            false => Arrival::Done,
+        }
+    }
+
+    /// Caches for whose volumes nobody has to wait any more, with their names.
+    fn have_all_come(&self) -> Vec<(usize, String)> {
+        let awaited = self.lasting_caches().filter(|(_, cache)| cache.is_awaited);
+        let come = awaited.filter(|(index, _)| self.arrival(*index, Duration::ZERO) == Arrival::Done);
+        come.map(|(index, cache)| (index, cache.display_name().to_owned())).collect()
     }
 
     /// The volumes that are to be on it. What somebody has stopped or removed is not.

@@ -5,6 +5,7 @@
 //! are opened by a start in between, each volume is served by the one that its superblock names, and the work goes on. What is asked for is
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
+use super::arriving::Arrival;
 use super::owner::{Among, resolve_cache};
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Shared};
@@ -65,6 +66,8 @@ struct Found {
     trouble: Option<Failure>,
     /// What it was before.
     former: Option<(usize, String, Option<Engine>)>,
+    /// How far its volumes are, if it was made in place of a dead one.
+    arrival: Arrival,
     /// The sets that are open here.
     sets: Vec<Uuid>,
     /// Those that nobody serves, or only without their cache, and what their sections say of it.
@@ -113,10 +116,12 @@ fn judge_and_begin(
     let is_there = found.is_at(&device);
     let ask = |what, uid| ask(events, &found, &device, what, uid);
     let what = match &found.former {
-        None if is_there && begin.dry_run => {
-            return Ok(Shown { already: true, state: State::Done, ..shown });
-        }
-        None if is_there => What::Wait,
+        None if is_there => match &found.arrival {
+            Arrival::Done => return Ok(Shown { already: true, state: State::Done, ..shown }),
+            Arrival::Fails(failure) if begin.dry_run => return Err(failure.clone()),
+            Arrival::Waits(_) if begin.dry_run => return Ok(shown),
+            Arrival::Waits(_) | Arrival::Fails(_) => What::Wait,
+        },
         Some((former, ..)) if is_there => {
             let running = lock(shared).jobs.replacing(*former);
             if let Some(number) = running {
@@ -273,6 +278,7 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
         sets: table.real_caches().filter_map(|(_, cache)| cache.set()).collect(),
         engine: entry.engine(),
         trouble,
+        arrival: table.arrival_after_dead(index),
         former: former.map(|at| (at, table.caches[at].device.clone(), table.caches[at].engine())),
         device: entry.device.clone(),
         opened: entry.opened,

@@ -95,7 +95,7 @@ impl Supervisor {
         };
         let kept = file.kept_of_cache(name);
         kept.device = Some(device.to_owned());
-        (kept.former, kept.moving) = ((!is_dead).then(|| old.clone()), None);
+        (kept.former, kept.moving) = ((!is_dead).then(|| old.clone()), is_dead.then_some(true));
         // While they belong to none of the two, nothing but their sections says where they are to go.
         for (_, volume) in &named {
             *file.cache_of(volume) = Some(name.to_owned());
@@ -177,10 +177,11 @@ impl Supervisor {
         }
         if is_dead {
             // Nothing belongs to it any more.
-            self.forget_former(name, None)?;
+            self.keep_awaited(name, true)?;
             {
                 let table = &mut self.shared().table;
                 table.caches[former].state = CacheState::Released;
+                table.caches[index].is_awaited = true;
                 table.look_again(name, &was_replaced());
             }
             return Ok(self.begin_arrival(index, name));
@@ -218,6 +219,15 @@ impl Supervisor {
         if moving.is_none() {
             kept.former = None;
         }
+        if file.is_changed() { file.write() } else { Ok(()) }
+    }
+
+    /// The same of what it was before; and whether volumes still have to come to it, which a next start knows from that alone.
+    pub(super) fn keep_awaited(&self, name: &str, is_awaited: bool) -> Result<(), Failure> {
+        let Some(path) = &self.config.set_file else { return Ok(()) };
+        let mut file = SetFile::read(path)?;
+        let kept = file.kept_of_cache(name);
+        (kept.former, kept.moving) = (None, is_awaited.then_some(true));
         if file.is_changed() { file.write() } else { Ok(()) }
     }
 

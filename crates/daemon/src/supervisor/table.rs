@@ -53,6 +53,8 @@ pub struct CacheEntry {
     pub former_of: Option<String>,
     /// They go, at this time.
     pub is_moving: bool,
+    /// It was made in place of a dead one, and not all of its volumes have come to it.
+    pub is_awaited: bool,
     /// It is none: it stands for having no cache, of volumes with devices of such blocks, in sectors.
     pub is_none_of: Option<u16>,
     /// What has been said of its options.
@@ -448,6 +450,7 @@ impl CacheEntry {
             name: Some(config::NO_CACHE.to_owned()),
             device: "memory".to_owned(),
             former: None,
+            is_awaited: false,
             options: Configured::new(),
         };
         Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
@@ -486,6 +489,7 @@ impl CacheEntry {
             uuid: None,
             former_of: None,
             is_moving: false,
+            is_awaited: cache.is_awaited,
             is_none_of: None,
             options: Layers { configured: cache.options.clone(), ..Layers::default() },
             told: Layers::default(),

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A configuration with one cache and the volumes called so; none of the devices exists.
-fn config(volumes: &[&str]) -> Config {
+pub(super) fn config(volumes: &[&str]) -> Config {
     let volume = |name: &&str| Volume {
         name: Some((*name).to_owned()),
         backing: format!("/nonexistent/{name}"),
@@ -41,6 +41,7 @@ fn config(volumes: &[&str]) -> Config {
         metrics: None,
         caches: vec![Cache {
             former: None,
+            is_awaited: false,
             name: Some("fast".to_owned()),
             device: "/nonexistent/fast".to_owned(),
             options: Default::default(),

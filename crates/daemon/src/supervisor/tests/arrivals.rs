@@ -42,3 +42,14 @@ fn a_wait_for_volumes_ends_when_each_has_come_or_cannot() {
     table.caches[0].former_of = Some("other".to_owned());
     assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::Cancelled));
 }
+
+/// A volume of a cache that was never replaced was waited for as if it had to come from another device.
+#[test]
+fn only_a_cache_in_place_of_a_dead_one_has_volumes_on_their_way() {
+    let supervisor = supervisor(&["one"]);
+    let mut shared = supervisor.shared();
+    let table = &mut shared.table;
+    assert_eq!(table.arrival_after_dead(0), Arrival::Done);
+    table.caches[0].is_awaited = true;
+    assert!(matches!(table.arrival_after_dead(0), Arrival::Waits(_)));
+}
