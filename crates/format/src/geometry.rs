@@ -115,6 +115,18 @@ impl Geometry {
         bucket.index * self.bucket_sectors
     }
 
+    /// The index of the bucket that holds `sector`, and how far in it that lies. Asked of each key that is read, so without a
+    /// division where buckets have a size as the superblock's check lets pass.
+    #[must_use]
+    #[inline]
+    pub const fn bucket_at(&self, sector: u64) -> (u64, u64) {
+        let size = self.bucket_sectors;
+        if size.is_power_of_two() {
+            return (sector >> size.trailing_zeros(), sector & (size - 1));
+        }
+        (sector / size, sector % size)
+    }
+
     /// Whether keys may point into the bucket with this index.
     #[must_use]
     pub const fn is_usable(&self, index: u64) -> bool {
@@ -158,6 +170,17 @@ mod tests {
             [(64, 64), (256, 256), (512, 256), (1024, 256), (2048, 512), (4096, 1024), (16384, 1024)]
         {
             assert_eq!(geometry(bucket * kib, 2048).node_sectors(), sectors_of(node * kib), "{bucket} KiB");
+        }
+    }
+
+    #[test]
+    fn a_sector_lies_in_one_bucket_whatever_their_size() {
+        for sectors in [8, 1000, 1024, 3 << 20, 1 << 23] {
+            let geometry = Geometry { bucket_sectors: sectors, ..geometry(4096, 1000) };
+            for sector in [0, 7, 8, 999, 1000, 1023, 1024, 48_157, (1 << 43) - 1] {
+                let (bucket, within) = geometry.bucket_at(sector);
+                assert_eq!((bucket, within), (sector / sectors, sector % sectors), "{sector} of {sectors}");
+            }
         }
     }
 

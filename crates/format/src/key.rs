@@ -135,8 +135,16 @@ impl Pointers {
         Some(pointers)
     }
 
+    /// How many there are.
+    #[must_use]
+    #[inline]
+    pub const fn count(&self) -> usize {
+        self.count as usize
+    }
+
     /// The pointers as a slice, in stored order.
     #[must_use]
+    #[inline]
     pub fn as_slice(&self) -> &[Pointer] {
         &self.words[..usize::from(self.count)]
     }
@@ -203,8 +211,9 @@ impl Key {
 
     /// Words the key takes on disk.
     #[must_use]
-    pub fn words(&self) -> usize {
-        2 + self.pointers.as_slice().len()
+    #[inline]
+    pub const fn words(&self) -> usize {
+        2 + self.pointers.count()
     }
 
     /// The pointer-less key over `[start, end)`: whatever older keys said there is void.

@@ -12,6 +12,7 @@ use crate::units::Position;
 ///
 /// # Errors
 /// [`KeyError`] if the key starts before zero or a pointer names a device, bucket or range that data cannot be in.
+#[inline]
 pub fn check_leaf_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
     if key.size == 0 {
         return Ok(());
@@ -96,13 +97,14 @@ fn check_order(
     Ok(())
 }
 
+#[inline]
 fn check_pointer(geometry: &Geometry, pointer: Pointer, size: u16) -> Result<(), KeyError> {
     // A kernel takes devices 1..=7 for device 0; data would be read from the wrong place.
     if pointer.device_number() != 0 {
         return Err(KeyError::NoSuchDevice { found: pointer.device_number() });
     }
     let sector = pointer.sector();
-    let found = sector / geometry.bucket_sectors;
+    let (found, within) = geometry.bucket_at(sector);
     if !geometry.is_usable(found) {
         return Err(KeyError::BucketOutOfRange {
             first: geometry.first_bucket,
@@ -110,7 +112,7 @@ fn check_pointer(geometry: &Geometry, pointer: Pointer, size: u16) -> Result<(),
             found,
         });
     }
-    if sector % geometry.bucket_sectors + u64::from(size) > geometry.bucket_sectors {
+    if within + u64::from(size) > geometry.bucket_sectors {
         return Err(KeyError::CrossesBucket { sector, size });
     }
     Ok(())

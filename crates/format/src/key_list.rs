@@ -100,12 +100,11 @@ impl<'a> KeyListReader<'a> {
                 return Ok(None);
             }
             let Self { index, word, .. } = *self;
-            let (_, words) = parse_key(&self.bytes[word * WORD_BYTES..]).map_err(|error| KeyListError {
+            self.word += check_key(&self.bytes[word * WORD_BYTES..]).map_err(|error| KeyListError {
                 index,
                 word,
                 error,
             })?;
-            self.word += words;
             self.index += 1;
         }
         Ok(Some(KeyList { bytes: self.bytes }))
@@ -118,16 +117,30 @@ pub struct KeyIter<'a> {
     rest: &'a [u8],
 }
 
-impl Iterator for KeyIter<'_> {
-    type Item = Key;
-
-    fn next(&mut self) -> Option<Key> {
+impl KeyIter<'_> {
+    fn next_of_any_length(&mut self) -> Option<Key> {
         if self.rest.is_empty() {
             return None;
         }
         let (key, words) = parse_key(self.rest).expect("every key was read when the list was checked");
         self.rest = &self.rest[words * WORD_BYTES..];
         Some(key)
+    }
+}
+
+impl Iterator for KeyIter<'_> {
+    type Item = Key;
+
+    #[inline]
+    fn next(&mut self) -> Option<Key> {
+        // Nearly every key has one pointer.
+        if let Some(([header, end, word], behind)) = words_at_start(self.rest)
+            && Key::pointer_count_of(header) == 1
+        {
+            self.rest = behind;
+            return Some(Key::from_words(header, end, Pointers::one(Pointer::from_word(word))));
+        }
+        self.next_of_any_length()
     }
 }
 
@@ -139,26 +152,47 @@ impl Iterator for KeyIter<'_> {
 /// Whether the size makes sense is for `key_check` to say: in an interior node it is that of the child, and has nothing
 /// to do with the position.
 pub fn parse_key(bytes: &[u8]) -> Result<(Key, usize), KeyError> {
+    let words = check_key(bytes)?;
+    let ([header, end], behind) = words_at_start(bytes).expect("the length was checked");
+    let mut list = [Pointer::default(); MAX_POINTERS];
+    let count = words - KEY_HEADER_WORDS;
+    for (slot, word) in list[..count].iter_mut().zip(behind.as_chunks().0) {
+        *slot = Pointer::from_word(u64::from_le_bytes(*word));
+    }
+    let pointers = Pointers::from_slice(&list[..count]).expect("the count was checked");
+    Ok((Key::from_words(header, end, pointers), words))
+}
+
+/// How many words the key at the start of `bytes` takes, if it can be read: all of [`parse_key`]'s checks.
+#[inline]
+fn check_key(bytes: &[u8]) -> Result<usize, KeyError> {
     let found = bytes.len() / WORD_BYTES;
-    let header = word_at(bytes, 0).ok_or(KeyError::Truncated { wanted: KEY_HEADER_WORDS, found })?;
+    let Some(([header], behind)) = words_at_start(bytes) else {
+        return Err(KeyError::Truncated { wanted: KEY_HEADER_WORDS, found });
+    };
     let count = Key::pointer_count_of(header);
     if count > MAX_POINTERS {
         return Err(KeyError::TooManyPointers { limit: MAX_POINTERS, found: count });
     }
     let wanted = KEY_HEADER_WORDS + count;
-    if wanted > found {
+    let Some(([end], _)) = words_at_start(behind).filter(|_| wanted <= found) else {
         return Err(KeyError::Truncated { wanted, found });
-    }
-    let mut list = [Pointer::default(); MAX_POINTERS];
-    for (slot, index) in list.iter_mut().zip(KEY_HEADER_WORDS..wanted) {
-        *slot = Pointer::from_word(word_at(bytes, index).expect("the length was checked"));
-    }
-    let pointers = Pointers::from_slice(&list[..count]).expect("the count was checked");
-    let end = word_at(bytes, 1).expect("the length was checked");
+    };
     if end > Position::MAX.offset {
         return Err(KeyError::EndTooLarge { found: end });
     }
-    Ok((Key::from_words(header, end, pointers), wanted))
+    Ok(wanted)
+}
+
+/// The first words of `bytes`, and the bytes behind them.
+#[inline]
+fn words_at_start<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+    let (words, behind) = bytes.split_at_checked(N * WORD_BYTES)?;
+    let mut list = [0; N];
+    for (slot, word) in list.iter_mut().zip(words.as_chunks::<WORD_BYTES>().0) {
+        *slot = u64::from_le_bytes(*word);
+    }
+    Some((list, behind))
 }
 
 /// Writes `key` to the start of `bytes` and says how many words it took; `None` if it does not fit.
@@ -172,11 +206,6 @@ pub fn write_key(bytes: &mut [u8], key: &Key) -> Option<usize> {
         slot.copy_from_slice(&word.to_le_bytes());
     }
     Some(words)
-}
-
-fn word_at(bytes: &[u8], index: usize) -> Option<u64> {
-    let word = bytes.get(index * WORD_BYTES..(index + 1) * WORD_BYTES)?;
-    Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
 #[cfg(test)]

@@ -100,6 +100,9 @@ fn main() {
     }
     measure_passes(&mut seed);
     measure_read(&mut seed);
+    for sets in [1, 13] {
+        measure_turns(sets, &mut seed);
+    }
     measure_sums();
 }
 
@@ -156,20 +159,7 @@ fn measure_inserts(count: u64, seed: &mut u64) {
 /// A node of one large set and 32 small ones over it.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_read(seed: &mut u64) {
-    let first: Vec<Key> = (0..KEYS / 2).map(|index| key(index, index * 2)).collect();
-    let (mut node, set) = fresh(&first);
-    let mut bytes = vec![0; usize::from(NODE_SECTORS) * 512];
-    let (mut sets, mut next) = (0, Some(set));
-    while node.fits(300) && sets < 33 {
-        if let Some(set) = next.take().or_else(|| node.seal_pending()) {
-            let start = set.block as usize * 4096;
-            bytes[start..start + set.bytes.len()].copy_from_slice(&set.bytes);
-            sets += 1;
-        }
-        for _ in 0..100 {
-            node.insert(&key(random(seed) % KEYS, random(seed) % (1 << 20)), &mut |_| ());
-        }
-    }
+    let (bytes, sets) = written(33, 100, seed);
     let read = Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
     println!("a node of {sets} sets, {} keys merged", read.len());
     measure_each("find the keys in a sector, with its sum", 200, u64::from(NODE_SECTORS), |_| {
@@ -196,6 +186,52 @@ fn measure_read(seed: &mut u64) {
     measure_each("put one into a fresh node and its set", 200, keys.keys().len() as u64, |_| {
         let (node, set) = fresh(keys.keys());
         black_box((node, set.bytes));
+    });
+}
+
+/// The bytes of a node of a set of half the keys and small ones of `keys` over it, as many as fit up to `sets_max` in all, and
+/// how many that are.
+fn written(sets_max: usize, keys: usize, seed: &mut u64) -> (Vec<u8>, usize) {
+    let first: Vec<Key> = (0..KEYS / 2).map(|index| key(index, index * 2)).collect();
+    let (mut node, set) = fresh(&first);
+    let mut bytes = vec![0; usize::from(NODE_SECTORS) * 512];
+    let (mut sets, mut next) = (0, Some(set));
+    while node.fits(3 * keys) && sets < sets_max {
+        if let Some(set) = next.take().or_else(|| node.seal_pending()) {
+            let start = set.block as usize * 4096;
+            bytes[start..start + set.bytes.len()].copy_from_slice(&set.bytes);
+            sets += 1;
+        }
+        for _ in 0..keys {
+            node.insert(&key(random(seed) % KEYS, random(seed) % (1 << 20)), &mut |_| ());
+        }
+    }
+    (bytes, sets)
+}
+
+/// Nodes that are read in turns, as a walk does it: more than the processor's nearest caches hold.
+fn measure_turns(sets_max: usize, seed: &mut u64) {
+    const NODES: usize = 16;
+    let nodes: Vec<(Vec<u8>, usize)> = (0..NODES).map(|_| written(sets_max, 320, seed)).collect();
+    let read_all = || -> Vec<Node> {
+        let begin = |bytes| NodeReader::new(own(40), 0, &GEOMETRY, bytes).expect("we wrote it");
+        let mut readers: Vec<NodeReader<'_>> = nodes.iter().map(|(bytes, _)| begin(bytes)).collect();
+        let mut read = Vec::new();
+        while !readers.is_empty() {
+            readers.retain_mut(|reader| match reader.step(1024).expect("we wrote it") {
+                Some(node) => {
+                    read.push(node);
+                    false
+                }
+                None => true,
+            });
+        }
+        read
+    };
+    let keys: usize = read_all().iter().map(Node::len).sum();
+    let what = format!("read a key, {NODES} nodes of {} sets", nodes[0].1);
+    measure_each(&what, 20, keys as u64, |_| {
+        black_box(read_all());
     });
 }
 

@@ -3,11 +3,12 @@
 //! They hold for the view and for the pending keys alike; for keys already on disk they hold at the next read
 //! (format 7.1, 7.2 and 7.4).
 
-use alloc::vec::{self, Vec};
+use alloc::vec::Vec;
 
 use bcached_format::key::MAX_KEY_SECTORS;
 use bcached_format::{Inode, Key, Position};
 
+use crate::merge::Keys;
 use crate::sorted_keys::{Place, SPLICE_KEYS, SortedKeys};
 
 /// Says of a key that there is nothing: it has no pointer, or the placeholder of a kernel's cache miss.
@@ -37,10 +38,16 @@ fn overlapping_from(
 }
 
 /// The one key that two adjacent keys amount to, if they do (format 7.4).
+#[inline]
 pub(crate) fn merged(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> {
-    let size = left.sectors() + right.sectors();
+    // Few are adjacent, and this is asked of each key that is read.
     let adjacent = left.inode == right.inode && left.end == right.start();
-    if !adjacent || left.dirty != right.dirty || size > MAX_KEY_SECTORS {
+    if adjacent { merged_adjacent(left, right, bucket_sectors) } else { None }
+}
+
+fn merged_adjacent(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> {
+    let size = left.sectors() + right.sectors();
+    if left.dirty != right.dirty || size > MAX_KEY_SECTORS {
         return None;
     }
     if right.pointers != left.pointers.advanced(left.sectors())
@@ -141,40 +148,54 @@ impl Replacement {
     }
 }
 
-/// The extents of two sets, the newer ones over the older ones. Both lists are in order and free of overlap, as is
-/// what comes out (format 7.1). Takes one pass.
-pub(crate) struct Overlay {
-    older: vec::IntoIter<Key>,
-    newer: vec::IntoIter<Key>,
-    /// What is left of the older key that is looked at.
+/// The extents of an older set and of newer ones over it. Both are in order and free of overlap, as is what comes out
+/// (format 7.1). Takes one pass.
+pub(crate) struct Overlay<O, N> {
+    older: O,
+    newer: N,
+    /// What is left of the older key that is looked at; `None`: there is no more, or one is due.
     old: Option<Key>,
     new: Option<Key>,
+    is_old_due: bool,
+    is_new_due: bool,
 }
 
-impl Overlay {
-    pub(crate) fn new(older: Vec<Key>, newer: Vec<Key>) -> Self {
-        let (mut older, mut newer) = (older.into_iter(), newer.into_iter());
-        Self { old: older.next(), new: newer.next(), older, newer }
+impl<O: Keys, N: Keys> Overlay<O, N> {
+    pub(crate) const fn new(older: O, newer: N) -> Self {
+        Self { older, newer, old: None, new: None, is_old_due: true, is_new_due: true }
+    }
+
+    /// Takes the keys that are due; says whether there are none any more.
+    #[inline]
+    fn take_due(&mut self, left: &mut usize) -> bool {
+        if self.is_old_due {
+            self.old = self.older.next(left);
+            self.is_old_due = self.old.is_none() && *left == 0;
+        }
+        if self.is_new_due {
+            self.new = self.newer.next(left);
+            self.is_new_due = self.new.is_none() && *left == 0;
+        }
+        !self.is_old_due && !self.is_new_due
     }
 }
 
-impl Iterator for Overlay {
-    type Item = Key;
-
-    fn next(&mut self) -> Option<Key> {
-        loop {
-            let Some(new) = self.new else {
-                let rest = self.old;
-                self.old = self.older.next();
-                return rest;
-            };
-            let Some(old) = self.old.filter(|old| old.start_position() <= new.position()) else {
-                self.new = self.newer.next();
-                return Some(new);
+impl<O: Keys, N: Keys> Keys for Overlay<O, N> {
+    #[inline]
+    fn next(&mut self, left: &mut usize) -> Option<Key> {
+        while self.take_due(left) {
+            let (Some(old), Some(new)) = (&self.old, &self.new) else {
+                // One has ended, if not both.
+                (self.is_old_due, self.is_new_due) = (self.new.is_none(), self.old.is_none());
+                return self.new.or(self.old);
             };
             if old.position() <= new.start_position() {
-                self.old = self.older.next();
-                return Some(old);
+                self.is_old_due = true;
+                return self.old;
+            }
+            if old.start_position() > new.position() {
+                self.is_new_due = true;
+                return self.new;
             }
             // The two overlap, or the older one begins where the newer one ends: in one volume either way.
             if let Some(front) = old.cut(0, new.start()) {
@@ -182,18 +203,21 @@ impl Iterator for Overlay {
                 return Some(front);
             }
             if let Some(behind) = old.cut(new.end, u64::MAX) {
+                *left = left.saturating_sub(1);
                 self.old = Some(behind);
-                self.new = self.newer.next();
-                return Some(new);
+                self.is_new_due = true;
+                return self.new;
             }
-            self.old = self.older.next();
+            self.is_old_due = true;
         }
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::merge::tests::all;
     use bcached_format::{DeviceIndex, Gen, Pointer, Pointers};
     use std::vec;
 
@@ -251,7 +275,7 @@ mod tests {
             extent(250, 300, 2050),
             extent(350, 500, 7000),
         ];
-        assert_eq!(Overlay::new(older, newer).collect::<Vec<_>>(), expected);
+        assert_eq!(all(Overlay::new(older.into_iter(), newer.into_iter())), expected);
     }
 
     #[test]
@@ -260,6 +284,6 @@ mod tests {
         let older = vec![extent(0, 100, 1000), other];
         let newer = vec![Key { inode: Inode(1), ..extent(40, 60, 500) }];
         let expected = vec![extent(0, 100, 1000), other.cut(0, 40).expect("front"), newer[0]];
-        assert_eq!(Overlay::new(older, newer).collect::<Vec<_>>(), expected);
+        assert_eq!(all(Overlay::new(older.into_iter(), newer.into_iter())), expected);
     }
 }

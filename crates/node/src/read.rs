@@ -1,22 +1,24 @@
 //! Bytes to node: check every set, then merge them (format 6.3, 7.1 and 8).
 //!
-//! n keys in s sets take n log s steps. All keys of size above zero take part in the merge, holes and stale ones
-//! included: filtering them before would bring back what they hide.
+//! All keys of size above zero take part in the merge, holes and stale ones included: filtering them before would bring
+//! back what they hide. The keys are found, checked and merged in three passes over the bytes, since a fault of an older set is told
+//! before one of a newer set, and one of a key that cannot be read before one that makes no sense.
 //!
-//! A node of 256 KiB takes milliseconds, which nobody may be kept waiting for: [`NodeReader`] does it in steps.
+//! A node of a MiB takes milliseconds, which nobody may be kept waiting for: [`NodeReader`] does it in steps.
 
 use alloc::boxed::Box;
-use alloc::vec::{self, Vec};
+use alloc::vec::Vec;
 
 use bcached_format::bset::BsetPlace;
 use bcached_format::key_check::{check_child_key, check_leaf_key};
 use bcached_format::key_list::KeyIter;
 use bcached_format::node_log::NodeLogReader;
 use bcached_format::units::bytes_of;
-use bcached_format::{Geometry, Key, KeyError, KeyListError, NodeLog, Position};
+use bcached_format::{Geometry, Key, KeyError, KeyListError, NodeLog, Pointer, Position};
 
 use crate::error::{NodeError, NodeFault};
-use crate::extents::{Overlay, is_hole, push_merged};
+use crate::extents::{Overlay, is_hole, merged};
+use crate::merge::{Interleave, Keys, Newest, SetKeys};
 use crate::node::{Node, blocks_of, pointer_of};
 use crate::sorted_keys::SortedKeys;
 
@@ -54,18 +56,11 @@ impl Node {
 }
 
 /// Reads a node in steps.
-///
-/// Of a run of finished merges, oldest first, each is more than twice as long as the next: so a key goes through a
-/// number of merges that is logarithmic in the number of sets, and the large first set of a node only through one.
 pub struct NodeReader<'a> {
     own: Key,
     level: u8,
     geometry: Geometry,
     log: NodeLog<'a>,
-    /// Sets whose keys are in `runs`, or on their way there.
-    taken: usize,
-    /// Merged sets, oldest first.
-    runs: Vec<Vec<Key>>,
     stage: Stage<'a>,
     handled: usize,
     found: usize,
@@ -78,22 +73,31 @@ const KEY_BYTES: usize = 24;
 enum Stage<'a> {
     /// The sets are summed, and the keys in them found.
     Log(Box<NodeLogReader<'a>>),
-    /// What comes next is looked for.
-    Between,
-    /// The keys of a set are checked.
-    Check { iter: KeyIter<'a>, block: u32, index: usize, word: usize, keys: Vec<Key> },
-    /// Two runs become one.
-    Merge { pair: Pair, out: Vec<Key> },
-    /// What is alive of the last run becomes the view.
-    Settle { keys: vec::IntoIter<Key>, living: Vec<Key>, freed: Vec<bcached_format::Pointer> },
-    /// The view is put in order.
-    Fill { keys: vec::IntoIter<Key>, view: SortedKeys, freed: Vec<bcached_format::Pointer> },
+    /// The keys of the sets are checked, one set after the other.
+    Check(Check<'a>),
+    /// What all sets together say becomes the view.
+    Merge(Box<Merge<'a>>, View),
+    /// There is nothing more to do.
+    Over,
 }
 
-/// Two runs on their way to be one.
-enum Pair {
-    Extents(Overlay),
-    Children(Interleave),
+/// The keys of a set that is being checked.
+struct Check<'a> {
+    /// The set's number in the log.
+    set: usize,
+    keys: KeyIter<'a>,
+    /// The key that comes next, and the word at which it begins.
+    index: usize,
+    word: usize,
+    /// Where the last key ended that means something.
+    previous: Position,
+}
+
+/// Checked sets on their way to be one.
+enum Merge<'a> {
+    One(SetKeys<'a>),
+    Extents(Overlay<SetKeys<'a>, Newest<SetKeys<'a>>>),
+    Children(Interleave<SetKeys<'a>>),
 }
 
 impl<'a> NodeReader<'a> {
@@ -118,8 +122,6 @@ impl<'a> NodeReader<'a> {
             level,
             geometry: *geometry,
             log: NodeLog { sets: Vec::new(), end_block: 0 },
-            taken: 0,
-            runs: Vec::new(),
             stage: Stage::Log(Box::new(reader)),
             handled: 0,
             found: 0,
@@ -135,7 +137,8 @@ impl<'a> NodeReader<'a> {
         self.advance(keys).map_err(|fault| NodeError { pointer, level, fault })
     }
 
-    /// Keys handled so far, each once at every stage: what the steps have cost, beside finding them.
+    /// Keys handled so far, each once when it is checked and once when it is merged, and once more whenever a newer one cuts
+    /// it: what the steps have cost, beside finding them.
     #[must_use]
     pub const fn handled(&self) -> usize {
         self.handled
@@ -148,64 +151,29 @@ impl<'a> NodeReader<'a> {
     }
 
     fn advance(&mut self, count: usize) -> Result<Option<Node>, NodeFault> {
-        self.stage = match core::mem::replace(&mut self.stage, Stage::Between) {
+        self.stage = match core::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Log(reader) => self.find(reader, count)?,
-            Stage::Between => self.next_stage(),
-            Stage::Check { mut iter, block, mut index, mut word, mut keys } => {
-                let mut ended = false;
-                for _ in 0..count {
-                    let Some(key) = iter.next() else {
-                        ended = true;
-                        break;
-                    };
-                    let fault = |error| NodeFault::Key { block, error: KeyListError { index, word, error } };
-                    self.take(&key, block, &mut keys, fault)?;
-                    word += key.words();
-                    index += 1;
-                    self.handled += 1;
-                }
-                if ended {
-                    self.runs.push(keys);
-                    Stage::Between
+            Stage::Check(mut check) => {
+                if self.check_some(&mut check, count)? {
+                    self.check_set(check.set + 1)
                 } else {
-                    Stage::Check { iter, block, index, word, keys }
+                    Stage::Check(check)
                 }
             }
-            Stage::Merge { mut pair, mut out } => {
-                let before = out.len();
-                match &mut pair {
-                    Pair::Extents(overlay) => out.extend(overlay.take(count)),
-                    Pair::Children(interleave) => out.extend(interleave.take(count)),
+            Stage::Merge(mut merge, mut view) => {
+                let mut left = count;
+                match &mut *merge {
+                    Merge::One(keys) => self.settle(keys, &mut view, &mut left),
+                    Merge::Extents(keys) => self.settle(keys, &mut view, &mut left),
+                    Merge::Children(keys) => self.settle(keys, &mut view, &mut left),
                 }
-                self.handled += out.len() - before;
-                if out.len() - before < count {
-                    self.runs.push(out);
-                    Stage::Between
-                } else {
-                    Stage::Merge { pair, out }
+                self.handled += count - left;
+                if left > 0 {
+                    return self.finish(view).map(Some);
                 }
+                Stage::Merge(merge, view)
             }
-            Stage::Settle { mut keys, mut living, mut freed } => {
-                for key in keys.by_ref().take(count) {
-                    self.settle(key, &mut living, &mut freed);
-                    self.handled += 1;
-                }
-                if keys.len() > 0 {
-                    Stage::Settle { keys, living, freed }
-                } else {
-                    Stage::Fill { keys: living.into_iter(), view: SortedKeys::default(), freed }
-                }
-            }
-            Stage::Fill { mut keys, mut view, freed } => {
-                for key in keys.by_ref().take(count) {
-                    view.push(key);
-                    self.handled += 1;
-                }
-                if keys.len() == 0 {
-                    return self.finish(view, freed).map(Some);
-                }
-                Stage::Fill { keys, view, freed }
-            }
+            Stage::Over => unreachable!("nothing goes on behind a node or a fault"),
         };
         Ok(None)
     }
@@ -218,60 +186,53 @@ impl<'a> NodeReader<'a> {
         };
         assert!(log.end_block <= blocks_of(&self.geometry, self.own.size), "the log ends inside the node");
         self.log = log;
-        Ok(Stage::Between)
+        Ok(self.check_set(0))
     }
 
-    /// A merge if one is due, else the next set, else what is left to be merged, else the end.
-    fn next_stage(&mut self) -> Stage<'a> {
-        let is_due = match self.runs.as_slice() {
-            [.., older, newer] => self.taken == self.log.sets.len() || older.len() <= 2 * newer.len(),
-            _ => false,
-        };
-        if is_due && let (Some(newer), Some(older)) = (self.runs.pop(), self.runs.pop()) {
-            let out = Vec::with_capacity(older.len() + newer.len());
-            let pair = if self.level == 0 {
-                Pair::Extents(Overlay::new(older, newer))
+    /// The check of the set with this number, or else the merge of them all.
+    fn check_set(&self, set: usize) -> Stage<'a> {
+        if let Some(log) = self.log.sets.get(set) {
+            let keys = log.bset.keys.iter();
+            return Stage::Check(Check { set, keys, index: 0, word: 0, previous: Position::ZERO });
+        }
+        let mut sets = self.log.sets.iter().map(|set| SetKeys::new(set.bset.keys.iter()));
+        let merge = if self.level > 0 {
+            Merge::Children(Interleave::new(sets))
+        } else {
+            let first = sets.next().expect("a log has a set");
+            if sets.len() == 0 {
+                Merge::One(first)
             } else {
-                Pair::Children(Interleave::new(older, newer))
-            };
-            return Stage::Merge { pair, out };
-        }
-        if let Some(set) = self.log.sets.get(self.taken) {
-            self.taken += 1;
-            return Stage::Check {
-                iter: set.bset.keys.iter(),
-                block: set.block,
-                index: 0,
-                word: 0,
-                keys: Vec::new(),
-            };
-        }
-        let keys = self.runs.pop().unwrap_or_default();
-        Stage::Settle { living: Vec::with_capacity(keys.len()), keys: keys.into_iter(), freed: Vec::new() }
+                Merge::Extents(Overlay::new(first, Newest::new(sets)))
+            }
+        };
+        Stage::Merge(Box::new(merge), View::default())
     }
 
-    /// Checks one key for itself and against the one before; takes it if it means something.
-    fn take(
-        &self,
-        key: &Key,
-        block: u32,
-        keys: &mut Vec<Key>,
-        fault: impl Fn(KeyError) -> NodeFault,
-    ) -> Result<(), NodeFault> {
-        let start = self.check(key).map_err(&fault)?;
-        if key.size == 0 {
-            return Ok(());
+    /// Checks so many keys of a set, each for itself and against the one before; says whether it was the rest of them.
+    fn check_some(&mut self, check: &mut Check<'a>, count: usize) -> Result<bool, NodeFault> {
+        let (block, limit) = (self.log.sets[check.set].block, self.own.position());
+        let first = check.index;
+        for key in check.keys.by_ref().take(count) {
+            let (index, word) = (check.index, check.word);
+            let fault = |error| NodeFault::Key { block, error: KeyListError { index, word, error } };
+            let start = self.check(&key).map_err(fault)?;
+            check.word += key.words();
+            check.index += 1;
+            if key.size == 0 {
+                continue;
+            }
+            let (previous, found) = (check.previous, key.position());
+            if start < previous {
+                return Err(fault(KeyError::OutOfOrder { previous, start }));
+            }
+            if found > limit {
+                return Err(NodeFault::BeyondRange { block, limit, found });
+            }
+            check.previous = found;
         }
-        let previous = keys.last().map_or(Position::ZERO, Key::position);
-        if start < previous {
-            return Err(fault(KeyError::OutOfOrder { previous, start }));
-        }
-        let (limit, found) = (self.own.position(), key.position());
-        if found > limit {
-            return Err(NodeFault::BeyondRange { block, limit, found });
-        }
-        keys.push(*key);
-        Ok(())
+        self.handled += check.index - first;
+        Ok(check.index - first < count)
     }
 
     /// Checks one key and says where it begins, which the key before it must not reach beyond.
@@ -284,25 +245,27 @@ impl<'a> NodeReader<'a> {
         Ok(key.start_position())
     }
 
-    /// One key of what all sets together say: in a leaf holes are nothing, in an interior node position zero frees.
-    fn settle(&self, key: Key, living: &mut Vec<Key>, freed: &mut Vec<bcached_format::Pointer>) {
-        if self.level > 0 {
-            if key.position() == Position::ZERO {
-                freed.extend(key.pointers.as_slice());
-            } else {
-                living.push(key);
+    /// Puts what all sets together say into the view, as far as it is taken in this turn: in a leaf holes are nothing, in an
+    /// interior node position zero frees.
+    fn settle(&self, keys: &mut impl Keys, view: &mut View, left: &mut usize) {
+        while let Some(key) = keys.next(left) {
+            if self.level > 0 {
+                if key.position() == Position::ZERO {
+                    view.freed.extend(key.pointers.as_slice());
+                } else {
+                    view.keys.push(key);
+                }
+            } else if !is_hole(&key) {
+                view.push_extent(key, self.geometry.bucket_sectors);
             }
-        } else if !is_hole(&key) {
-            push_merged(living, key, self.geometry.bucket_sectors);
         }
     }
 
-    fn finish(&self, view: SortedKeys, freed: Vec<bcached_format::Pointer>) -> Result<Node, NodeFault> {
+    fn finish(&self, view: View) -> Result<Node, NodeFault> {
         let mut node = Node::create(self.own, self.level, self.log.seq(), &self.geometry);
         node.written_blocks = self.log.end_block;
         node.words_on_disk = self.log.sets.iter().map(|set| set.bset.keys.words()).sum();
-        node.view = view;
-        node.freed = freed;
+        (node.view, node.freed) = (view.keys, view.freed);
         let (limit, found) = (2 * node.words_on_disk, node.view.words());
         if found > limit {
             return Err(NodeFault::TooManyPieces { limit, found });
@@ -311,24 +274,20 @@ impl<'a> NodeReader<'a> {
     }
 }
 
-/// The keys of two interior sets in position order, newer before older where they stand at one position.
-struct Interleave {
-    older: core::iter::Peekable<vec::IntoIter<Key>>,
-    newer: core::iter::Peekable<vec::IntoIter<Key>>,
+/// The view of a node that is being read.
+#[derive(Default)]
+struct View {
+    keys: SortedKeys,
+    freed: Vec<Pointer>,
 }
 
-impl Interleave {
-    fn new(older: Vec<Key>, newer: Vec<Key>) -> Self {
-        Self { older: older.into_iter().peekable(), newer: newer.into_iter().peekable() }
-    }
-}
-
-impl Iterator for Interleave {
-    type Item = Key;
-
-    fn next(&mut self) -> Option<Key> {
-        let Some(new) = self.newer.peek() else { return self.older.next() };
-        let before = self.older.next_if(|old| old.position() < new.position());
-        before.or_else(|| self.newer.next())
+impl View {
+    /// Adds an extent behind all others, as part of the last one where the two amount to one.
+    #[inline]
+    fn push_extent(&mut self, key: Key, bucket_sectors: u64) {
+        match self.keys.last().and_then(|last| merged(last, &key, bucket_sectors)) {
+            Some(both) => self.keys.replace_last(both),
+            None => self.keys.push(key),
+        }
     }
 }

@@ -100,6 +100,7 @@ impl SortedKeys {
     }
 
     /// Adds a key behind all others.
+    #[inline]
     pub(crate) fn push(&mut self, key: Key) {
         let position = key.position();
         assert!(self.bounds.last().is_none_or(|last| *last <= position), "keys come in position order");
@@ -117,6 +118,20 @@ impl SortedKeys {
         chunk.push(key);
         self.chunks.push(chunk);
         self.bounds.push(position);
+    }
+
+    /// The last key.
+    #[inline]
+    pub(crate) fn last(&self) -> Option<&Key> {
+        self.chunks.last()?.last()
+    }
+
+    /// Puts `key`, which takes as many words, in the place of the last one.
+    pub(crate) fn replace_last(&mut self, key: Key) {
+        let last = self.chunks.last_mut().and_then(|chunk| chunk.last_mut()).expect("there is a last key");
+        assert!(last.position() <= key.position() && last.words() == key.words(), "the last key grows");
+        *last = key;
+        *self.bounds.last_mut().expect("each chunk has a bound") = key.position();
     }
 
     /// Room for one more chunk. The outer vectors grow by a rule of their own, so that it can be told beforehand.

@@ -1,0 +1,271 @@
+//! Many sets as one run of keys, in a single pass over their bytes.
+//!
+//! A leaf of random writes has a large first set and a dozen small ones over it. So the small ones are merged among themselves by a
+//! [`Queue`], and what they say is laid over the first ([`Overlay`](crate::extents::Overlay)), whose keys then cost one
+//! comparison each. No list of keys stands in between: with several nodes read in turns, lists would drive each other out of
+//! the processor's cache.
+//!
+//! A key that is cut, or covered by newer ones, is one for whoever has to keep to a number of keys in a turn as well: see [`Keys`].
+
+use alloc::vec::Vec;
+
+use bcached_format::key_list::KeyIter;
+use bcached_format::{Key, Position};
+
+/// Keys in order, taken in turns.
+pub(crate) trait Keys {
+    /// The next key. `left` goes down by one for each that is taken out of a set, and for each cut; when it is at zero
+    /// there may be none although this is not the end, and all is kept for the next turn. `None` with some `left` is the end.
+    fn next(&mut self, left: &mut usize) -> Option<Key>;
+}
+
+/// The keys of one set, without those of size zero, which mean nothing.
+pub(crate) struct SetKeys<'a> {
+    iter: KeyIter<'a>,
+}
+
+impl<'a> SetKeys<'a> {
+    /// What is left of the keys of a checked set.
+    pub(crate) const fn new(iter: KeyIter<'a>) -> Self {
+        Self { iter }
+    }
+}
+
+impl Keys for SetKeys<'_> {
+    #[inline]
+    fn next(&mut self, left: &mut usize) -> Option<Key> {
+        while *left > 0 {
+            let key = self.iter.next()?;
+            *left -= 1;
+            if key.size > 0 {
+                return Some(key);
+            }
+        }
+        None
+    }
+}
+
+/// Several sets, and at which key each of them is.
+///
+/// The keys of each are in order, extents by their starts, children by their positions.
+struct Sets<S, const EXTENTS: bool> {
+    /// The newest first.
+    sets: Vec<Set<S>>,
+    queue: Queue,
+}
+
+struct Set<S> {
+    keys: S,
+    /// What is left of the key that the set is at, if the queue knows a place of it.
+    key: Key,
+    /// The key after it, if it was taken already.
+    behind: Option<Key>,
+}
+
+impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
+    /// `sets` are given oldest first.
+    fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
+        let sets: Vec<Set<S>> =
+            sets.rev().map(|keys| Set { keys, key: Key::default(), behind: None }).collect();
+        Self { queue: Queue::new(sets.len()), sets }
+    }
+
+    /// The set that is at the first key, and that key; the newest of those at one place. Keys that are due are taken before;
+    /// `None` as of [`Keys::next`].
+    #[inline]
+    fn first(&mut self, left: &mut usize) -> Option<(usize, Key)> {
+        loop {
+            match self.queue.first() {
+                First::None => return None,
+                First::Due(_) if *left == 0 => return None,
+                First::Due(index) => self.advance(index, left),
+                First::Known(index) => return Some((index, self.sets[index].key)),
+            }
+        }
+    }
+
+    /// Goes on to the next key of the set with this index.
+    #[inline]
+    fn advance(&mut self, index: usize, left: &mut usize) {
+        let set = &mut self.sets[index];
+        match set.behind.take().or_else(|| set.keys.next(left)) {
+            Some(key) => self.stand_at(index, key),
+            None if *left == 0 => self.queue.make_due(index),
+            None => {
+                // So that a turn in which many sets end is no longer than others.
+                *left -= 1;
+                self.queue.end(index);
+            }
+        }
+    }
+
+    /// The set is at `key` now.
+    #[inline]
+    fn stand_at(&mut self, index: usize, key: Key) {
+        self.sets[index].key = key;
+        self.queue.put(index, if EXTENTS { key.start_position() } else { key.position() });
+    }
+
+    /// The set, which went on already, is at `key` again, a part of the one before.
+    fn go_back(&mut self, index: usize, key: Key) {
+        if self.queue.is_known(index) {
+            let set = &mut self.sets[index];
+            debug_assert!(set.behind.is_none(), "it went on by one key");
+            set.behind = Some(set.key);
+        }
+        self.stand_at(index, key);
+    }
+}
+
+/// What the sets of a leaf together say: of each sector what the newest set says that has a key there (format 7.1). Each key comes
+/// in as few parts as newer ones leave of it.
+pub(crate) struct Newest<S> {
+    sets: Sets<S, true>,
+    /// The key that comes next, if nothing newer begins inside it, and its set, which has gone on.
+    held: Option<(usize, Key)>,
+}
+
+impl<S: Keys> Newest<S> {
+    /// `sets` are given oldest first; the keys of each are in order and free of overlap.
+    pub(crate) fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
+        Self { sets: Sets::new(sets), held: None }
+    }
+}
+
+impl<S: Keys> Keys for Newest<S> {
+    #[inline]
+    fn next(&mut self, left: &mut usize) -> Option<Key> {
+        loop {
+            let Some((index, key)) = self.sets.first(left) else {
+                // Only at the end is it known that nothing newer begins inside the last one.
+                return if *left > 0 { self.held.take().map(|(_, key)| key) } else { None };
+            };
+            let Some((holder, held)) = self.held else {
+                self.held = Some((index, key));
+                self.sets.advance(index, left);
+                continue;
+            };
+            if key.start_position() >= held.position() {
+                self.held = Some((index, key));
+                self.sets.advance(index, left);
+                return Some(held);
+            }
+            // The two overlap, and are of two sets.
+            *left = left.saturating_sub(1);
+            if index > holder {
+                match key.cut(held.end, u64::MAX) {
+                    Some(behind) => self.sets.stand_at(index, behind),
+                    None => self.sets.advance(index, left),
+                }
+                continue;
+            }
+            let behind = held.cut(key.start(), u64::MAX).expect("the newer one begins inside");
+            self.sets.go_back(holder, behind);
+            self.held = None;
+            if let Some(front) = held.cut(0, key.start()) {
+                return Some(front);
+            }
+        }
+    }
+}
+
+/// The keys of interior sets in position order, newer before older where they stand at one position.
+pub(crate) struct Interleave<S>(Sets<S, false>);
+
+impl<S: Keys> Interleave<S> {
+    /// `sets` are given oldest first.
+    pub(crate) fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
+        Self(Sets::new(sets))
+    }
+}
+
+impl<S: Keys> Keys for Interleave<S> {
+    fn next(&mut self, left: &mut usize) -> Option<Key> {
+        let (index, key) = self.0.first(left)?;
+        self.0.advance(index, left);
+        Some(key)
+    }
+}
+
+/// Which of several sets is at the first key: a tournament, in which a set that goes on meets one other at each of a logarithmic number
+/// of levels. What is compared is one number, so that no branch depends on who wins.
+///
+/// ```text
+///   bit 127: ended    bit 126: at a key, else one is due    bits 16-98: its place    bits 0-15: index of the set
+/// ```
+struct Queue {
+    /// `[1]` is the winner of all, `[i]` that of `[2 i]` and `[2 i + 1]`; the last half are the sets.
+    winners: Vec<u128>,
+}
+
+const ENDED: u128 = 1 << 127;
+const KNOWN: u128 = 1 << 126;
+const OFFSET_SHIFT: u32 = 16;
+const INODE_SHIFT: u32 = OFFSET_SHIFT + 63;
+const INDEX_MASK: u128 = (1 << OFFSET_SHIFT) - 1;
+
+const _: () = assert!(Position::MAX.offset < 1 << 63 && Position::MAX.inode.0 < 1 << 20);
+
+/// What a [`Queue`] has in front.
+enum First {
+    /// All sets have ended.
+    None,
+    /// A set whose next key has to be taken.
+    Due(usize),
+    /// The set that is at the first key.
+    Known(usize),
+}
+
+impl Queue {
+    /// So many sets, a key of each of which is due.
+    fn new(sets: usize) -> Self {
+        assert!(sets as u128 <= INDEX_MASK, "a node has fewer sets than sectors");
+        let mut queue = Self { winners: alloc::vec![ENDED; 2 * sets.max(1)] };
+        (0..sets).for_each(|index| queue.make_due(index));
+        queue
+    }
+
+    #[inline]
+    fn first(&self) -> First {
+        let first = self.winners[1];
+        let index = (first & INDEX_MASK) as usize;
+        match first {
+            ENDED.. => First::None,
+            KNOWN.. => First::Known(index),
+            _ => First::Due(index),
+        }
+    }
+
+    fn is_known(&self, index: usize) -> bool {
+        (KNOWN..ENDED).contains(&self.winners[self.winners.len() / 2 + index])
+    }
+
+    fn make_due(&mut self, index: usize) {
+        self.set(index, 0);
+    }
+
+    fn end(&mut self, index: usize) {
+        self.set(index, ENDED);
+    }
+
+    #[inline]
+    fn put(&mut self, index: usize, place: Position) {
+        let place = u128::from(place.inode.0) << INODE_SHIFT | u128::from(place.offset) << OFFSET_SHIFT;
+        self.set(index, KNOWN | place);
+    }
+
+    #[inline]
+    fn set(&mut self, index: usize, value: u128) {
+        let mut winner = value | index as u128;
+        let mut at = self.winners.len() / 2 + index;
+        self.winners[at] = winner;
+        while at > 1 {
+            winner = winner.min(self.winners[at ^ 1]);
+            at /= 2;
+            self.winners[at] = winner;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
