@@ -82,7 +82,7 @@ fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
 /// there: in its new place, with a key that says so.
 fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
     // Buckets with one old extent; with what else is written they leave so few others that data is moved at once.
-    const SPARSE: u64 = 320;
+    const SPARSE: u64 = 300;
     let subsets =
         [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..6).map(Survivors::Seeded));
     for survivors in subsets {
