@@ -7,6 +7,7 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Usage};
 use crate::state::State;
+use crate::work::BUCKETS_MAX;
 use alloc::collections::BTreeSet;
 use bcached_env::Time;
 use bcached_format::BucketId;
@@ -21,8 +22,8 @@ const FREE_SHARE: usize = 4;
 /// Most buckets that are emptied in one round, and most extents that may have been written to them, if there are two.
 const VICTIMS_MAX: usize = 256;
 const EXTENTS_MAX: usize = 8192;
-/// Buckets that are looked at in one piece.
-const PIECE_MAX: usize = 4096;
+/// Most buckets that are put in order in one piece.
+const SORTED_MAX: usize = 128;
 /// Steps in which it is counted how full they are.
 const LEVELS: usize = 64;
 /// How long to rest when nothing could be gained.
@@ -99,9 +100,12 @@ struct Victims {
 /// gained. Those of which it is known that they have no summary only if there are no others, and those that could not be emptied
 /// now and then: the emptiest would be the same ones each time.
 async fn choose(set: &CacheSet) -> Option<Victims> {
-    let takes_stuck = set.with(|s| s.moving.takes_stuck(s.now));
+    let sparse = set.with(|s| Sparse {
+        most: s.open.data_sectors() * s.sparse_percent() / 100,
+        takes_stuck: s.moving.takes_stuck(s.now),
+    });
     let mut census = <[Census; 2]>::default();
-    each_sparse(set, takes_stuck, |_, bucket, level| {
+    each_sparse(set, sparse, |_, bucket, level| {
         census[usize::from(bucket.is_unsummed)].count(level, bucket.dirty);
         false
     })
@@ -116,7 +120,7 @@ async fn choose(set: &CacheSet) -> Option<Victims> {
     });
     let mut wanted = census.map(|census| census.emptiest(room));
     let mut found: [BTreeSet<(u32, BucketId)>; 2] = Default::default();
-    each_sparse(set, takes_stuck, |id, bucket, level| {
+    each_sparse(set, sparse, |id, bucket, level| {
         let kind = usize::from(bucket.is_unsummed);
         wanted[kind].takes(level) && found[kind].insert((bucket.dirty, id))
     })
@@ -144,32 +148,57 @@ async fn choose(set: &CacheSet) -> Option<Victims> {
     Some(Victims { ids: fitting(&all, VICTIMS_MAX)?, are_unknown: true })
 }
 
+/// Which buckets are sparse: the same ones as long as a round is chosen, though it may come to press more meanwhile.
+#[derive(Clone, Copy)]
+struct Sparse {
+    /// Most sectors of dirty data that one has.
+    most: u64,
+    /// Those are among them that could not be emptied.
+    takes_stuck: bool,
+}
+
+impl Sparse {
+    /// One that holds dirty data, not too much of it, and that nobody is about.
+    fn holds(self, bucket: &Bucket) -> bool {
+        bucket.usage == Usage::Data
+            && bucket.pins == 0
+            && (1..=self.most).contains(&u64::from(bucket.dirty))
+            && (self.takes_stuck || !bucket.is_stuck)
+    }
+
+    /// How full a bucket with `dirty` sectors of dirty data is.
+    fn level(self, dirty: u32) -> usize {
+        let level = u64::from(dirty) * LEVELS as u64 / (self.most + 1);
+        usize::try_from(level).map_or(LEVELS - 1, |level| level.min(LEVELS - 1))
+    }
+}
+
 /// Shows `look` each sparse bucket and how full it is, while buckets are scarce; it says whether it has put it in order among others. Others
 /// run between the pieces.
 async fn each_sparse(
     set: &CacheSet,
-    takes_stuck: bool,
+    sparse: Sparse,
     mut look: impl FnMut(BucketId, &Bucket, usize) -> bool,
 ) {
     let mut at = 0;
     while set.with(|s| (at as u64) < s.buckets.count() && s.are_buckets_scarce()) {
         set.env().breathe().await;
         set.with(|s| {
-            let most = s.open.data_sectors() * s.sparse_percent() / 100;
-            let is_wanted = |bucket: &Bucket| is_sparse(bucket, most) && (takes_stuck || !bucket.is_stuck);
-            let part = s.buckets.part(at).take(PIECE_MAX).filter(|(_, bucket)| is_wanted(bucket));
-            let sorted = part.filter(|(id, bucket)| look(*id, bucket, level(bucket.dirty, most))).count();
-            s.work.buckets(PIECE_MAX);
+            let (mut passed, mut sorted) = (0, 0);
+            for (id, bucket) in s.buckets.part(at).take(BUCKETS_MAX) {
+                passed += 1;
+                if sparse.holds(bucket) && look(id, bucket, sparse.level(bucket.dirty)) {
+                    sorted += 1;
+                    if sorted == SORTED_MAX {
+                        break;
+                    }
+                }
+            }
+            s.work.buckets(passed);
             s.work.sort(sorted);
+            at += passed;
         });
-        at += PIECE_MAX;
     }
-}
-
-/// How full a bucket with `dirty` sectors of dirty data is, of which it may have `most`.
-fn level(dirty: u32, most: u64) -> usize {
-    let level = u64::from(dirty) * LEVELS as u64 / (most + 1);
-    usize::try_from(level).map_or(LEVELS - 1, |level| level.min(LEVELS - 1))
 }
 
 /// How many sparse buckets there are of each level, and their dirty sectors: to put the emptiest in order, and no others.
@@ -240,9 +269,4 @@ async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
     set.signals().allocator_work.notify_all();
     // What clients have written over or given up meanwhile has made room as well.
     Ok(moved > 0 || learned || set.with(dirty) < before)
-}
-
-/// It holds dirty data, no more than `most` sectors of it, and nobody is about it.
-fn is_sparse(bucket: &Bucket, most: u64) -> bool {
-    bucket.usage == Usage::Data && bucket.dirty > 0 && bucket.pins == 0 && u64::from(bucket.dirty) <= most
 }

@@ -79,7 +79,15 @@ pub const DISCARDED: u8 = 0xdd;
 #[derive(Clone)]
 pub struct MemoryDriver(pub Rc<RefCell<World>>);
 
+/// The longest that a task may run in one piece, in nanoseconds of charged work: nobody is to wait for longer.
+pub const LONGEST_NS: u64 = 200_000;
+
 impl World {
+    /// Nobody was kept waiting for longer than anybody may be.
+    pub fn assert_short(&self) {
+        assert!(self.longest_ns <= LONGEST_NS, "{} ns in one piece", self.longest_ns);
+    }
+
     /// Devices of so many sectors each, full of zeroes.
     pub fn new(sectors: &[u64], seed: u64) -> Rc<RefCell<Self>> {
         let disk = |sectors: &u64| (0..*sectors).map(|_| Sector::Filled(0)).collect();

@@ -155,7 +155,9 @@ pub async fn ask(set: &CacheSet, volume: VolumeId, request: Request) -> Reply {
 pub fn run<T: 'static, F: Future<Output = T> + 'static>(rig: &mut Rig, script: impl FnOnce(Env) -> F) -> T {
     let mut executor = rig.executor();
     let env = executor.env();
-    executor.block_on(script(env)).expect("somebody waits for ever")
+    let result = executor.block_on(script(env)).expect("somebody waits for ever");
+    rig.world.borrow().assert_short();
+    result
 }
 
 /// A write of `sectors` sectors of `byte`.
