@@ -9,7 +9,7 @@ use crate::control::explain::Explained as Shown;
 use crate::engine_failure;
 use crate::failure::{Failure, Kind};
 use crate::sizes::human;
-use bcached_engine::{Bypass, Course, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
+use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
 use bcached_format::CacheMode;
 use std::cmp::Reverse;
 use std::sync::mpsc;
@@ -98,7 +98,7 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     if now.mode == CacheMode::None {
         why.push("cache_mode is none: nothing new is cached".to_owned());
     }
-    if !matches!(now.course, Course::Steady | Course::Waiting | Course::Shrinking) {
+    if now.course.keeps_out() {
         why.push(
             "it is on its way to or from its cache, or to another size: nothing new is cached meanwhile"
                 .to_owned(),

@@ -5,7 +5,7 @@
 //! bucket before its end may wait for it, as long as it goes on. A node that cannot be read is tried again until it can be, and who
 //! cannot do without a bucket, or must know what is dirty, does not wait for that for ever; what contradicts itself fails the set, as it would have refused the start.
 
-use crate::btree::{Child, frontier::Step, load};
+use crate::btree::{frontier::Step, load};
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
@@ -15,17 +15,11 @@ use crate::volume::{Volume, VolumeId, record};
 use crate::work::VISIT_MAX;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use bcached_env::join_all;
 use bcached_format::BackingState;
 use core::time::Duration;
 
 /// How long to wait after a node that could not be read.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Most leaves that are read at once.
-const DEPTH_MAX: usize = 16;
-/// Of the nodes that may be held, one in so many.
-const TICKET_SHARE: usize = 4;
-
 /// The task. It ends when all has been counted, or nobody can want it any more.
 pub async fn run(set: CacheSet) {
     let _walk = set.begin(Phase::Walk);
@@ -58,7 +52,7 @@ async fn count(set: &CacheSet) -> Result<(), Error> {
         match set.attempt(State::count_piece).await?? {
             Step::Leaf => {}
             Step::Border => {
-                read_ahead(set).await;
+                load::together(set, |s, most| (s.leaves_ahead(most).unwrap_or_default(), ())).await;
                 set.env().yield_now().await;
             }
             Step::End => {
@@ -68,17 +62,6 @@ async fn count(set: &CacheSet) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Reads the next leaves together. What fails is met again when the walk comes to it.
-async fn read_ahead(set: &CacheSet) {
-    let depth = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
-    let ahead: Vec<Child> = set.with(|s| s.leaves_ahead(depth)).unwrap_or_default();
-    if ahead.is_empty() {
-        return;
-    }
-    let _tickets = set.inner.tickets.acquire(ahead.len()).await;
-    drop(join_all(ahead.into_iter().map(|child| load::load(set, child))).await);
 }
 
 /// All keys have been counted: what holds no metadata holds data, or nothing.

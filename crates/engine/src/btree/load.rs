@@ -4,13 +4,31 @@ use crate::btree::cache::{Found, Pin, Reserved};
 use crate::btree::{Child, write};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
+use crate::state::State;
 use crate::work::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Disk, Env};
+use bcached_env::{Buffer, Disk, Env, join_all};
 use bcached_format::{Geometry, Pointer, Position};
 use bcached_node::{Node, NodeReader};
+
+/// Most leaves that are read together.
+const TOGETHER_MAX: usize = 16;
+/// Of the nodes that may be held, one in so many is one of those.
+const TICKET_SHARE: usize = 4;
+
+/// Reads the leaves together that somebody is about to come to: `choose` says which, at most so many as it is given, and something
+/// else for the caller. What fails is met again by who comes to it.
+pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) -> (Vec<Child>, T)) -> T {
+    let most = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, TOGETHER_MAX);
+    let (leaves, other) = set.with(|s| choose(s, most));
+    if !leaves.is_empty() {
+        let _tickets = set.inner.tickets.acquire(leaves.len()).await;
+        drop(join_all(leaves.into_iter().map(|leaf| load(set, leaf))).await);
+    }
+    other
+}
 
 /// The node of `child`, in memory and pinned. Works in a set that has failed too, as long as memory need not be made.
 pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {

@@ -54,13 +54,8 @@ impl Latest {
     /// Where the first key begins that does so at `at` or behind it.
     pub fn start_from(&self, at: Position) -> Option<Position> {
         // One that begins before may end behind it.
-        self.keys.range(at..).map(|(_, (_, key))| start_of(key)).find(|start| *start >= at)
+        self.keys.range(at..).map(|(_, (_, key))| key.start_position()).find(|start| *start >= at)
     }
-}
-
-/// Where a key begins.
-pub const fn start_of(key: &Key) -> Position {
-    Position::new(key.inode, key.start())
 }
 
 #[cfg(test)]
@@ -96,7 +91,7 @@ mod tests {
             let mut before = Position::ZERO;
             for (end, (sequence, key)) in &latest.keys {
                 assert_eq!(*end, key.position());
-                assert!(Position::new(key.inode, key.start()) >= before, "they do not overlap");
+                assert!(key.start_position() >= before, "they do not overlap");
                 before = *end;
                 for sector in key.start()..key.end {
                     let part = key.cut(sector, sector + 1).expect("inside");

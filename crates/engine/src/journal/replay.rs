@@ -21,14 +21,9 @@ use crate::state::State;
 use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use bcached_env::{Env, NoteRecord, join_all};
+use bcached_env::{Env, NoteRecord};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers, Position};
-
-/// Most leaves that are read at once.
-const DEPTH_MAX: usize = 16;
-/// Of the nodes that may be held, one in so many.
-const TICKET_SHARE: usize = 4;
 
 /// The keys of `entries`, pinned as far as they are valid. `record_of`: 0 for keys of the note.
 pub struct Pending {
@@ -144,10 +139,10 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
 /// Replays. The keys of entries come first; when their leaves are written and an entry says that nothing older is
 /// needed, the journal has room for the keys of the note, which are journalled anew. Afterwards nothing is left for the
 /// next start (a kernel's too) to do.
-pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), Error> {
+pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     let (journalled, noted): (Vec<_>, Vec<_>) =
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
-    replay_entries(set, journalled, oldest).await?;
+    replay_entries(set, journalled).await?;
     writer::checkpoint(set).await?;
     replay_in_order(set, Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
     for keys in pending.keys.chunks(VISIT_MAX) {
@@ -166,26 +161,31 @@ pub async fn apply(set: &CacheSet, pending: Pending, oldest: u64) -> Result<(), 
 
 /// Replays the keys of entries, the oldest stretch first. An entry is needed until the keys up to it are in durable leaves. The new
 /// roots and priorities of a long replay want entries as well: before the ring runs out of them it lets go what is done.
-async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>, oldest: u64) -> Result<(), Error> {
-    set.with(|s| s.journal.replay(Some(oldest)));
+async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>) -> Result<(), Error> {
     let stretch_keys = set.with(|s| s.options.replay_keys).max(1);
     for stretch in keys.chunks(stretch_keys) {
         set.with(|s| s.journal.replay(Some(stretch[0].0)));
         let is_scarce = || set.with(|s| s.journal.is_scarce());
-        if is_scarce() && set.with(|s| s.journal.replay_would_free()) {
-            writer::checkpoint(set).await?;
-        }
+        let_go_if_scarce(set).await?;
         // None of its entries is let go of before all are in leaves. If there is no room for that they are replayed one after the
         // other: what is put twice, the older over the newer, is put right by what follows.
-        let by_place = Latest::of(set.env(), stretch).await;
         let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
-        if is_scarce() || !replay_in_order(set, by_place, record).await? {
+        if is_scarce() || !replay_in_order(set, Latest::of(set.env(), stretch).await, record).await? {
             replay_one_by_one(set, stretch).await?;
         }
     }
     set.with(|s| s.journal.replay(None));
     set.signals().journal_progress.notify_all();
     Ok(())
+}
+
+/// Lets go of the entries before the one that is replayed, if there is little room for others and that gives some. True: it did.
+async fn let_go_if_scarce(set: &CacheSet) -> Result<bool, Error> {
+    let is_due = set.with(|s| s.journal.is_scarce() && s.journal.replay_would_free());
+    if is_due {
+        writer::checkpoint(set).await?;
+    }
+    Ok(is_due)
 }
 
 /// Replays keys in the order of their places, as long as there is a `record` for them; false if there was none for one.
@@ -196,11 +196,11 @@ async fn replay_in_order(
 ) -> Result<bool, Error> {
     // The leaves of keys that begin before it have been read.
     let mut upto = Position::ZERO;
-    while let Some(start) = keys.start_from(Position::ZERO) {
+    while let Some((sequence, key)) = keys.next() {
+        let start = key.start_position();
         if start >= upto {
-            upto = read_ahead(set, &keys, start).await;
+            upto = load::together(set, |s, most| s.leaves_of(start, &keys, most)).await;
         }
-        let Some((sequence, key)) = keys.next() else { break };
         let Some(record) = record(sequence) else { return Ok(false) };
         replay_key(set, &key, record).await?;
     }
@@ -216,8 +216,7 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
             set.with(|s| s.journal.replay(Some(*sequence)));
             (at, has_moved) = (*sequence, true);
         }
-        if has_moved && set.with(|s| s.journal.is_scarce() && s.journal.replay_would_free()) {
-            writer::checkpoint(set).await?;
+        if has_moved && let_go_if_scarce(set).await? {
             has_moved = false;
         }
         replay_key(set, key, Record::Replay(*sequence)).await?;
@@ -225,28 +224,17 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
     Ok(())
 }
 
-/// Reads the leaves of the next keys together, which begin at `start`; of the keys that begin before what it returns. What fails is met again
-/// when they are put.
-async fn read_ahead(set: &CacheSet, keys: &Latest, start: Position) -> Position {
-    let depth = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, DEPTH_MAX);
-    let (missing, upto) = set.with(|s| s.leaves_of(keys, start, depth));
-    if !missing.is_empty() {
-        let _tickets = set.inner.tickets.acquire(missing.len()).await;
-        drop(join_all(missing.into_iter().map(|child| load::load(set, child))).await);
-    }
-    upto
-}
-
 impl State {
-    /// The leaves of the next of `keys`, which begin at `start`, that are not in memory, and where the last one that was looked for ends: at
-    /// most so many, as far as the nodes above them are in memory.
-    fn leaves_of(&mut self, keys: &Latest, start: Position, depth: usize) -> (Vec<Child>, Position) {
+    /// The leaves of a key that begins at `start` and of the `keys` behind it, at most so many, that are not in memory, as far as the nodes
+    /// above them are; and where the last one that was looked for ends.
+    fn leaves_of(&mut self, start: Position, keys: &Latest, most: usize) -> (Vec<Child>, Position) {
         let (mut missing, mut upto) = (Vec::new(), start);
         if self.root.level == 0 {
             return (missing, Position::MAX);
         }
-        for _ in 0..depth {
-            let Some(start) = keys.start_from(upto) else { break };
+        let mut next = Some(start);
+        for _ in 0..most {
+            let Some(start) = next else { break };
             let Ok(slot) = self.descend(start, 1) else { break };
             let leaf = self.nodes.get(slot).node().child_for(start);
             let leaf = Child { key: *leaf.expect("the children of a checked node reach its end"), level: 0 };
@@ -254,6 +242,7 @@ impl State {
                 missing.push(leaf);
             }
             upto = leaf.key.position();
+            next = keys.start_from(upto);
         }
         (missing, upto)
     }

@@ -110,7 +110,7 @@ pub(super) async fn recover(
     };
     let set = assemble(env, disk, superblock, note, options, parts);
     set.with(|s| s.stats.found = settled.alive);
-    let recovered = take_over(&set, root, pending, oldest, old_uuids).await;
+    let recovered = take_over(&set, root, pending, old_uuids).await;
     abandon_unless(set, recovered).await
 }
 
@@ -165,7 +165,6 @@ async fn take_over(
     set: &CacheSet,
     root: Child,
     pending: replay::Pending,
-    oldest: u64,
     old_uuids: bool,
 ) -> Result<(), Error> {
     write::flush_cache(set).await.map_err(first_reason)?;
@@ -178,7 +177,7 @@ async fn take_over(
         set.spawn(Duty::Allocating, count::run);
     }
     let replaying = set.begin(Phase::Replay);
-    replay::apply(set, pending, oldest).await.map_err(first_reason)?;
+    replay::apply(set, pending).await.map_err(first_reason)?;
     if old_uuids {
         uuids::store(set).await?;
     }

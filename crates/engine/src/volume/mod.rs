@@ -145,6 +145,14 @@ pub enum Course {
     Leaving,
 }
 
+impl Course {
+    /// Nothing new enters the cache meanwhile, of a volume that has a backing device.
+    #[must_use]
+    pub const fn keeps_out(self) -> bool {
+        !matches!(self, Self::Steady | Self::Waiting | Self::Shrinking)
+    }
+}
+
 impl Volume {
     /// A volume without a size, of which nothing is known yet but who it is.
     #[must_use]
@@ -212,7 +220,7 @@ impl Volume {
     /// Nothing new enters the cache, whoever asks: what misses is not filled, and writes go past it.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
-        self.backing.is_some() && !matches!(self.course, Course::Steady | Course::Waiting | Course::Shrinking)
+        self.backing.is_some() && self.course.keeps_out()
     }
 
     /// Its dirty data is on its way to its backing device, sooner or later.
