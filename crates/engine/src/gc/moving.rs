@@ -175,11 +175,7 @@ impl Sparse {
 
 /// Shows `look` each sparse bucket and how full it is, while buckets are scarce; it says whether it has put it in order among others. Others
 /// run between the pieces.
-async fn each_sparse(
-    set: &CacheSet,
-    sparse: Sparse,
-    mut look: impl FnMut(BucketId, &Bucket, usize) -> bool,
-) {
+async fn each_sparse(set: &CacheSet, sparse: Sparse, mut look: impl FnMut(BucketId, &Bucket, usize) -> bool) {
     let mut at = 0;
     while set.with(|s| (at as u64) < s.buckets.count() && s.are_buckets_scarce()) {
         set.env().breathe().await;
