@@ -34,7 +34,7 @@ fn last_leaf(cache: &str) -> (u64, u64) {
     // More than a pipe holds.
     let dumped = Command::new(env!("CARGO_BIN_EXE_bcached")).args(["dump", cache, "tree"]).output();
     let dumped = String::from_utf8(dumped.expect("it runs").stdout).expect("text");
-    let leaf = dumped.lines().filter(|line| line.starts_with("node level 0 ")).next_back().expect("a leaf");
+    let leaf = dumped.lines().rfind(|line| line.starts_with("node level 0 ")).expect("a leaf");
     let word = |name: &str| {
         let mut words = leaf.split_whitespace().skip_while(|word| *word != name);
         words.nth(1).expect("a value").to_owned()
