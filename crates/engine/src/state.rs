@@ -4,6 +4,7 @@
 use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};
 use crate::btree::frontier::Frontier;
+use crate::btree::frozen::Frozen;
 use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::gc::moving::Rounds;
@@ -133,6 +134,8 @@ pub struct State {
     pub root: Child,
     /// Nodes that could not be read.
     pub unreadable: Unreadable,
+    /// Damaged ones that nobody comes to any more.
+    pub frozen: Frozen,
     /// Keeps the root in memory.
     pub root_pin: Option<Pin>,
     /// The journal.
@@ -220,7 +223,20 @@ impl State {
         let says_so = |(_, volume): (VolumeId, &Volume)| {
             volume.inode == Some(inode) && volume.state() == Some(BackingState::Clean)
         };
-        self.dirty.of(inode) == 0 && (self.frontier.has_passed(inode) || self.volumes.iter().any(says_so))
+        self.dirty.of(inode) == 0 && (self.has_counted(inode) || self.volumes.iter().any(says_so))
+    }
+
+    /// All that is in the tree of volume `inode` has been counted.
+    #[must_use]
+    pub fn has_counted(&self, inode: Inode) -> bool {
+        self.frontier.has_passed(inode) && self.frozen.hides(inode).is_none()
+    }
+
+    /// Why it will never be known whether something of volume `inode` is dirty, if so: nothing else is.
+    #[must_use]
+    pub fn hidden(&self, inode: Inode) -> Option<Error> {
+        let is_all = self.frontier.is_complete() && self.dirty.of(inode) == 0 && !self.is_clean(inode);
+        self.frozen.hides(inode).filter(|_| is_all)
     }
 
     /// Takes space for data, which begins at `of` if it may have to be moved one day. Pinned until its key is in the tree or
@@ -368,7 +384,8 @@ impl State {
             assert_eq!(found as u64, self.buckets.count_of(usage), "buckets are counted by usage: {usage:?}");
         }
         let is_complete = self.frontier.is_complete();
-        assert!(!is_complete || self.buckets.count_of(Usage::Unknown) == 0, "every bucket is known");
+        let are_known = self.buckets.count_of(Usage::Unknown) == 0;
+        assert!(!is_complete || are_known || !self.frozen.is_empty(), "every bucket is known");
         for (inode, stripes) in &self.dirty.stripes {
             if is_complete && stripes.counted_to() == Position::MAX.offset {
                 assert_eq!(

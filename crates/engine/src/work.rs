@@ -37,7 +37,7 @@ const PASS_NS: u64 = 2;
 /// A key that is copied: into a fresh node, or into the bytes of a set. *one of them*, a living key of a node: 4 ns.
 const COPY_NS: u64 = 12;
 /// A bucket that is looked at in a row with others. *look at a bucket in a row*: 1 ns.
-const BUCKET_NS: u64 = 4;
+pub const BUCKET_NS: u64 = 4;
 /// A bucket whose generation and priority are put into a block, or taken out of one. *put a bucket into a block of priorities*:
 /// 5 ns, its sum included.
 const PRIORITY_NS: u64 = 12;
@@ -131,8 +131,7 @@ impl Work {
 
     /// The summary of a bucket with so many extents was made or taken apart, and summed.
     pub const fn summary(&mut self, extents: usize) {
-        self.copy(extents);
-        self.nanoseconds += sum_ns(EXTENT_BYTES * extents);
+        self.nanoseconds += summary_ns(extents);
     }
 
     /// So many parked pieces were taken.
@@ -144,6 +143,11 @@ impl Work {
     pub const fn buckets(&mut self, buckets: usize) {
         self.nanoseconds += BUCKET_NS * buckets as u64;
     }
+}
+
+/// What making or taking apart a summary of so many extents costs, in nanoseconds.
+pub const fn summary_ns(extents: usize) -> u64 {
+    COPY_NS * extents as u64 + sum_ns(EXTENT_BYTES * extents)
 }
 
 /// What looking at so many keys costs, in nanoseconds.

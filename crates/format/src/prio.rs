@@ -70,6 +70,12 @@ impl<'a> PrioSet<'a> {
         Self::parse_summed(bytes, magic, checksum(bytes.get(CHECKSUM_BYTES..).unwrap_or_default()))
     }
 
+    /// Whether `bytes`, the first of a bucket, begin like a set; the rest may make no sense.
+    #[must_use]
+    pub fn begins(bytes: &[u8], magic: SetMagic) -> bool {
+        bytes.len() >= FIRST.end() && MAGIC.u64(bytes) == magic.prio()
+    }
+
     /// The same, if the checksum of `bytes` from the ninth on is `sum`.
     ///
     /// # Errors

@@ -336,6 +336,12 @@ impl NodeCache {
         Found::Load(reserved)
     }
 
+    /// Somebody is reading the node.
+    #[must_use]
+    pub fn is_loading(&self, pointer: Pointer) -> bool {
+        self.loading.contains(&pointer.word())
+    }
+
     /// The end of a load that failed.
     pub fn abandon(&mut self, pointer: Pointer) {
         self.loading.remove(&pointer.word());

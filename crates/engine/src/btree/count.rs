@@ -3,42 +3,63 @@
 //!
 //! It needs nothing that others wait for: it takes no buckets, makes no nodes, and changes no leaf. So those who want a
 //! bucket before its end may wait for it, as long as it goes on. A node that cannot be read is tried again until it can be, and who
-//! cannot do without a bucket, or must know what is dirty, does not wait for that for ever; what contradicts itself fails the set, as it would have refused the start.
+//! cannot do without a bucket, or must know what is dirty, does not wait for that for ever. One that is damaged is tried a few times, and then
+//! passed by, with what follows from that (`btree::frozen`). What contradicts itself fails the set, as it would have refused the start.
 
 use crate::btree::{frontier::Step, load};
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::Usage;
+use crate::space::{Usage, summaries};
 use crate::state::State;
 use crate::volume::{Volume, VolumeId, record};
 use crate::work::VISIT_MAX;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use bcached_format::BackingState;
+use bcached_format::{BackingState, BucketId};
 use core::time::Duration;
 
 /// How long to wait after a node that could not be read.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How often a node is read that is damaged: a fault of the way from the device passes.
+const DAMAGED_TRIES: u32 = 3;
+/// Summaries that are read at once.
+const DEPTH: usize = 64;
+
 /// The task. It ends when all has been counted, or nobody can want it any more.
 pub async fn run(set: CacheSet) {
     let _walk = set.begin(Phase::Walk);
     while !is_over(&set) {
         match count(&set).await {
             Ok(()) | Err(Error::Failed(_)) => return,
-            Err(error) if error.may_pass() => {
-                set.with(|s| s.frontier.meets(error));
-                set.signals().space.notify_all();
-                set.signals().walked.notify_all();
-                let until = set.env().now() + PAUSE;
-                while set.env().now() < until && !is_over(&set) {
-                    set.env().wait_until(&set.signals().walked, until).await;
-                }
-            }
+            Err(error) if error.may_pass() || matches!(error, Error::Node { .. }) => meets(&set, error).await,
             Err(error) => {
                 let _told_already = set.fail(error);
             }
         }
+    }
+}
+
+/// The next node cannot be read, or makes no sense.
+async fn meets(set: &CacheSet, error: Error) {
+    let passes_by = set.with(|s| {
+        s.frontier.meets(error.clone());
+        let is_damaged = matches!(error, Error::Node { .. }) && s.frontier.trouble(DAMAGED_TRIES).is_some();
+        if is_damaged { s.freeze(&error) } else { Ok(false) }
+    });
+    match passes_by {
+        Ok(true) => return,
+        Ok(false) => {}
+        Err(error) => {
+            let _told_already = set.fail(error);
+            return;
+        }
+    }
+    set.signals().space.notify_all();
+    set.signals().walked.notify_all();
+    let until = set.env().now() + PAUSE;
+    while set.env().now() < until && !is_over(set) {
+        set.env().wait_until(&set.signals().walked, until).await;
     }
 }
 
@@ -49,7 +70,9 @@ fn is_over(set: &CacheSet) -> bool {
 
 async fn count(set: &CacheSet) -> Result<(), Error> {
     while !is_over(set) {
-        match set.attempt(State::count_piece).await?? {
+        // Bytes that came in good order and contradict each other are more than a damaged node.
+        let counted = set.attempt(State::count_piece).await?.map_err(|error| set.fail(error))?;
+        match counted {
             Step::Leaf => {}
             Step::Border => {
                 load::together(set, |s, most| (s.leaves_ahead(most).unwrap_or_default(), ())).await;
@@ -68,16 +91,14 @@ async fn count(set: &CacheSet) -> Result<(), Error> {
 async fn finish(set: &CacheSet) {
     let by_age = by_age(set).await;
     for some in by_age.values().flat_map(|indices| indices.chunks(VISIT_MAX)) {
+        if !set.with(|s| s.frozen.is_empty()) {
+            hold_data_if_apart(set, some).await;
+            continue;
+        }
         set.env().breathe().await;
         set.with(|s| {
             s.work.visit(some.len());
-            for index in some {
-                let id = s.buckets.id(u64::from(*index));
-                // It may have become free of its node meanwhile.
-                if s.buckets.get(id).usage == Usage::Unknown {
-                    s.buckets.set_usage(id, Usage::Data);
-                }
-            }
+            some.iter().for_each(|index| s.holds_data(s.buckets.id(u64::from(*index))));
         });
     }
     set.with(|s| s.stats.found = s.frontier.complete());
@@ -93,6 +114,34 @@ async fn finish(set: &CacheSet) {
         })
         .await;
         set.let_go(id);
+    }
+}
+
+/// The same of those buckets of which their summaries prove that they hold nothing that a damaged node may name.
+async fn hold_data_if_apart(set: &CacheSet, indices: &[u32]) {
+    for some in indices.chunks(DEPTH) {
+        let ids: Vec<BucketId> =
+            set.with(|s| some.iter().map(|index| s.buckets.id(u64::from(*index))).collect());
+        for (id, found) in ids.iter().zip(summaries::read(set, &ids).await) {
+            set.env().breathe().await;
+            set.with(|s| {
+                s.work.visit(found.as_ref().map_or(0, Vec::len));
+                if s.frozen.is_apart(found.as_deref(), s.open.summary_sectors().unwrap_or(0)) {
+                    s.buckets.may_be_named(*id);
+                    s.holds_data(*id);
+                }
+            });
+        }
+    }
+}
+
+impl State {
+    /// A bucket of which nothing is known holds no metadata.
+    fn holds_data(&mut self, id: BucketId) {
+        // It may have become free of its node meanwhile.
+        if self.buckets.get(id).usage == Usage::Unknown {
+            self.buckets.set_usage(id, Usage::Data);
+        }
     }
 }
 

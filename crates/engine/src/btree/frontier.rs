@@ -75,7 +75,13 @@ impl Frontier {
         self.is_complete
     }
 
-    /// All that is in the tree of volume `inode` has been counted.
+    /// What is counted ends here.
+    #[must_use]
+    pub const fn at(&self) -> Position {
+        self.at
+    }
+
+    /// All that is in the tree of volume `inode` has been come to.
     #[must_use]
     pub fn has_passed(&self, inode: Inode) -> bool {
         self.is_complete || self.at.inode > inode
@@ -141,6 +147,9 @@ impl State {
     /// Moves the frontier over the next keys: at most to the end of the leaf that it is in. An error: the bytes contradict each
     /// other.
     pub(crate) fn count_piece(&mut self) -> Attempt<Result<Step, Error>> {
+        if self.frontier.at == Position::MAX {
+            return Attempt::Done(Ok(Step::End));
+        }
         let slot = match self.descend(self.frontier.at, 0) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
@@ -154,14 +163,23 @@ impl State {
         if self.frontier.leaf == Some(pointer) {
             return Ok(());
         }
+        let leaf = self.enter_path()?;
+        if self.frontier.at_border {
+            let checked = self.nodes.get(slot).node().check_extents(self.frontier.at);
+            checked.map_err(|source| load::damaged(leaf, source))?;
+        }
+        self.frontier.leaf = Some(pointer);
+        self.frontier.found.leaves += 1;
+        Ok(())
+    }
+
+    /// The nodes on the way to the frontier, down to the leaf, or to one that cannot be read. Returns that one.
+    fn enter_path(&mut self) -> Result<Child, Error> {
         let (mut child, mut path) = (self.root, Vec::new());
         let (mut share, mut walked) = (WHOLE, 0);
         loop {
             path.push(self.enter_node(child)?);
-            if child.level == 0 {
-                break;
-            }
-            let slot = self.nodes.find(child.pointer()).expect("just passed on the way to the leaf");
+            let Some(slot) = self.nodes.find(child.pointer()).filter(|_| child.level > 0) else { break };
             let node = self.nodes.get(slot).node();
             let (count, before) = (node.len() as u64, node.children_before(self.frontier.at) as u64);
             let key =
@@ -169,14 +187,17 @@ impl State {
             (share, walked) = (share / count.max(1), walked + share / count.max(1) * before);
             child = Child { key, level: child.level - 1 };
         }
-        if self.frontier.at_border {
-            let checked = self.nodes.get(slot).node().check_extents(self.frontier.at);
-            checked.map_err(|source| load::damaged(child, source))?;
-        }
         self.frontier.path = path;
-        self.frontier.leaf = Some(pointer);
         self.frontier.walked = u64::try_from(u128::from(walked) * 100 / u128::from(WHOLE)).unwrap_or(100);
-        self.frontier.found.leaves += 1;
+        Ok(child)
+    }
+
+    /// Moves the frontier past `node`, which the walk cannot come to. An error: its bucket is something else's.
+    pub(crate) fn pass_by(&mut self, node: Child) -> Result<(), Error> {
+        self.enter_path()?;
+        self.frontier.trouble = None;
+        self.frontier.leaf = None;
+        (self.frontier.at, self.frontier.at_border) = (node.key.position(), true);
         Ok(())
     }
 

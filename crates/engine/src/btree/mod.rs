@@ -10,6 +10,7 @@ pub mod cache;
 pub mod coalesce;
 pub mod count;
 pub mod frontier;
+pub mod frozen;
 mod late;
 pub mod load;
 pub mod replace;

@@ -46,11 +46,14 @@ pub struct Unreadable {
     kept: Vec<Kept>,
 }
 
-struct Kept {
-    child: Child,
+/// One of them.
+pub struct Kept {
+    /// As its parent names it.
+    pub child: Child,
     /// Where its range begins, if the nodes above it told.
-    low: Option<Position>,
-    error: Error,
+    pub low: Option<Position>,
+    /// What was met.
+    pub error: Error,
 }
 
 impl Unreadable {
@@ -73,7 +76,9 @@ impl State {
 
     /// Those that are kept.
     pub fn unreadable_nodes(&self) -> Vec<UnreadableNode> {
-        let described = self.unreadable.kept.iter().map(|kept| {
+        let is_other = |kept: &&Kept| self.frozen.error_of(kept.child.pointer()).is_none();
+        let all = self.frozen.iter().chain(self.unreadable.kept.iter().filter(is_other));
+        let described = all.map(|kept| {
             let sector = kept.child.pointer().sector();
             let covers = |(id, volume): (VolumeId, &Volume)| {
                 let (start, end) = part_of(volume, kept.low?, kept.child.key.position())?;

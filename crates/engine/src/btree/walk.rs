@@ -2,6 +2,8 @@
 //! counted, metadata buckets found (format 15, step 5). Parent before children; leaves are read several at a time.
 //! Nothing of it stays in the node cache.
 
+use crate::btree::frozen::Frozen;
+use crate::btree::unreadable::Kept;
 use crate::btree::{Child, load};
 use crate::error::Error;
 use crate::gc::pass::Found;
@@ -29,6 +31,8 @@ pub struct Findings {
     pub node_sectors_max: u64,
     /// What is alive.
     pub alive: Found,
+    /// Nodes that make no sense: of what they name nothing is known.
+    pub damaged: Frozen,
 }
 
 struct Walk<'a> {
@@ -72,7 +76,12 @@ pub async fn walk(
         let reads =
             batch.iter().map(|visit| load::read_from((walk.env, walk.disk), visit.child, walk.geometry));
         for (visit, node) in batch.iter().zip(join_all(reads).await) {
-            walk.visit(visit, node?, &mut stack).await?;
+            match node {
+                Err(error @ Error::Node { .. }) if visit.child.level < root.level => {
+                    walk.findings.damaged.add(Kept { child: visit.child, low: Some(visit.low), error })?;
+                }
+                node => walk.visit(visit, node?, &mut stack).await?,
+            }
         }
     }
     Ok(walk.findings)

@@ -13,7 +13,7 @@ use crate::btree::{Attempt, Need};
 use crate::space::Buckets;
 use crate::state::State;
 use crate::work::PIECE_KEYS;
-use bcached_format::{Key, Position};
+use bcached_format::{Inode, Key, Position};
 
 /// What a walk has come to in a leaf.
 pub(crate) struct Visited {
@@ -33,6 +33,12 @@ impl State {
             Err(Need::Node(child)) => child.key.position(),
             Err(_) => Position::MAX,
         }
+    }
+
+    /// Where what lies in the leaf for sector `at` of a volume ends, or in the node above it that could not be read; at most `end`.
+    pub(crate) fn end_of_missing_leaf(&mut self, inode: Inode, at: u64, end: u64) -> u64 {
+        let missing = self.end_of_missing_node(Position { inode, offset: at }, 0);
+        if missing.inode == inode { missing.offset.min(end) } else { end }
     }
 
     /// Shows the keys behind `at` of the leaf for it, stale ones included: as many as go into one piece.

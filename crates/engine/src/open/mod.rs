@@ -6,12 +6,14 @@
 //! that was killed may have left the newest of it in the device's volatile cache, and what only the older state refers to
 //! would be written over. Then the journal is replayed through the same transitions as writes.
 
+mod damaged;
 mod initialise;
 mod recover;
 
 use crate::btree::budget::Shares;
 use crate::btree::cache::NodeCache;
 use crate::btree::frontier::Frontier;
+use crate::btree::frozen::Frozen;
 use crate::btree::unreadable::Unreadable;
 use crate::btree::{Child, write};
 use crate::error::Error;
@@ -108,6 +110,7 @@ fn assemble(
         nodes: node_cache(&parts, &signals),
         root: parts.root,
         unreadable: Unreadable::default(),
+        frozen: Frozen::default(),
         root_pin: None,
         journal: parts.journal,
         note,

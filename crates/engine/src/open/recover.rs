@@ -1,23 +1,26 @@
 //! A set that has been started before.
 //!
 //! If the last who wrote was bcached, and left enough buckets with a proof in them that they are free, requests are served as soon as
-//! what the journal says has come true: the tree is walked beside them (`btree::count`). Otherwise it is walked first.
+//! what the journal says has come true: the tree is walked beside them (`btree::count`). Otherwise it is walked first, and served unwalked all
+//! the same if nodes are damaged (`open::damaged`).
 
 use super::{
-    Parts, abandon_unless, assemble, check_number, check_sizes, finish, journal_sectors, next_superblock,
-    reserve_unreferenced, start_tasks,
+    Parts, abandon_unless, assemble, check_number, check_sizes, damaged, finish, journal_sectors,
+    next_superblock, reserve_unreferenced, start_tasks,
 };
 use crate::btree::budget::Shares;
 use crate::btree::frontier::Frontier;
 use crate::btree::{Child, count, load, walk, write};
 use crate::error::{Doing, Error};
 use crate::gc::pass::Found;
+use crate::journal::scan::Entry;
 use crate::journal::{Journal, replay, scan};
 use crate::options::Options;
 use crate::phases::Phase;
 use crate::set::{CacheSet, Duty};
+use crate::space::prios::{self, Stored};
 use crate::space::reserve::{self, Proven};
-use crate::space::{Buckets, Usage, prios};
+use crate::space::{Buckets, Usage};
 use crate::state::{DirtyCounts, PrioChains};
 use crate::uuids;
 use crate::volume::record;
@@ -25,7 +28,7 @@ use crate::written::Cause;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use bcached_env::{Disk, Env, Note};
+use bcached_env::{Disk, Env, Note, NoteRecord};
 use bcached_format::{BucketId, CacheSuperblock, DeviceIndex, Geometry, Key, Position};
 
 /// What the tree has been found to be, if it has been walked.
@@ -65,21 +68,22 @@ pub(super) async fn recover(
     journal.replay(Some(oldest));
     // The proof takes an entry, which a start that walks first does not.
     let vouches = header.marks_reserve && journal.can_spare_one();
-    let proven = match vouches {
-        true => reserve::prove((&env, &disk), &geometry, &stored, &metadata, (&scan.entries, &noted)).await,
-        false => None,
-    };
-    let entries = stored.entries.iter().copied();
-    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
-    walk::raise(&mut buckets, root.pointer())?;
     let node_sectors = geometry.node_sectors().max(root.key.sectors());
     let mut shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
+    let mut buckets = table(&geometry, &stored, root)?;
+    let before = Before {
+        on: (&env, &disk),
+        geometry: &geometry,
+        stored: &stored,
+        metadata: &metadata,
+        replayed: (&scan.entries, &noted),
+        root,
+    };
+    let proven = if vouches { before.find_reserve().await } else { None };
+    let marks_reserve = proven.is_some();
     let known = match proven {
         Some(proven) => Known::Unwalked(proven),
-        None => Known::Walked(
-            walk::walk((&env, &disk), &geometry, root, &mut buckets, shares.tickets, &options.opening)
-                .await?,
-        ),
+        None => before.walk(&mut buckets, shares.tickets, &options).await?,
     };
     let pending = replay::prepare(&env, scan.entries, &noted, &geometry, &mut buckets).await?;
     let mut reserve_wanted = reserve::wanted(&geometry, options.reserve);
@@ -91,7 +95,6 @@ pub(super) async fn recover(
             reserve_wanted = 0;
         }
     }
-    let marks_reserve = matches!(known, Known::Unwalked(_));
     let settled = settle(&geometry, &mut buckets, metadata, known)?;
     let prios =
         PrioChains { marks_reserve, current: stored.chain, spare: settled.spare, sequence: stored.sequence };
@@ -112,6 +115,41 @@ pub(super) async fn recover(
     set.with(|s| s.stats.found = settled.alive);
     let recovered = take_over(&set, root, pending, old_uuids).await;
     abandon_unless(set, recovered).await
+}
+
+/// What has been read before anything of the tree.
+pub(super) struct Before<'a> {
+    pub on: (&'a Env, &'a Disk),
+    pub geometry: &'a Geometry,
+    pub stored: &'a Stored,
+    /// Buckets that hold metadata other than nodes.
+    pub metadata: &'a BTreeSet<u64>,
+    /// What the journal and the note hold.
+    pub replayed: (&'a [Entry], &'a [NoteRecord]),
+    pub root: Child,
+}
+
+impl Before<'_> {
+    async fn find_reserve(&self) -> Option<Proven> {
+        reserve::prove(self.on, self.geometry, self.stored, self.metadata, self.replayed).await
+    }
+
+    async fn walk(&self, buckets: &mut Buckets, nodes: usize, options: &Options) -> Result<Known, Error> {
+        let found = walk::walk(self.on, self.geometry, self.root, buckets, nodes, &options.opening).await?;
+        let Some(first) = found.damaged.first() else { return Ok(Known::Walked(found)) };
+        let proven = damaged::prove(self, (buckets, &found), options.summary_share).await.ok_or(first)?;
+        *buckets = table(self.geometry, self.stored, self.root)?;
+        proven.now.iter().for_each(|index| buckets.may_be_named(buckets.id(*index)));
+        Ok(Known::Unwalked(proven))
+    }
+}
+
+/// The buckets as they were stored.
+fn table(geometry: &Geometry, stored: &Stored, root: Child) -> Result<Buckets, Error> {
+    let entries = stored.entries.iter().copied();
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
+    walk::raise(&mut buckets, root.pointer())?;
+    Ok(buckets)
 }
 
 /// What a start begins with.

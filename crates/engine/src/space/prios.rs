@@ -108,11 +108,9 @@ pub async fn read((env, disk): (&Env, &Disk), geometry: &Geometry, first: u64) -
             return Err(Error::Inconsistent("the chain of priorities leaves the device or runs in a circle"));
         }
         let id = BucketId { device: bcached_format::DeviceIndex(0), index: bucket };
-        let (result, buffer) = disk.read(geometry.sector_of(id), Buffer::zeroed(geometry.meta_bytes())).await;
-        result.map_err(Error::io(Doing::Priorities))?;
+        let buffer = read_set(disk, geometry, id).await?;
         let sum = sum(env, buffer.as_slice()).await;
-        let parsed = PrioSet::parse_summed(buffer.as_slice(), geometry.magic, sum)
-            .map_err(|source| Error::Format { doing: Doing::Priorities, source: source.into() })?;
+        let parsed = parse(buffer.as_slice(), geometry, sum)?;
         if index > 0 && parsed.seq != stored.sequence {
             return Err(Error::Inconsistent("the chain of priorities mixes two writes"));
         }
@@ -130,6 +128,27 @@ pub async fn read((env, disk): (&Env, &Disk), geometry: &Geometry, first: u64) -
         bucket = parsed.next_bucket;
     }
     Ok(stored)
+}
+
+/// The sequence of the priorities in bucket `id`, wherever in a chain they are.
+pub async fn sequence_of(
+    (env, disk): (&Env, &Disk),
+    geometry: &Geometry,
+    id: BucketId,
+) -> Result<u64, Error> {
+    let buffer = read_set(disk, geometry, id).await?;
+    let sum = sum(env, buffer.as_slice()).await;
+    parse(buffer.as_slice(), geometry, sum).map(|parsed| parsed.seq)
+}
+
+async fn read_set(disk: &Disk, geometry: &Geometry, id: BucketId) -> Result<Buffer, Error> {
+    let (result, buffer) = disk.read(geometry.sector_of(id), Buffer::zeroed(geometry.meta_bytes())).await;
+    result.map_err(Error::io(Doing::Priorities)).map(|()| buffer)
+}
+
+fn parse<'a>(bytes: &'a [u8], geometry: &Geometry, sum: u64) -> Result<PrioSet<'a>, Error> {
+    let parsed = PrioSet::parse_summed(bytes, geometry.magic, sum);
+    parsed.map_err(|source| Error::Format { doing: Doing::Priorities, source: source.into() })
 }
 
 /// The sum of a block; others run between its pieces.

@@ -44,15 +44,20 @@ const DEPTH: usize = 16;
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// The least that a start needs: a chain of priorities, what is kept for the tree and for moving, and some for data.
-fn needed(geometry: &Geometry) -> u64 {
+pub fn needed(geometry: &Geometry) -> u64 {
     geometry.prio_sets() + (BTREE_RESERVE + MOVING_RESERVE) as u64 + DATA_MIN
 }
 
-/// How many buckets a set keeps: enough for two starts, of which the second finds half of what the first found; or none.
+/// What suffices for two starts, of which the second finds half of what the first found.
+pub fn enough(geometry: &Geometry) -> u64 {
+    4 * needed(geometry)
+}
+
+/// How many buckets a set keeps: enough for two starts, or none.
 #[must_use]
 pub fn wanted(geometry: &Geometry, asked: Option<u64>) -> u64 {
     let wanted = asked.unwrap_or(geometry.buckets / SHARE).min(MARKED_MAX as u64);
-    if wanted < 4 * needed(geometry) && asked.is_none() { 0 } else { wanted }
+    if wanted < enough(geometry) && asked.is_none() { 0 } else { wanted }
 }
 
 /// What a start has found, by index.
@@ -78,7 +83,9 @@ pub async fn prove(
     };
     let first = geometry.first_bucket + geometry.journal_buckets;
     let marked: Vec<u64> = (first..geometry.buckets).filter(is_marked).take(MARKED_MAX).collect();
-    if is_named((env, geometry), &marked.iter().copied().collect(), entries, note).await {
+    let (set, mut is_named) = (marked.iter().copied().collect::<BTreeSet<u64>>(), false);
+    each_named((env, geometry), entries, note, |index| is_named |= set.contains(&index)).await;
+    if is_named {
         return None;
     }
     let mut now = Vec::new();
@@ -92,28 +99,23 @@ pub async fn prove(
     (now.len() as u64 >= needed(geometry)).then_some(Proven { now, later })
 }
 
-/// Whether keys to be replayed point to one of `marked`, whatever their generation. Others run between the entries.
-async fn is_named(
+/// Shows the buckets that keys to be replayed point to, whatever their generation. Others run between the entries.
+pub async fn each_named(
     (env, geometry): (&Env, &Geometry),
-    marked: &BTreeSet<u64>,
     entries: &[Entry],
     note: &[NoteRecord],
-) -> bool {
-    let is_marked = |pointer: Pointer| marked.contains(&(pointer.sector() / geometry.bucket_sectors));
+    mut look: impl FnMut(u64),
+) {
+    let mut look = |pointer: Pointer| look(pointer.sector() / geometry.bucket_sectors);
     for entry in entries {
         pause(env, entry.keys.len()).await;
-        if entry.keys.iter().flat_map(|key| key.pointers.as_slice()).any(|pointer| is_marked(*pointer)) {
-            return true;
-        }
+        entry.keys.iter().flat_map(|key| key.pointers.as_slice()).for_each(|pointer| look(*pointer));
     }
     for records in note.chunks(VISIT_MAX) {
         pause(env, records.len()).await;
         let words = records.iter().flat_map(|record| record.words.iter().skip(2));
-        if words.map(|word| Pointer::from_word(*word)).any(is_marked) {
-            return true;
-        }
+        words.for_each(|word| look(Pointer::from_word(*word)));
     }
-    false
 }
 
 async fn is_proven((env, disk): (&Env, &Disk), geometry: &Geometry, stored: &Stored, index: u64) -> bool {

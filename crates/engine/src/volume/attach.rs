@@ -80,7 +80,7 @@ impl CacheSet {
         let with_dirty = kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0));
         // It looks at the tree itself, because not all may have been counted.
         if let Some(inode) =
-            kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.frontier.has_passed(*inode)))
+            kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))
         {
             self.check_end(inode, disk.info().sectors).await?;
         }
@@ -164,7 +164,15 @@ impl CacheSet {
 
     /// Refuses a device that ends before its dirty data does: it was cut, or is another one's copy.
     async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
-        let beyond = self.survey_beyond(inode, sectors, |beyond| beyond.dirty).await?;
+        let (mut at, end) = (sectors, Position::MAX.offset);
+        let mut beyond = Survey::default();
+        while at < end && !beyond.dirty {
+            at = match self.attempt(|s| s.survey_leaf(inode, at, end, &mut beyond)).await {
+                // What lies in a damaged node is not written back, whatever the size of the device.
+                Err(Error::Node { .. }) => self.with(|s| s.end_of_missing_leaf(inode, at, end)),
+                other => other?,
+            };
+        }
         if beyond.dirty { Err(Error::TooSmall { sectors }) } else { Ok(()) }
     }
 
@@ -367,7 +375,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         options: volume.options,
         state: volume.state(),
         dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
-        is_counted: volume.inode.is_none_or(|inode| s.frontier.has_passed(inode)),
+        is_counted: volume.inode.is_none_or(|inode| s.has_counted(inode)),
         dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
         stripe_sectors,
         partial_stripes_expensive,

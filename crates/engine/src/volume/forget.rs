@@ -59,6 +59,9 @@ impl CacheSet {
             if !s.frontier.has_passed(inode) {
                 return Err(Error::NotWalked { percent: s.frontier.percent() });
             }
+            if let Some(error) = s.frozen.hides(inode) {
+                return Err(error);
+            }
             if s.volumes.iter().any(|(_, volume)| volume.uuid == uuid || volume.inode == Some(inode)) {
                 return Err(Error::Served);
             }

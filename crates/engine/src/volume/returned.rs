@@ -100,8 +100,7 @@ fn may_be_ours(s: &State, volume: &Volume, found: &BackingSuperblock) -> bool {
     let Some(backing) = &volume.backing else { return false };
     let ours = &backing.superblock;
     let is_attached = |state| matches!(state, BackingState::Clean | BackingState::Dirty);
-    let is_all_clean =
-        volume.inode.is_none_or(|inode| s.frontier.has_passed(inode) && s.dirty.of(inode) == 0);
+    let is_all_clean = volume.inode.is_none_or(|inode| s.has_counted(inode) && s.dirty.of(inode) == 0);
     found.set_uuid() == ours.set_uuid()
         && found.data_offset() == ours.data_offset()
         && found.block_sectors() == ours.block_sectors()

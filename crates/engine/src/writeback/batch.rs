@@ -21,7 +21,7 @@ use crate::writeback::places::{PLACES_MAX, Parts};
 use crate::writeback::stripes;
 use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
-use bcached_format::{Inode, Key, Position};
+use bcached_format::Key;
 
 /// Most keys that one transition chooses.
 const PIECE_KEYS: usize = 128;
@@ -217,7 +217,7 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
                     return Chosen { works: taken.ends(round), is_round, are_stripes: None };
                 }
                 Err(error) => {
-                    let upto = set.with(|s| end_of_missing_leaf(s, inode, at, end));
+                    let upto = set.with(|s| s.end_of_missing_leaf(inode, at, end));
                     round.meets(at, upto, error);
                     upto
                 }
@@ -275,12 +275,6 @@ struct Chosen {
     is_round: bool,
     /// It is of stripes of so many sectors that were dirty throughout: the sweep is where it was.
     are_stripes: Option<u64>,
-}
-
-/// Where what lies in the leaf for `at` ends, or in the node above it that could not be read; at most `end`.
-fn end_of_missing_leaf(s: &mut State, inode: Inode, at: u64, end: u64) -> u64 {
-    let missing = s.end_of_missing_node(Position { inode, offset: at }, 0);
-    if missing.inode == inode { missing.offset.min(end) } else { end }
 }
 
 fn choose_in_leaf(

@@ -150,7 +150,7 @@ fn tell_marking(s: &mut State, id: VolumeId, marked: Result<(), Error>) {
 fn is_clean(s: &State, id: VolumeId) -> bool {
     s.volumes.get(id).is_some_and(|volume| {
         volume.state() == Some(BackingState::Dirty)
-            && volume.inode.is_some_and(|inode| s.frontier.has_passed(inode) && s.dirty.of(inode) == 0)
+            && volume.inode.is_some_and(|inode| s.has_counted(inode) && s.dirty.of(inode) == 0)
             && !volume.ranges.has_writes()
     })
 }

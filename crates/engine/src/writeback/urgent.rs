@@ -55,6 +55,7 @@ pub async fn write_back(
         if is_done().await? {
             return Ok(());
         }
+        tell_hidden(set, target)?;
         let batch = batch::clean_batch(set, target, true).await;
         match batch.trouble {
             _ if batch.sectors > 0 => {
@@ -85,7 +86,7 @@ async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), E
     let mut fruitless = 0;
     loop {
         match sweep_once(set, target, cancel).await? {
-            Swept { is_clean: true, .. } => return Ok(()),
+            Swept { is_clean: true, .. } => return tell_hidden(set, target),
             Swept { has_gaps: false, trouble: None, .. } => {
                 // What was left to writes in progress is theirs only once they have come.
                 if changes_have_ended(set, target, cancel).await? {
@@ -102,6 +103,11 @@ async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), E
             }
         }
     }
+}
+
+/// All that is known to be dirty has been written back; if there may be more, behind a damaged node, it cannot be.
+fn tell_hidden(set: &CacheSet, target: &Target) -> Result<(), Error> {
+    target.inode.and_then(|inode| set.with(|s| s.hidden(inode))).map_or(Ok(()), Err)
 }
 
 /// Waits for the changes in flight. False if one has failed to which the last sweep had left something.

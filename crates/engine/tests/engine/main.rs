@@ -19,6 +19,7 @@ mod explain;
 mod failed_flush;
 mod flash_size;
 mod forget;
+mod frozen;
 mod generations;
 mod label;
 mod latency;

@@ -297,6 +297,13 @@ impl Buckets {
         }
     }
 
+    /// Keys that cannot be read may point to it with an old generation. So it is not used so often again that one of those could come to mean
+    /// what lies there then: with what is said of them here, 64 times, and where passes of GC come to their end no key is as old as that.
+    pub fn may_be_named(&mut self, id: BucketId) {
+        let Gen(now) = self.get(id).generation;
+        self.note_oldest(id, Gen(now.wrapping_sub(STALE_MAX / 3)));
+    }
+
     /// Replaces what is known of the oldest pointers: the result of a complete GC pass.
     pub fn set_oldest(&mut self, id: BucketId, generation: Gen) {
         self.table[slot(id) as usize].oldest = generation;

@@ -1,0 +1,137 @@
+//! A set that is to be walked before it is served, and has damaged nodes: if enough buckets can be proven to hold nothing that such a node may
+//! name, it is served as one that has not been walked, and the walk passes those nodes by (`btree::frozen`).
+//!
+//! The proof is a summary: what was written to the bucket in its present life, all of it outside their ranges; and all that is there of
+//! others is clean. Or priorities of before, which whoever uses a bucket overwrites first. What a kernel wrote has no summary, nor has a
+//! bucket that was never used. A set without enough of them is refused: nothing says what may be written to.
+
+use super::recover::Before;
+use crate::btree::frozen::Frozen;
+use crate::btree::walk::Findings;
+use crate::space::reserve::{self, Proven, needed};
+use crate::space::{Buckets, OpenBuckets, Usage, prios};
+use crate::work::{BUCKET_NS, BUCKETS_MAX, summary_ns};
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use bcached_env::{Buffer, join_all};
+use bcached_format::BucketId;
+use bcached_format::prio::PrioSet;
+use bcached_format::summary::extents;
+
+/// One bucket in so many is looked for, at the least twice what a start needs.
+const SHARE: u64 = 64;
+/// Buckets that are read at once.
+const DEPTH: usize = 16;
+/// Most that are looked at.
+const LOOKED_MAX: usize = 8192;
+
+/// Looks for proof. `buckets`: as the walk has counted them. `None`: there is too little.
+pub(super) async fn prove(
+    before: &Before<'_>,
+    (buckets, walked): (&Buckets, &Findings),
+    summary_share: u64,
+) -> Option<Proven> {
+    let geometry = before.geometry;
+    if walked.node_sectors_max > geometry.node_sectors() {
+        // How large nodes are must be known before they are read.
+        return None;
+    }
+    let open = OpenBuckets::new(geometry, summary_share);
+    let proof = Proof {
+        before,
+        buckets,
+        damaged: &walked.damaged,
+        summary_at: open.data_sectors(),
+        summary_sectors: open.summary_sectors()?,
+    };
+    let wanted = (geometry.buckets / SHARE).max(2 * needed(geometry));
+    let (unnamed, clean) = candidates(before, buckets, walked).await;
+    let mut now: Vec<u64> = Vec::new();
+    for some in unnamed.chunks(DEPTH) {
+        let formers = join_all(some.iter().map(|id| proof.is_former_chain(*id))).await;
+        let apart = join_all(some.iter().map(|id| proof.is_apart(*id))).await;
+        let is_proven = formers.into_iter().zip(apart).map(|(former, apart)| former || apart);
+        now.extend(some.iter().zip(is_proven).filter(|(_, is_proven)| *is_proven).map(|(id, _)| id.index));
+    }
+    // Priorities go to the first of them before the generations say that keys of them are void.
+    if (now.len() as u64) < geometry.prio_sets() {
+        return None;
+    }
+    for some in clean.chunks(DEPTH) {
+        if now.len() as u64 >= wanted {
+            break;
+        }
+        let apart = join_all(some.iter().map(|id| proof.is_apart(*id))).await;
+        now.extend(some.iter().zip(apart).filter(|(_, is_apart)| *is_apart).map(|(id, _)| id.index));
+    }
+    (now.len() as u64 >= needed(geometry)).then_some(Proven { now, later: Vec::new() })
+}
+
+/// The buckets that nothing names that can be read, and those in which all that is named is clean: it can be read from the backing device.
+/// Not what is to be replayed, nor buckets of which a generation is known that is not stored.
+async fn candidates(
+    before: &Before<'_>,
+    buckets: &Buckets,
+    walked: &Findings,
+) -> (Vec<BucketId>, Vec<BucketId>) {
+    let (env, _) = before.on;
+    let (entries, note) = before.replayed;
+    let mut named = BTreeSet::new();
+    reserve::each_named((env, before.geometry), entries, note, |index| {
+        named.insert(index);
+    })
+    .await;
+    let (mut unnamed, mut clean) = (Vec::new(), Vec::new());
+    for (number, ((id, bucket), (generation, _))) in buckets.iter().zip(&before.stored.entries).enumerate() {
+        if number % BUCKETS_MAX == 0 {
+            env.breathe().await;
+            env.charge(BUCKET_NS * BUCKETS_MAX as u64);
+        }
+        let is_metadata = before.metadata.contains(&id.index) || walked.nodes.contains(&id.index);
+        let is_known = bucket.usage != Usage::Unknown || is_metadata || named.contains(&id.index);
+        if !is_known && bucket.dirty == 0 && bucket.generation == *generation {
+            let kind = if bucket.live == 0 { &mut unnamed } else { &mut clean };
+            kind.push(id);
+        }
+    }
+    unnamed.truncate(LOOKED_MAX);
+    clean.truncate(LOOKED_MAX);
+    (unnamed, clean)
+}
+
+/// Looks at what is in the buckets.
+struct Proof<'a> {
+    before: &'a Before<'a>,
+    buckets: &'a Buckets,
+    damaged: &'a Frozen,
+    /// Where in a bucket its summary begins, in sectors.
+    summary_at: u64,
+    summary_sectors: u64,
+}
+
+impl Proof<'_> {
+    /// Its summary says that nothing of the damaged nodes was written to it.
+    async fn is_apart(&self, id: BucketId) -> bool {
+        let (env, disk) = self.before.on;
+        let bytes = usize::try_from(self.summary_sectors * 512).expect("a summary is small");
+        let sector = self.buckets.sector(id) + self.summary_at;
+        let (read, buffer) = disk.read(sector, Buffer::zeroed(bytes)).await;
+        env.breathe().await;
+        let generation = self.buckets.get(id).generation;
+        let found = extents(buffer.as_slice(), self.before.geometry.magic, id.index, generation);
+        env.charge(summary_ns(found.as_ref().map_or(0, Vec::len)));
+        read.is_ok() && self.damaged.is_apart(found.as_deref(), self.summary_sectors)
+    }
+
+    /// It begins with priorities of before, where whoever uses a bucket writes first.
+    async fn is_former_chain(&self, id: BucketId) -> bool {
+        let (_, disk) = self.before.on;
+        let (geometry, sector) = (self.before.geometry, self.buckets.sector(id));
+        let (read, first) = disk.read(sector, Buffer::zeroed(geometry.block_bytes())).await;
+        if read.is_err() || !PrioSet::begins(first.as_slice(), geometry.magic) {
+            return false;
+        }
+        let sequence = prios::sequence_of(self.before.on, geometry, id).await;
+        sequence.is_ok_and(|sequence| sequence < self.before.stored.sequence)
+    }
+}
