@@ -202,6 +202,10 @@ fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
         (Some("degraded"), Some("failed")),
         "{media} {pond}"
     );
+    // It was called missing, and to be connected.
+    let why = media["reason"].as_str().unwrap_or_default();
+    let is_said = why.contains(") is there, and refused because it is damaged: ");
+    assert!(is_said && why.contains("`bcached check`") && !why.contains("missing"), "{media}");
     site.expect(&daemon, "media", 1);
     assert_eq!(state_of(&site.pond), "dirty");
     assert_eq!(daemon.stop().0, 0);

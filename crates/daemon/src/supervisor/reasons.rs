@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Kind};
 use crate::options::value::Value;
-use bcached_format::{BackingState, BackingSuperblock};
+use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::Duration;
 
 /// Its cache recovers.
@@ -43,6 +43,13 @@ pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
     waits.next(format!(
         "{mend} the cache's device: after {wait} it is served without that, which is cold then"
     ))
+}
+
+/// The cache devices `one` and `other` cannot be told from each other.
+pub fn two_of_one_set(one: &str, other: &str, set: Uuid) -> Failure {
+    Failure::new(Kind::SameDevice, format!("cannot serve {one}"))
+        .why(format!("it is the cache set {set}, and so is {other}: two devices bear the same UUID"))
+        .next("one is a copy of the other: serve the one that was in use, and take the other away")
 }
 
 /// Its cache will not be served, for this reason.

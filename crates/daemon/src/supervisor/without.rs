@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How long it may take to serve a volume without its cache, from when that is done: `ready` waits so much longer for it.
 pub const MOMENT: Duration = Duration::from_secs(10);
 
-/// A cache that is missing.
+/// A cache that cannot be had.
 #[derive(Clone, Debug)]
 pub struct Lack {
     /// Since when it is.
@@ -26,8 +26,8 @@ pub struct Lack {
     name: Option<String>,
     /// The volume's superblock says that this is its set.
     set: Uuid,
-    /// Its device is there and answers with errors.
-    fails: bool,
+    /// Why, the last time.
+    kind: Kind,
     /// The volume could not be attached when it came: somebody has to look.
     is_given_up: bool,
 }
@@ -55,10 +55,11 @@ impl Supervisor {
         let since = if shared.phase == Phase::Starting { self.started } else { Instant::now() };
         let entry = &mut shared.table.volumes[index];
         let (name, set) = (name.map(str::to_owned), superblock.set_uuid());
-        let lack = entry.lack.get_or_insert(Lack { since, name, set, fails: false, is_given_up: false });
-        lack.fails = reason.kind == Kind::DeviceFails;
+        let kind = reason.kind;
+        let lack = entry.lack.get_or_insert(Lack { since, name, set, kind, is_given_up: false });
+        lack.kind = kind;
         // What is damaged does not come back by waiting.
-        reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
+        kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
     }
 
     /// Volumes that are served without their caches go back to those that are there again.
@@ -137,13 +138,21 @@ impl VolumeEntry {
                 "{what} is back, and it could not be attached: the log says why; `bcached attach {name}` tries again"
             )
         } else {
-            let (is, then) = match lack.fails {
-                true => ("cannot be read or written", "works again"),
-                false => ("is missing", "is connected"),
+            let (is, then) = match lack.kind {
+                // It is not waited for: no device that comes back mends it.
+                Kind::Damaged => (
+                    "is there, and refused because it is damaged",
+                    "`bcached check` says what is damaged there; keep it as it is",
+                ),
+                Kind::DeviceFails => {
+                    ("cannot be read or written", "it goes back to it when the device works again")
+                }
+                Kind::TimeLimit => ("does not answer", "it goes back to it when the device answers"),
+                _ => ("is missing", "it goes back to it when the device is connected"),
             };
             format!(
-                "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; it goes \
-                 back to it when the device {then}; `bcached replace` gives it another, `bcached detach {name}` none"
+                "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; {then}; \
+                 `bcached replace` gives it another, `bcached detach {name}` none"
             )
         })
     }
