@@ -241,7 +241,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     fill(&site.images, &before, "tank", &pattern(DATA_BYTES, 3));
     assert_eq!(before.stop().0, 0);
     // All of the journal's five buckets: what is dirty cannot be found.
-    let journal = 64 << 10..6 * 64 << 10;
+    let journal = 64 << 10..(6 * 64) << 10;
     let whole = common::bytes(&site.fast)[journal.clone()].to_vec();
     common::patch(&site.fast, 64 << 10, &vec![0; journal.len()]);
     let daemon = site.start();
@@ -295,7 +295,7 @@ fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     let daemon = Daemon::configured(&images);
     let set = json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().expect("a set").to_owned();
     daemon.kill();
-    common::patch(&fast, 64 << 10, &vec![0; 5 * 64 << 10]);
+    common::patch(&fast, 64 << 10, &vec![0; (5 * 64) << 10]);
     let note = images.path(&format!("run/{set}.note"));
     let left = common::bytes(&note);
     let daemon = Daemon::configured(&images);

@@ -155,7 +155,7 @@ fn a_start_that_is_refused_leaves_no_note() {
         all.filter(|path| path.extension().is_some_and(|kind| kind == "note")).collect::<Vec<_>>()
     };
     Daemon::start(&images, &devices).stop();
-    let journal = common::bytes(&cache)[64 << 10..6 * 64 << 10].to_vec();
+    let journal = common::bytes(&cache)[64 << 10..(6 * 64) << 10].to_vec();
     patch(&cache, 64 << 10, &vec![0; journal.len()]);
     let ran = run(&mut Daemon::command(&images, "run", &devices));
     assert_eq!((ran.exit, ran.err.contains("no journal entries found")), (4, true), "{ran:?}");
