@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, tool};
+use common::{
+    Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, refused_also_dry, requires,
+    tool,
+};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -309,14 +312,13 @@ fn volumes_are_added_and_removed_for_good() {
     std::os::unix::fs::symlink(&site.tank, &link).expect("a link");
     let dotted = site.images.path("away/../tank");
     let [link, dotted] = [&link, &dotted].map(|path| path.to_str().expect("text"));
-    for (path, sentence) in [
-        (site.tank.as_str(), "it is the device of media; leave it so"),
-        (dotted, "it is the device of media, by another name; leave it so"),
-        (link, "it is the device of media, by another name; leave it so"),
-        (&site.fast, "it is the device of the cache fast"),
+    for (path, exit, sentence) in [
+        (site.tank.as_str(), 3, "it is the device of media; leave it so"),
+        (dotted, 3, "it is the device of media, by another name; leave it so"),
+        (link, 3, "it is the device of media, by another name; leave it so"),
+        (&site.fast, 2, "it is the device of the cache fast"),
     ] {
-        refused(&daemon, &["add", "pond", "--backing", path, "--dry-run"], 3, sentence);
-        refused(&daemon, &["add", "pond", "--backing", path], 3, sentence);
+        refused_also_dry(&daemon, &["add", "pond", "--backing", path], exit, sentence);
     }
     refused(&daemon, &["add", "a/b", "--backing", &pond], 2, "cannot be a name");
     assert_eq!(done(&daemon, &["add", "pond", "--backing", &pond, "--cache", "spare"]), "pond: added\n");

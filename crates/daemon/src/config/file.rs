@@ -228,8 +228,8 @@ fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
     settings
 }
 
-/// More than anybody reads: each is found by one more reading of the whole file.
-const FINDINGS_MAX: usize = 100;
+/// Each thing that is wrong is found by one more reading of the whole file: so many bytes are read in all, of a large file but its first few.
+const READ_BYTES_MAX: usize = 16 << 20;
 
 /// A file's text, and what is wrong with it.
 struct Source<'a> {
@@ -300,7 +300,7 @@ impl Source<'_> {
             };
             let origin = self.origin(error.span().map_or(0, |span| span.start));
             self.found(&origin, refused(&origin, &error));
-            if self.findings.borrow().len() >= FINDINGS_MAX {
+            if self.findings.borrow().len() * self.text.len() > READ_BYTES_MAX {
                 return None;
             }
             let span = error.span().filter(|_| !error.message().starts_with("missing field"))?;

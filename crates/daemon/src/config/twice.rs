@@ -116,19 +116,24 @@ pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, 
         return;
     }
     let all = roles(config);
-    let flash: Vec<_> = config.flash.iter().map(|flash| (flash.uuid, &flash.name)).collect();
     let real = Real::of(all.iter().map(|role| role.device.to_owned()));
-    for (index, role) in all.iter().enumerate() {
-        let twin = all[..index].iter().find(|other| real.is_same(other.device, role.device));
-        findings.extend(twin.map(|twin| twice(places, twin, role)));
+    let mut first: BTreeMap<&str, &Role<'_>> = BTreeMap::new();
+    for role in &all {
+        let one = *first.entry(real.name(role.device)).or_insert(role);
+        if one.key != role.key {
+            findings.push(twice(places, one, role));
+        }
     }
-    for (index, (uuid, name)) in flash.iter().enumerate() {
-        let twin = flash[..index].iter().find(|(other, _)| other == uuid);
-        findings.extend(twin.map(|(_, other)| {
-            let failure =
-                places.refused(&format!("volume {name}"), &format!("UUID={uuid} is configured twice"));
-            failure.why(format!("as {other} and as {name}"))
-        }));
+    let mut first: BTreeMap<_, &str> = BTreeMap::new();
+    for flash in &config.flash {
+        let (uuid, name) = (flash.uuid, flash.name.as_str());
+        let one = *first.entry(uuid.0).or_insert(name);
+        if one != name {
+            let what = format!("UUID={uuid} is configured twice");
+            findings.push(
+                places.refused(&format!("volume {name}"), &what).why(format!("as {one} and as {name}")),
+            );
+        }
     }
 }
 
@@ -177,9 +182,14 @@ impl Real {
         Self(bounded(Path::new("/"), look).unwrap_or(by_name))
     }
 
+    /// The same for all names that lead to one, if this is among those.
+    fn name<'a>(&'a self, of: &'a str) -> &'a str {
+        self.0.get(of).map_or(of, String::as_str)
+    }
+
     /// Both lead to one, if these are among those.
     pub fn is_same(&self, one: &str, other: &str) -> bool {
-        one == other || self.0.get(one).is_some_and(|to| self.0.get(other) == Some(to))
+        self.name(one) == self.name(other)
     }
 }
 

@@ -217,17 +217,20 @@ pub enum Owner {
 
 /// The device cannot be added, as it is somebody's.
 pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
-    let (whose, next) = match owner {
+    let (kind, whose, next) = match owner {
         Owner::Volume(name) => (
+            Kind::SameDevice,
             name.clone(),
             format!(
                 "leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first"
             ),
         ),
-        Owner::Cache(name) => (format!("the cache {name}"), "name a backing device".to_owned()),
+        Owner::Cache(name) => {
+            (Kind::NotBcache, format!("the cache {name}"), "name a backing device".to_owned())
+        }
     };
     let by = if by_another_name { ", by another name" } else { "" };
-    Failure::new(Kind::SameDevice, format!("cannot add {device}"))
+    Failure::new(kind, format!("cannot add {device}"))
         .why(format!("it is the device of {whose}{by}"))
         .next(next)
 }

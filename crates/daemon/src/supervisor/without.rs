@@ -27,7 +27,7 @@ pub struct Lack {
     /// The volume's superblock says that this is its set.
     set: Uuid,
     /// Why, the last time.
-    kind: Kind,
+    why: Failure,
     /// The volume could not be attached when it came: somebody has to look.
     is_given_up: bool,
 }
@@ -55,11 +55,12 @@ impl Supervisor {
         let since = if shared.phase == Phase::Starting { self.started } else { Instant::now() };
         let entry = &mut shared.table.volumes[index];
         let (name, set) = (name.map(str::to_owned), superblock.set_uuid());
-        let kind = reason.kind;
-        let lack = entry.lack.get_or_insert(Lack { since, name, set, kind, is_given_up: false });
-        lack.kind = kind;
+        let why = reason.clone();
+        let new = || Lack { since, name, set, why: why.clone(), is_given_up: false };
+        let lack = entry.lack.get_or_insert_with(new);
+        lack.why = why.clone();
         // What is damaged does not come back by waiting.
-        kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
+        reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
     }
 
     /// Volumes that are served without their caches go back to those that are there again.
@@ -138,17 +139,17 @@ impl VolumeEntry {
                 "{what} is back, and it could not be attached: the log says why; `bcached attach {name}` tries again"
             )
         } else {
-            let (is, then) = match lack.kind {
+            let back = |when| format!("it goes back to it when the device {when}");
+            let (is, then) = match lack.why.kind {
                 // It is not waited for: no device that comes back mends it.
-                Kind::Damaged => (
-                    "is there, and refused because it is damaged",
-                    "`bcached check` says what is damaged there; keep it as it is",
-                ),
-                Kind::DeviceFails => {
-                    ("cannot be read or written", "it goes back to it when the device works again")
+                Kind::Damaged => {
+                    let next =
+                        lack.why.next.as_deref().unwrap_or("`bcached check` says what is damaged there");
+                    (format!("is there, and refused ({})", lack.why.reason()), next.to_owned())
                 }
-                Kind::TimeLimit => ("does not answer", "it goes back to it when the device answers"),
-                _ => ("is missing", "it goes back to it when the device is connected"),
+                Kind::DeviceFails => ("cannot be read or written".to_owned(), back("works again")),
+                Kind::TimeLimit => ("does not answer".to_owned(), back("answers")),
+                _ => ("is missing".to_owned(), back("is connected")),
             };
             format!(
                 "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; {then}; \
