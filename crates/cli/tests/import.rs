@@ -288,10 +288,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
 #[test]
 fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     let images = Images::new();
-    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
-    images.configure(&format!(
-        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[defaults]\nwait = \"1s\"\n[volume.tank]\nbacking = {tank:?}\n"
-    ));
+    let (fast, _) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "wait = \"1s\"\n");
     let daemon = Daemon::configured(&images);
     let set = json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().expect("a set").to_owned();
     daemon.kill();
@@ -317,10 +314,7 @@ fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
 #[test]
 fn what_cannot_be_served_is_not_called_imported() {
     let images = Images::new();
-    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
-    images.configure(&format!(
-        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\nwait = \"0s\"\n"
-    ));
+    let (fast, _) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "wait = \"0s\"\n");
     let whole = common::bytes(&fast);
     common::patch(&fast, 4096, &[0; 4096]);
     let daemon = Daemon::configured(&images);
