@@ -21,8 +21,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use file::Kept;
 pub use file::Origin;
+pub(crate) use file::{Kept, KeptCache};
 pub use said::{Merged, Said, merged};
 pub use section::Typed;
 pub(crate) use set_file::SetFile;

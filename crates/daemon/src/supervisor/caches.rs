@@ -353,7 +353,7 @@ impl CacheEntry {
         match &self.state {
             CacheState::Waiting(reason) | CacheState::Failed(reason) => {
                 let next = reason.next.clone().unwrap_or_else(|| status.into());
-                closed.why(Failure { next: None, ..reason.clone() }.to_string()).next(next)
+                closed.why(reason.reason()).next(next)
             }
             CacheState::Opening { .. } => closed.why("it is being opened").next(status),
             CacheState::Ending { .. } => closed.why("it is being stopped").next(status),

@@ -56,8 +56,7 @@ pub fn two_of_one_set(one: &str, other: &str, set: Uuid) -> Failure {
 pub fn cache_not_served(failure: &Failure) -> Failure {
     let next = failure.next.as_deref().unwrap_or("`bcached status` says what is the matter with it");
     // Its own advice stands at the end of the whole sentence.
-    let why = Failure { next: None, ..failure.clone() };
-    Failure::new(failure.kind, "its cache is not served").why(why.to_string()).next(next)
+    Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
 }
 
 /// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
@@ -86,8 +85,7 @@ fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &F
             (format!("the device of its cache{cache} fails"), "mend the cache's device, which is tried again")
         }
     };
-    let why = Failure { next: None, ..reason.clone() };
-    Failure::new(Kind::DeviceFails, what).why(why.to_string()).next(next)
+    Failure::new(Kind::DeviceFails, what).why(reason.reason()).next(next)
 }
 
 /// No cache for the volume with `superblock` is among those that are served.

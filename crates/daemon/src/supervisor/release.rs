@@ -264,11 +264,10 @@ impl Supervisor {
 
 /// It has been let go of all the same.
 fn not_kept(name: &str, failure: Failure) -> Failure {
-    let why = Failure { next: None, ..failure.clone() }.to_string();
     Failure::new(
         failure.kind,
         format!("{name} is not served any more, and the next start would serve it again"),
     )
-    .why(why)
+    .why(failure.reason())
     .next(format!("write `served = false` into [cache.{name}] before then"))
 }
