@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, tool};
+use common::{
+    Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, refused_also_dry, requires,
+    tool,
+};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -304,7 +307,19 @@ fn volumes_are_added_and_removed_for_good() {
     assert_eq!(bcached(&["make", "-B", &pond]).exit, 0);
     refused(&daemon, &["add", "pond"], 2, "does not say on which device it is; name it with --backing");
     refused(&daemon, &["add", "media", "--backing", &pond], 3, "is called so; choose another name");
-    refused(&daemon, &["add", "pond", "--backing", &site.tank], 2, "is configured twice");
+    // By its path, by another way to write that, and by a link to it: one refusal.
+    let link = site.images.path("link");
+    std::os::unix::fs::symlink(&site.tank, &link).expect("a link");
+    let dotted = site.images.path("away/../tank");
+    let [link, dotted] = [&link, &dotted].map(|path| path.to_str().expect("text"));
+    for (path, exit, sentence) in [
+        (site.tank.as_str(), 3, "it is the device of media; leave it so"),
+        (dotted, 3, "it is the device of media, by another name; leave it so"),
+        (link, 3, "it is the device of media, by another name; leave it so"),
+        (&site.fast, 2, "it is the device of the cache fast"),
+    ] {
+        refused_also_dry(&daemon, &["add", "pond", "--backing", path], exit, sentence);
+    }
     refused(&daemon, &["add", "a/b", "--backing", &pond], 2, "cannot be a name");
     assert_eq!(done(&daemon, &["add", "pond", "--backing", &pond, "--cache", "spare"]), "pond: added\n");
     assert_eq!(daemon.stop().0, 0);

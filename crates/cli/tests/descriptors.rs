@@ -9,10 +9,7 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 
 fn configured(images: &Images) -> Command {
-    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
-    images.configure(&format!(
-        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
-    ));
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "");
     let config = images.path("config.toml");
     Daemon::command(images, "run", &["--config", config.to_str().expect("text")])
 }

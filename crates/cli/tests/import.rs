@@ -229,14 +229,92 @@ fn what_cannot_be_imported_is_refused() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The set was in the configuration and not with the kernel, and no command went back.
+#[test]
+fn an_import_that_fails_names_the_command_that_goes_back() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let before = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
+    done(&before, &["set", "tank", "writeback_running=0", "--runtime"]);
+    fill(&site.images, &before, "tank", &pattern(DATA_BYTES, 3));
+    assert_eq!(before.stop().0, 0);
+    // All of the journal's five buckets: what is dirty cannot be found.
+    let journal = 64 << 10..(6 * 64) << 10;
+    let whole = common::bytes(&site.fast)[journal.clone()].to_vec();
+    common::patch(&site.fast, 64 << 10, &vec![0; journal.len()]);
+    let daemon = site.start();
+    let kernel = site.obedient_kernel();
+    let ran = site.import(&daemon, &[&site.set]);
+    assert!(
+        ran.exit == 4 && ran.err.contains("is imported, and cannot be served: ") && kernel.was_told(),
+        "{ran:?}"
+    );
+    let name = daemon.status()["caches"][0]["name"].as_str().expect("a name").to_owned();
+    let command = format!("`bcached release {name} --register` takes the import back");
+    assert!(ran.err.contains(&command) && ran.err.lines().count() <= 2, "{ran:?}");
+
+    let register = site.sys("fs/bcache/register");
+    std::fs::write(&register, "").expect("made");
+    let mut release = Command::new(env!("CARGO_BIN_EXE_bcached"));
+    release.args(["release", &name, "--register", "--control", daemon.control()]);
+    let ran = common::run(release.env("BCACHED_SYSFS", site.images.path("sys")));
+    let told = format!("the kernel has {}, {}", site.fast, site.tank);
+    assert!(ran.exit == 0 && ran.err.contains(&told), "{ran:?}\n{}", daemon.log());
+    // The last one that it was given: a real one takes each.
+    assert!(common::bytes(&register).starts_with(site.tank.as_bytes()));
+    let none = |daemon: &Daemon| {
+        let status = daemon.status();
+        let lists = ["caches", "volumes"].map(|list| status[list].as_array().map(Vec::len));
+        assert_eq!(lists, [Some(0), Some(0)], "{status}");
+    };
+    none(&daemon);
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    none(&daemon);
+    // Nothing of it was touched: mended, it comes back with what is dirty.
+    common::patch(&site.fast, 64 << 10, &whole);
+    done(&daemon, &["import", &name]);
+    done(&daemon, &["wait", "tank", "--for", "served", "--timeout", "30s"]);
+    assert!(
+        content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 3),
+        "the dirty data is there"
+    );
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// What is served without a cache that cannot be opened, and what only a note has, is not left behind by a release of that.
+#[test]
+fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
+    let images = Images::new();
+    let (fast, _) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "wait = \"1s\"\n");
+    let daemon = Daemon::configured(&images);
+    let set = json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().expect("a set").to_owned();
+    daemon.kill();
+    common::patch(&fast, 64 << 10, &vec![0; (5 * 64) << 10]);
+    let note = images.path(&format!("run/{set}.note"));
+    let left = common::bytes(&note);
+    let daemon = Daemon::configured(&images);
+    // As if it had acknowledged something: one record has been counted.
+    std::fs::write(&note, left).expect("a file");
+    common::patch(&note, 128, &1u64.to_ne_bytes());
+    refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which nobody else reads");
+    std::fs::remove_file(&note).expect("it is there");
+    refused(&daemon, &["release", "fast"], 3, "tank is served without it; `bcached detach tank`");
+    done(&daemon, &["remove", "tank"]);
+    assert!(done(&daemon, &["release", "fast", "--dry-run"]).contains(&fast));
+    assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(1), "a dry run does nothing");
+    done(&daemon, &["release", "fast"]);
+    assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(0));
+    assert_eq!(daemon.stop().0, 0);
+}
+
 /// It was called imported while it could not be served, and that was all that was said.
 #[test]
 fn what_cannot_be_served_is_not_called_imported() {
     let images = Images::new();
-    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
-    images.configure(&format!(
-        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\nwait = \"0s\"\n"
-    ));
+    let (fast, _) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "wait = \"0s\"\n");
     let whole = common::bytes(&fast);
     common::patch(&fast, 4096, &[0; 4096]);
     let daemon = Daemon::configured(&images);

@@ -143,6 +143,33 @@ fn a_note_left_behind_is_named() {
     }
 }
 
+/// It was made before the set was read, and `check` called it that of a bcached that was killed.
+#[test]
+fn a_start_that_is_refused_leaves_no_note() {
+    let images = Images::new();
+    let (cache, backing) = set(&images, "cache", "backing", "tank");
+    let devices = ["--cache", cache.as_str(), "--backing", &backing];
+    let notes = || {
+        let all =
+            std::fs::read_dir(images.path("run")).into_iter().flatten().flatten().map(|entry| entry.path());
+        all.filter(|path| path.extension().is_some_and(|kind| kind == "note")).collect::<Vec<_>>()
+    };
+    Daemon::start(&images, &devices).stop();
+    let journal = common::bytes(&cache)[64 << 10..(6 * 64) << 10].to_vec();
+    patch(&cache, 64 << 10, &vec![0; journal.len()]);
+    let ran = run(&mut Daemon::command(&images, "run", &devices));
+    assert_eq!((ran.exit, ran.err.contains("no journal entries found")), (4, true), "{ran:?}");
+    assert_eq!(notes(), Vec::<std::path::PathBuf>::new());
+    // One that was there is not the refused start's to take away.
+    patch(&cache, 64 << 10, &journal);
+    Daemon::start(&images, &devices).kill();
+    let note = notes().pop().expect("that of the killed one");
+    patch(&note, 128, &1u64.to_ne_bytes());
+    patch(&cache, 64 << 10, &vec![0; journal.len()]);
+    let ran = run(&mut Daemon::command(&images, "run", &devices));
+    assert_eq!((ran.exit, notes()), (4, vec![note]), "{ran:?}");
+}
+
 /// The root is the whole key space, printed as a range with an end and a start that mean nothing; times were numbers.
 #[test]
 fn a_dump_prints_what_means_something() {

@@ -322,3 +322,81 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let ran = check("version = 1\n[cache.one\nno_such_key = 1\n");
     assert_eq!((ran.exit, ran.err.lines().count()), (1, 1), "{ran:?}");
 }
+
+/// A start met it later, in words that name no line, or served what nobody meant.
+#[test]
+fn what_is_one_thing_by_two_names_is_found() {
+    let site = Site::new();
+    let (tank, link) = (site.images.path("tank"), site.images.path("link"));
+    std::os::unix::fs::symlink(&tank, &link).expect("a link");
+    std::os::unix::fs::symlink(site.images.path("."), site.images.path("here")).expect("a link");
+    let [tank, link] = [&tank, &link].map(|path| path.display().to_string());
+    let folder = site.images.path("").display().to_string();
+    let folder = folder.trim_end_matches('/');
+    let uuid = "1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10";
+    let bad = format!(
+        "version = 1\n[daemon]\ncontrol = \"{folder}/c.sock\"\nmetrics = \"127.0.0.1:9763\"\n\
+         [nbd]\nlisten = [\n\"{folder}/n.sock\",\n\"{folder}/x/../n.sock\",\n\"{folder}/here/c.sock\",\n\"127.0.0.1:9763\",\n]\n\
+         [cache.one]\ndevice = \"/a\"\nformer = \"/a/../a\"\n[cache.two]\ndevice = \"/b\"\nformer = {tank:?}\n\
+         [defaults]\ncache = \"one\"\n\
+         [volume.a]\nbacking = {link:?}\n[volume.b]\nbacking = \"UUID={uuid}\"\n\
+         [volume.c]\nbacking = \"UUID={}\"\n[volume.d]\nflash = \"UUID={uuid}\"\n[volume.e]\nflash = \"UUID={}\"\n",
+        uuid.to_uppercase(),
+        uuid.to_uppercase(),
+    );
+    site.images.configure(&bad);
+    let path = site.images.path("config.toml");
+    let path = path.to_str().expect("text");
+    let ran = all(&["config", "check", "--config", path]);
+    assert_eq!((ran.exit, ran.err.lines().count()), (1, 7), "{ran:?}");
+    for sentence in [
+        format!("config.toml:8: {folder}/x/../n.sock is listened on twice: {folder}/n.sock is the same"),
+        format!("config.toml:9: {folder}/here/c.sock is the control socket"),
+        "config.toml:4: `metrics` cannot be on 127.0.0.1:9763: NBD is served on 127.0.0.1:9763".to_owned(),
+        "config.toml:14: /a/../a is configured twice: as the cache one, there called /a, and as what"
+            .to_owned(),
+        format!(
+            "config.toml:21: {link} is configured twice: as what the cache two was before (`former`), there called {tank}"
+        ),
+        format!(
+            "config.toml:25: UUID={} is configured twice: as b, there called UUID={uuid}",
+            uuid.to_uppercase()
+        ),
+        format!("config.toml:29: UUID={uuid} is configured twice: as d and as e"),
+    ] {
+        let found = ran.err.lines().filter(|line| line.contains(&sentence)).count();
+        assert_eq!(found, 1, "{sentence}: {ran:?}");
+    }
+    // A start refuses the same.
+    let started = all(&["serve", "--config", path]);
+    assert_eq!((started.exit, started.err.contains("config.toml:8: ")), (2, true), "{started:?}");
+}
+
+/// One of a GiB took three of memory, and who asked meanwhile was told that a device is slow to answer.
+#[test]
+fn a_configuration_that_is_too_large_is_refused_before_it_is_read() {
+    let site = Site::new();
+    let config = site.usual("");
+    let daemon = Daemon::start(&site.images, &["--config", &config]);
+    let grow = |path: &str, bytes: u64| {
+        std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(bytes)).expect("sparse");
+    };
+    let length = std::fs::metadata(&config).expect("there").len();
+    grow(&config, 1 << 30);
+    let sentence = "config.toml: it is larger than 4 MiB, and so no configuration; ";
+    for words in [
+        &["config", "check", "--config", &config][..],
+        &["config", "show", "--config", &config],
+        &["serve", "--config", &config],
+    ] {
+        let ran = all(words);
+        // What is not an event of the log is the sentence.
+        let said: Vec<_> = ran.err.lines().filter(|line| !line.contains(" [event=")).collect();
+        assert_eq!((ran.exit, said.len(), said[0].contains(sentence)), (2, 1, true), "{words:?}: {ran:?}");
+    }
+    refused(&daemon, &["add", "more", "--backing", "/nonexistent"], 2, sentence);
+    refused(&daemon, &["config", "diff"], 2, sentence);
+    grow(&config, length);
+    assert_eq!(all(&["config", "check", "--config", &config]).exit, 0);
+    assert_eq!(daemon.stop().0, 0);
+}

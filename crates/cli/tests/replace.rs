@@ -28,7 +28,9 @@ impl Site {
         let old = images.blank("old", CACHE_BYTES);
         let new = images.blank("new", CACHE_BYTES);
         assert_eq!(bcached(&["make", "-b", "64k", "-C", &old]).exit, 0);
-        let mut text = format!("version = 1\n[cache.fast]\ndevice = {old:?}\n");
+        // On a machine under load the device would be congested, and what is to be dirty there would pass it by.
+        let mut text =
+            format!("version = 1\n[cache.fast]\ndevice = {old:?}\ncongested_write_threshold_us = 0\n");
         for volume in VOLUMES {
             let device = images.blank(&format!("{volume}.img"), BACKING_BYTES);
             assert_eq!(bcached(&["make", "--writeback", "--label", volume, "-B", &device]).exit, 0);
@@ -414,8 +416,7 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
         return;
     }
     let site = Site::new();
-    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
-    site.images.configure(&config.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"1s\"\n"));
+    site.images.configure_wait("1s");
     let daemon = site.start();
     site.write(&daemon);
     site.hold_back(&daemon, 7);
@@ -473,8 +474,7 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
         return;
     }
     let site = Site::new();
-    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
-    site.images.configure(&config.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"1s\"\n"));
+    site.images.configure_wait("1s");
     let daemon = site.start();
     site.write(&daemon);
     VOLUMES.iter().for_each(|volume| drop(done(&daemon, &["flush", volume])));
@@ -520,8 +520,7 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
 #[test]
 fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
     let site = Site::new();
-    let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
-    site.images.configure(&config.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"1s\"\n"));
+    site.images.configure_wait("1s");
     std::fs::remove_file(&site.old).expect("ours");
     let daemon = site.start();
     // Its section says that it may take a while.
@@ -556,8 +555,7 @@ fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
 fn a_device_that_the_cache_always_had_is_not_waited_for() {
     let site = Site::new();
     let pond = site.images.path("pond.img");
-    let text = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
-    site.images.configure(&text.replace("version = 1\n", "version = 1\n[defaults]\nwait = \"0s\"\n"));
+    site.images.configure_wait("0s");
     std::fs::rename(&pond, site.images.path("away")).expect("out of sight");
     let daemon = site.start();
     daemon.wait_for("it is open", |status| {

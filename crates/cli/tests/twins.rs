@@ -49,3 +49,25 @@ fn of_a_device_and_its_component_the_upper_one_is_meant() {
     assert_eq!(exit, 0, "{log}");
     drop(upper);
 }
+
+/// It was said that another daemon serves the set.
+#[test]
+fn a_copy_of_a_cache_is_named_beside_its_original() {
+    let images = Images::new();
+    let (original, _) = cache(&images);
+    let copy = images.path("copy");
+    std::fs::copy(&original, &copy).expect("a copy");
+    let copy = copy.to_str().expect("text");
+    images.configure(&format!(
+        "version = 1\n[cache.one]\ndevice = {original:?}\n[cache.two]\ndevice = {copy:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    let status = daemon.status();
+    let [one, two] = [&status["caches"][0], &status["caches"][1]];
+    assert_eq!((one["state"].as_str(), two["state"].as_str()), (Some("open"), Some("failed")), "{status}");
+    let why = two["reason"].as_str().unwrap_or_default();
+    let are_named =
+        why.contains(&original) && why.contains(copy) && why.contains("two devices bear the same UUID");
+    assert!(are_named && !why.contains("daemon"), "{why}");
+    assert_eq!(daemon.stop().0, 0);
+}

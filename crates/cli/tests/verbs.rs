@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, ask, bcached, done, fill, json, pattern, refused, requires};
+use common::{
+    Daemon, Images, Ran, ask, bcached, done, fill, json, pattern, refused, refused_also_dry, requires,
+};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -164,10 +166,7 @@ fn nobody_is_told_to_cancel_what_cannot_be_cancelled() {
 #[test]
 fn a_device_is_not_added_again_by_another_name() {
     let images = Images::new();
-    let (fast, tank) = images.pair(CACHE_BYTES, 20 * MIB);
-    images.configure(&format!(
-        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
-    ));
+    let (fast, tank) = images.configure_pair(CACHE_BYTES, 20 * MIB, "");
     let daemon = Daemon::configured(&images);
     for (name, of) in [("again", &tank), ("cached", &fast)] {
         let link = images.path(name);
@@ -176,14 +175,12 @@ fn a_device_is_not_added_again_by_another_name() {
         let words = ["add", name, "--backing", link];
         let exit = if of == &tank { 3 } else { 2 };
         let sentence = if of == &tank { "is the device of tank" } else { "it is a cache device" };
-        refused(&daemon, &[&words[..], &["--dry-run"]].concat(), exit, sentence);
-        refused(&daemon, &words, exit, sentence);
+        refused_also_dry(&daemon, &words, exit, sentence);
     }
     let copy = images.path("copy");
     std::fs::copy(&tank, &copy).expect("a copy");
     let words = ["add", "copy", "--backing", copy.to_str().expect("text")];
-    refused(&daemon, &[&words[..], &["--dry-run"]].concat(), 3, "tank has the same UUID");
-    refused(&daemon, &words, 3, "tank has the same UUID");
+    refused_also_dry(&daemon, &words, 3, "tank has the same UUID");
     assert_eq!(images.kept(), "", "nothing is kept of what was refused");
     assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1));
     assert_eq!(daemon.stop().0, 0);
@@ -193,10 +190,7 @@ fn a_device_is_not_added_again_by_another_name() {
 #[test]
 fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
     let images = Images::new();
-    let (fast, tank) = images.pair(CACHE_BYTES, 20 * MIB);
-    images.configure(&format!(
-        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n"
-    ));
+    images.configure_pair(CACHE_BYTES, 20 * MIB, "");
     let daemon = Daemon::configured(&images);
     let wait = ["wait", "tank", "--for", "detached", "--timeout", "1s"];
     refused(&daemon, &wait, 6, "nobody has asked for that: `bcached detach tank`");

@@ -14,7 +14,7 @@ const STATES: [&str; 5] = ["open", "waiting", "failed", "cut", "unknown"];
 /// empty device; and the exit status in each state. Whatever would be done is planned only.
 const TABLE: [(&str, [i32; 5]); 16] = [
     //                                                 open waiting failed cut unknown
-    ("release CACHE --dry-run", [0, 4, 4, 4, 2]),
+    ("release CACHE --dry-run", [0, 3, 0, 4, 2]),
     ("replace CACHE --with SPARE --dry-run", [0, 0, 0, 3, 2]),
     ("attach free --cache CACHE --dry-run", [0, 4, 4, 0, 2]),
     ("add scratch --size 4M --cache CACHE --dry-run", [0, 4, 4, 0, 2]),
@@ -121,12 +121,15 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // Why a cache is not open was left to `bcached status`; and who has no cache cannot leave it.
-    refused(&daemon, &["release", "waiting"], 4, "the cache waiting is not open: cannot use");
+    let attach = ["attach", "free", "--cache", "waiting"];
+    refused(&daemon, &attach, 4, "the cache waiting is not open: cannot use");
+    refused(&daemon, &attach, 4, "it does not exist; check the name, or that the device is connected");
+    // What goes on without its cache does not become nobody's.
     refused(
         &daemon,
         &["release", "waiting"],
-        4,
-        "it does not exist; check the name, or that the device is connected",
+        3,
+        "of-waiting is served without it; `bcached detach of-waiting`",
     );
     refused(&daemon, &["forget", "of-waiting"], 3, "it is served; `bcached remove of-waiting` first");
 }

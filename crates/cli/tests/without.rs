@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires};
+use common::{
+    Daemon, Images, bcached, bytes, content, done, fill, json, patch, pattern, refused, refused_also_dry,
+    requires,
+};
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -202,6 +205,35 @@ fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
         (Some("degraded"), Some("failed")),
         "{media} {pond}"
     );
+    // It was called missing, and to be connected.
+    let why = media["reason"].as_str().unwrap_or_default();
+    let is_said = why.contains(") is there, and refused (cannot use ");
+    assert!(is_said && why.contains("`bcached check`") && !why.contains("missing"), "{media}");
+    site.expect(&daemon, "media", 1);
+    assert_eq!(state_of(&site.pond), "dirty");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// With another cache beside it nobody knew whose volume it is: it was not served.
+#[test]
+fn a_clean_volume_of_several_caches_is_served_without_its_own_that_is_damaged() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    site.fill();
+    // All of the journal's five buckets.
+    patch(&site.cache, 64 << 10, &vec![0; (5 * 64) << 10]);
+    let other = site.images.blank("other", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
+    let text = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
+    site.images.configure(&format!("{text}[cache.other]\ndevice = {other:?}\n"));
+    let daemon = site.start();
+    let (media, pond) = (volume(&daemon, "media"), volume(&daemon, "pond"));
+    let why = media["reason"].as_str().unwrap_or_default();
+    assert!(media["state"] == "degraded" && why.contains("no journal entries found"), "{media}");
+    let why = pond["reason"].as_str().unwrap_or_default();
+    assert!(pond["state"] == "failed" && why.starts_with("its cache is not served: "), "{pond}");
     site.expect(&daemon, "media", 1);
     assert_eq!(state_of(&site.pond), "dirty");
     assert_eq!(daemon.stop().0, 0);
@@ -286,7 +318,6 @@ fn a_copy_of_a_volume_that_waits_is_not_added() {
     let copy = site.images.path("copy");
     std::fs::copy(&site.pond, &copy).expect("a copy");
     let words = ["add", "copy", "--backing", copy.to_str().expect("text")];
-    refused(&daemon, &[&words[..], &["--dry-run"]].concat(), 3, "pond has the same UUID");
-    refused(&daemon, &words, 3, "pond has the same UUID");
+    refused_also_dry(&daemon, &words, 3, "pond has the same UUID");
     assert_eq!(daemon.stop().0, 0);
 }

@@ -15,11 +15,16 @@ pub fn of_machine(why: String) -> Failure {
     Failure::new(Kind::Io, OPEN).why(why)
 }
 
-/// Why the note cannot be had.
-pub fn of_note(error: &NoteError) -> Failure {
-    let failure = |kind| Failure::new(kind, OPEN).why(error.to_string());
+/// Why the note of the set cannot be had; on the cache device at `device`, unless it was open before.
+pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
+    let failure =
+        |kind| Failure::new(kind, device.map_or_else(|| OPEN.to_owned(), cannot_open)).why(error.to_string());
     match error {
-        NoteError::InUse(_) => failure(Kind::InUse).next("stop the other daemon; nothing overrides this"),
+        // The device itself could be claimed.
+        NoteError::InUse(_) => failure(Kind::InUse).next(
+            "stop the other daemon; if it serves another device, that bears the same UUID, and one is a copy of the other; nothing \
+             overrides this",
+        ),
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             failure(Kind::Permission)
         }
@@ -36,6 +41,14 @@ pub fn silent(name: &str) -> Failure {
         .next("`bcached status` says which device does not answer; ask again")
 }
 
+/// What happened first, whoever has met its consequences.
+fn first(error: &Error) -> &Error {
+    match error {
+        Error::Failed(before) => first(before),
+        error => error,
+    }
+}
+
 /// True if the file system below a file, or the pool below a volume, has no room for a write.
 pub fn is_full(error: &Error) -> bool {
     match error {
@@ -45,10 +58,14 @@ pub fn is_full(error: &Error) -> bool {
     }
 }
 
+fn cannot_open(device: &Path) -> String {
+    format!("{OPEN} on {}", device.display())
+}
+
 /// Why the set on the cache device at `device` cannot be opened.
 pub fn of_open(device: &Path, error: &Error) -> Failure {
+    let failure = |kind| Failure::new(kind, cannot_open(device)).why(error.to_string());
     let device = device.display();
-    let failure = |kind| Failure::new(kind, format!("{OPEN} on {device}")).why(error.to_string());
     match error {
         error if is_full(error) => {
             failure(Kind::Io).next(format!("free space on the file system below {device}, then start again"))
@@ -61,12 +78,7 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
             ))
         }
         Error::Sizes { .. } => failure(Kind::Geometry).next("make it again with a larger --bucket"),
-        Error::Node { .. }
-        | Error::Format { .. }
-        | Error::Inconsistent(_)
-        | Error::NoJournal
-        | Error::JournalGap { .. }
-        | Error::JournalHidden { .. } => failure(Kind::Damaged)
+        error if is_damage(error) => failure(Kind::Damaged)
             .next("`bcached check` looks at all of it and writes nothing; keep its devices as they are"),
         Error::NotACache => failure(Kind::NotBcache),
         error if error.may_pass() => failure(Kind::DeviceFails).next("look at the device"),
@@ -75,6 +87,50 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
             failure(Kind::Damaged).next("look at the device, then start the daemon again")
         }
         _ => failure(Kind::Io),
+    }
+}
+
+/// Why a set has not been stopped in order, and what that means for its next start. `what` says which set.
+pub fn of_stop(what: String, error: &Error) -> Failure {
+    let failure = Failure::new(Kind::Io, what).why(error.to_string());
+    match first(error) {
+        Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites => {
+            failure.next("look at the backing device, and check what is on it: writes that were acknowledged may be lost")
+        }
+        Error::Io { doing: Doing::CacheFlush, .. } => failure.next(
+            "look at the device; the next start recovers it as after a power cut, without what was acknowledged and not \
+             flushed if the device has lost that",
+        ),
+        Error::Io { source, .. } if matches!(source.kind, IoErrorKind::Shrunk { .. }) => {
+            failure.next("give the device its former size back before the next start")
+        }
+        error if error.may_pass() => {
+            failure.next("the next start recovers it as after a crash, when its device works")
+        }
+        error if is_damage(error) => Failure { kind: Kind::Damaged, ..failure }.next(
+            "the next start meets the same damage, and repairs nothing: keep its devices as they are; `bcached check` looks at all \
+             of it and writes nothing",
+        ),
+        _ => failure.next(RECOVERS),
+    }
+}
+
+/// What becomes of a set that was not stopped in order, if nothing is known to be wrong with it.
+pub const RECOVERS: &str = "the next start recovers it as after a crash";
+
+/// Why a set cannot be opened again that has nothing to do with it.
+pub const NOT_GIVEN: &str = "the machine does not give what an engine needs";
+
+/// The set's metadata are not what they must be, or contradict each other.
+fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Inconsistent(why) => *why != NOT_GIVEN,
+        Error::Node { .. }
+        | Error::Format { .. }
+        | Error::NoJournal
+        | Error::JournalGap { .. }
+        | Error::JournalHidden { .. } => true,
+        _ => false,
     }
 }
 
@@ -231,9 +287,9 @@ mod tests {
 
     #[test]
     fn each_reason_has_its_exit_status() {
-        let in_use = of_note(&NoteError::InUse(PathBuf::from("/run/bcached/x.note")));
-        assert_eq!((in_use.kind, in_use.kind.exit()), (Kind::InUse, 3), "{in_use}");
         let ssd = Path::new("/dev/ssd");
+        let in_use = of_note(Some(ssd), &NoteError::InUse(PathBuf::from("/run/bcached/x.note")));
+        assert_eq!((in_use.kind, in_use.kind.exit()), (Kind::InUse, 3), "{in_use}");
         let budget = of_open(ssd, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
         assert_eq!((budget.kind.exit(), budget.to_string().contains("400M or more")), (2, true), "{budget}");
         let gap = of_open(ssd, &Error::JournalGap { from: 3, to: 5 });
@@ -253,5 +309,39 @@ mod tests {
         let full = Error::Failed(Box::new(Error::Io { doing: Doing::Journal, source }));
         assert!(of_attach("tank", &full).to_string().contains("free space on the file systems below"));
         assert!(!is_full(&Error::NoSpace), "buckets are another matter");
+    }
+    /// Of a damaged set, too, a stop promised that the next start would recover it.
+    #[test]
+    fn what_a_failed_stop_promises_is_what_the_next_start_does() {
+        let told = |error| of_stop("it could not be stopped in order".to_owned(), &error).to_string();
+        let io = |doing, kind| Error::Io { doing, source: IoError { kind, disk: DiskId(0), sector: 8 } };
+        let failed = |error| Error::Failed(Box::new(error));
+        for damaged in
+            [Error::JournalGap { from: 3, to: 5 }, failed(Error::Inconsistent("a key")), Error::NoJournal]
+        {
+            let said = told(damaged);
+            assert!(
+                !said.contains("recovers") && said.contains("the next start meets the same damage"),
+                "{said}"
+            );
+        }
+        let of_machine = told(failed(Error::Inconsistent(NOT_GIVEN)));
+        assert!(of_machine.contains("the next start recovers it"), "{of_machine}");
+        let journal = told(failed(io(Doing::Journal, IoErrorKind::Io)));
+        assert!(
+            journal.contains("the next start recovers it as after a crash, when its device works"),
+            "{journal}"
+        );
+        let flush = told(failed(io(Doing::CacheFlush, IoErrorKind::Io)));
+        assert!(flush.contains("without what was acknowledged and not flushed"), "{flush}");
+        let cut = told(failed(io(Doing::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));
+        assert!(cut.contains("give the device its former size back") && !cut.contains("recovers"), "{cut}");
+        for backing in [Error::LostWrites, io(Doing::BackingFlush, IoErrorKind::Io)] {
+            let said = told(backing);
+            assert!(
+                said.contains("writes that were acknowledged may be lost") && !said.contains("recovers"),
+                "{said}"
+            );
+        }
     }
 }

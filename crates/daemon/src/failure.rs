@@ -138,6 +138,12 @@ impl Failure {
         self
     }
 
+    /// What happened and why, for a sentence that ends with another advice.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        Self { next: None, ..self.clone() }.to_string()
+    }
+
     /// True for a device that may be had later without anybody having mended anything: it may be plugged in, be given up
     /// by whoever has it, or get the mapped device over it that is meant.
     #[must_use]

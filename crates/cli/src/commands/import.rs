@@ -25,19 +25,26 @@ pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
     set.check_stops()?;
     let dry = flags::Watch { dry_run: true, ..watch.clone() };
-    let planned = jobs::import(&set.uuid, &devices, &dry)?;
+    let planned = jobs::begin_import(&set.uuid, &devices, &dry)?;
     check_unused(&set)?;
     if watch.dry_run {
-        return Ok(planned);
+        return Report::of(&planned);
     }
     set.stop()?;
     wait(&set, limit)?;
-    jobs::import(&set.uuid, &devices, watch).map_err(|failure| {
+    let begun = jobs::begin_import(&set.uuid, &devices, watch).map_err(|failure| {
         let next = failure.next.clone().map_or_else(String::new, |next| format!("{next}; "));
         let back = way_back(&set);
         failure
             .next(format!("{next}the kernel has let go of it: `bcached import {}` goes on; {back}", set.uuid))
-    })
+    })?;
+    // From here on it is configured: the kernel must not get what a daemon takes at its next start.
+    jobs::finish_import(&begun, watch, " --register")
+}
+
+fn import(set: &str, devices: &[String], watch: &flags::Watch) -> Result<Report, Failure> {
+    let begun = jobs::begin_import(set, devices, watch)?;
+    jobs::finish_import(&begun, watch, "")
 }
 
 /// The kernel has no such set: it may have let go of it, or it was released here.
@@ -47,11 +54,11 @@ fn without_kernel(flags: &flags::Import) -> Result<Report, Failure> {
     let (found, _) = scan::scan(&[]);
     let is_it = |set: &&scan::Set| typed.len() >= 8 && digits(&set.set_uuid).starts_with(&typed);
     let Some(set) = found.sets.iter().find(is_it) else {
-        return jobs::import(&flags.set, &[], &flags.watch);
+        return import(&flags.set, &[], &flags.watch);
     };
     let devices: Vec<_> =
         set.caches.iter().chain(&set.backings).map(|member| member.device.clone()).collect();
-    jobs::import(&set.set_uuid, &devices, &flags.watch)
+    import(&set.set_uuid, &devices, &flags.watch)
 }
 
 fn check_unused(set: &InKernel) -> Result<(), Failure> {

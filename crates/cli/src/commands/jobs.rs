@@ -156,16 +156,25 @@ pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Serves a set by its devices; waits until it is.
-pub fn import(set: &str, devices: &[String], flags: &flags::Watch) -> Result<Report, Failure> {
-    let watch = Watch::of(flags)?;
+/// Has a set imported; the job as it has begun. What it was kept as by then stays.
+pub fn begin_import(set: &str, devices: &[String], flags: &flags::Watch) -> Result<Job, Failure> {
     let begin = Begin::new(Verb::Import, set.to_owned());
     let (devices, dry_run) = (devices.to_vec(), flags.dry_run);
-    let job = watch.begin(&Begin { devices, dry_run, ..begin })?;
-    if !flags.no_wait && !dry_run {
-        watch.until_all_served(&job)?;
+    Watch::of(flags)?.begin(&Begin { devices, dry_run, ..begin })
+}
+
+/// Waits until what was imported is served. If that comes to nothing, `option` for `bcached release` takes it back.
+pub fn finish_import(job: &Job, flags: &flags::Watch, option: &str) -> Result<Report, Failure> {
+    if !flags.no_wait && !flags.dry_run {
+        Watch::of(flags)?.until_all_served(job).map_err(|failure| match failure.kind.exit() {
+            4 => {
+                let next = failure.next.clone().map_or_else(String::new, |next| format!("{next}; "));
+                failure.next(format!("{next}`bcached release {}{option}` takes the import back", job.volume))
+            }
+            _ => failure,
+        })?;
     }
-    Report::of(&job)
+    Report::of(job)
 }
 
 /// Lets go of a cache; the job as it ended.

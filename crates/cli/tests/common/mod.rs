@@ -101,6 +101,22 @@ impl Images {
         std::fs::write(self.path("config.toml"), text).expect("a file");
     }
 
+    /// A cache `fast` and its volume `tank`, made as [`Images::pair`] makes them and configured; what its section says, too.
+    pub fn configure_pair(&self, fast_bytes: u64, tank_bytes: u64, of_tank: &str) -> (String, String) {
+        let (fast, tank) = self.pair(fast_bytes, tank_bytes);
+        self.configure(&format!(
+            "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n{of_tank}"
+        ));
+        (fast, tank)
+    }
+
+    /// The volumes of the configuration are waited for so long, unless their sections say something else.
+    pub fn configure_wait(&self, wait: &str) {
+        let text = std::fs::read_to_string(self.path("config.toml")).expect("configured");
+        let defaults = format!("version = 1\n[defaults]\nwait = \"{wait}\"\n");
+        self.configure(&text.replace("version = 1\n", &defaults));
+    }
+
     /// What `set` and the like have kept beside that; empty: nothing yet.
     pub fn kept(&self) -> String {
         std::fs::read_to_string(self.path("config.d/99-set.toml")).unwrap_or_default()
@@ -325,6 +341,13 @@ pub fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
     let ran = ask(daemon, words);
     assert_eq!((ran.exit, ran.err.contains(sentence)), (exit, true), "{words:?}: {ran:?}");
     assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
+}
+
+/// The same, and with `--dry-run` too.
+#[track_caller]
+pub fn refused_also_dry(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
+    refused(daemon, &[words, &["--dry-run"]].concat(), exit, sentence);
+    refused(daemon, words, exit, sentence);
 }
 
 /// Bytes that tell their place, and by `seed` who has written them.

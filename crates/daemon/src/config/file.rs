@@ -1,6 +1,6 @@
 //! One TOML file: parsed against the known keys, every value understood, every error with file and line, all of them at once.
 
-use super::reading::bounded;
+use super::reading::{MEND_SET_FILE, bounded, content};
 use super::section::{RawCache, RawVolume, Typed};
 use super::values::{Listen, Loopback, Size, Time};
 use super::{NO_CACHE, findings};
@@ -10,7 +10,7 @@ use crate::options::layers::{Configured, Setting};
 use crate::options::value::{Refused, Value};
 use serde::Deserialize;
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -78,8 +78,8 @@ pub struct Settings {
     pub control: Option<PathBuf>,
     pub memory: Option<u64>,
     pub stop_timeout: Option<Duration>,
-    pub metrics: Option<SocketAddr>,
-    pub listen: Option<Vec<Listen>>,
+    pub metrics: Option<Located<SocketAddr>>,
+    pub listen: Option<Vec<Located<Listen>>>,
     pub caches: BTreeMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
     pub volumes: BTreeMap<String, NamedVolume>,
@@ -186,13 +186,13 @@ struct RawDaemon {
     control: Option<PathBuf>,
     memory: Option<Size>,
     stop_timeout: Option<Time>,
-    metrics: Option<Loopback>,
+    metrics: Option<Spanned<Loopback>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct RawNbd {
-    listen: Option<Vec<Listen>>,
+    listen: Option<Vec<Spanned<Listen>>>,
 }
 
 /// Reads the file at `path` and understands it; what is wrong with that is added to `findings`.
@@ -211,32 +211,8 @@ pub fn read_set_file(path: &Path, findings: &mut Vec<Failure>) -> Result<Option<
     if !bounded(path, is_there)? {
         return Ok(None);
     }
-    let text = content(path, "put back what it was, or take it away: what was set is lost with it")?;
+    let text = content(path, MEND_SET_FILE)?;
     Ok(Some(understand(Source::new(path, &text, true), findings)))
-}
-
-fn content(path: &Path, next: &str) -> Result<String, Failure> {
-    let read = |path: &Path| {
-        // Reading a pipe may never end, and a reload would find nothing in it.
-        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return None;
-        }
-        Some(std::fs::read_to_string(path))
-    };
-    let cannot = |kind, why: String| {
-        let what = format!("cannot read the configuration {}", path.display());
-        Failure::new(kind, what).why(why).next(next)
-    };
-    match bounded(path, read)? {
-        None => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
-        Some(text) => text.map_err(|error| {
-            let kind = match error.kind() {
-                std::io::ErrorKind::PermissionDenied => Kind::Permission,
-                _ => Kind::Config,
-            };
-            cannot(kind, error.to_string())
-        }),
-    }
 }
 
 /// Understands `text`, the content of the file that `bcached set` writes; what is wrong with that is added to `findings`.
@@ -252,18 +228,26 @@ fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
     settings
 }
 
+/// Each thing that is wrong is found by one more reading of the whole file: so many bytes are read in all, of a large file but its first few.
+const READ_BYTES_MAX: usize = 16 << 20;
+
 /// A file's text, and what is wrong with it.
 struct Source<'a> {
     file: Arc<Path>,
     text: &'a str,
+    /// Where its lines end.
+    lines: Vec<usize>,
     by_set: bool,
     /// By line.
     findings: RefCell<Vec<(usize, Failure)>>,
+    /// All that stands there, whether or not it can be.
+    whole: OnceCell<Option<toml::Table>>,
 }
 
 impl<'a> Source<'a> {
     fn new(path: &Path, text: &'a str, by_set: bool) -> Self {
-        Self { file: path.into(), text, by_set, findings: RefCell::default() }
+        let lines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+        Self { file: path.into(), text, lines, by_set, findings: RefCell::default(), whole: OnceCell::new() }
     }
 }
 
@@ -280,8 +264,10 @@ impl Source<'_> {
             control: raw.daemon.control,
             memory: raw.daemon.memory.map(|size| size.0),
             stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
-            metrics: raw.daemon.metrics.map(|address| address.0),
-            listen: raw.nbd.listen,
+            metrics: self
+                .locate(raw.daemon.metrics)
+                .map(|Located { value, origin }| Located { value: value.0, origin }),
+            listen: raw.nbd.listen.map(|all| all.into_iter().map(|listen| self.located(listen)).collect()),
             caches: self.named(raw.cache, |source, name, origin, raw| CacheSettings {
                 origin,
                 is_refused: raw.device.is_none() && source.says("cache", name, &["device"]),
@@ -314,6 +300,9 @@ impl Source<'_> {
             };
             let origin = self.origin(error.span().map_or(0, |span| span.start));
             self.found(&origin, refused(&origin, &error));
+            if self.findings.borrow().len() * self.text.len() > READ_BYTES_MAX {
+                return None;
+            }
             let span = error.span().filter(|_| !error.message().starts_with("missing field"))?;
             text = Cow::Owned(findings::without(&text, span)?);
         }
@@ -324,16 +313,17 @@ impl Source<'_> {
     }
 
     fn origin(&self, offset: usize) -> Origin {
-        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
-        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let line = 1 + self.lines.partition_point(|end| *end < offset);
         Origin { file: Arc::clone(&self.file), line, by_set: self.by_set }
     }
 
     fn locate<T>(&self, spanned: Option<Spanned<T>>) -> Option<Located<T>> {
-        spanned.map(|spanned| {
-            let origin = self.origin(spanned.span().start);
-            Located { value: spanned.into_inner(), origin }
-        })
+        spanned.map(|spanned| self.located(spanned))
+    }
+
+    fn located<T>(&self, spanned: Spanned<T>) -> Located<T> {
+        let origin = self.origin(spanned.span().start);
+        Located { value: spanned.into_inner(), origin }
     }
 
     /// The sections with names, each with its place. Names go into paths, NBD and JSON.
@@ -362,7 +352,11 @@ impl Source<'_> {
 
     /// One of the keys stands in the section, whether or not its value can be.
     fn says(&self, sections: &str, name: &str, keys: &[&str]) -> bool {
-        let whole = self.text.parse::<toml::Table>().ok();
+        // What is not refused stands in what was read.
+        if self.findings.borrow().is_empty() {
+            return false;
+        }
+        let whole = self.whole.get_or_init(|| self.text.parse().ok());
         let section = whole.as_ref().and_then(|whole| whole.get(sections)?.get(name));
         section.is_some_and(|section| keys.iter().any(|key| section.get(key).is_some()))
     }

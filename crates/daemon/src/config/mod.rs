@@ -21,11 +21,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use file::Kept;
 pub use file::Origin;
+pub(crate) use file::{Kept, KeptCache};
 pub use said::{Merged, Said, merged};
 pub use section::Typed;
 pub(crate) use set_file::SetFile;
+pub(crate) use twice::Real;
 pub use values::Listen;
 
 /// Where the daemon answers unless told otherwise.
@@ -230,6 +231,8 @@ impl Config {
             true => (Settings::default(), Vec::new()),
             false => read_files(main, set_text, findings)?,
         };
+        let places = twice::Places::of(&settings);
+        let places = if line.exports.is_empty() { places } else { places.without_listen() };
         let mut config = Self::from_settings(settings, line, findings)?;
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
@@ -242,7 +245,7 @@ impl Config {
         };
         config.caches.extend(line.caches.iter().map(plain));
         config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
-        config.check(named, findings);
+        config.check(named, &places, findings);
         Ok(config)
     }
 
@@ -286,7 +289,8 @@ impl Config {
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
         let nbd = Listen::Unix(control.with_file_name("nbd.sock"));
         let listen = if line.exports.is_empty() {
-            settings.listen.unwrap_or_else(|| vec![nbd])
+            let values = |all: Vec<Located<Listen>>| all.into_iter().map(|listen| listen.value).collect();
+            settings.listen.map_or_else(|| vec![nbd], values)
         } else {
             line.exports.iter().map(|way| values::export_way(way, &nbd)).collect::<Result<_, _>>()?
         };
@@ -299,7 +303,7 @@ impl Config {
             memory_bytes: settings.memory.unwrap_or(MEMORY_DEFAULT),
             stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
             listen,
-            metrics: settings.metrics,
+            metrics: settings.metrics.map(|metrics| metrics.value),
             caches: Vec::new(),
             volumes: Vec::new(),
             flash: Vec::new(),
@@ -376,7 +380,7 @@ impl Config {
         self.not_served.push(NotServed { name, backing });
     }
 
-    fn check(&self, from_command_line: bool, findings: &mut Vec<Failure>) {
+    fn check(&self, from_command_line: bool, places: &twice::Places, findings: &mut Vec<Failure>) {
         // Backing devices of the command line get a better sentence, once their superblocks have been read.
         let needs_one = self.volumes.is_empty()
             || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
@@ -394,8 +398,8 @@ impl Config {
                     .why("B-tree nodes and requests in flight need 128M"),
             );
         }
-        twice::check_sockets(self, findings);
-        twice::check_devices(self, from_command_line, findings);
+        twice::check_sockets(self, places, findings);
+        twice::check_devices(self, places, from_command_line, findings);
     }
 }
 

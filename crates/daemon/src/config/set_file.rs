@@ -3,7 +3,7 @@
 //! replaced or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
 use super::file::{self, Kept, KeptCache, KeptOptions};
-use super::reading::bounded;
+use super::reading::{MEND_SET_FILE, bounded, content};
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use crate::sizes::typed;
@@ -41,10 +41,10 @@ impl SetFile {
     /// # Errors
     /// It cannot be read, or is not ours.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let before = match bounded(path, |path| std::fs::read_to_string(path))? {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(cannot(path, "read", &error)),
+        let is_missing = |path: &Path| path.try_exists().is_ok_and(|is_there| !is_there);
+        let before = match bounded(path, is_missing)? {
+            true => String::new(),
+            false => content(path, MEND_SET_FILE)?,
         };
         let (mut volumes, mut caches) = (BTreeMap::new(), BTreeMap::new());
         if !before.is_empty() {

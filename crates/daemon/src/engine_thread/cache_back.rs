@@ -85,7 +85,7 @@ fn void_note(keeper: &Keeper) -> Result<(), Error> {
     let mut note: Box<dyn Note> = match &recipe.note {
         Some(place) => {
             let opened = open_note(place, recipe.set_uuid);
-            opened.map_err(|error| Keeper::refused(&engine_failure::of_note(&error)))?.0
+            opened.map_err(|error| Keeper::refused(&engine_failure::of_note(None, &error)))?.0
         }
         None => Box::new(NoNote),
     };

@@ -13,6 +13,7 @@
 
 use super::absent::Absences;
 use super::cache_back::Returned;
+use crate::engine_failure;
 use crate::failure::Failure;
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
@@ -413,7 +414,10 @@ impl Keeper {
         };
         let stopped = match main {
             Some(main) => main.stop().await,
-            None => Err(self.reason()),
+            // Not that it is being stopped, but why it could not be opened again.
+            None => Err(self
+                .with(|sets| sets.why.clone())
+                .map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))),
         };
         stopped.and(landed)
     }
@@ -421,6 +425,6 @@ impl Keeper {
     /// What cannot be had of the machine for an opening, as an error of the set.
     pub fn refused(failure: &Failure) -> Error {
         tracing::warn!(event = "cache-not-opened-again", "{failure}");
-        Error::Inconsistent("the machine does not give what an engine needs")
+        Error::Inconsistent(engine_failure::NOT_GIVEN)
     }
 }

@@ -263,9 +263,8 @@ impl EngineThread {
         let cache = driver.disks.add(start.device);
         let place = start.note;
         let (note, found) = match &place {
-            Some(place) => {
-                open_note(place, start.set_uuid).map_err(|error| engine_failure::of_note(&error))?
-            }
+            Some(place) => open_note(place, start.set_uuid)
+                .map_err(|error| engine_failure::of_note(Some(&device), &error))?,
             None => (Box::new(NoNote) as Box<dyn Note>, (NoteFound::Nothing, NoteFate::default())),
         };
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
@@ -276,10 +275,14 @@ impl EngineThread {
             options: start.options.clone().into(),
         };
         let opening = CacheSet::open(executor.env(), cache, note, start.options);
-        let set = executor
+        let opened = executor
             .block_on(opening)
-            .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))?
-            .map_err(|error| engine_failure::of_open(&device, &error))?;
+            .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))
+            .and_then(|set| set.map_err(|error| engine_failure::of_open(&device, &error)));
+        if let (Err(_), Some(place)) = (&opened, &recipe.note) {
+            take_back_note(place, &found.0);
+        }
+        let set = opened?;
         let (commands, receiver) = mpsc::channel();
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
@@ -311,6 +314,14 @@ fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, LeftNote), NoteE
     let note = MappedNote::open(place, &identity, bcached_uring::note::NOTE_BYTES)?;
     let found = (note.found().clone(), note.fate());
     Ok((Box::new(note), found))
+}
+
+/// No request has been carried out, so a note that held nothing when it was opened holds nothing now: whoever looks must not take it for that
+/// of a process that was killed. The device is still ours, so nobody else has opened it.
+fn take_back_note(place: &Path, found: &NoteFound) {
+    if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
+        let _left_behind = std::fs::remove_file(place);
+    }
 }
 
 /// Of a set that holds no data: it has no room, and nobody asks for any.

@@ -207,7 +207,7 @@ pub(super) async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     let inner = keeper.inner();
     let note: Box<dyn Note> = match &inner.recipe.note {
         Some(place) => {
-            let refused = |error: NoteError| Keeper::refused(&engine_failure::of_note(&error));
+            let refused = |error: NoteError| Keeper::refused(&engine_failure::of_note(None, &error));
             open_note(place, inner.recipe.set_uuid).map_err(refused)?.0
         }
         None => Box::new(NoNote),

@@ -147,9 +147,7 @@ impl Table {
 /// The new device cannot be used.
 fn of_device(failure: &Failure) -> Failure {
     let next = failure.next.as_deref().unwrap_or("`bcached status` says how it stands");
-    Failure::new(failure.kind, "the new device is not served")
-        .why(Failure { next: None, ..failure.clone() }.to_string())
-        .next(next)
+    Failure::new(failure.kind, "the new device is not served").why(failure.reason()).next(next)
 }
 
 impl VolumeEntry {
@@ -172,9 +170,8 @@ impl VolumeEntry {
             VolumeState::Waiting(why) => Arrival::Waits(format!("{name} is not served: {why}")),
             VolumeState::Failed(why) => {
                 let next = why.next.as_deref().unwrap_or("`bcached status` says how it stands");
-                let why = Failure { next: None, ..why.clone() };
                 let what = format!("{name} has not come to the new device");
-                Arrival::Fails(Failure::new(why.kind, what).why(why.to_string()).next(next))
+                Arrival::Fails(Failure::new(why.kind, what).why(why.reason()).next(next))
             }
             VolumeState::Releasing | VolumeState::Removed | VolumeState::Stopped => Arrival::Done,
         }

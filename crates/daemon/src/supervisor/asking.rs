@@ -197,8 +197,7 @@ impl Other {
             None => presence.is_at(Path::new(&self.backing)),
         };
         if is_it {
-            return Err(cannot(format!("it is the device of {name}, by another name"))
-                .next(format!("leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first")));
+            return Err(is_there(device, &Owner::Volume(name.clone()), true));
         }
         let named = self.backing.strip_prefix("UUID=").and_then(Uuid::from_text);
         if self.uuid.or(named) == Some(uuid) {
@@ -208,6 +207,32 @@ impl Other {
         }
         Ok(())
     }
+}
+
+/// Whose a device is already.
+pub enum Owner {
+    Volume(String),
+    Cache(String),
+}
+
+/// The device cannot be added, as it is somebody's.
+pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
+    let (kind, whose, next) = match owner {
+        Owner::Volume(name) => (
+            Kind::SameDevice,
+            name.clone(),
+            format!(
+                "leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first"
+            ),
+        ),
+        Owner::Cache(name) => {
+            (Kind::NotBcache, format!("the cache {name}"), "name a backing device".to_owned())
+        }
+    };
+    let by = if by_another_name { ", by another name" } else { "" };
+    Failure::new(kind, format!("cannot add {device}"))
+        .why(format!("it is the device of {whose}{by}"))
+        .next(next)
 }
 
 /// What was seen is not what it was.

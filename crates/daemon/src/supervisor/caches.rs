@@ -14,6 +14,7 @@ use crate::engine_thread::{self, Engine, LeftNote, Opened, Start};
 use crate::failure::{Failure, Kind};
 use crate::notes;
 use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
+use bcached_format::Uuid;
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -57,11 +58,12 @@ impl Supervisor {
     /// Gives the device to an engine of its own, which opens the set on it.
     fn start_engine(&self, index: usize, cache: CacheDevice, nodes: usize) -> Result<CacheState, Failure> {
         let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
+        self.check_twin(index, set)?;
         let name = self.shared().table.name_cache(index, label, set);
         let superblock = &cache.superblock;
         {
             let entry = &mut self.shared().table.caches[index];
-            entry.uuid = Some(superblock.uuid());
+            (entry.uuid, entry.last_set) = (Some(superblock.uuid()), Some(set));
             (entry.opened, entry.absent) = (Some(cache.device.presence()), None);
             let (discard, replacement) = (superblock.discard(), superblock.replacement());
             entry.kept = Some(Settings { discard: Some(discard), replacement: Some(replacement) });
@@ -71,6 +73,16 @@ impl Supervisor {
         let progress = Arc::clone(&options.opening);
         let start = Start { device: cache.device, set_uuid: set, note: Some(note), options };
         self.start_thread(index, &name, start, progress)
+    }
+
+    /// A copy that became visible has the set's note and its volumes in common with the device that is served.
+    fn check_twin(&self, index: usize, set: Uuid) -> Result<(), Failure> {
+        let shared = self.shared();
+        let mut others = shared.table.real_caches();
+        let twin = others.find(|(other, cache)| *other != index && cache.set() == Some(set));
+        twin.map_or(Ok(()), |(_, twin)| {
+            Err(reasons::two_of_one_set(&shared.table.caches[index].device, &twin.device, set))
+        })
     }
 
     fn start_thread(
@@ -341,7 +353,7 @@ impl CacheEntry {
         match &self.state {
             CacheState::Waiting(reason) | CacheState::Failed(reason) => {
                 let next = reason.next.clone().unwrap_or_else(|| status.into());
-                closed.why(Failure { next: None, ..reason.clone() }.to_string()).next(next)
+                closed.why(reason.reason()).next(next)
             }
             CacheState::Opening { .. } => closed.why("it is being opened").next(status),
             CacheState::Ending { .. } => closed.why("it is being stopped").next(status),

@@ -73,9 +73,7 @@ fn judge_caches(caches: &[Named<'_, CacheSuperblock>]) -> Result<(), Failure> {
     for (index, (name, superblock)) in caches.iter().enumerate() {
         let is_twin = |(_, other): &&Named<'_, CacheSuperblock>| other.set_uuid() == superblock.set_uuid();
         if let Some((other, _)) = caches[..index].iter().find(is_twin) {
-            return Err(Failure::new(Kind::SameDevice, format!("cannot serve {name}"))
-                .why(format!("it is the cache set {}, and so is {other}", superblock.set_uuid()))
-                .next("one is a copy of the other: serve the one that was in use"));
+            return Err(reasons::two_of_one_set(name, other, superblock.set_uuid()));
         }
     }
     Ok(())

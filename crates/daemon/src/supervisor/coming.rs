@@ -5,7 +5,7 @@ use super::cycle::{Planned, Work};
 use super::jobs::Before;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Config, Kept, SetFile};
+use crate::config::{Config, Kept, Real, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
@@ -110,6 +110,7 @@ impl Supervisor {
             shown.already = true;
             return Ok(shown);
         }
+        self.check_not_there(begin)?;
         let mut file = SetFile::read(&path)?;
         let kept = file.kept_of(name);
         (kept.served, kept.released) = (None, None);
@@ -141,6 +142,29 @@ impl Supervisor {
         self.take_over(config);
         tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
         Ok(shown)
+    }
+
+    /// The device is no cache's and no other volume's, by whatever path. (By a hard link it is known when it is looked at.)
+    fn check_not_there(&self, begin: &Begin) -> Result<(), Failure> {
+        let Some(backing) = &begin.backing else { return Ok(()) };
+        let there: Vec<(String, asking::Owner)> = {
+            let shared = self.shared();
+            let volumes = shared.table.volumes.iter().filter(|entry| !entry.is_removed());
+            let volumes = volumes.filter(|entry| entry.display_name() != begin.volume);
+            let volumes = volumes.filter_map(|entry| {
+                Some((entry.backing.clone()?, asking::Owner::Volume(entry.display_name().to_owned())))
+            });
+            let caches = shared.table.real_caches();
+            let caches = caches.map(|(_, cache)| {
+                (cache.device.clone(), asking::Owner::Cache(cache.display_name().to_owned()))
+            });
+            volumes.chain(caches).collect()
+        };
+        let real = Real::of(there.iter().map(|(device, _)| device).chain([backing]).cloned());
+        match there.iter().find(|(device, _)| real.is_same(device, backing)) {
+            Some((device, owner)) => Err(asking::is_there(backing, owner, device != backing)),
+            None => Ok(()),
+        }
     }
 
     /// What is added and there already has that device and that cache.

@@ -577,7 +577,7 @@ pub fn not_served(entry: &VolumeEntry) -> Failure {
     match &entry.state {
         VolumeState::Waiting(reason) | VolumeState::Failed(reason) => {
             let next = reason.next.as_deref().unwrap_or("mend that, or `bcached remove` it").to_owned();
-            failure.why(Failure { next: None, ..reason.clone() }.to_string()).next(next)
+            failure.why(reason.reason()).next(next)
         }
         VolumeState::Stopped => {
             failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))

@@ -38,6 +38,7 @@ mod pace;
 mod patience;
 mod reasons;
 mod release;
+mod release_closed;
 mod reload;
 mod replace;
 mod replacing;

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Kind};
 use crate::options::value::Value;
-use bcached_format::{BackingState, BackingSuperblock};
+use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::Duration;
 
 /// Its cache recovers.
@@ -45,12 +45,18 @@ pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
     ))
 }
 
+/// The cache devices `one` and `other` cannot be told from each other.
+pub fn two_of_one_set(one: &str, other: &str, set: Uuid) -> Failure {
+    Failure::new(Kind::SameDevice, format!("cannot serve {one}"))
+        .why(format!("it is the cache set {set}, and so is {other}: two devices bear the same UUID"))
+        .next("one is a copy of the other: serve the one that was in use, and take the other away")
+}
+
 /// Its cache will not be served, for this reason.
 pub fn cache_not_served(failure: &Failure) -> Failure {
     let next = failure.next.as_deref().unwrap_or("`bcached status` says what is the matter with it");
     // Its own advice stands at the end of the whole sentence.
-    let why = Failure { next: None, ..failure.clone() };
-    Failure::new(failure.kind, "its cache is not served").why(why.to_string()).next(next)
+    Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
 }
 
 /// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
@@ -79,8 +85,7 @@ fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &F
             (format!("the device of its cache{cache} fails"), "mend the cache's device, which is tried again")
         }
     };
-    let why = Failure { next: None, ..reason.clone() };
-    Failure::new(Kind::DeviceFails, what).why(why.to_string()).next(next)
+    Failure::new(Kind::DeviceFails, what).why(reason.reason()).next(next)
 }
 
 /// No cache for the volume with `superblock` is among those that are served.

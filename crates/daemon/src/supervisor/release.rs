@@ -9,12 +9,13 @@ use super::jobs::{Job, Subject};
 use super::table::{VolumeEntry, VolumeState};
 use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::engine_failure;
 use crate::failure::{Failure, Kind};
 use bcached_engine::Error;
 
 impl Supervisor {
     /// Begins to let go of a cache and of all that is on it, or joins who does.
-    pub(super) fn release(&self, begin: &Begin) -> Result<Shown, Failure> {
+    pub(super) fn release(&mut self, begin: &Begin) -> Result<Shown, Failure> {
         if let Some(already) = self.released_before(&begin.volume) {
             return Ok(already);
         }
@@ -27,6 +28,9 @@ impl Supervisor {
             );
             shown.id = Some(number);
             return Ok(shown);
+        }
+        if let Some(index) = self.closed_cache(&begin.volume) {
+            return self.release_closed(index, begin);
         }
         let index = self.cache_called(Some(&begin.volume))?;
         let volumes = self.volumes_of(index);
@@ -107,7 +111,7 @@ impl Supervisor {
     }
 
     /// The volumes that are on a cache, or are to come to it.
-    fn volumes_of(&self, index: usize) -> Vec<(usize, VolumeEntry)> {
+    pub(super) fn volumes_of(&self, index: usize) -> Vec<(usize, VolumeEntry)> {
         let shared = self.shared();
         let name = &shared.table.caches[index].name;
         // It may have been let go of already.
@@ -121,7 +125,7 @@ impl Supervisor {
     }
 
     /// Nobody uses any of them, and nothing is done to them.
-    fn check_idle(&self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
+    pub(super) fn check_idle(&self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
         let refused = |why: String| Failure::new(Kind::InUse, format!("cannot release {name} now")).why(why);
         for (volume, entry) in volumes {
             if matches!(entry.state, VolumeState::Attaching) {
@@ -211,15 +215,29 @@ impl Supervisor {
             self.exports.remove(entry.display_name());
         }
         let outcome = match result {
-            Err(error) => Err(Failure::new(Kind::Io, format!("{name} was not stopped in order"))
-                .why(error.to_string())
-                .next("start bcached once more with its devices before anybody else gets them: the next start recovers it")),
+            Err(error) => {
+                let failure = engine_failure::of_stop(format!("{name} was not stopped in order"), &error);
+                Err(match (failure.kind, &failure.next) {
+                    // A start mends nothing, whoever makes it.
+                    (Kind::Damaged, _) | (_, None) => failure,
+                    (_, Some(next)) => {
+                        let next = format!(
+                            "start bcached once more with its devices before anybody else gets them: {next}"
+                        );
+                        failure.next(next)
+                    }
+                })
+            }
             Ok(()) => self.keep_released(&name, &volumes).map_err(|failure| not_kept(&name, failure)),
         };
         self.end_job(number, outcome);
     }
 
-    fn keep_released(&mut self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
+    pub(super) fn keep_released(
+        &mut self,
+        name: &str,
+        volumes: &[(usize, VolumeEntry)],
+    ) -> Result<(), Failure> {
         match self.kept_released(name, volumes)? {
             Some(file) if file.is_changed() => {
                 file.write()?;
@@ -246,11 +264,10 @@ impl Supervisor {
 
 /// It has been let go of all the same.
 fn not_kept(name: &str, failure: Failure) -> Failure {
-    let why = Failure { next: None, ..failure.clone() }.to_string();
     Failure::new(
         failure.kind,
         format!("{name} is not served any more, and the next start would serve it again"),
     )
-    .why(why)
+    .why(failure.reason())
     .next(format!("write `served = false` into [cache.{name}] before then"))
 }

@@ -7,7 +7,7 @@ use super::jobs::{Job, Subject};
 use super::replace::{Asked, What, check_unserved};
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Config, NO_CACHE, SetFile};
+use crate::config::{Config, KeptCache, NO_CACHE, SetFile};
 use crate::control::jobs::{Job as Shown, State, Verb};
 use crate::devices::CacheDevice;
 use crate::engine_thread::Engine;
@@ -212,22 +212,23 @@ impl Supervisor {
 
     /// Nothing more is kept of what the cache called `name` was before; or that its volumes leave that, or not.
     fn forget_former(&self, name: &str, moving: Option<bool>) -> Result<(), Failure> {
-        let Some(path) = &self.config.set_file else { return Ok(()) };
-        let mut file = SetFile::read(path)?;
-        let kept = file.kept_of_cache(name);
-        kept.moving = moving.filter(|moves| !moves);
-        if moving.is_none() {
-            kept.former = None;
-        }
-        if file.is_changed() { file.write() } else { Ok(()) }
+        self.keep_of(name, |kept| {
+            kept.moving = moving.filter(|moves| !moves);
+            if moving.is_none() {
+                kept.former = None;
+            }
+        })
     }
 
     /// The same of what it was before; and whether volumes still have to come to it, which a next start knows from that alone.
     pub(super) fn keep_awaited(&self, name: &str, is_awaited: bool) -> Result<(), Failure> {
+        self.keep_of(name, |kept| (kept.former, kept.moving) = (None, is_awaited.then_some(true)))
+    }
+
+    fn keep_of(&self, name: &str, change: impl FnOnce(&mut KeptCache)) -> Result<(), Failure> {
         let Some(path) = &self.config.set_file else { return Ok(()) };
         let mut file = SetFile::read(path)?;
-        let kept = file.kept_of_cache(name);
-        (kept.former, kept.moving) = (None, is_awaited.then_some(true));
+        change(file.kept_of_cache(name));
         if file.is_changed() { file.write() } else { Ok(()) }
     }
 

@@ -122,6 +122,17 @@ impl Table {
                 return Ok((index, engine.clone()));
             }
         }
+        let is_its = |cache: &&CacheEntry| cache.last_set == Some(superblock.set_uuid());
+        let refused =
+            self.real_caches().map(|(_, cache)| cache).filter(is_its).find_map(|cache| match &cache.state {
+                CacheState::Failed(failure) => Some(failure),
+                _ => None,
+            });
+        if let Some(failure) = refused {
+            let refused = reasons::cache_not_served(failure);
+            let goes_without = !self.strict && without::is_missing(failure);
+            return Err(if goes_without { Unserved::Missing(refused) } else { Unserved::Failed(refused) });
+        }
         let opens_first =
             |cache: &CacheEntry| matches!(cache.state, CacheState::Opening { .. }) && cache.trouble.is_none();
         if self.real_caches().any(|(_, cache)| opens_first(cache)) {

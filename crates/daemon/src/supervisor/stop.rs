@@ -3,6 +3,7 @@
 use super::table::{CacheState, Table};
 use super::{Event, Phase, Supervisor, ending, health};
 use crate::control::Signal;
+use crate::engine_failure;
 use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
 use bcached_front_nbd::NbdServer;
@@ -101,12 +102,16 @@ impl Supervisor {
                     }
                 }
                 Ok(Event::Cache(index, News::Ended)) if pending.remove(&index) => {
-                    outcome = outcome.and(Err(self.not_stopped(index, "it ended by a panic")));
+                    outcome = outcome.and(Err(self
+                        .not_stopped(index)
+                        .why("it ended by a panic")
+                        .next(engine_failure::RECOVERS)));
                 }
                 Ok(Event::Stopped(index, result)) => {
                     pending.remove(&index);
-                    let stopped = result.clone();
-                    let stopped = stopped.map_err(|error| self.not_stopped(index, &error.to_string()));
+                    let what = |index| self.not_stopped(index).what.into_string();
+                    let stopped =
+                        result.clone().map_err(|error| engine_failure::of_stop(what(index), &error));
                     outcome = outcome.and(stopped);
                     if self.is_ending(index) {
                         // Somebody released or replaced it just before, and that is to be kept.
@@ -123,7 +128,8 @@ impl Supervisor {
         let signal = if hurried { ", and another signal came" } else { "" };
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
         for index in pending {
-            outcome = outcome.and(Err(self.not_stopped(index, &why)));
+            let silent = self.not_stopped(index).why(why.clone()).next(engine_failure::RECOVERS);
+            outcome = outcome.and(Err(silent));
         }
         match self.shared().table.first_failure() {
             Some(failure) if self.strict => outcome.and(Err(failure)),
@@ -163,7 +169,7 @@ impl Supervisor {
         }
     }
 
-    fn not_stopped(&self, index: usize, why: &str) -> Failure {
+    fn not_stopped(&self, index: usize) -> Failure {
         let shared = self.shared();
         let cache = &shared.table.caches[index];
         let opening =
@@ -172,8 +178,6 @@ impl Supervisor {
             Kind::Io,
             format!("the cache on {} could not be stopped in order{opening}", cache.device),
         )
-        .why(why)
-        .next("the next start recovers it as after a crash")
     }
 }
 

@@ -49,6 +49,8 @@ pub struct CacheEntry {
     pub device: String,
     /// The device's own, once seen.
     pub uuid: Option<Uuid>,
+    /// The set that it was seen to be last.
+    pub last_set: Option<Uuid>,
     /// It is what the cache of this name was before, and its volumes are to go there.
     pub former_of: Option<String>,
     /// They go, at this time.
@@ -487,6 +489,7 @@ impl CacheEntry {
             name: cache.name.clone(),
             device: cache.device.clone(),
             uuid: None,
+            last_set: None,
             former_of: None,
             is_moving: false,
             is_awaited: cache.is_awaited,

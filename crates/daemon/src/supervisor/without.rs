@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How long it may take to serve a volume without its cache, from when that is done: `ready` waits so much longer for it.
 pub const MOMENT: Duration = Duration::from_secs(10);
 
-/// A cache that is missing.
+/// A cache that cannot be had.
 #[derive(Clone, Debug)]
 pub struct Lack {
     /// Since when it is.
@@ -26,8 +26,8 @@ pub struct Lack {
     name: Option<String>,
     /// The volume's superblock says that this is its set.
     set: Uuid,
-    /// Its device is there and answers with errors.
-    fails: bool,
+    /// Why, the last time.
+    why: Failure,
     /// The volume could not be attached when it came: somebody has to look.
     is_given_up: bool,
 }
@@ -55,8 +55,10 @@ impl Supervisor {
         let since = if shared.phase == Phase::Starting { self.started } else { Instant::now() };
         let entry = &mut shared.table.volumes[index];
         let (name, set) = (name.map(str::to_owned), superblock.set_uuid());
-        let lack = entry.lack.get_or_insert(Lack { since, name, set, fails: false, is_given_up: false });
-        lack.fails = reason.kind == Kind::DeviceFails;
+        let why = reason.clone();
+        let new = || Lack { since, name, set, why: why.clone(), is_given_up: false };
+        let lack = entry.lack.get_or_insert_with(new);
+        lack.why = why.clone();
         // What is damaged does not come back by waiting.
         reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
     }
@@ -137,13 +139,21 @@ impl VolumeEntry {
                 "{what} is back, and it could not be attached: the log says why; `bcached attach {name}` tries again"
             )
         } else {
-            let (is, then) = match lack.fails {
-                true => ("cannot be read or written", "works again"),
-                false => ("is missing", "is connected"),
+            let back = |when| format!("it goes back to it when the device {when}");
+            let (is, then) = match lack.why.kind {
+                // It is not waited for: no device that comes back mends it.
+                Kind::Damaged => {
+                    let next =
+                        lack.why.next.as_deref().unwrap_or("`bcached check` says what is damaged there");
+                    (format!("is there, and refused ({})", lack.why.reason()), next.to_owned())
+                }
+                Kind::DeviceFails => ("cannot be read or written".to_owned(), back("works again")),
+                Kind::TimeLimit => ("does not answer".to_owned(), back("answers")),
+                _ => ("is missing".to_owned(), back("is connected")),
             };
             format!(
-                "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; it goes \
-                 back to it when the device {then}; `bcached replace` gives it another, `bcached detach {name}` none"
+                "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; {then}; \
+                 `bcached replace` gives it another, `bcached detach {name}` none"
             )
         })
     }
