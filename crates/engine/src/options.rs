@@ -27,6 +27,8 @@ pub struct Options {
     pub leaf_delay: Duration,
     /// Most keys of the journal that a start puts in the order of their places at once; at least one. Each takes about 120 bytes meanwhile.
     pub replay_keys: usize,
+    /// With at least so many keys in its journal a start serves requests before the last stretch of them is in the tree.
+    pub replay_beside: usize,
     /// Nothing is added to the cache while this share of its buckets, in percent, or more cannot be had without writing
     /// dirty data back.
     pub cutoff_cache_add: u64,
@@ -72,6 +74,7 @@ impl Default for Options {
             journal_delay: Duration::from_millis(100),
             leaf_delay: Duration::from_secs(30),
             replay_keys: 1 << 18,
+            replay_beside: 1024,
             cutoff_cache_add: 95,
             cutoff_writeback: 90,
             cutoff_writeback_sync: 95,

@@ -26,6 +26,8 @@ pub enum Phase {
     Replay,
     /// The tree is walked beside requests.
     Walk,
+    /// Keys of journal entries are put into the tree beside requests.
+    ReplayBeside,
     /// A journal entry is written to the first bucket again.
     JournalWrap,
     /// A journal entry is written that lets older ones go.
@@ -62,7 +64,7 @@ pub enum Phase {
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
@@ -72,6 +74,7 @@ impl Phase {
         Self::ReplaySplit,
         Self::Replay,
         Self::Walk,
+        Self::ReplayBeside,
         Self::JournalWrap,
         Self::JournalReclaim,
         Self::PriorityChain,
@@ -109,6 +112,7 @@ impl Phase {
             Self::ReplaySplit => "split in a replay",
             Self::Replay => "replay",
             Self::Walk => "walk beside requests",
+            Self::ReplayBeside => "replay beside requests",
             Self::JournalWrap => "journal wrap",
             Self::JournalReclaim => "journal reclaim",
             Self::PriorityChain => "priorities",

@@ -23,7 +23,7 @@
 //! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
 //! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
-//! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked, or cannot be for now | the walk, a stop |
+//! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked and the journal put, or that cannot be for now | the walk, the drain, a stop |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
 //! A rewrite is a task that begins for who waits: that there is a place for it, `request::REQUESTS_MAX` counts.
@@ -46,6 +46,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Disk, Env, IoErrorKind};
+use bcached_format::Position;
 use core::cell::{Cell, RefCell};
 
 /// Who waits for what. A waiter re-checks its condition after every wake-up.
@@ -81,7 +82,7 @@ pub struct Signals {
     pub parked_work: Notify,
     /// Write-back has something to do.
     pub writeback_work: Notify,
-    /// The walk has come to its end.
+    /// The walk, or a replay beside requests, has come to its end.
     pub walked: Notify,
     /// A background task ended.
     pub task_ended: Notify,
@@ -113,7 +114,7 @@ pub(crate) struct Inner {
 /// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Duty {
-    /// Makes changes of its own: write-back, GC, parked data. Ends at [`State::stopping`].
+    /// Makes changes of its own: write-back, GC, parked data. Ends at [`State::stopping`], but for a replay, which comes to its end if it can.
     Changing,
     /// Keeps buckets free, for requests and for workers. Ends at [`State::settled`].
     Allocating,
@@ -186,7 +187,7 @@ impl CacheSet {
         self.with(|s| s.stopping || s.failed.is_some())
     }
 
-    /// Waits until the tree has been walked, and everything in it counted; but not for a node that cannot be read.
+    /// Waits until the tree has been walked, and everything in it and in the journal counted; but not for a node that cannot be read.
     ///
     /// # Errors
     /// What the walk has met a few times in a row, [`Error::Stopping`], and a set's failure.
@@ -197,21 +198,22 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Whether the tree has been walked; an error if it will not be for now.
+    /// Whether all has been counted; an error if it will not be for now.
     pub(crate) fn has_walked(&self) -> Result<bool, Error> {
-        if self.with(|s| s.frontier.is_complete()) {
+        if self.with(|s| s.is_counted()) {
             return Ok(true);
         }
         self.check_alive()?;
-        match self.with(|s| if s.stopping { Some(Error::Stopping) } else { s.walk_is_in_vain() }) {
+        let in_vain = |s: &State| s.walk_is_in_vain().or_else(|| s.replay_is_in_vain());
+        match self.with(|s| if s.stopping { Some(Error::Stopping) } else { in_vain(s) }) {
             Some(error) => Err(error),
             None => Ok(false),
         }
     }
 
-    /// Waits until the tree has been walked, however long that takes, or the set is ending. For tasks.
+    /// Waits until all has been counted, however long that takes, or the set is ending. For tasks.
     pub(crate) async fn walk_ends(&self) {
-        while !self.with(|s| s.frontier.is_complete()) && !self.is_ending() {
+        while !self.with(|s| s.is_counted()) && !self.is_ending() {
             self.signals().walked.wait().await;
         }
     }
@@ -292,14 +294,19 @@ impl CacheSet {
         mut transition: impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<T, Error> {
         let mut held = Held::default();
+        // The key that must be put first.
+        let mut pending: Option<Position> = None;
         loop {
             // Many attempts may follow each other without anything to wait for.
             self.env().breathe().await;
             // Asked in the transition itself: what fails while others run is known here.
             let (attempted, untold, crowded, wants_gc) = self.with(|s| match &s.failed {
-                Some(error) if changes => Err(Error::Failed(Box::new(error.clone()))),
+                Some(error) if changes || pending.is_some() => Err(Error::Failed(Box::new(error.clone()))),
                 _ => Ok((
-                    transition(s),
+                    match pending {
+                        Some(end) => s.put_pending(end).map(|()| None),
+                        None => transition(s).map(Some),
+                    },
                     core::mem::take(&mut s.untold),
                     core::mem::take(&mut s.crowded),
                     s.buckets.take_gc_untold(),
@@ -312,42 +319,51 @@ impl CacheSet {
             if wants_gc {
                 self.signals().gc_work.notify_all();
             }
-            let need = match attempted {
-                Attempt::Done(result) => return Ok(result),
-                Attempt::Needs(need) => need,
-            };
-            match need {
-                Need::Node(child) => {
-                    held.take_ticket(self).await;
-                    match load::load(self, child).await {
-                        Ok(pin) => held.pins.push(pin),
-                        // It has been replaced while its turn came: the tree names another by now.
-                        Err(_) if self.with(|s| s.buckets.is_stale(child.pointer())) => {}
-                        Err(error) => return Err(error),
-                    }
-                }
-                Need::Memory if held.ticket.is_none() => held.take_ticket(self).await,
-                Need::Memory => {
-                    // There is a ticket for what the leaf may take: others, who hold none, are written and evicted.
-                    write::relieve(self);
-                    self.signals().node_memory.wait().await;
-                }
-                Need::Split { at, words } => {
-                    // A rewrite takes tickets of its own: nothing is held while waiting for it.
-                    held = Held::default();
-                    ahead::make_room(self, at, words).await?;
-                }
-                Need::Gate => {
-                    self.check_alive()?;
-                    held = Held::default();
-                    self.signals().node_progress.wait().await;
-                }
-                Need::Journal => {
-                    held = Held::default();
-                    writer::wait_for_room(self).await?;
-                }
+            match attempted {
+                Attempt::Done(Some(result)) => return Ok(result),
+                Attempt::Done(None) => pending = None,
+                Attempt::Needs(Need::Replay(end)) => pending = Some(end),
+                Attempt::Needs(need) => self.see_to(need, &mut held).await?,
             }
         }
+    }
+
+    /// Sees to what an attempt is missing.
+    async fn see_to(&self, need: Need, held: &mut Held) -> Result<(), Error> {
+        match need {
+            Need::Node(child) => {
+                held.take_ticket(self).await;
+                match load::load(self, child).await {
+                    Ok(pin) => held.pins.push(pin),
+                    // It has been replaced while its turn came: the tree names another by now.
+                    Err(_) if self.with(|s| s.buckets.is_stale(child.pointer())) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Need::Memory if held.ticket.is_none() => held.take_ticket(self).await,
+            Need::Memory => {
+                // There is a ticket for what the leaf may take: others, who hold none, are written and evicted.
+                write::relieve(self);
+                self.signals().node_memory.wait().await;
+            }
+            Need::Split { at, words } => {
+                // A rewrite takes tickets of its own: nothing is held while waiting for it.
+                *held = Held::default();
+                ahead::make_room(self, at, words).await?;
+            }
+            Need::Gate => {
+                self.check_alive()?;
+                *held = Held::default();
+                self.signals().node_progress.wait().await;
+            }
+            Need::Journal => {
+                *held = Held::default();
+                writer::wait_for_room(self).await?;
+            }
+            // That is another attempt, of which the first knows nothing.
+            Need::Replay(_) => {}
+        }
+        Ok(())
     }
 
     /// Keys that stand somewhere for the first time begin to age: whoever writes them looks at the clock from now on.

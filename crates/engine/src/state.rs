@@ -9,6 +9,7 @@ use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::gc::moving::Rounds;
 use crate::journal::Journal;
+use crate::journal::overlay::Overlay;
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
 use crate::space::{Buckets, Class, Discards, OpenBuckets, Space, Starvation, Usage};
@@ -140,6 +141,8 @@ pub struct State {
     pub root_pin: Option<Pin>,
     /// The journal.
     pub journal: Journal,
+    /// What it says that is not in the tree yet.
+    pub overlay: Overlay,
     /// What outlives the process.
     pub note: Box<dyn Note>,
     /// Buckets.
@@ -223,19 +226,16 @@ impl State {
         let says_so = |(_, volume): (VolumeId, &Volume)| {
             volume.inode == Some(inode) && volume.state() == Some(BackingState::Clean)
         };
-        self.dirty.of(inode) == 0 && (self.has_counted(inode) || self.volumes.iter().any(says_so))
-    }
-
-    /// All that is in the tree of volume `inode` has been counted.
-    #[must_use]
-    pub fn has_counted(&self, inode: Inode) -> bool {
-        self.frontier.has_passed(inode) && self.frozen.hides(inode).is_none()
+        // What is to be put yet and is clean, or a hole, makes nothing dirty.
+        self.dirty.of(inode) == 0
+            && !self.overlay.has_dirty_of(inode)
+            && (self.has_passed(inode) || self.volumes.iter().any(says_so))
     }
 
     /// Why it will never be known whether something of volume `inode` is dirty, if so: nothing else is.
     #[must_use]
     pub fn hidden(&self, inode: Inode) -> Option<Error> {
-        let is_all = self.frontier.is_complete() && self.dirty.of(inode) == 0 && !self.is_clean(inode);
+        let is_all = self.is_counted() && self.dirty.of(inode) == 0 && !self.is_clean(inode);
         self.frozen.hides(inode).filter(|_| is_all)
     }
 
@@ -245,6 +245,8 @@ impl State {
         let keep = match class {
             // Until the tree has been walked there is little, and no more can be had.
             Class::Clean if !self.frontier.is_complete() => return None,
+            // New ones take entries, and the replay needs those.
+            _ if self.is_replay_pressed() => return None,
             Class::Moved => BTREE_RESERVE,
             Class::Dirty(_) | Class::Clean => BTREE_RESERVE + MOVING_RESERVE,
         };
@@ -299,8 +301,11 @@ impl State {
     /// able to do that again.
     #[must_use]
     pub fn replay_batch(&self) -> usize {
-        let is_pressed = self.journal.is_replaying() && self.journal.is_scarce();
-        if is_pressed { usize::try_from(self.geometry.buckets / 8).unwrap_or(usize::MAX) } else { 0 }
+        if self.is_replay_pressed() {
+            usize::try_from(self.geometry.buckets / 8).unwrap_or(usize::MAX)
+        } else {
+            0
+        }
     }
 
     /// Empty buckets that one write of the priorities makes ready.
@@ -395,6 +400,7 @@ impl State {
                 );
             }
         }
+        self.overlay.check_invariants();
         for (id, bucket) in self.buckets.iter() {
             assert!(bucket.dirty <= bucket.live, "bucket {id}: more dirty than live");
         }

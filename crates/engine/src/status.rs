@@ -70,9 +70,11 @@ pub struct Status {
     pub node_bytes_max: u64,
     /// The hard limit of that, in bytes.
     pub node_budget_bytes: u64,
-    /// How much of the tree has been walked since the set was opened, in percent, as far as its shape tells. Before it is 100 what is
-    /// said of buckets and dirty data is only what has been counted so far.
+    /// How much of the tree has been walked since the set was opened, in percent, as far as its shape tells; less than 100, too, while
+    /// there are [`Status::replay_keys`]. Before it is 100 what is said of buckets and dirty data is only what has been counted so far.
     pub walked_percent: u64,
+    /// Keys of the journal that are not in the tree yet.
+    pub replay_keys: u64,
     /// The newest durable journal entry.
     pub journal_sequence: u64,
     /// Journal entries that a crash would replay, and the open one (`active_journal_entries`).
@@ -172,7 +174,8 @@ impl CacheSet {
             buckets_open: s.open.count() as u64,
             buckets_metadata: s.buckets.count_of(Usage::Meta),
             buckets_reserved: s.buckets.count_of(Usage::Reserve),
-            walked_percent: s.frontier.percent(),
+            walked_percent: s.counted_percent(),
+            replay_keys: s.overlay.len() as u64,
             buckets_unused: unused(s),
             buckets_clean: s.buckets.clean_count() as u64,
             buckets_dirty: s.buckets.count()
@@ -206,7 +209,7 @@ impl CacheSet {
     }
 
     /// What has been counted of each bucket, in their order, as keys came and went; for whoever counts the tree again. `None`
-    /// while the walk that counts them is under way.
+    /// while the walk that counts them is under way, or a replay.
     #[must_use]
     pub fn counted(&self) -> Option<Vec<BucketCount>> {
         let count = |bucket: &Bucket| BucketCount {
@@ -214,9 +217,7 @@ impl CacheSet {
             dirty: bucket.dirty,
             free: matches!(bucket.usage, Usage::Free | Usage::Pending | Usage::Reserve),
         };
-        self.with(|s| {
-            s.frontier.is_complete().then(|| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect())
-        })
+        self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect()))
     }
 
     /// Asserts what must always hold, in memory; the simulator calls it where a process begins and ends.

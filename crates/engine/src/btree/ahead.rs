@@ -45,7 +45,7 @@ pub async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<(),
 }
 
 /// What a step towards room for `words` more at `at` came to; `None` as soon as there is room.
-async fn step(set: &CacheSet, at: Position, words: usize) -> Result<Option<Step>, Error> {
+pub async fn step(set: &CacheSet, at: Position, words: usize) -> Result<Option<Step>, Error> {
     let outcome = Rc::new(Cell::new(None));
     let told = Rc::clone(&outcome);
     set.spawn(Duty::Rewriting, move |set| async move {

@@ -103,6 +103,14 @@ async fn finish(set: &CacheSet) {
     }
     set.with(|s| s.stats.found = s.frontier.complete());
     set.wake_all();
+    all_is_known(set).await;
+}
+
+/// The walk has ended, or what a replay puts beside requests: if both have, it is known what is dirty.
+pub async fn all_is_known(set: &CacheSet) {
+    if !set.with(|s| s.is_counted()) {
+        return;
+    }
     for id in set.with(|s| unmarked(s)) {
         // A kernel may have died between the first dirty key and saying so. What cannot be written now is tried at the next start.
         // Meanwhile its device is not exchanged.

@@ -7,7 +7,7 @@
 //!
 //! Nothing is known of a bucket before the frontier has come to the end. Until then none is taken from what it holds
 //! (`Usage::Unknown`), and whoever asks how much is dirty waits ([`CacheSet::walked`]) or makes do with what is certain
-//! ([`State::is_clean`]).
+//! ([`State::is_clean`]); also for what the journal says that is not in the tree yet (`journal::overlay`).
 //!
 //! [`CacheSet::walked`]: crate::set::CacheSet::walked
 
@@ -91,6 +91,12 @@ impl Frontier {
     #[must_use]
     pub const fn percent(&self) -> u64 {
         self.walked
+    }
+
+    /// Where the next keys are that are counted; the start of the tree when all have been.
+    #[must_use]
+    pub fn next(&self) -> Position {
+        if self.is_complete { Position::ZERO } else { self.at }
     }
 
     /// How many sectors of `key` are counted.

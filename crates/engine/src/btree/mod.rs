@@ -39,6 +39,16 @@ pub enum Attempt<T> {
     Needs(Need),
 }
 
+impl<T> Attempt<T> {
+    /// The same with what `make` makes of the result.
+    pub fn map<R>(self, make: impl FnOnce(T) -> R) -> Attempt<R> {
+        match self {
+            Self::Done(result) => Attempt::Done(make(result)),
+            Self::Needs(need) => Attempt::Needs(need),
+        }
+    }
+}
+
 /// What an attempt is missing.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
@@ -57,6 +67,8 @@ pub enum Need {
     Memory,
     /// The journal or the note has no room.
     Journal,
+    /// The journal says more of the range than the leaf: the key that ends there must be put first (`journal::overlay`).
+    Replay(Position),
 }
 
 /// A node as its parent names it.
@@ -162,6 +174,17 @@ impl State {
         end: u64,
         pieces: &mut dyn FnMut(Piece),
     ) -> Attempt<u64> {
+        let mut end = end;
+        if let Some((_, key)) = self.overlay.first_in(inode, start, end) {
+            self.work.visit(1);
+            if key.start() <= start {
+                let piece = self.pending_piece(&key, start, end);
+                pieces(piece);
+                return Attempt::Done(piece.end);
+            }
+            // Up to there the leaf has the word.
+            end = key.start();
+        }
         let slot = match self.leaf_for(Position::new(inode, start)) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
@@ -208,9 +231,11 @@ impl State {
             Err(need) => return Attempt::Needs(need),
         };
         let node = self.nodes.get(slot).node();
-        let upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
+        let mut upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
+        if let Err(need) = self.pending(inode, start, upto) {
+            return Attempt::Needs(need);
+        }
         let mut keys = node.overlapping(inode, start, upto);
-        let mut upto = upto;
         let mut seen = 0;
         for key in keys.by_ref().take(VISIT_MAX) {
             visit(&self.buckets, key);
@@ -229,14 +254,17 @@ impl State {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
+        let mut part = part_within(key, self.nodes.get(slot).node().position());
+        let is_replay = matches!(record, Record::Replay(_));
+        if !is_replay && let Err(need) = self.pending(part.inode, part.start(), part.end) {
+            return Attempt::Needs(need);
+        }
         if record == Record::Journal && !self.can_record(key.words(), 1) {
             return Attempt::Needs(Need::Journal);
         }
         if !self.has_memory(slot, 1) {
             return Attempt::Needs(Need::Memory);
         }
-        let position = self.nodes.get(slot).node().position();
-        let mut part = part_within(key, position);
         // What takes the place of very many keys does so piece by piece.
         let node = self.nodes.get(slot).node();
         if let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX) {
@@ -245,7 +273,7 @@ impl State {
         let sequence = self.record(slot, &part, record);
         let died = self.put(slot, &part, sequence);
         // A replay puts most keys over themselves.
-        if !self.journal.is_replaying() {
+        if !is_replay && !self.journal.is_replaying() {
             self.buckets.count_dead(died);
         }
         Attempt::Done(part.end)
@@ -262,6 +290,9 @@ impl State {
         let position = node.position();
         let mut upto =
             if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
+        if let Err(need) = self.pending(expected.inode, expected.start(), upto) {
+            return Attempt::Needs(need);
+        }
         let mut matching: Vec<(u64, u64)> = node.matching(expected, upto).take(PARTS_MAX).collect();
         // At least one part: the leaf is not full.
         matching.truncate(self.taken_at_once(slot, matching.len(), new.words()));
@@ -409,13 +440,13 @@ impl State {
         });
         self.ask_ahead(slot, part.start_position());
         self.work.insert(removed);
-        let Self { buckets, dirty, frontier, failed, note_held, .. } = self;
+        let Self { buckets, dirty, frontier, failed, note_held, overlay, .. } = self;
         let counted = frontier.counted(part);
         for pointer in part.pointers.as_slice() {
             if !buckets.add(*pointer, counted, part.dirty) {
-                // While the set is being opened, the journal may contradict the tree; and what the walk found in a bucket of the
-                // reserve is more than was known when that was handed out.
-                let is_known = !*note_held && !frontier.was_behind();
+                // While the set is being opened, or what its journal says is put beside requests, that may contradict the tree; and
+                // what the walk found in a bucket of the reserve is more than was known when that was handed out.
+                let is_known = !*note_held && !frontier.was_behind() && !overlay.was_there();
                 assert!(!is_known, "{part:?}: its bucket has more live sectors than it has");
                 failed.get_or_insert(Error::Inconsistent("two extents share sectors of a cache bucket"));
             }

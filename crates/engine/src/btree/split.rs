@@ -44,7 +44,7 @@ pub async fn compact(set: &CacheSet, at: Position) -> Result<bool, Error> {
 }
 
 /// What a step towards the rewrite of a leaf came to.
-pub(super) enum Step {
+pub enum Step {
     /// The leaf has been rewritten, or need not be.
     Done,
     /// A node above it has.
@@ -231,7 +231,8 @@ fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
         (0, ..) => Phase::InteriorSplit,
         _ => Phase::RootSplit,
     };
-    [Some(kind), s.journal.is_replaying().then_some(Phase::ReplaySplit)]
+    let is_replay = s.journal.is_replaying() || !s.overlay.is_empty();
+    [Some(kind), is_replay.then_some(Phase::ReplaySplit)]
 }
 
 /// Makes the new nodes from the live keys of the old one, which is closed: nobody else changes it, but for late keys. Others run between

@@ -6,6 +6,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::Env;
 use bcached_format::{Key, Position};
+use core::ops::Bound;
 
 /// Of each place the last key, with the number of its entry, by where it ends.
 #[derive(Default)]
@@ -32,11 +33,7 @@ impl Latest {
 
     /// Takes away what is said of the range of a later key. True: there may be more.
     fn make_room(&mut self, key: &Key) -> bool {
-        let first = Position::new(key.inode, key.start() + 1);
-        let is_hit =
-            |(_, (_, old)): &(&Position, &(u64, Key))| old.inode == key.inode && old.start() < key.end;
-        let hit = self.keys.range(first..).take_while(is_hit).take(MERGE_MAX);
-        let hit: Vec<Position> = hit.map(|(end, _)| *end).collect();
+        let hit = self.under(key);
         for end in &hit {
             let Some((since, old)) = self.keys.remove(end) else { continue };
             for part in [old.cut(old.start(), key.start()), old.cut(key.end, old.end)].into_iter().flatten() {
@@ -44,6 +41,47 @@ impl Latest {
             }
         }
         hit.len() == MERGE_MAX
+    }
+
+    /// Where those end that say something of the range of a key, as many as are taken away in one piece.
+    #[must_use]
+    pub fn under(&self, key: &Key) -> Vec<Position> {
+        let is_hit = |(_, old): &&(u64, Key)| old.inode == key.inode && old.start() < key.end;
+        let hit = self.behind(key.start_position()).take_while(is_hit).take(MERGE_MAX);
+        hit.map(|(_, old)| old.position()).collect()
+    }
+
+    /// Those that end behind `at`.
+    pub fn behind(&self, at: Position) -> impl Iterator<Item = &(u64, Key)> {
+        self.keys.range((Bound::Excluded(at), Bound::Unbounded)).map(|(_, found)| found)
+    }
+
+    /// The one that ends at `end`.
+    #[must_use]
+    pub fn get(&self, end: Position) -> Option<(u64, Key)> {
+        self.keys.get(&end).copied()
+    }
+
+    /// Takes that one away.
+    pub fn take(&mut self, end: Position) -> Option<(u64, Key)> {
+        self.keys.remove(&end)
+    }
+
+    /// Adds a key, or what is left of the one that ends there.
+    pub fn replace(&mut self, (sequence, key): (u64, Key)) {
+        self.keys.insert(key.position(), (sequence, key));
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// There are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
     }
 
     /// The next key in the order of the places, which is not there any more.

@@ -9,8 +9,13 @@
 //! for that, entry after entry. Meanwhile it needs an entry only for buckets, and
 //! then it takes many at once. Should the ring that somebody left behind not even have room for that, the set is refused
 //! as it is ([`crate::Error::JournalFull`]).
+//!
+//! The last stretch of a long journal is put beside requests ([`overlay`]). Each of its keys holds its entry as a key does that is in a leaf,
+//! so when there is little room those of the oldest entries are put first and their leaves written, and clients wait for that as they always do.
 
+pub mod drain;
 pub mod latest;
+pub mod overlay;
 pub mod replay;
 pub mod ring;
 pub mod scan;

@@ -14,8 +14,8 @@ use crate::btree::{Child, Record, load, walk};
 use crate::error::{Doing, Error};
 use crate::journal::latest::Latest;
 use crate::journal::scan::Entry;
-use crate::journal::writer;
-use crate::set::CacheSet;
+use crate::journal::{drain, writer};
+use crate::set::{CacheSet, Duty};
 use crate::space::Buckets;
 use crate::state::State;
 use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX};
@@ -24,6 +24,9 @@ use alloc::vec::Vec;
 use bcached_env::{Env, NoteRecord};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers, Position};
+
+/// Keys that are laid over the tree in one piece.
+const LAID_MAX: usize = 32;
 
 /// The keys of `entries`, pinned as far as they are valid. `record_of`: 0 for keys of the note.
 pub struct Pending {
@@ -138,13 +141,19 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
 
 /// Replays. The keys of entries come first; when their leaves are written and an entry says that nothing older is
 /// needed, the journal has room for the keys of the note, which are journalled anew. Afterwards nothing is left for the
-/// next start (a kernel's too) to do.
+/// next start (a kernel's too) to do; or, if there are many, the last stretch of them, which lies over the tree.
 pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     let (journalled, noted): (Vec<_>, Vec<_>) =
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
-    replay_entries(set, journalled).await?;
-    writer::checkpoint(set).await?;
-    replay_in_order(set, Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
+    let are_many = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
+    let is_beside = are_many && replay_beside(set, &journalled, &noted).await?;
+    if !is_beside {
+        if !are_many {
+            replay_entries(set, &journalled).await?;
+        }
+        writer::checkpoint(set).await?;
+        replay_in_order(set, Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
+    }
     for keys in pending.keys.chunks(VISIT_MAX) {
         set.env().breathe().await;
         set.with(|s| {
@@ -156,12 +165,69 @@ pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
             }
         });
     }
-    writer::checkpoint(set).await
+    if is_beside { writer::commit(set).await } else { writer::checkpoint(set).await }
+}
+
+/// Replays the keys of entries but for the last stretch, which is laid over the tree, and with it what the note held: journalled anew, and
+/// not in leaves either. False: there is little room in the journal, so the last stretch has been replayed as well, and the note has not.
+async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]) -> Result<bool, Error> {
+    let stretch_keys = set.with(|s| s.options.replay_keys).max(1);
+    let (before, last) = keys.split_at(keys.len().saturating_sub(stretch_keys));
+    let Some((first, _)) = last.first() else { return Ok(false) };
+    set.with(|s| s.journal.pin(*first));
+    replay_entries(set, before).await?;
+    let is_scarce = set.with(|s| s.journal.is_scarce());
+    if is_scarce {
+        set.with(|s| {
+            s.journal.replay(Some(*first));
+            s.journal.unpin(*first);
+        });
+        replay_entries(set, last).await?;
+        return Ok(false);
+    }
+    note_ages(set, keys).await;
+    let mut latest = Latest::of(set.env(), last).await;
+    while !latest.is_empty() {
+        set.env().breathe().await;
+        set.with(|s| {
+            for (sequence, key) in core::iter::from_fn(|| latest.next()).take(LAID_MAX) {
+                let key = s.or_hole(&key);
+                s.work.insert(0);
+                s.add_pending(sequence, &key);
+            }
+        });
+    }
+    set.with(|s| {
+        s.journal.unpin(*first);
+        s.overlay.grows = true;
+    });
+    set.spawn(Duty::Changing, drain::run);
+    for (_, key) in noted {
+        while !set.attempt(|s| s.journal_pending(key)).await? {}
+    }
+    set.with(|s| s.overlay.grows = false);
+    set.signals().walked.notify_all();
+    Ok(true)
+}
+
+/// No bucket may be handed out so often that a pointer of an entry that is needed passes for a new one: that may be for long.
+async fn note_ages(set: &CacheSet, keys: &[(u64, Key)]) {
+    for keys in keys.chunks(VISIT_MAX) {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.visit(keys.len());
+            for pointer in keys.iter().flat_map(|(_, key)| key.pointers.as_slice()) {
+                if let Some(id) = s.buckets.of(*pointer) {
+                    s.buckets.note_oldest(id, pointer.generation());
+                }
+            }
+        });
+    }
 }
 
 /// Replays the keys of entries, the oldest stretch first. An entry is needed until the keys up to it are in durable leaves. The new
 /// roots and priorities of a long replay want entries as well: before the ring runs out of them it lets go what is done.
-async fn replay_entries(set: &CacheSet, keys: Vec<(u64, Key)>) -> Result<(), Error> {
+async fn replay_entries(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error> {
     let stretch_keys = set.with(|s| s.options.replay_keys).max(1);
     for stretch in keys.chunks(stretch_keys) {
         set.with(|s| s.journal.replay(Some(stretch[0].0)));
@@ -199,7 +265,8 @@ async fn replay_in_order(
     while let Some((sequence, key)) = keys.next() {
         let start = key.start_position();
         if start >= upto {
-            upto = load::together(set, |s, most| s.leaves_of(start, &keys, most)).await;
+            let next = |_: &mut State, upto| keys.start_from(upto);
+            upto = load::together(set, |s, most| s.leaves_of(start, most, next)).await;
         }
         let Some(record) = record(sequence) else { return Ok(false) };
         replay_key(set, &key, record).await?;
@@ -225,9 +292,14 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
 }
 
 impl State {
-    /// The leaves of a key that begins at `start` and of the `keys` behind it, at most so many, that are not in memory, as far as the nodes
-    /// above them are; and where the last one that was looked for ends.
-    fn leaves_of(&mut self, start: Position, keys: &Latest, most: usize) -> (Vec<Child>, Position) {
+    /// The leaves of a key that begins at `start` and of those behind it, at most so many, that are not in memory, as far as the nodes
+    /// above them are; and where the last one that was looked for ends. `after` says where the next key begins behind a leaf.
+    pub(super) fn leaves_of(
+        &mut self,
+        start: Position,
+        most: usize,
+        after: impl Fn(&mut Self, Position) -> Option<Position>,
+    ) -> (Vec<Child>, Position) {
         let (mut missing, mut upto) = (Vec::new(), start);
         if self.root.level == 0 {
             return (missing, Position::MAX);
@@ -242,14 +314,13 @@ impl State {
                 missing.push(leaf);
             }
             upto = leaf.key.position();
-            next = keys.start_from(upto);
+            next = after(self, upto);
         }
         (missing, upto)
     }
 }
 
-/// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and
-/// what replaced it comes later in the journal, or was clean and may be lost.
+/// Puts a key, or a hole if there is nothing left of what it says.
 async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Error> {
     if set.with(|s| is_void(&s.buckets, key)) {
         set.put_key(&Key::hole(key.inode, key.start(), key.end), record).await

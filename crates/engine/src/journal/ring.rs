@@ -210,11 +210,19 @@ impl Journal {
     /// True when a replay has used up the room: the entry it is at is the oldest needed, and nobody is about to write one.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
-        let at = self.replaying.is_some() && self.oldest_pin() == self.replaying;
-        at && self.claimed == 0
-            && !self.in_flight
-            && self.entries_left() <= ENTRIES_KEPT
-            && !self.would_free()
+        self.replaying.is_some() && self.oldest_pin() == self.replaying && self.has_no_way_on()
+    }
+
+    /// True when none but the entries that are kept have a place, nobody is about to write one, and none would free a bucket.
+    #[must_use]
+    pub fn has_no_way_on(&self) -> bool {
+        self.claimed == 0 && !self.in_flight && self.entries_left() <= ENTRIES_KEPT && !self.would_free()
+    }
+
+    /// True when all that was appended is durable.
+    #[must_use]
+    pub const fn is_at_rest(&self) -> bool {
+        !self.in_flight && self.keys.is_empty()
     }
 
     /// True when an entry written now would free a bucket that the newest durable one still needs.

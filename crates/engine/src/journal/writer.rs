@@ -48,7 +48,7 @@ pub async fn run(set: CacheSet) {
 async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     let Some((closed, bytes)) = set.with(close) else {
         // No place: the leaves that hold the oldest keys are being written; then this entry frees their bucket.
-        if set.with(|s| s.journal.is_exhausted()) {
+        if set.with(|s| s.journal_is_exhausted()) {
             // A replay needs the oldest entry, and waits for this one.
             return Err(set.fail(Error::JournalFull));
         }
@@ -171,9 +171,10 @@ pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
         if claimed {
             return Ok(EntryClaim { set: set.clone() });
         }
+        check_hope(set)?;
         set.signals().journal_work.notify_all();
         set.signals().leaf_work.notify_all();
-        if set.with(|s| s.journal.is_exhausted()) {
+        if set.with(|s| s.journal_is_exhausted()) {
             // Whoever waits for buckets waits in vain.
             set.signals().space.notify_all();
         }
@@ -208,6 +209,7 @@ impl Drop for EntryClaim {
 /// the leaves that hold their keys are.
 pub async fn wait_for_room(set: &CacheSet) -> Result<(), Error> {
     set.check_alive()?;
+    check_hope(set)?;
     set.with(|s| {
         s.journal.want(s.journal.appended());
         relieve(s);
@@ -217,4 +219,9 @@ pub async fn wait_for_room(set: &CacheSet) -> Result<(), Error> {
     set.signals().leaf_work.notify_all();
     set.signals().journal_progress.wait().await;
     Ok(())
+}
+
+/// Fails the set if there will be no room: what needs the oldest entry cannot be put where it belongs.
+fn check_hope(set: &CacheSet) -> Result<(), Error> {
+    set.with(|s| s.journal_is_in_vain()).map_or(Ok(()), |error| Err(set.fail(error)))
 }

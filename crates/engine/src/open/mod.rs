@@ -18,7 +18,7 @@ use crate::btree::unreadable::Unreadable;
 use crate::btree::{Child, write};
 use crate::error::Error;
 use crate::gc::{self, moving::Rounds};
-use crate::journal::{Journal, writer};
+use crate::journal::{Journal, overlay::Overlay, writer};
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
@@ -113,6 +113,7 @@ fn assemble(
         frozen: Frozen::default(),
         root_pin: None,
         journal: parts.journal,
+        overlay: Overlay::default(),
         note,
         buckets: parts.buckets,
         open,

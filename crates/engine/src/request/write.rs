@@ -353,10 +353,15 @@ async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Re
     let is_vain = set.with(|s| {
         let is_patient =
             target.backing.is_none() && (!s.moving.are_in_vain(rounds_then) || s.others_give_way());
+        // Neither moving nor GC comes before the journal has been put.
+        let is_stuck = s.replay_is_in_vain().is_some();
+        let is_patient = is_patient && !is_stuck;
         // What lives in the cache alone waits for the walk, too.
         let comes_late = !s.frontier.is_complete() && target.backing.is_some();
         let none_comes = s.frontier.is_complete() && s.buckets.available() <= reserve && !is_patient;
-        let in_vain = s.starved().is_some() || s.walk_is_in_vain().is_some();
+        let in_vain = s.starved().is_some()
+            || s.walk_is_in_vain().is_some()
+            || is_stuck && (s.starvation.needs_pass_now() || s.is_replay_pressed());
         s.stopping || in_vain || comes_late || none_comes
     });
     if is_vain || target.backing.is_none() {

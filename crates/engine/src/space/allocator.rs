@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use bcached_format::BucketId;
 use core::time::Duration;
 
-/// So often must the walk have met what it cannot read before those who wait for its end give up: it may pass.
-const WALK_TRIES: u32 = 3;
+/// So often must the walk, or a replay beside requests, have met what it cannot read before those who wait for its end give up: it may pass.
+pub const TRIES: u32 = 3;
 /// How long to rest when nothing can be invalidated.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -116,8 +116,9 @@ pub fn try_take_metadata(set: &CacheSet, count: usize) -> Option<Vec<BucketId>> 
 /// rewrite nodes first, so nobody waits here who holds anything that it needs.
 pub async fn metadata_comes(set: &CacheSet, count: usize) -> Result<(), Error> {
     let in_vain = |s: &State, asked| {
-        // No pass comes while a set is opened or stopped.
-        let is_last = (s.note_held || s.stopping) && s.starvation.needs_pass(asked);
+        // No pass comes while a set is opened or stopped, or while the journal cannot be put.
+        let comes = !s.note_held && !s.stopping && s.replay_is_in_vain().is_none();
+        let is_last = !comes && s.starvation.needs_pass(asked);
         let last = || s.starvation.failure().unwrap_or(Error::NoSpace);
         s.starvation.verdict(asked).or_else(|| is_last.then(last)).or_else(|| s.walk_is_in_vain())
     };
@@ -135,10 +136,23 @@ pub async fn metadata_comes_to_gc(set: &CacheSet, count: usize) -> Result<bool, 
     }
 }
 
+/// The same for who puts the journal beside requests. False: neither the allocator nor the walk makes any, or the set is being stopped.
+pub async fn metadata_comes_to_replay(set: &CacheSet, count: usize) -> Result<bool, Error> {
+    let in_vain = |s: &State, asked| {
+        (s.stopping || s.starvation.needs_pass(asked) || s.walk_is_in_vain().is_some())
+            .then_some(Error::NoSpace)
+    };
+    let asked = set.with(|s| s.starvation.now());
+    match buckets_come(set, count, asked, in_vain).await {
+        Err(Error::NoSpace) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
 impl State {
     /// Why the walk, which buckets must wait for, does not come to its end, if so. While a set is opened or stopped the first error counts.
     pub(crate) fn walk_is_in_vain(&self) -> Option<Error> {
-        let tries_min = if self.note_held || self.stopping { 1 } else { WALK_TRIES };
+        let tries_min = if self.note_held || self.stopping { 1 } else { TRIES };
         self.frontier.trouble(tries_min)
     }
 }
@@ -158,7 +172,7 @@ async fn buckets_come(
             // Nothing makes any more.
             return Err(Error::Stopping);
         }
-        if set.with(|s| s.journal.is_exhausted()) {
+        if set.with(|s| s.journal_is_exhausted()) {
             return Err(set.fail(Error::JournalFull));
         }
         // One that is being discarded comes back.

@@ -95,6 +95,12 @@ impl Starvation {
         self.starved.is_some_and(|starved| starved.search > asked.searches)
     }
 
+    /// Whether the newest search has shown that.
+    #[must_use]
+    pub const fn needs_pass_now(&self) -> bool {
+        self.starved.is_some()
+    }
+
     /// Why who has waited since `asked` waits in vain, if so.
     #[must_use]
     pub fn verdict(&self, asked: Asked) -> Option<Error> {

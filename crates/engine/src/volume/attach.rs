@@ -77,7 +77,8 @@ impl CacheSet {
         self.check_block_size(&superblock)?;
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let kept = known.filter(|_| !fresh);
-        let with_dirty = kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0));
+        let has_dirty = |s: &State, inode| s.dirty.of(inode) > 0 || s.overlay.has_dirty_of(inode);
+        let with_dirty = kept.filter(|inode| self.with(|s| has_dirty(s, *inode)));
         // It looks at the tree itself, because not all may have been counted.
         if let Some(inode) =
             kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))

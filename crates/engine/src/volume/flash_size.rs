@@ -184,9 +184,9 @@ impl CacheSet {
     /// # Errors
     /// It is no such volume; how much is dirty is not known yet; the index cannot be read; the set is being stopped.
     pub async fn flash_sectors_max(&self, id: VolumeId) -> Result<u64, Error> {
-        self.with(|s| match s.frontier.is_complete() {
+        self.with(|s| match s.is_counted() {
             true => s.begin_work(),
-            false => Err(Error::NotWalked { percent: s.frontier.percent() }),
+            false => Err(Error::NotWalked { percent: s.counted_percent() }),
         })?;
         let counted = self.count_behind_ends().await;
         self.end_work();

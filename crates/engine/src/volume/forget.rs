@@ -56,8 +56,8 @@ impl CacheSet {
                 return Err(Error::Stopping);
             }
             let inode = s.uuids.find(uuid).ok_or(Error::NoVolume)?;
-            if !s.frontier.has_passed(inode) {
-                return Err(Error::NotWalked { percent: s.frontier.percent() });
+            if !s.frontier.has_passed(inode) || s.overlay.has_keys_of(inode) {
+                return Err(Error::NotWalked { percent: s.counted_percent() });
             }
             if let Some(error) = s.frozen.hides(inode) {
                 return Err(error);

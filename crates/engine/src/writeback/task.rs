@@ -42,8 +42,8 @@ pub async fn run(set: CacheSet, id: VolumeId) {
 /// One turn; when the next is due.
 async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     let aside = set.env().now() + ASIDE;
-    // How much there is nobody knows before the tree has been walked; the end of that rings.
-    if set.is_over(id) || !set.with(|s| s.frontier.is_complete()) {
+    // How much there is nobody knows before all has been counted; the end of that rings.
+    if set.is_over(id) || !set.with(|s| s.is_counted()) {
         return aside;
     }
     let Some(target) = set.target(id).filter(|target| target.inode.is_some()) else { return aside };

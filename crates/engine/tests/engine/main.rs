@@ -26,6 +26,7 @@ mod latency;
 mod memory;
 mod numbers;
 mod opening;
+mod overlaid;
 mod pace;
 mod parents;
 mod policy;

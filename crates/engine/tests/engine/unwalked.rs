@@ -13,13 +13,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const BUCKET: u64 = 16;
-const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 2400, backing: 200_000 };
+pub const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 2400, backing: 200_000 };
 /// Enough for two starts, not for three.
-const RESERVE: u64 = 100;
+pub const RESERVE: u64 = 100;
 /// Extents that are dirty, none beside another: keys for several leaves.
-const EXTENTS: u64 = 20_000;
+pub const EXTENTS: u64 = 20_000;
 
-fn options() -> Options {
+pub fn options() -> Options {
     Options {
         reserve: Some(RESERVE),
         cutoff_writeback: 101,
@@ -29,7 +29,7 @@ fn options() -> Options {
     }
 }
 
-fn byte_of(number: u64) -> u8 {
+pub fn byte_of(number: u64) -> u8 {
     u8::try_from(number % 251).expect("below 251") + 1
 }
 
@@ -55,7 +55,7 @@ fn crashed(seed: u64) -> Rig {
 }
 
 /// First sectors of what looks like a node.
-fn nodes(world: &World) -> BTreeSet<u64> {
+pub fn nodes(world: &World) -> BTreeSet<u64> {
     let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
     let mut sector = [0; 512];
     (0..SIZES.buckets)
@@ -81,7 +81,7 @@ fn stamps(world: &World) -> Vec<u64> {
 
 /// What nodes can be read, from an opening on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Nodes {
+pub enum Nodes {
     /// Slowly.
     Slowly,
     /// Not at all.
@@ -91,7 +91,7 @@ enum Nodes {
 }
 
 /// Nodes are read slowly, so that an opening ends long before the walk, and as what is returned says from then on.
-fn slow_down(rig: &Rig) -> Rc<Cell<Nodes>> {
+pub fn slow_down(rig: &Rig) -> Rc<Cell<Nodes>> {
     const POLLS: u32 = 20;
     let (pace, nodes) = (Rc::new(Cell::new(Nodes::Slowly)), nodes(&rig.world.borrow()));
     let (told, mut polls) = (Rc::clone(&pace), BTreeMap::<u64, u32>::new());

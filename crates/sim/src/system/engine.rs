@@ -138,6 +138,7 @@ fn options(geometry: &Geometry) -> Options {
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
         replay_keys: replay_keys(leaf_delay_ms),
+        replay_beside: replay_beside(parked_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
@@ -154,6 +155,16 @@ const fn replay_keys(leaf_delay_ms: u64) -> usize {
         6..=50 => 64,
         51..=500 => 7,
         _ => 1 << 18,
+    }
+}
+
+/// Keys of the journal from which on a start serves requests before they are in the tree: any, some, or more than there are. (Not drawn
+/// either.)
+const fn replay_beside(parked_delay_ms: u64) -> usize {
+    match parked_delay_ms {
+        ..=20 => 1,
+        21..=200 => 16,
+        _ => 1024,
     }
 }
 

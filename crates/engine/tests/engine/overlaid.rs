@@ -1,0 +1,353 @@
+//! A set is served while what its journal says lies over the tree and is put into the leaves: nobody sees what is under it, nothing newer is
+//! covered, and nothing is decided that depends on what is dirty.
+
+use crate::memory::Mishap;
+use crate::rig::{CACHE, Rig, ask, backing_superblock, bytes, open, run, write};
+use crate::unwalked::{EXTENTS, Nodes, RESERVE, SIZES, byte_of, nodes, options, slow_down};
+use bcached_engine::{BucketCount, CacheSet, Cancel, Doing, Error, Options, Request, VolumeId};
+use bcached_env::{Env, Op};
+use bcached_format::BackingState;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Changes that only the journal has, all over the volume.
+const CHANGES: u64 = 600;
+
+/// What stands at each sector that was ever written.
+type Model = BTreeMap<u64, u8>;
+
+fn beside() -> Options {
+    Options { replay_beside: 1, ..options() }
+}
+
+/// The same, in a set that is walked first.
+fn walked_first() -> Options {
+    Options { reserve: Some(0), ..beside() }
+}
+
+/// Writes over what is there and beside it, and discards; the model has what is acknowledged.
+async fn change(set: &CacheSet, volume: VolumeId, number: u64, model: &mut Model) {
+    let place = 2 * (number * 7919 % EXTENTS);
+    let byte = u8::try_from(number % 250).expect("below 250") + 1;
+    match number % 3 {
+        0 => {
+            ask(set, volume, write(place, 1, byte)).await;
+            model.insert(place, byte);
+        }
+        1 => {
+            ask(set, volume, write(place, 2, byte)).await;
+            model.extend([(place, byte), (place + 1, byte)]);
+        }
+        _ => {
+            ask(set, volume, Request::Discard { sector: place, sectors: 1 }).await;
+            model.insert(place, 0);
+        }
+    }
+}
+
+/// A set with many leaves, all of them written, and a journal of what `changes` does; its process has died.
+fn crashed<F: Future<Output = Model> + 'static>(
+    seed: u64,
+    changes: impl FnOnce(Env, CacheSet, VolumeId, Model) -> F + 'static,
+) -> (Rig, Model) {
+    let mut rig = Rig::new(SIZES, seed);
+    let model = run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("a new set");
+        let mut model = Model::new();
+        for number in 0..EXTENTS {
+            ask(&set, volume, write(2 * number, 1, byte_of(number))).await;
+            model.insert(2 * number, byte_of(number));
+        }
+        ask(&set, volume, Request::Flush).await;
+        while set.status().buckets_reserved < RESERVE {
+            env.sleep(Duration::from_millis(10)).await;
+        }
+        env.sleep(Duration::from_secs(40)).await;
+        let model = changes(env, set.clone(), volume, model).await;
+        ask(&set, volume, Request::Flush).await;
+        model
+    });
+    (rig, model)
+}
+
+/// The changes are all over the volume.
+fn scattered(seed: u64) -> (Rig, Model) {
+    crashed(seed, |_, set, volume, mut model| async move {
+        for number in 0..CHANGES {
+            change(&set, volume, number, &mut model).await;
+        }
+        model
+    })
+}
+
+async fn check(set: &CacheSet, volume: VolumeId, model: &Model) {
+    for (sector, byte) in model {
+        assert_eq!(bytes(set, volume, *sector, 1).await, [*byte], "sector {sector}");
+    }
+}
+
+/// Dirty sectors of each bucket; what is clean is added as it is read.
+fn counts(counted: &[BucketCount]) -> Vec<u32> {
+    counted.iter().map(|bucket| bucket.dirty).collect()
+}
+
+/// All that can be said of a set when all has been counted; and who starts again and replays first says the same.
+async fn check_end(env: &Env, (set, volume): (CacheSet, VolumeId), model: &Model) {
+    set.walked().await.expect("it comes to its end");
+    assert_eq!((set.status().walked_percent, set.status().replay_keys), (100, 0));
+    check(&set, volume, model).await;
+    set.assert_invariants();
+    let counted = set.counted().expect("all has been counted");
+    set.stop().await.expect("it stops");
+    let again = Options { reserve: Some(0), replay_beside: usize::MAX, ..options() };
+    let (again, volume) = open(env.clone(), again).await.expect("it opens");
+    check(&again, volume, model).await;
+    assert!(counts(&again.counted().expect("walked")) == counts(&counted), "it is counted as it is");
+}
+
+/// What the journal says is served though not one more leaf can be read.
+#[test]
+fn a_read_sees_what_the_journal_says() {
+    let (mut rig, model) = scattered(1);
+    let pace = slow_down(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), beside()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        let pending = set.status().replay_keys;
+        assert!(pending > CHANGES / 2, "{pending} keys");
+        assert!(set.counted().is_none() && set.status().walked_percent < 100);
+        for number in 0..CHANGES {
+            let place = 2 * (number * 7919 % EXTENTS);
+            assert_eq!(bytes(&set, volume, place, 1).await, [model[&place]], "change {number}");
+        }
+        assert!(set.status().replay_keys > CHANGES / 2);
+        pace.set(Nodes::Freely);
+        check_end(&env, (set, volume), &model).await;
+    });
+}
+
+/// Old and new keys meet in all leaves, before and behind the walk and the drain; the process dies in the middle, twice.
+#[test]
+fn what_comes_meanwhile_stays_also_after_a_crash_in_the_middle() {
+    for seed in 0..6 {
+        let (mut rig, mut model) = scattered(10 + seed);
+        let mut number = 10_000 * seed;
+        for start in 0..3 {
+            slow_down(&rig);
+            let options = if seed % 2 == 0 { beside() } else { walked_first() };
+            let mut known = model.clone();
+            let begun = number;
+            (model, number) = run(&mut rig, move |env| async move {
+                let (set, volume) = open(env.clone(), options).await.expect("it opens");
+                while set.status().replay_keys > 0 && (start == 2 || number < begun + 8) {
+                    change(&set, volume, number, &mut known).await;
+                    number += 1;
+                }
+                assert!(number > begun, "nothing was changed meanwhile");
+                ask(&set, volume, Request::Flush).await;
+                if start == 2 {
+                    check_end(&env, (set, volume), &known).await;
+                } else {
+                    assert!(set.status().replay_keys > 0, "it was not in the middle");
+                }
+                (known, number)
+            });
+        }
+    }
+}
+
+/// The journal has more keys for a few leaves than these take: they are split, at the hands of the drain and of who writes.
+#[test]
+fn more_keys_than_a_leaf_takes_find_room() {
+    const MANY: u64 = 4000;
+    let (mut rig, model) = crashed(3, |_, set, volume, mut model| async move {
+        // In one entry each: the leaves would be written for the journal's sake.
+        for number in 0..MANY {
+            ask(&set, volume, write(2 * number + 1, 1, byte_of(number + 7))).await;
+            model.insert(2 * number + 1, byte_of(number + 7));
+        }
+        model
+    });
+    slow_down(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), beside()).await.expect("it opens");
+        let mut model = model;
+        let pending = set.status().replay_keys;
+        assert!(pending > 400, "{pending} keys");
+        let splits = set.status().stats.splits.count;
+        for number in (0..MANY).rev().step_by(50) {
+            ask(&set, volume, write(2 * number, 2, 9)).await;
+            model.extend([(2 * number, 9), (2 * number + 1, 9)]);
+        }
+        ask(&set, volume, Request::Flush).await;
+        set.walked().await.expect("it comes to its end");
+        assert!(set.status().stats.splits.count > splits);
+        check_end(&env, (set, volume), &model).await;
+    });
+}
+
+/// With little room in the ring clients wait for the oldest entries, and get more than there ever was.
+#[test]
+fn clients_go_on_though_the_journal_is_nearly_full() {
+    let (mut rig, model) = crashed(4, |_, set, volume, mut model| async move {
+        for number in 0..2 * CHANGES {
+            change(&set, volume, number, &mut model).await;
+            ask(&set, volume, Request::Flush).await;
+        }
+        model
+    });
+    slow_down(&rig);
+    run(&mut rig, move |env| async move {
+        let mut model = model;
+        let (set, volume) = open(env.clone(), walked_first()).await.expect("it opens");
+        let status = set.status();
+        assert!(status.replay_keys > 100 && status.journal_active > 100, "{}", status.journal_active);
+        for number in 0..CHANGES {
+            change(&set, volume, 5 * number, &mut model).await;
+            ask(&set, volume, Request::Flush).await;
+        }
+        check_end(&env, (set, volume), &model).await;
+    });
+}
+
+/// All is clean in the leaves, and what the journal says is dirty.
+#[test]
+fn nothing_is_said_to_be_clean_before_the_journal_is_in_its_leaves() {
+    let (mut rig, model) = crashed(5, |env, set, volume, mut model| async move {
+        set.write_back(volume, &Cancel::default()).await.expect("it can be written");
+        assert_eq!(set.status().dirty_sectors, 0);
+        env.sleep(Duration::from_secs(40)).await;
+        for number in (0..CHANGES).step_by(3) {
+            change(&set, volume, number, &mut model).await;
+        }
+        model
+    });
+    let pace = slow_down(&rig);
+    assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env: Env| async move {
+        let (set, volume) = open(env.clone(), walked_first()).await.expect("it opens");
+        pace.set(Nodes::Held);
+        assert!(set.status().replay_keys > 0);
+        let ended: Rc<Cell<u32>> = Rc::default();
+        for detaches in [true, false] {
+            let (waiting, told) = (set.clone(), Rc::clone(&ended));
+            env.spawn(async move {
+                let cancel = Cancel::default();
+                match detaches {
+                    true => waiting.detach(volume, &cancel).await.expect("it can be detached"),
+                    false => drop(waiting.write_back(volume, &cancel).await),
+                }
+                told.set(told.get() + 1);
+            });
+        }
+        env.sleep(Duration::from_millis(300)).await;
+        assert_eq!(ended.get(), 0, "both wait");
+        assert_eq!(
+            crate::rig::superblock_on(&world.borrow(), crate::rig::BACKING).state(),
+            BackingState::Dirty
+        );
+        pace.set(Nodes::Freely);
+        while ended.get() < 2 {
+            env.sleep(Duration::from_millis(100)).await;
+        }
+        for (sector, byte) in model {
+            let mut found = [0; 512];
+            world.borrow().look(1, crate::rig::DATA_OFFSET + sector, &mut found);
+            assert_eq!(found[0], byte, "sector {sector} is on the backing device");
+        }
+    });
+}
+
+/// The reads of every third node that is not in memory fail, as long as what is returned says so.
+fn some_fail(rig: &Rig) -> Rc<Cell<bool>> {
+    let all = nodes(&rig.world.borrow());
+    let bad: Vec<u64> = all.into_iter().skip(3).step_by(3).collect();
+    let fails = Rc::new(Cell::new(false));
+    let told = Rc::clone(&fails);
+    rig.world.borrow_mut().fate = Some(Box::new(move |disk, op: &Op| match op {
+        Op::Read { sector, .. } if disk == CACHE && bad.contains(sector) && told.get() => Some(Mishap::Fails),
+        _ => None,
+    }));
+    fails
+}
+
+/// Its keys stay where they are. Who needs the leaf is told, others are served; and when it can be read again it is as if nothing had been.
+#[test]
+fn a_leaf_that_cannot_be_read_keeps_its_keys_only() {
+    let (mut rig, model) = scattered(6);
+    let fails = some_fail(&rig);
+    run(&mut rig, move |env| async move {
+        // What is read at the opening is not among those that fail later.
+        let (set, volume) = open(env.clone(), Options { leaf_delay: Duration::from_secs(3600), ..beside() })
+            .await
+            .expect("it opens");
+        fails.set(true);
+        assert!(matches!(set.walked().await, Err(Error::Io { doing: Doing::Node, .. })));
+        env.sleep(Duration::from_secs(10)).await;
+        let left = set.status().replay_keys;
+        assert!(left > 0 && left < CHANGES, "{left} keys are left");
+        let mut served = 0;
+        for (sector, byte) in model.iter().step_by(7) {
+            let buffer = bcached_env::Buffer::zeroed(512);
+            let reply = set.serve(volume, Request::Read { sector: *sector, buffer }).await;
+            if reply.result.is_ok() {
+                served += 1;
+                assert_eq!(reply.buffer.expect("its memory").as_slice()[0], *byte, "sector {sector}");
+            }
+        }
+        assert!(served > 1000, "{served} reads were served");
+        assert!(set.failure().is_none() && set.counted().is_none());
+        fails.set(false);
+        env.sleep(Duration::from_secs(5)).await;
+        check_end(&env, (set, volume), &model).await;
+    });
+}
+
+/// As far as the journal goes; then the set says what it was.
+#[test]
+fn keys_that_can_never_be_put_end_the_set_when_the_journal_is_full() {
+    let (mut rig, _) = scattered(7);
+    let fails = some_fail(&rig);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), beside()).await.expect("it opens");
+        fails.set(true);
+        let mut served = 0;
+        for number in 0..20_000 {
+            if set.failure().is_some() {
+                break;
+            }
+            let place = 2 * (number % EXTENTS);
+            let changed = set.serve(volume, write(place, 1, 9)).await.result;
+            let flushed = set.serve(volume, Request::Flush).await.result;
+            served += u32::from(changed.and(flushed).is_ok());
+        }
+        assert!(matches!(set.failure(), Some(Error::Io { doing: Doing::Node, .. })), "{:?}", set.failure());
+        assert!(served > 50, "{served} writes");
+        let _ = set.stop().await;
+    });
+}
+
+/// A stop puts the journal first; if it cannot, it leaves it as it is.
+#[test]
+fn a_stop_comes_to_its_end() {
+    for readable in [true, false] {
+        let (mut rig, model) = scattered(8);
+        let fails = some_fail(&rig);
+        run(&mut rig, move |env| async move {
+            let (set, _) = open(env.clone(), beside()).await.expect("it opens");
+            fails.set(!readable);
+            assert!(set.status().replay_keys > 0);
+            set.stop().await.expect("it stops");
+            assert_eq!(set.status().replay_keys == 0, readable);
+            assert_eq!(set.status().journal_active <= 2, readable);
+        });
+        rig.world.borrow_mut().fate = None;
+        run(&mut rig, move |env| async move {
+            let opened = open(env.clone(), beside()).await.expect("it opens again");
+            check_end(&env, opened, &model).await;
+        });
+    }
+}
