@@ -29,6 +29,9 @@ pub struct Options {
     pub replay_keys: usize,
     /// With at least so many keys in its journal a start serves requests before the last stretch of them is in the tree.
     pub replay_beside: usize,
+    /// How long the task that puts these there rests before it reads the next leaves, if there is room in the journal and nobody stops the
+    /// set.
+    pub replay_rest: Duration,
     /// Nothing is added to the cache while this share of its buckets, in percent, or more cannot be had without writing
     /// dirty data back.
     pub cutoff_cache_add: u64,
@@ -75,6 +78,7 @@ impl Default for Options {
             leaf_delay: Duration::from_secs(30),
             replay_keys: 1 << 18,
             replay_beside: 1024,
+            replay_rest: Duration::ZERO,
             cutoff_cache_add: 95,
             cutoff_writeback: 90,
             cutoff_writeback_sync: 95,

@@ -58,6 +58,9 @@ const UNWALKED: Depth = Depth {
     ..DEPTH
 };
 
+/// Before the journal is in its leaves, and so again in what comes after that.
+const OVERLAID: Depth = Depth { within: Phase::ReplayBeside.bit(), ..UNWALKED };
+
 const TABLE_PHASES: u32 = Phase::PriorityChain.bit() | Phase::PriorityEntry.bit() | Phase::UuidTable.bit();
 
 const TREE_PHASES: u32 =
@@ -95,7 +98,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 45] = [
+const KINDS: [Kind; 46] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
@@ -121,6 +124,7 @@ const KINDS: [Kind; 45] = [
     plain("trouble"),
     repeated("early", 12),
     Kind { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },
+    Kind { times: 6, depth: Some(OVERLAID), ..crashing("early", 80) },
     Kind { times: 2, ..crashing("through", 150) },
     crashing("turnover", 700),
     repeated("turnover", 1),
@@ -185,6 +189,12 @@ impl Round {
         // Short enough to be typed.
         let seed = mix(&[from, index]) >> 32;
         Self { workload: shape.draw(seed), depth: kind.depth }
+    }
+
+    /// In the middle of which phases it crashes, a [bit](Phase::bit) for each; 0: anywhere, or not at all.
+    #[must_use]
+    pub fn within(&self) -> u32 {
+        self.depth.map_or(0, |depth| depth.within)
     }
 
     /// Runs it against `system`, after rounds that have judged what `novelty` says.

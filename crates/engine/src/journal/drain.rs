@@ -80,6 +80,15 @@ async fn rests(set: &CacheSet) -> bool {
     !set.is_ending()
 }
 
+/// Leaves the device to requests for a while, unless they wait for this.
+async fn makes_way(set: &CacheSet) {
+    let rest = set.with(|s| if s.journal.is_low() { Duration::ZERO } else { s.options.replay_rest });
+    let until = set.env().now() + rest;
+    while set.env().now() < until && !set.is_ending() {
+        set.env().wait_until(&set.signals().walked, until).await;
+    }
+}
+
 /// What is to be done next.
 enum Turn {
     /// This key is to be put.
@@ -121,6 +130,7 @@ async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep,
         };
         let start = key.start_position();
         if start >= upto {
+            makes_way(set).await;
             upto = load::together(set, |s, most| s.leaves_of_pending(start, through(s), most)).await;
         }
         at = match put(set, &key).await {

@@ -137,8 +137,9 @@ fn options(geometry: &Geometry) -> Options {
         idle_max_writeback_rate: writeback_percent != 10,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
-        replay_keys: replay_keys(leaf_delay_ms),
+        replay_keys: replay_keys(leaf_delay_ms, parked_delay_ms),
         replay_beside: replay_beside(parked_delay_ms),
+        replay_rest: replay_rest(parked_delay_ms),
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
@@ -149,10 +150,10 @@ fn options(geometry: &Geometry) -> Options {
 
 /// Keys of the journal that a start puts in order at once: few, so that there are several such stretches, or all. (Not drawn, so that a
 /// seed draws the workload that it has always drawn.)
-const fn replay_keys(leaf_delay_ms: u64) -> usize {
+const fn replay_keys(leaf_delay_ms: u64, parked_delay_ms: u64) -> usize {
     match leaf_delay_ms {
-        ..=5 => 3,
-        6..=50 => 64,
+        ..=5 if parked_delay_ms > 20 => 3,
+        ..=50 => 64,
         51..=500 => 7,
         _ => 1 << 18,
     }
@@ -165,6 +166,15 @@ const fn replay_beside(parked_delay_ms: u64) -> usize {
         ..=20 => 1,
         21..=200 => 16,
         _ => 1024,
+    }
+}
+
+/// How long such a start takes for that: long, so that requests come in between, or as long as it takes. (Not drawn either.)
+const fn replay_rest(parked_delay_ms: u64) -> Duration {
+    match parked_delay_ms {
+        ..=2 => Duration::from_millis(50),
+        3..=20 => Duration::from_millis(2),
+        _ => Duration::ZERO,
     }
 }
 
