@@ -118,10 +118,17 @@ fn a_read_sees_what_the_journal_says() {
         let pending = set.status().replay_keys;
         assert!(pending > CHANGES / 2, "{pending} keys");
         assert!(set.counted().is_none() && set.status().walked_percent < 100);
-        for number in 0..CHANGES {
-            let place = 2 * (number * 7919 % EXTENTS);
-            assert_eq!(bytes(&set, volume, place, 1).await, [model[&place]], "change {number}");
-        }
+        let seen: Rc<Cell<u64>> = Rc::default();
+        let (reader, count, wanted) = (set.clone(), Rc::clone(&seen), model.clone());
+        env.spawn(async move {
+            for number in 0..CHANGES {
+                let place = 2 * (number * 7919 % EXTENTS);
+                assert_eq!(bytes(&reader, volume, place, 1).await, [wanted[&place]], "change {number}");
+                count.set(number + 1);
+            }
+        });
+        env.sleep(Duration::from_secs(1)).await;
+        assert_eq!(seen.get(), CHANGES, "a read waited for a leaf");
         assert!(set.status().replay_keys > CHANGES / 2);
         pace.set(Nodes::Freely);
         check_end(&env, (set, volume), &model).await;
