@@ -69,10 +69,11 @@ fn a_full_journal_is_replayed_though_leaves_and_root_split() {
     assert!(needed + FREE_MAX >= buckets, "{needed} of {buckets} journal buckets are needed");
     let before = splits(&stage);
     stage.start().unwrap();
+    stage.verify().unwrap();
+    // A stop waits until all is in its leaves.
+    stage.stop().unwrap();
     let after = splits(&stage);
     assert!(after.leaves > before.leaves && after.roots > before.roots, "{before:?}, then {after:?}");
-    stage.verify().unwrap();
-    stage.stop().unwrap();
 }
 
 /// Buckets of the journal that a replay needs something of.

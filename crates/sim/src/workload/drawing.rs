@@ -29,6 +29,7 @@ const DRAWINGS: &[u64] = &[
     0xe98b_7e99_4cbd_d974,
     0x6652_f139_f8b0_104d,
     0xe3dd_dba2_413c_0068,
+    0x9293_4664_cad6_a56e,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices
