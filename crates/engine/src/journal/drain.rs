@@ -82,10 +82,13 @@ async fn rests(set: &CacheSet) -> bool {
 
 /// Leaves the device to requests for a while, unless they wait for this.
 async fn makes_way(set: &CacheSet) {
-    let rest = set.with(|s| if s.journal.is_low() { Duration::ZERO } else { s.options.replay_rest });
-    let until = set.env().now() + rest;
-    while set.env().now() < until && !set.is_ending() {
-        set.env().wait_until(&set.signals().walked, until).await;
+    let began = set.env().now();
+    loop {
+        let rest = set.with(|s| if s.journal.is_low() { Duration::ZERO } else { s.options.replay_rest });
+        if set.env().now() >= began + rest || set.is_ending() {
+            return;
+        }
+        set.env().wait_until(&set.signals().walked, began + rest).await;
     }
 }
 

@@ -6,7 +6,7 @@ use crate::rig::{CACHE, Rig, ask, backing_superblock, bytes, open, run, write};
 use crate::unwalked::{EXTENTS, Nodes, RESERVE, SIZES, byte_of, nodes, options, slow_down};
 use bcached_engine::{BucketCount, CacheSet, Cancel, Doing, Error, Options, Request, VolumeId};
 use bcached_env::{Env, Op};
-use bcached_format::BackingState;
+use bcached_format::{BackingState, CacheMode};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ fn beside() -> Options {
     Options { replay_beside: 1, ..options() }
 }
 
-/// The same, in a set that is walked first.
+/// The same, of a set that has no reserve, and so is walked first.
 fn walked_first() -> Options {
     Options { reserve: Some(0), ..beside() }
 }
@@ -47,24 +47,46 @@ async fn change(set: &CacheSet, volume: VolumeId, number: u64, model: &mut Model
     }
 }
 
+/// What a set is before the changes.
+#[derive(Clone, Copy)]
+struct Before {
+    /// It has a reserve, so it is served before it has been walked.
+    reserve: u64,
+    /// All has been written back.
+    clean: bool,
+}
+
+const UNWALKED: Before = Before { reserve: RESERVE, clean: false };
+const WALKED: Before = Before { reserve: 0, clean: false };
+
 /// A set with many leaves, all of them written, and a journal of what `changes` does; its process has died.
 fn crashed<F: Future<Output = Model> + 'static>(
     seed: u64,
+    Before { reserve, clean }: Before,
     changes: impl FnOnce(Env, CacheSet, VolumeId, Model) -> F + 'static,
 ) -> (Rig, Model) {
     let mut rig = Rig::new(SIZES, seed);
-    let model = run(&mut rig, |env| async move {
+    let options = move || Options { reserve: Some(reserve), ..options() };
+    let model = run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("a new set");
         let mut model = Model::new();
         for number in 0..EXTENTS {
             ask(&set, volume, write(2 * number, 1, byte_of(number))).await;
             model.insert(2 * number, byte_of(number));
         }
-        ask(&set, volume, Request::Flush).await;
-        while set.status().buckets_reserved < RESERVE {
+        if clean {
+            set.write_back(volume, &Cancel::default()).await.expect("it can be written");
+            assert_eq!(set.status().dirty_sectors, 0);
+        }
+        set.stop().await.expect("it stops");
+        model
+    });
+    let model = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("it opens");
+        set.walked().await.expect("it is walked");
+        while set.status().buckets_reserved < reserve {
             env.sleep(Duration::from_millis(10)).await;
         }
-        env.sleep(Duration::from_secs(40)).await;
         let model = changes(env, set.clone(), volume, model).await;
         ask(&set, volume, Request::Flush).await;
         model
@@ -73,8 +95,8 @@ fn crashed<F: Future<Output = Model> + 'static>(
 }
 
 /// The changes are all over the volume.
-fn scattered(seed: u64) -> (Rig, Model) {
-    crashed(seed, |_, set, volume, mut model| async move {
+fn scattered(seed: u64, before: Before) -> (Rig, Model) {
+    crashed(seed, before, |_, set, volume, mut model| async move {
         for number in 0..CHANGES {
             change(&set, volume, number, &mut model).await;
         }
@@ -110,7 +132,7 @@ async fn check_end(env: &Env, (set, volume): (CacheSet, VolumeId), model: &Model
 /// What the journal says is served though not one more leaf can be read.
 #[test]
 fn a_read_sees_what_the_journal_says() {
-    let (mut rig, model) = scattered(1);
+    let (mut rig, model) = scattered(1, UNWALKED);
     let pace = slow_down(&rig);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), beside()).await.expect("it opens");
@@ -139,7 +161,7 @@ fn a_read_sees_what_the_journal_says() {
 #[test]
 fn what_comes_meanwhile_stays_also_after_a_crash_in_the_middle() {
     for seed in 0..6 {
-        let (mut rig, mut model) = scattered(10 + seed);
+        let (mut rig, mut model) = scattered(10 + seed, if seed % 2 == 0 { UNWALKED } else { WALKED });
         let mut number = 10_000 * seed;
         for start in 0..3 {
             slow_down(&rig);
@@ -169,7 +191,7 @@ fn what_comes_meanwhile_stays_also_after_a_crash_in_the_middle() {
 #[test]
 fn more_keys_than_a_leaf_takes_find_room() {
     const MANY: u64 = 4000;
-    let (mut rig, model) = crashed(3, |_, set, volume, mut model| async move {
+    let (mut rig, model) = crashed(3, UNWALKED, |_, set, volume, mut model| async move {
         // In one entry each: the leaves would be written for the journal's sake.
         for number in 0..MANY {
             ask(&set, volume, write(2 * number + 1, 1, byte_of(number + 7))).await;
@@ -198,7 +220,7 @@ fn more_keys_than_a_leaf_takes_find_room() {
 /// With little room in the ring clients wait for the oldest entries, and get more than there ever was.
 #[test]
 fn clients_go_on_though_the_journal_is_nearly_full() {
-    let (mut rig, model) = crashed(4, |_, set, volume, mut model| async move {
+    let (mut rig, model) = crashed(4, WALKED, |_, set, volume, mut model| async move {
         for number in 0..2 * CHANGES {
             change(&set, volume, number, &mut model).await;
             ask(&set, volume, Request::Flush).await;
@@ -219,25 +241,59 @@ fn clients_go_on_though_the_journal_is_nearly_full() {
     });
 }
 
+/// A set of which nothing is put before it may be.
+fn resting() -> Options {
+    Options { replay_rest: Duration::from_secs(3600), ..walked_first() }
+}
+
+fn goes_on(set: &CacheSet) {
+    set.change_options(|options| options.replay_rest = Duration::ZERO);
+}
+
+/// What the journal says is put by who writes past it: else it would come back over what he has written.
+#[test]
+fn what_goes_past_the_cache_stays() {
+    let (mut rig, model) = scattered(9, WALKED);
+    run(&mut rig, move |env| async move {
+        let mut model = model;
+        let (set, volume) = open(env.clone(), resting()).await.expect("it opens");
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("it can be written");
+        let pending = set.status().replay_keys;
+        assert!(pending > CHANGES / 2, "{pending} keys");
+        for number in (0..CHANGES).step_by(2) {
+            change(&set, volume, number + 7 * 3, &mut model).await;
+        }
+        // Of these the leaves have nothing, and the journal has.
+        for number in (1..CHANGES).step_by(9) {
+            let sector = 2 * (number * 7919 % EXTENTS) + 1;
+            ask(&set, volume, write(sector, 1, 251)).await;
+            model.insert(sector, 251);
+        }
+        assert!((1..pending).contains(&set.status().replay_keys), "only what was in the way has been put");
+        check(&set, volume, &model).await;
+        ask(&set, volume, Request::Flush).await;
+        goes_on(&set);
+        check_end(&env, (set, volume), &model).await;
+    });
+}
+
 /// All is clean in the leaves, and what the journal says is dirty.
 #[test]
 fn nothing_is_said_to_be_clean_before_the_journal_is_in_its_leaves() {
-    let (mut rig, model) = crashed(5, |env, set, volume, mut model| async move {
-        set.write_back(volume, &Cancel::default()).await.expect("it can be written");
-        assert_eq!(set.status().dirty_sectors, 0);
-        env.sleep(Duration::from_secs(40)).await;
-        for number in (0..CHANGES).step_by(3) {
-            change(&set, volume, number, &mut model).await;
-        }
-        model
-    });
-    let pace = slow_down(&rig);
+    let (mut rig, model) =
+        crashed(5, Before { clean: true, ..WALKED }, |_, set, volume, mut model| async move {
+            // So few that no leaf is rewritten for them.
+            for number in (0..30).step_by(3) {
+                change(&set, volume, number, &mut model).await;
+            }
+            model
+        });
     assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env: Env| async move {
-        let (set, volume) = open(env.clone(), walked_first()).await.expect("it opens");
-        pace.set(Nodes::Held);
-        assert!(set.status().replay_keys > 0);
+        let (set, volume) = open(env.clone(), resting()).await.expect("it opens");
+        let status = set.status();
+        assert_eq!((status.replay_keys, status.dirty_sectors), (10, 0));
         let ended: Rc<Cell<u32>> = Rc::default();
         for detaches in [true, false] {
             let (waiting, told) = (set.clone(), Rc::clone(&ended));
@@ -256,7 +312,7 @@ fn nothing_is_said_to_be_clean_before_the_journal_is_in_its_leaves() {
             crate::rig::superblock_on(&world.borrow(), crate::rig::BACKING).state(),
             BackingState::Dirty
         );
-        pace.set(Nodes::Freely);
+        goes_on(&set);
         while ended.get() < 2 {
             env.sleep(Duration::from_millis(100)).await;
         }
@@ -284,7 +340,7 @@ fn some_fail(rig: &Rig) -> Rc<Cell<bool>> {
 /// Its keys stay where they are. Who needs the leaf is told, others are served; and when it can be read again it is as if nothing had been.
 #[test]
 fn a_leaf_that_cannot_be_read_keeps_its_keys_only() {
-    let (mut rig, model) = scattered(6);
+    let (mut rig, model) = scattered(6, UNWALKED);
     let fails = some_fail(&rig);
     run(&mut rig, move |env| async move {
         // What is read at the opening is not among those that fail later.
@@ -316,7 +372,7 @@ fn a_leaf_that_cannot_be_read_keeps_its_keys_only() {
 /// As far as the journal goes; then the set says what it was.
 #[test]
 fn keys_that_can_never_be_put_end_the_set_when_the_journal_is_full() {
-    let (mut rig, _) = scattered(7);
+    let (mut rig, _) = scattered(7, UNWALKED);
     let fails = some_fail(&rig);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), beside()).await.expect("it opens");
@@ -341,7 +397,7 @@ fn keys_that_can_never_be_put_end_the_set_when_the_journal_is_full() {
 #[test]
 fn a_stop_comes_to_its_end() {
     for readable in [true, false] {
-        let (mut rig, model) = scattered(8);
+        let (mut rig, model) = scattered(8, UNWALKED);
         let fails = some_fail(&rig);
         run(&mut rig, move |env| async move {
             let (set, _) = open(env.clone(), beside()).await.expect("it opens");
