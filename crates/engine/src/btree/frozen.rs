@@ -16,7 +16,7 @@ use crate::space::reserve;
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_format::summary::{Extent, extents_in};
-use bcached_format::{Inode, Pointer, Position};
+use bcached_format::{Inode, Key, Pointer, Position};
 
 /// Most ranges that are kept. Who meets more of them has a device that forgets what it was given.
 const RANGES_MAX: usize = 32;
@@ -71,6 +71,12 @@ impl Frozen {
         !extents.iter().any(|extent| self.ranges.iter().any(|range| meets(range, extent)))
     }
 
+    /// Some of a key lies in one of the ranges.
+    #[must_use]
+    pub fn holds(&self, key: &Key) -> bool {
+        self.ranges.iter().any(|range| overlap(range, key.start_position(), key.position()))
+    }
+
     /// One more.
     ///
     /// # Errors
@@ -84,10 +90,13 @@ impl Frozen {
     }
 }
 
-/// A key that ends behind where a range begins, and begins before its end, is of that.
 fn meets(range: &Kept, extent: &Extent) -> bool {
-    let end = Position { offset: extent.end(), ..extent.position() };
-    range.low.unwrap_or(Position::ZERO) < end && extent.position() < range.child.key.position()
+    overlap(range, extent.position(), Position { offset: extent.end(), ..extent.position() })
+}
+
+/// What ends behind where a range begins, and begins before its end, is of that.
+fn overlap(range: &Kept, start: Position, end: Position) -> bool {
+    range.low.unwrap_or(Position::ZERO) < end && start < range.child.key.position()
 }
 
 impl State {
@@ -101,6 +110,8 @@ impl State {
         }
         self.pass_by(child)?;
         self.frozen.add(Kept { child, low: Some(low), error: error.clone() })?;
+        // Its keys in the journal stay there; what else keeps some is met again.
+        self.overlay.tried(None);
         // The next start finds the same, and can be served like this one.
         self.reserve_wanted = self.reserve_wanted.max(reserve::enough(&self.geometry));
         Ok(true)

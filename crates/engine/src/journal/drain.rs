@@ -3,7 +3,7 @@
 //!
 //! When the journal has little room, those of its oldest entries come first: their leaves are written then, as always, and so room comes in
 //! steps. It needs no entry but for buckets. A leaf that cannot be read, or is damaged, is passed by and tried again; its keys stay where they are, and their
-//! entries are needed as long. Then who comes to that leaf is told, and who waits to know what is dirty. Who must have room in the journal
+//! entries are needed as long. Those of a damaged leaf that the walk has passed by are carried on from entry to entry (`btree::frozen`). Else who comes to that leaf is told, and who waits to know what is dirty. Who must have room in the journal
 //! gives up when there will be none, and with him the set.
 //!
 //! A stop waits for the end of it, but not for what cannot be put: then the journal stays as it is for the next start.
@@ -52,6 +52,9 @@ pub async fn run(set: CacheSet) {
             }
             continue;
         }
+        if set.with(|s| s.wants_carrying()) && carry(&set).await.is_err() {
+            return;
+        }
         let swept = sweep(&set, from, is_choosy).await;
         from = Position::ZERO;
         let Ok(Sweep { put, met }) = swept else { return };
@@ -59,8 +62,15 @@ pub async fn run(set: CacheSet) {
         // Leaves have been changed, and some may be written for the room that it gives.
         set.with(writer::relieve);
         let is_stuck = put == 0 && met.is_some();
-        set.with(|s| s.overlay.tried(met));
+        let is_news = is_stuck && !set.with(|s| s.overlay.are_frozen) && are_frozen(&set).await;
+        set.with(|s| {
+            s.overlay.are_frozen |= is_news;
+            s.overlay.tried(met);
+        });
         set.wake_all();
+        if is_news {
+            count::all_is_known(&set).await;
+        }
         if is_stuck && !rests(&set).await {
             return;
         }
@@ -71,13 +81,62 @@ pub async fn run(set: CacheSet) {
     count::all_is_known(&set).await;
 }
 
+/// Whether all keys that are left are of damaged leaves that nobody reads any more.
+async fn are_frozen(set: &CacheSet) -> bool {
+    let mut at = Position::ZERO;
+    loop {
+        set.env().breathe().await;
+        let turn = set.with(|s| {
+            if s.frozen.is_empty() {
+                return Turn::Goes(at);
+            }
+            s.work.visit(VISIT_MAX);
+            for _ in 0..VISIT_MAX {
+                match s.overlay.next_from(at, u64::MAX, 1) {
+                    Next::Key(key) if s.frozen.holds(&key) => at = key.position(),
+                    Next::Key(key) => return Turn::Put(key),
+                    Next::Behind(_) | Next::None => return Turn::End,
+                }
+            }
+            Turn::Goes(at)
+        });
+        match turn {
+            Turn::End => return true,
+            Turn::Goes(_) if !set.with(|s| s.frozen.is_empty()) => {}
+            Turn::Put(_) | Turn::Goes(_) => return false,
+        }
+    }
+}
+
 /// Until it is time to try again; false if nobody waits for that.
 async fn rests(set: &CacheSet) -> bool {
     let until = set.env().now() + PAUSE;
-    while set.env().now() < until && !set.is_ending() {
+    while set.env().now() < until && !set.is_ending() && !set.with(|s| s.wants_carrying()) {
         set.env().wait_until(&set.signals().walked, until).await;
     }
     !set.is_ending()
+}
+
+/// Journals the keys that stay here anew, so that the entries from which they come are needed no more.
+async fn carry(set: &CacheSet) -> Result<(), Error> {
+    let through = set.with(|s| s.journal.open_sequence()).saturating_sub(1);
+    let mut at = Position::ZERO;
+    loop {
+        set.env().breathe().await;
+        let next = set.with(|s| {
+            s.work.visit(VISIT_MAX);
+            s.overlay.next_from(at, through, VISIT_MAX)
+        });
+        at = match next {
+            Next::Key(key) => {
+                while !set.attempt(|s| s.journal_pending(&key)).await? {}
+                key.position()
+            }
+            Next::Behind(at) => at,
+            Next::None => break,
+        };
+    }
+    writer::commit(set).await
 }
 
 /// Leaves the device to requests for a while, unless they wait for this.

@@ -27,6 +27,8 @@ pub struct Overlay {
     was_there: bool,
     /// They cannot all be put for now: so many tries in a row, and why.
     trouble: Option<(u32, Error)>,
+    /// All that are left are of leaves that are damaged and passed by ([`crate::btree::frozen`]): they stay here, and nobody waits for them.
+    pub are_frozen: bool,
     /// A start adds keys: with none there are not all in their leaves.
     pub grows: bool,
     /// The task that puts them waits for buckets.
@@ -55,6 +57,12 @@ impl Overlay {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
+    }
+
+    /// There are some that will be put.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        !self.is_empty() && !self.are_frozen
     }
 
     /// How many there are.
@@ -139,7 +147,7 @@ impl State {
     /// All that the tree and the journal say has been counted, so it is known what is dirty.
     #[must_use]
     pub fn is_counted(&self) -> bool {
-        self.frontier.is_complete() && self.overlay.is_empty()
+        self.frontier.is_complete() && !self.overlay.is_awaited()
     }
 
     /// All that they say of volume `inode`.
@@ -158,12 +166,19 @@ impl State {
     #[must_use]
     pub fn counted_percent(&self) -> u64 {
         let percent = self.frontier.percent();
-        if self.overlay.is_empty() { percent } else { percent.min(99) }
+        if self.overlay.is_awaited() { percent.min(99) } else { percent }
     }
 
     /// Why that does not come to its end, if so. While a set is opened or stopped the first error counts.
     #[must_use]
     pub fn replay_is_in_vain(&self) -> Option<Error> {
+        // The walk comes to a damaged node too, and passes it by.
+        let passes = |error: &Error| matches!(error, Error::Node { .. }) && !self.frontier.is_complete();
+        self.keys_stay().filter(|error| self.overlay.is_awaited() && !passes(error))
+    }
+
+    /// Why keys stay where they are, if so.
+    fn keys_stay(&self) -> Option<Error> {
         let tries_min = if self.note_held || self.stopping { 1 } else { TRIES };
         self.overlay.trouble(tries_min)
     }
@@ -173,7 +188,7 @@ impl State {
     #[must_use]
     pub fn journal_is_in_vain(&self) -> Option<Error> {
         let is_held = self.overlay.oldest().is_some_and(|oldest| self.journal.oldest_pin() == Some(oldest));
-        let error = self.replay_is_in_vain().filter(|_| is_held)?;
+        let error = self.keys_stay().filter(|_| is_held)?;
         (self.journal.is_at_rest() && !self.journal.would_free()).then_some(error)
     }
 
@@ -182,6 +197,13 @@ impl State {
     pub fn journal_is_exhausted(&self) -> bool {
         let waits = self.overlay.waits_for_buckets && self.overlay.oldest() == self.journal.oldest_pin();
         self.journal.is_exhausted() || waits && self.journal.has_no_way_on()
+    }
+
+    /// The journal is filling up for the sake of keys that stay here: they are to be carried on, or there would be no room one day.
+    #[must_use]
+    pub fn wants_carrying(&self) -> bool {
+        let is_held = self.overlay.oldest().is_some_and(|oldest| self.journal.oldest_pin() == Some(oldest));
+        self.overlay.are_frozen && is_held && self.journal.is_half_full()
     }
 
     /// A replay goes on that may come to need what little room there is in the journal.

@@ -145,12 +145,16 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
 pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     let (journalled, noted): (Vec<_>, Vec<_>) =
         pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
-    let are_many = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
-    let is_beside = are_many && replay_beside(set, &journalled, &noted).await?;
+    let mut lies_over = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
+    if !lies_over {
+        lies_over = match replay_entries(set, &journalled).await {
+            // Its keys lie over it, then, as far as they are not in leaves.
+            Err(Error::Node { .. }) => true,
+            other => other.map(|()| false)?,
+        };
+    }
+    let is_beside = lies_over && replay_beside(set, &journalled, &noted).await?;
     if !is_beside {
-        if !are_many {
-            replay_entries(set, &journalled).await?;
-        }
         writer::checkpoint(set).await?;
         replay_in_order(set, Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
     }

@@ -189,6 +189,12 @@ impl Journal {
         self.free_buckets() <= self.reserve() + 1
     }
 
+    /// True when half of it is needed, from an entry on that none in the bucket being filled is older than.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.free_buckets() * 2 < self.buckets.len() as u64 && self.would_free_before(self.next)
+    }
+
     /// True when few entries without keys have a place: what writes them without asking must let go of old ones first.
     #[must_use]
     pub fn is_scarce(&self) -> bool {

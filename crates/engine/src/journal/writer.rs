@@ -72,6 +72,9 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
         s.stats.journal_entries += 1;
         relieve(s);
     });
+    if set.with(|s| s.wants_carrying()) {
+        set.signals().walked.notify_all();
+    }
     set.signals().leaf_work.notify_all();
     set.signals().journal_progress.notify_all();
     set.signals().allocator_work.notify_all();

@@ -83,6 +83,30 @@ fn leaves_of(world: &World, number: u64) -> Vec<u64> {
     (0..SIZES.buckets).map(|bucket| bucket * BUCKET).filter(|first| is_leaf(first)).collect()
 }
 
+/// Damages the nodes that begin there; what stood there.
+fn damage(rig: &Rig, leaves: &[u64]) -> Vec<[u8; 512]> {
+    let mut world = rig.world.borrow_mut();
+    let damage = |leaf: &u64| {
+        let mut sound = [0; 512];
+        world.look(0, *leaf, &mut sound);
+        world.place(0, *leaf, &DAMAGE);
+        sound
+    };
+    leaves.iter().map(damage).collect()
+}
+
+/// They are as they were again, but for what has been used for something else since.
+fn heal(rig: &Rig, leaves: &[u64], sound: &[[u8; 512]]) {
+    let mut world = rig.world.borrow_mut();
+    for (leaf, sound) in leaves.iter().zip(sound) {
+        let mut found = [0; 512];
+        world.look(0, *leaf, &mut found);
+        if found == DAMAGE {
+            world.place(0, *leaf, sound);
+        }
+    }
+}
+
 async fn result_of(set: &CacheSet, volume: VolumeId, request: Request) -> Result<(), Error> {
     set.serve(volume, request).await.result
 }
@@ -118,11 +142,7 @@ fn a_damaged_leaf_freezes_its_range(reserve: u64, seed: u64) {
     const ROUNDS: u64 = 4;
     let mut rig = crashed(options(reserve), seed);
     let leaves = leaves_of(&rig.world.borrow(), HIT);
-    let mut sound = vec![[0; 512]; leaves.len()];
-    for (leaf, sound) in leaves.iter().zip(&mut sound) {
-        rig.world.borrow().look(0, *leaf, sound);
-        rig.world.borrow_mut().place(0, *leaf, &DAMAGE);
-    }
+    let sound = damage(&rig, &leaves);
     let frozen = run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options(reserve)).await.expect("it opens");
         let frozen = all_but_the_range_is_served(&set, volume, 0).await;
@@ -152,14 +172,7 @@ fn a_damaged_leaf_freezes_its_range(reserve: u64, seed: u64) {
             }
         });
     }
-    for (leaf, sound) in leaves.iter().zip(&sound) {
-        let mut found = [0; 512];
-        rig.world.borrow().look(0, *leaf, &mut found);
-        // What was the leaf once has been used for something else since.
-        if found == DAMAGE {
-            rig.world.borrow_mut().place(0, *leaf, sound);
-        }
-    }
+    heal(&rig, &leaves, &sound);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options(reserve)).await.expect("it opens");
         set.walked().await.expect("it is sound");
@@ -184,6 +197,53 @@ fn a_damaged_leaf_that_is_met_by_a_start_that_walks_first_freezes_its_range() {
     a_damaged_leaf_freezes_its_range(0, 2);
 }
 
+/// The journal has keys for the damaged leaf: what they say is read, and they stay in the journal; nobody else waits for them.
+#[test]
+fn keys_of_the_journal_lie_over_a_damaged_leaf() {
+    const CHANGED: Range<u64> = HIT..HIT + 50;
+    let mut rig = crashed(options(100), 4);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), options(100)).await.expect("it opens");
+        set.walked().await.expect("it is sound");
+        write_extents(&set, volume, CHANGED, 1).await;
+    });
+    let leaves = leaves_of(&rig.world.borrow(), HIT);
+    let sound = damage(&rig, &leaves);
+    for ends_in_order in [true, false, true] {
+        run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options(100)).await.expect("it opens");
+            set.walked().await.expect("the walk passes it by");
+            let covered = set.status().unreadable[0].covers[0];
+            let frozen = covered.start.div_ceil(STEP)..covered.end.div_ceil(STEP);
+            check(&set, volume, 0, &frozen).await;
+            for number in CHANGED {
+                assert_eq!(bytes(&set, volume, STEP * number, LENGTH).await, [byte_of(number, 1); LENGTH]);
+            }
+            let below = Request::Read { sector: STEP * frozen.start, buffer: Buffer::zeroed(512) };
+            assert!(matches!(result_of(&set, volume, below).await, Err(Error::Node { .. })));
+            let flushed = set.write_back(volume, &Cancel::default()).await;
+            assert!(matches!(flushed, Err(Error::Node { .. })), "{flushed:?}");
+            assert_eq!(set.status().dirty_sectors, 0, "the rest is written back");
+            write_extents(&set, volume, 0..CLEAN, 0).await;
+            assert_eq!(set.failure(), None, "the set goes on");
+            if ends_in_order {
+                set.stop().await.expect("it stops");
+            }
+        });
+    }
+    heal(&rig, &leaves, &sound);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options(100)).await.expect("it opens");
+        set.walked().await.expect("it is sound");
+        check(&set, volume, 0, &CHANGED).await;
+        for number in CHANGED {
+            assert_eq!(bytes(&set, volume, STEP * number, LENGTH).await, [byte_of(number, 1); LENGTH]);
+        }
+        set.write_back(volume, &Cancel::default()).await.expect("nothing is frozen any more");
+        set.detach(volume, &Cancel::default()).await.expect("nor dirty");
+    });
+}
+
 /// A volume of which its superblock says that nothing is dirty needs no leaf.
 #[test]
 fn a_clean_volume_goes_on_without_a_damaged_leaf() {
@@ -196,9 +256,7 @@ fn a_clean_volume_goes_on_without_a_damaged_leaf() {
         set.stop().await.expect("it stops");
     });
     let leaves = leaves_of(&rig.world.borrow(), HIT);
-    for leaf in leaves {
-        rig.world.borrow_mut().place(0, leaf, &DAMAGE);
-    }
+    damage(&rig, &leaves);
     run(&mut rig, |env| async move {
         let (set, volume) = open(env.clone(), options(100)).await.expect("it opens");
         set.walked().await.expect("the walk passes it by");
