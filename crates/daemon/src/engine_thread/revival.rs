@@ -146,17 +146,19 @@ async fn answers(keeper: &Keeper) -> bool {
 async fn board(keeper: &Keeper) {
     let mut waiting: Vec<_> = keeper.with(|sets| {
         let may_go = sets.away.iter().filter(|(_, away)| !away.is_aboard && !away.info.may_be_dirty());
-        may_go.map(|(id, away)| (*id, away.disk, away.info.options)).collect()
+        may_go.map(|(id, away)| (*id, away.disk)).collect()
     });
     if waiting.is_empty() {
         return;
     }
     let Ok(boat) = boat(keeper).await else { return };
-    for (id, disk, options) in waiting.drain(..) {
+    for (id, disk) in waiting.drain(..) {
         if let Err(error) = boat.add_uncached_as(id, disk).await {
             tracing::warn!(event = "no-way-past-the-cache", "a volume waits for its cache: {error}");
             continue;
         }
+        // Somebody may have changed them meanwhile.
+        let options = keeper.options_of(id);
         let _it_is_there = boat.change_volume_options(id, |begun| *begun = options);
         keeper.change(|sets| {
             if let Some(away) = sets.away.get_mut(&id) {
