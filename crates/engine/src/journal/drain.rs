@@ -83,27 +83,26 @@ pub async fn run(set: CacheSet) {
 
 /// Whether all keys that are left are of damaged leaves that nobody reads any more.
 async fn are_frozen(set: &CacheSet) -> bool {
+    // What a start adds may be of others.
+    if set.with(|s| s.frozen.is_empty() || s.overlay.grows) {
+        return false;
+    }
     let mut at = Position::ZERO;
     loop {
         set.env().breathe().await;
-        let turn = set.with(|s| {
-            if s.frozen.is_empty() {
-                return Turn::Goes(at);
-            }
+        let known = set.with(|s| {
             s.work.visit(VISIT_MAX);
             for _ in 0..VISIT_MAX {
                 match s.overlay.next_from(at, u64::MAX, 1) {
                     Next::Key(key) if s.frozen.holds(&key) => at = key.position(),
-                    Next::Key(key) => return Turn::Put(key),
-                    Next::Behind(_) | Next::None => return Turn::End,
+                    Next::Key(_) => return Some(false),
+                    Next::Behind(_) | Next::None => return Some(true),
                 }
             }
-            Turn::Goes(at)
+            None
         });
-        match turn {
-            Turn::End => return true,
-            Turn::Goes(_) if !set.with(|s| s.frozen.is_empty()) => {}
-            Turn::Put(_) | Turn::Goes(_) => return false,
+        if let Some(are_frozen) = known {
+            return are_frozen;
         }
     }
 }
@@ -151,16 +150,6 @@ async fn makes_way(set: &CacheSet) {
     }
 }
 
-/// What is to be done next.
-enum Turn {
-    /// This key is to be put.
-    Put(Key),
-    /// There is none before that.
-    Goes(Position),
-    /// There is none.
-    End,
-}
-
 /// Puts what it comes to from `from` to the end of the tree. An error: the set has failed.
 async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep, Error> {
     let (mut at, mut sweep) = (from, Sweep::default());
@@ -173,22 +162,18 @@ async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep,
         set.check_alive()?;
         let through =
             |s: &State| if is_choosy && s.journal.is_low() { s.journal.reclaim_target() } else { u64::MAX };
-        let turn = set.with(|s| {
+        let next = set.with(|s| {
             s.work.visit(VISIT_MAX);
             let through = if at < leaf_end { u64::MAX } else { through(s) };
-            match s.overlay.next_from(at, through, VISIT_MAX) {
-                Next::Key(key) => Turn::Put(key),
-                Next::Behind(at) => Turn::Goes(at),
-                Next::None => Turn::End,
-            }
+            s.overlay.next_from(at, through, VISIT_MAX)
         });
-        let key = match turn {
-            Turn::Put(key) => key,
-            Turn::Goes(next) => {
+        let key = match next {
+            Next::Key(key) => key,
+            Next::Behind(next) => {
                 at = next;
                 continue;
             }
-            Turn::End => return Ok(sweep),
+            Next::None => return Ok(sweep),
         };
         let start = key.start_position();
         if start >= upto {

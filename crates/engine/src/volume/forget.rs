@@ -56,11 +56,11 @@ impl CacheSet {
                 return Err(Error::Stopping);
             }
             let inode = s.uuids.find(uuid).ok_or(Error::NoVolume)?;
-            if !s.frontier.has_passed(inode) || s.overlay.has_keys_of(inode) {
-                return Err(Error::NotWalked { percent: s.counted_percent() });
-            }
             if let Some(error) = s.frozen.hides(inode) {
                 return Err(error);
+            }
+            if !s.has_counted(inode) {
+                return Err(Error::NotWalked { percent: s.counted_percent() });
             }
             if s.volumes.iter().any(|(_, volume)| volume.uuid == uuid || volume.inode == Some(inode)) {
                 return Err(Error::Served);
