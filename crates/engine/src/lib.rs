@@ -43,6 +43,7 @@ mod stats;
 mod status;
 mod stop;
 mod times;
+mod tries;
 mod uuids;
 mod volume;
 mod windows;

@@ -69,6 +69,12 @@ pub fn extents_in(sectors: u64) -> usize {
     bytes_in(sectors).saturating_sub(HEADER_BYTES) / ENTRY_BYTES
 }
 
+/// Whether `extents`, of a summary of so many sectors, are all that was written: a full one may lack some.
+#[must_use]
+pub fn says_all(extents: &[Extent], sectors: u64) -> bool {
+    extents.len() < extents_in(sectors)
+}
+
 fn bytes_in(sectors: u64) -> usize {
     usize::try_from(sectors * SECTOR_BYTES).expect("a bucket fits in memory")
 }

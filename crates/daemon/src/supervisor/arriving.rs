@@ -133,14 +133,9 @@ impl Table {
 
     /// The volumes that are to be on it. What somebody has stopped or removed is not.
     fn coming_to(&self, cache: usize) -> impl Iterator<Item = &VolumeEntry> {
-        let is_only = self.lasting_caches().map(|(index, _)| index).eq([cache]);
-        let name = self.caches[cache].name.as_ref();
-        let is_meant = move |entry: &&VolumeEntry| match &entry.wanted_cache {
-            Some(wanted) => Some(wanted) == name,
-            None => is_only,
-        };
         let all = self.volumes.iter().filter(|entry| entry.backing.is_some());
-        all.filter(|entry| !entry.is_gone() && !entry.is_leaving()).filter(is_meant)
+        all.filter(|entry| !entry.is_gone() && !entry.is_leaving())
+            .filter(move |entry| self.is_meant(entry, cache))
     }
 }
 

@@ -44,13 +44,17 @@ impl Table {
         })
     }
 
-    /// The volume's section names that cache, or none where there is no other; or it comes there from what the cache was before.
-    pub fn is_to_be_on(&self, volume: usize, cache: usize) -> bool {
-        let is_meant = match &self.volumes[volume].wanted_cache {
+    /// The volume's section names that cache, or none where there is no other.
+    pub fn is_meant(&self, entry: &VolumeEntry, cache: usize) -> bool {
+        match &entry.wanted_cache {
             Some(wanted) => Some(wanted) == self.caches[cache].name.as_ref(),
             None => self.lasting_caches().map(|(index, _)| index).eq([cache]),
-        };
-        is_meant || self.former_of(cache).is_some()
+        }
+    }
+
+    /// The same, or it comes there from what the cache was before.
+    pub fn is_to_be_on(&self, volume: usize, cache: usize) -> bool {
+        self.is_meant(&self.volumes[volume], cache) || self.former_of(cache).is_some()
     }
 
     /// The cache is open, or, if it was judged to be dead, still is not there.

@@ -85,12 +85,9 @@ impl Supervisor {
     /// A volume that is to have it, and is served without.
     fn goes_on_without(&self, index: usize) -> Option<String> {
         let shared = self.shared();
-        let name = &shared.table.caches[index].name;
-        let is_only = shared.table.lasting_caches().all(|(other, _)| other == index);
         let is_its = |entry: &&VolumeEntry| {
             let is_served = matches!(entry.state, VolumeState::Attaching | VolumeState::Served(_));
-            let is_to = entry.wanted_cache == *name || entry.wanted_cache.is_none() && is_only;
-            is_served && is_to && entry.lack.is_some()
+            is_served && shared.table.is_meant(entry, index) && entry.lack.is_some()
         };
         let found = shared.table.volumes.iter().find(is_its);
         found.map(|entry| entry.display_name().to_owned())

@@ -102,17 +102,14 @@ impl Supervisor {
                     }
                 }
                 Ok(Event::Cache(index, News::Ended)) if pending.remove(&index) => {
-                    outcome = outcome.and(Err(self
-                        .not_stopped(index)
-                        .why("it ended by a panic")
-                        .next(engine_failure::RECOVERS)));
+                    outcome = outcome.and(Err(self.recovers(index, "it ended by a panic")));
                 }
                 Ok(Event::Stopped(index, result)) => {
                     pending.remove(&index);
-                    let what = |index| self.not_stopped(index).what.into_string();
-                    let stopped =
-                        result.clone().map_err(|error| engine_failure::of_stop(what(index), &error));
-                    outcome = outcome.and(stopped);
+                    let stopped = result.clone();
+                    outcome = outcome.and(
+                        stopped.map_err(|error| engine_failure::of_stop(self.not_stopped(index), &error)),
+                    );
                     if self.is_ending(index) {
                         // Somebody released or replaced it just before, and that is to be kept.
                         self.cache_let_go(index, result);
@@ -128,8 +125,7 @@ impl Supervisor {
         let signal = if hurried { ", and another signal came" } else { "" };
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
         for index in pending {
-            let silent = self.not_stopped(index).why(why.clone()).next(engine_failure::RECOVERS);
-            outcome = outcome.and(Err(silent));
+            outcome = outcome.and(Err(self.recovers(index, &why)));
         }
         match self.shared().table.first_failure() {
             Some(failure) if self.strict => outcome.and(Err(failure)),
@@ -169,15 +165,17 @@ impl Supervisor {
         }
     }
 
-    fn not_stopped(&self, index: usize) -> Failure {
+    /// Nothing is known to be wrong with it.
+    fn recovers(&self, index: usize, why: &str) -> Failure {
+        Failure::new(Kind::Io, self.not_stopped(index)).why(why).next(engine_failure::RECOVERS)
+    }
+
+    fn not_stopped(&self, index: usize) -> String {
         let shared = self.shared();
         let cache = &shared.table.caches[index];
         let opening =
             if matches!(cache.state, CacheState::Opening { .. }) { " while it was opening" } else { "" };
-        Failure::new(
-            Kind::Io,
-            format!("the cache on {} could not be stopped in order{opening}", cache.device),
-        )
+        format!("the cache on {} could not be stopped in order{opening}", cache.device)
     }
 }
 

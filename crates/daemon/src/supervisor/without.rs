@@ -55,10 +55,9 @@ impl Supervisor {
         let since = if shared.phase == Phase::Starting { self.started } else { Instant::now() };
         let entry = &mut shared.table.volumes[index];
         let (name, set) = (name.map(str::to_owned), superblock.set_uuid());
-        let why = reason.clone();
-        let new = || Lack { since, name, set, why: why.clone(), is_given_up: false };
+        let new = || Lack { since, name, set, why: reason.clone(), is_given_up: false };
         let lack = entry.lack.get_or_insert_with(new);
-        lack.why = why.clone();
+        lack.why = reason.clone();
         // What is damaged does not come back by waiting.
         reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
     }

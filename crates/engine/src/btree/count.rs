@@ -134,7 +134,7 @@ async fn hold_data_if_apart(set: &CacheSet, indices: &[u32]) {
             set.env().breathe().await;
             set.with(|s| {
                 s.work.visit(found.as_ref().map_or(0, Vec::len));
-                if s.frozen.is_apart(found.as_deref(), s.open.summary_sectors().unwrap_or(0)) {
+                if found.is_some_and(|extents| s.frozen.is_apart(&extents)) {
                     s.buckets.may_be_named(*id);
                     s.holds_data(*id);
                 }

@@ -17,6 +17,7 @@ use crate::gc::pass::Found;
 use crate::opening::WHOLE;
 use crate::space::{Buckets, Usage};
 use crate::state::State;
+use crate::tries::Tries;
 use crate::work::PIECE_KEYS;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -41,8 +42,8 @@ pub struct Frontier {
     is_complete: bool,
     /// The set was served before they were.
     was_behind: bool,
-    /// The walk cannot go on for now: so many tries in a row, and why.
-    trouble: Option<(u32, Error)>,
+    /// The walk cannot go on for now.
+    trouble: Tries,
 }
 
 impl Frontier {
@@ -65,7 +66,7 @@ impl Frontier {
             walked: 0,
             is_complete: false,
             was_behind: true,
-            trouble: None,
+            trouble: Tries::NONE,
         }
     }
 
@@ -127,14 +128,13 @@ impl Frontier {
 
     /// The walk has met a node that cannot be read.
     pub fn meets(&mut self, error: Error) {
-        let tries = 1 + self.trouble.as_ref().map_or(0, |(tries, _)| *tries);
-        self.trouble = Some((tries, error));
+        self.trouble.meets(error);
     }
 
     /// Why the walk does not come to its end, after so many tries in a row.
     #[must_use]
     pub fn trouble(&self, tries_min: u32) -> Option<Error> {
-        self.trouble.as_ref().filter(|(tries, _)| *tries >= tries_min).map(|(_, error)| error.clone())
+        self.trouble.error_after(tries_min)
     }
 }
 
@@ -201,7 +201,7 @@ impl State {
     /// Moves the frontier past `node`, which the walk cannot come to. An error: its bucket is something else's.
     pub(crate) fn pass_by(&mut self, node: Child) -> Result<(), Error> {
         self.enter_path()?;
-        self.frontier.trouble = None;
+        self.frontier.trouble = Tries::NONE;
         self.frontier.leaf = None;
         (self.frontier.at, self.frontier.at_border) = (node.key.position(), true);
         Ok(())
@@ -272,7 +272,7 @@ impl State {
         }
         work.visit(count);
         let end = node.position();
-        frontier.trouble = None;
+        frontier.trouble = Tries::NONE;
         frontier.at = next.unwrap_or(end);
         frontier.at_border = next.is_none();
         Ok(match next {

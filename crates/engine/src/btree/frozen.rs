@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::space::reserve;
 use crate::state::State;
 use alloc::vec::Vec;
-use bcached_format::summary::{Extent, extents_in};
+use bcached_format::summary::Extent;
 use bcached_format::{Inode, Key, Pointer, Position};
 
 /// Most ranges that are kept. Who meets more of them has a device that forgets what it was given.
@@ -61,13 +61,9 @@ impl Frozen {
         self.ranges.iter().find(may_hold).map(|range| range.error.clone())
     }
 
-    /// Nothing of the ranges was written to a bucket whose summary says that all of it were `extents`. `sectors`: of a summary.
+    /// Nothing of the ranges was written to a bucket all of which were `extents`.
     #[must_use]
-    pub fn is_apart(&self, extents: Option<&[Extent]>, sectors: u64) -> bool {
-        // A summary that is full may lack some.
-        let Some(extents) = extents.filter(|extents| extents.len() < extents_in(sectors)) else {
-            return false;
-        };
+    pub fn is_apart(&self, extents: &[Extent]) -> bool {
         !extents.iter().any(|extent| self.ranges.iter().any(|range| meets(range, extent)))
     }
 

@@ -34,10 +34,11 @@ pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) 
 pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
     let pointer = child.pointer();
     let reserved = loop {
-        if let Some(error) = set.with(|s| s.frozen.error_of(pointer)) {
-            return Err(error);
-        }
-        match set.with(|s| s.nodes.request(pointer)) {
+        let found = set.with(|s| match s.frozen.error_of(pointer) {
+            Some(error) => Err(error),
+            None => Ok(s.nodes.request(pointer)),
+        });
+        match found? {
             Found::Here(pin) => return Ok(pin),
             Found::Load(reserved) => break reserved,
             Found::Loading => set.signals().node_memory.wait().await,

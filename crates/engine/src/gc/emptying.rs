@@ -15,7 +15,7 @@ use crate::written::Cause;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
-use bcached_format::summary::{Extent, extents_in};
+use bcached_format::summary::Extent;
 use bcached_format::{BucketId, Key, Position};
 
 /// Keys that are copied at once, and summaries that are read at once: so many that moving waits for the processor and not for the device,
@@ -24,13 +24,12 @@ const DEPTH: usize = 64;
 
 /// What the summaries of `ids` say, in the order of the keys; and the buckets without one that says all.
 pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (BTreeSet<Extent>, Vec<BucketId>) {
-    let full = set.with(|s| s.open.summary_sectors().map_or(0, extents_in));
     let ids: Vec<BucketId> = ids.iter().copied().collect();
     let (mut extents, mut unsummed) = (BTreeSet::new(), Vec::new());
     for some in ids.chunks(DEPTH) {
         for (id, found) in some.iter().zip(summaries::read(set, some).await) {
             // A bucket that would not be emptied is left alone: its copies would take room, and give none.
-            let Some(found) = found.filter(|found| found.len() < full) else {
+            let Some(found) = found else {
                 unsummed.push(*id);
                 continue;
             };

@@ -36,7 +36,7 @@ impl Latest {
         let hit = self.under(key);
         for end in &hit {
             let Some((since, old)) = self.keys.remove(end) else { continue };
-            for part in [old.cut(old.start(), key.start()), old.cut(key.end, old.end)].into_iter().flatten() {
+            for part in rest_of(&old, key) {
                 self.keys.insert(part.position(), (since, part));
             }
         }
@@ -94,6 +94,11 @@ impl Latest {
         // One that begins before may end behind it.
         self.keys.range(at..).map(|(_, (_, key))| key.start_position()).find(|start| *start >= at)
     }
+}
+
+/// What an `old` key still says when there is another one.
+pub fn rest_of(old: &Key, other: &Key) -> impl Iterator<Item = Key> {
+    [old.cut(old.start(), other.start()), old.cut(other.end, old.end)].into_iter().flatten()
 }
 
 #[cfg(test)]

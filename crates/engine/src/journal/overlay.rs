@@ -10,9 +10,10 @@
 
 use crate::btree::{Attempt, Content, Need, Piece, Record, live_pointers};
 use crate::error::Error;
-use crate::journal::latest::Latest;
-use crate::space::allocator::TRIES;
+use crate::journal::latest::{Latest, rest_of};
+use crate::journal::replay::is_void;
 use crate::state::State;
+use crate::tries::Tries;
 use alloc::collections::BTreeMap;
 use bcached_format::{Inode, Key, Position};
 
@@ -25,8 +26,8 @@ pub struct Overlay {
     by_inode: BTreeMap<Inode, Counts>,
     /// There have been some: what contradicts itself may be met late.
     was_there: bool,
-    /// They cannot all be put for now: so many tries in a row, and why.
-    trouble: Option<(u32, Error)>,
+    /// They cannot all be put for now.
+    trouble: Tries,
     /// All that are left are of leaves that are damaged and passed by ([`crate::btree::frozen`]): they stay here, and nobody waits for them.
     pub are_frozen: bool,
     /// A start adds keys: with none there are not all in their leaves.
@@ -125,14 +126,16 @@ impl Overlay {
 
     /// A try to put them all has come to its end, and has met this.
     pub fn tried(&mut self, met: Option<Error>) {
-        let tries = 1 + self.trouble.as_ref().map_or(0, |(tries, _)| *tries);
-        self.trouble = met.map(|error| (tries, error));
+        match met {
+            Some(error) => self.trouble.meets(error),
+            None => self.trouble = Tries::NONE,
+        }
     }
 
     /// Why they are not all put, after so many tries in a row.
     #[must_use]
     pub fn trouble(&self, tries_min: u32) -> Option<Error> {
-        self.trouble.as_ref().filter(|(tries, _)| *tries >= tries_min).map(|(_, error)| error.clone())
+        self.trouble.error_after(tries_min)
     }
 
     /// Asserts that what is counted is there.
@@ -179,31 +182,33 @@ impl State {
 
     /// Why keys stay where they are, if so.
     fn keys_stay(&self) -> Option<Error> {
-        let tries_min = if self.note_held || self.stopping { 1 } else { TRIES };
-        self.overlay.trouble(tries_min)
+        self.overlay.trouble(self.tries_awaited())
     }
 
     /// Why there will be no more room in the journal, if so: its oldest entry is needed for keys that cannot be put, and nothing else is
     /// on its way.
     #[must_use]
     pub fn journal_is_in_vain(&self) -> Option<Error> {
-        let is_held = self.overlay.oldest().is_some_and(|oldest| self.journal.oldest_pin() == Some(oldest));
-        let error = self.keys_stay().filter(|_| is_held)?;
+        let error = self.keys_stay().filter(|_| self.overlay_holds_journal())?;
         (self.journal.is_at_rest() && !self.journal.would_free()).then_some(error)
     }
 
     /// A replay has used up the room in the journal, and needs more.
     #[must_use]
     pub fn journal_is_exhausted(&self) -> bool {
-        let waits = self.overlay.waits_for_buckets && self.overlay.oldest() == self.journal.oldest_pin();
+        let waits = self.overlay.waits_for_buckets && self.overlay_holds_journal();
         self.journal.is_exhausted() || waits && self.journal.has_no_way_on()
     }
 
     /// The journal is filling up for the sake of keys that stay here: they are to be carried on, or there would be no room one day.
     #[must_use]
     pub fn wants_carrying(&self) -> bool {
-        let is_held = self.overlay.oldest().is_some_and(|oldest| self.journal.oldest_pin() == Some(oldest));
-        self.overlay.are_frozen && is_held && self.journal.is_half_full()
+        self.overlay.are_frozen && self.overlay_holds_journal() && self.journal.is_half_full()
+    }
+
+    /// The oldest entry of the journal that is needed is so for a key that is here.
+    fn overlay_holds_journal(&self) -> bool {
+        self.overlay.oldest().is_some_and(|oldest| self.journal.oldest_pin() == Some(oldest))
     }
 
     /// A replay goes on that may come to need what little room there is in the journal.
@@ -248,8 +253,7 @@ impl State {
     /// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and
     /// what replaced it comes later in the journal, or was clean and may be lost. Of two copies one may be left.
     pub(crate) fn or_hole(&self, key: &Key) -> Key {
-        let is_placeholder = key.pointers.as_slice().iter().any(|pointer| pointer.is_check());
-        match live_pointers(&self.buckets, &key.pointers).filter(|_| !is_placeholder) {
+        match live_pointers(&self.buckets, &key.pointers).filter(|_| !is_void(&self.buckets, key)) {
             Some(pointers) => Key { pointers, ..*key },
             None => Key::hole(key.inode, key.start(), key.end),
         }
@@ -298,7 +302,7 @@ impl State {
         for end in self.overlay.keys.under(&key) {
             self.work.insert(0);
             let Some((sequence, old)) = self.take_pending(end) else { continue };
-            for part in [old.cut(old.start(), key.start()), old.cut(key.end, old.end)].into_iter().flatten() {
+            for part in rest_of(&old, &key) {
                 self.add_pending(sequence, &part);
             }
         }

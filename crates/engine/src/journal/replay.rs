@@ -334,7 +334,7 @@ async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Err
 }
 
 /// The key has no data, or none that is still there.
-fn is_void(buckets: &Buckets, key: &Key) -> bool {
+pub(super) fn is_void(buckets: &Buckets, key: &Key) -> bool {
     let is_placeholder = key.pointers.as_slice().iter().any(|pointer| pointer.is_check());
     is_placeholder || buckets.is_dead(key)
 }

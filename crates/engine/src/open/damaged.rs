@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_format::BucketId;
 use bcached_format::prio::PrioSet;
-use bcached_format::summary::extents;
+use bcached_format::summary;
 
 /// One bucket in so many is looked for, at the least twice what a start needs.
 const SHARE: u64 = 64;
@@ -45,35 +45,24 @@ pub(super) async fn prove(
         summary_sectors: open.summary_sectors()?,
     };
     let wanted = (geometry.buckets / SHARE).max(2 * needed(geometry));
-    let (unnamed, clean) = candidates(before, buckets, walked).await;
     let mut now: Vec<u64> = Vec::new();
-    for some in unnamed.chunks(DEPTH) {
-        let formers = join_all(some.iter().map(|id| proof.is_former_chain(*id))).await;
-        let apart = join_all(some.iter().map(|id| proof.is_apart(*id))).await;
-        let is_proven = formers.into_iter().zip(apart).map(|(former, apart)| former || apart);
-        now.extend(some.iter().zip(is_proven).filter(|(_, is_proven)| *is_proven).map(|(id, _)| id.index));
-    }
-    // Priorities go to the first of them before the generations say that keys of them are void.
-    if (now.len() as u64) < geometry.prio_sets() {
-        return None;
-    }
-    for some in clean.chunks(DEPTH) {
+    for some in candidates(before, buckets, walked).await.chunks(DEPTH) {
         if now.len() as u64 >= wanted {
             break;
         }
-        let apart = join_all(some.iter().map(|id| proof.is_apart(*id))).await;
-        now.extend(some.iter().zip(apart).filter(|(_, is_apart)| *is_apart).map(|(id, _)| id.index));
+        let are_proven = join_all(some.iter().map(|id| proof.is_proven(*id))).await;
+        now.extend(some.iter().zip(are_proven).filter(|(_, is_proven)| *is_proven).map(|(id, _)| id.index));
     }
-    (now.len() as u64 >= needed(geometry)).then_some(Proven { now, later: Vec::new() })
+    // Priorities go to the first of them before the generations say that keys of them are void.
+    let is_named = |index: &u64| buckets.get(buckets.id(*index)).live > 0;
+    let chain = usize::try_from(geometry.prio_sets()).expect("a chain is short");
+    let suffice = now.len() as u64 >= needed(geometry) && !now.iter().take(chain).any(is_named);
+    suffice.then_some(Proven { now, later: Vec::new() })
 }
 
-/// The buckets that nothing names that can be read, and those in which all that is named is clean: it can be read from the backing device.
+/// The buckets that nothing names that can be read; then those in which all that is named is clean: it can be read from the backing device.
 /// Not what is to be replayed, nor buckets of which a generation is known that is not stored.
-async fn candidates(
-    before: &Before<'_>,
-    buckets: &Buckets,
-    walked: &Findings,
-) -> (Vec<BucketId>, Vec<BucketId>) {
+async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -> Vec<BucketId> {
     let (env, _) = before.on;
     let (entries, note) = before.replayed;
     let mut named = BTreeSet::new();
@@ -96,7 +85,8 @@ async fn candidates(
     }
     unnamed.truncate(LOOKED_MAX);
     clean.truncate(LOOKED_MAX);
-    (unnamed, clean)
+    unnamed.append(&mut clean);
+    unnamed
 }
 
 /// Looks at what is in the buckets.
@@ -110,6 +100,10 @@ struct Proof<'a> {
 }
 
 impl Proof<'_> {
+    async fn is_proven(&self, id: BucketId) -> bool {
+        self.is_apart(id).await || self.buckets.get(id).live == 0 && self.is_former_chain(id).await
+    }
+
     /// Its summary says that nothing of the damaged nodes was written to it.
     async fn is_apart(&self, id: BucketId) -> bool {
         let (env, disk) = self.before.on;
@@ -118,9 +112,10 @@ impl Proof<'_> {
         let (read, buffer) = disk.read(sector, Buffer::zeroed(bytes)).await;
         env.breathe().await;
         let generation = self.buckets.get(id).generation;
-        let found = extents(buffer.as_slice(), self.before.geometry.magic, id.index, generation);
+        let found = summary::extents(buffer.as_slice(), self.before.geometry.magic, id.index, generation);
         env.charge(summary_ns(found.as_ref().map_or(0, Vec::len)));
-        read.is_ok() && self.damaged.is_apart(found.as_deref(), self.summary_sectors)
+        let found = found.filter(|found| read.is_ok() && summary::says_all(found, self.summary_sectors));
+        found.is_some_and(|extents| self.damaged.is_apart(&extents))
     }
 
     /// It begins with priorities of before, where whoever uses a bucket writes first.

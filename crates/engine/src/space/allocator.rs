@@ -14,7 +14,7 @@ use bcached_format::BucketId;
 use core::time::Duration;
 
 /// So often must the walk, or a replay beside requests, have met what it cannot read before those who wait for its end give up: it may pass.
-pub const TRIES: u32 = 3;
+const TRIES: u32 = 3;
 /// How long to rest when nothing can be invalidated.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -150,10 +150,14 @@ pub async fn metadata_comes_to_replay(set: &CacheSet, count: usize) -> Result<bo
 }
 
 impl State {
+    /// So often is something tried before those who wait for it give up.
+    pub(crate) const fn tries_awaited(&self) -> u32 {
+        if self.note_held || self.stopping { 1 } else { TRIES }
+    }
+
     /// Why the walk, which buckets must wait for, does not come to its end, if so. While a set is opened or stopped the first error counts.
     pub(crate) fn walk_is_in_vain(&self) -> Option<Error> {
-        let tries_min = if self.note_held || self.stopping { 1 } else { TRIES };
-        self.frontier.trouble(tries_min)
+        self.frontier.trouble(self.tries_awaited())
     }
 }
 

@@ -1,8 +1,8 @@
 //! What lies in a bucket of dirty data, written behind it when it is full: so that emptying it costs as many looks into the tree
 //! as it has extents, and not a walk over the tree.
 //!
-//! Nothing depends on a summary. It is written without a flush, may be lost or be of another life of its bucket, and says only
-//! where to look: what is still in the bucket, the tree is asked.
+//! Nothing waits for a summary. It is written without a flush, may be lost or be of another life of its bucket, and says only
+//! where to look: what is still in the bucket, the tree is asked. Only of what a damaged node names it is taken at its word (`btree::frozen`).
 
 use crate::set::CacheSet;
 use crate::space::Closed;
@@ -44,7 +44,7 @@ pub async fn write_all(set: &CacheSet) {
     }
 }
 
-/// What was written to each of the `ids`, as far as a summary says so; in the same order.
+/// What was written to each of the `ids`, of which a summary says all; in the same order.
 pub async fn read(set: &CacheSet, ids: &[BucketId]) -> Vec<Option<Vec<Extent>>> {
     join_all(ids.iter().map(|id| read_one(set, *id))).await
 }
@@ -61,8 +61,8 @@ async fn read_one(set: &CacheSet, id: BucketId) -> Option<Vec<Extent>> {
     // Others may have come at the same moment.
     set.env().breathe().await;
     set.with(|s| {
-        let found = summary::extents(buffer.as_slice(), s.geometry.magic, id.index, pointer.generation());
-        s.work.summary(found.as_ref().map_or(0, Vec::len));
-        found
+        let found = summary::extents(buffer.as_slice(), s.geometry.magic, id.index, pointer.generation())?;
+        s.work.summary(found.len());
+        Some(found).filter(|found| summary::says_all(found, sectors))
     })
 }

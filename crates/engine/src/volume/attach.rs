@@ -165,15 +165,9 @@ impl CacheSet {
 
     /// Refuses a device that ends before its dirty data does: it was cut, or is another one's copy.
     async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
-        let (mut at, end) = (sectors, Position::MAX.offset);
-        let mut beyond = Survey::default();
-        while at < end && !beyond.dirty {
-            at = match self.attempt(|s| s.survey_leaf(inode, at, end, &mut beyond)).await {
-                // What lies in a damaged node is not written back, whatever the size of the device.
-                Err(Error::Node { .. }) => self.with(|s| s.end_of_missing_leaf(inode, at, end)),
-                other => other?,
-            };
-        }
+        // What lies in a damaged node is not written back, whatever the size of the device.
+        let passes_by = |error: &Error| matches!(error, Error::Node { .. });
+        let beyond = self.survey_past(inode, sectors, |beyond| beyond.dirty, passes_by).await?;
         if beyond.dirty { Err(Error::TooSmall { sectors }) } else { Ok(()) }
     }
 
@@ -194,12 +188,27 @@ impl CacheSet {
     pub(super) async fn survey_beyond(
         &self,
         inode: Inode,
-        mut at: u64,
+        at: u64,
         enough: impl Fn(&Survey) -> bool,
     ) -> Result<Survey, Error> {
+        self.survey_past(inode, at, enough, |_| false).await
+    }
+
+    /// The same without the leaves that cannot be read for what `passes_by` lets pass.
+    async fn survey_past(
+        &self,
+        inode: Inode,
+        mut at: u64,
+        enough: impl Fn(&Survey) -> bool,
+        passes_by: impl Fn(&Error) -> bool,
+    ) -> Result<Survey, Error> {
+        let end = Position::MAX.offset;
         let mut beyond = Survey::default();
-        while at < Position::MAX.offset && !enough(&beyond) {
-            at = self.attempt(|s| s.survey_leaf(inode, at, Position::MAX.offset, &mut beyond)).await?;
+        while at < end && !enough(&beyond) {
+            at = match self.attempt(|s| s.survey_leaf(inode, at, end, &mut beyond)).await {
+                Err(error) if passes_by(&error) => self.with(|s| s.end_of_missing_leaf(inode, at, end)),
+                other => other?,
+            };
         }
         Ok(beyond)
     }
