@@ -300,18 +300,26 @@ impl CacheSet {
             // Many attempts may follow each other without anything to wait for.
             self.env().breathe().await;
             // Asked in the transition itself: what fails while others run is known here.
-            let (attempted, untold, crowded, wants_gc) = self.with(|s| match &s.failed {
-                Some(error) if changes || pending.is_some() => Err(Error::Failed(Box::new(error.clone()))),
-                _ => Ok((
-                    match pending {
-                        Some(end) => s.put_pending(end).map(|()| None),
-                        None => transition(s).map(Some),
-                    },
-                    core::mem::take(&mut s.untold),
-                    core::mem::take(&mut s.crowded),
-                    s.buckets.take_gc_untold(),
-                )),
+            let (attempted, untold, crowded, wants_gc, fails) = self.with(|s| {
+                let had_failed = s.failed.is_some();
+                match &s.failed {
+                    Some(error) if changes || pending.is_some() => {
+                        return Err(Error::Failed(Box::new(error.clone())));
+                    }
+                    _ => {}
+                }
+                let attempted = match pending {
+                    Some(end) => s.put_pending(end).map(|()| None),
+                    None => transition(s).map(Some),
+                };
+                let (untold, crowded) = (core::mem::take(&mut s.untold), core::mem::take(&mut s.crowded));
+                let fails = !had_failed && s.failed.is_some();
+                Ok((attempted, untold, crowded, s.buckets.take_gc_untold(), fails))
             })?;
+            if fails {
+                // What it found contradicts itself: whoever waits for the set waits in vain.
+                self.wake_all();
+            }
             crowded.into_iter().for_each(|at| ahead::begin(self, at));
             if untold {
                 self.tell_writers();

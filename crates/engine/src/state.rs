@@ -253,6 +253,17 @@ impl State {
         self.open.take(&mut self.buckets, class, of, wanted, keep)
     }
 
+    /// Closes the open buckets of volumes that have left the cache or are served no more: nothing comes to them, and nobody else would
+    /// have what they hold.
+    pub fn close_left(&mut self) {
+        let Self { open, buckets, volumes, .. } = self;
+        // As a rule there is one a volume, beside those of clean and of moved data.
+        if open.count() > volumes.iter().count() {
+            let is_there = |inode| volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
+            open.close_those(|class| matches!(class, Class::Dirty(inode) if !is_there(inode)), buckets);
+        }
+    }
+
     /// The key for the space is in the tree, or will never be: the bucket may be reused when its time comes.
     pub fn unpin(&mut self, pointers: &bcached_format::Pointers) {
         for pointer in pointers.as_slice() {

@@ -293,6 +293,14 @@ impl State {
         Some((sequence, key))
     }
 
+    /// Journals a key anew that is here, unless it is not any more: then somebody has put it, or something newer is in its place.
+    pub(crate) fn carry_pending(&mut self, key: &Key) -> Attempt<bool> {
+        match self.overlay.keys.get(key.position()) {
+            Some((_, found)) if found == *key => self.journal_pending(key),
+            _ => Attempt::Done(true),
+        }
+    }
+
     /// Journals a key that only the note has, and adds it, over what is there. Done with false: there is more to take away first.
     pub(crate) fn journal_pending(&mut self, key: &Key) -> Attempt<bool> {
         let key = self.or_hole(key);

@@ -34,6 +34,10 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
             set.signals().allocator_work.wait().await;
             continue;
         }
+        set.with(State::close_left);
+        if set.with(|s| s.open.has_closed()) {
+            set.signals().summary_work.notify_all();
+        }
         let passed_used = invalidate(set, |s| s.free_batch().max(s.replay_batch())).await.passed_used;
         let _phase = passed_used.then(|| set.begin(Phase::EvictionBesideRead));
         if store_pending(set).await? {

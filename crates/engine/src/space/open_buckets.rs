@@ -128,7 +128,12 @@ impl OpenBuckets {
 
     /// Closes every open bucket, at stop.
     pub fn close_all(&mut self, buckets: &mut Buckets) {
-        let classes: Vec<Class> = self.open.keys().copied().collect();
+        self.close_those(|_| true, buckets);
+    }
+
+    /// Closes the open buckets of some classes.
+    pub fn close_those(&mut self, mut are_meant: impl FnMut(Class) -> bool, buckets: &mut Buckets) {
+        let classes: Vec<Class> = self.open.keys().copied().filter(|class| are_meant(*class)).collect();
         for class in classes {
             self.close(class, buckets);
         }

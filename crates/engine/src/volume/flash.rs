@@ -169,16 +169,16 @@ impl State {
     ///
     /// What is written over leaves dead sectors in its bucket. Moving puts the live data of two buckets into one if they are at most
     /// half full, so at worst every bucket is a little more than half full: half of the buckets' sectors can be stored, and no
-    /// more for certain. Of the buckets go off what metadata takes, the reserves for the tree and for moving, the open buckets, and
-    /// what is given up at once, because buckets are handed out only when their generations are stored. The index of the
-    /// data comes out of the rest.
+    /// more for certain. Of the buckets go off what metadata takes, those that a damaged node may name and that are not used again, the
+    /// reserves for the tree and for moving, the open buckets, and what is given up at once, because buckets are handed out only when
+    /// their generations are stored. The index of the data comes out of the rest.
     fn storable(&self) -> u64 {
         let geometry = &self.geometry;
-        let open = self.volumes.iter().count() + 3;
+        let open = self.open.count().max(self.volumes.iter().count() + 3);
         let batch = usize::try_from(geometry.buckets / 64).unwrap_or(usize::MAX).clamp(8, 1024);
         let kept = (BTREE_RESERVE + MOVING_RESERVE + open + batch) as u64 + self.reserve_wanted;
-        let metadata = self.buckets.count_of(Usage::Meta);
-        let buckets = self.buckets.count().saturating_sub(metadata).saturating_sub(kept);
+        let taken = self.buckets.count_of(Usage::Meta) + self.buckets.count_of(Usage::Unknown);
+        let buckets = self.buckets.count().saturating_sub(taken).saturating_sub(kept);
         let (bucket, block) = (u128::from(self.open.data_sectors()), u128::from(geometry.block_sectors));
         let node_bytes = u128::from(geometry.node_sectors()) * 512;
         // So many buckets a sector: 2 / bucket + INDEX_BYTES / (block * node_bytes).

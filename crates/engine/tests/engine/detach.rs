@@ -447,3 +447,26 @@ fn a_flash_only_volume_is_not_detached() {
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
     });
 }
+
+/// Each attachment has a bucket of its own that data goes to. Nothing comes to the former ones: they are nobody's, and not lost.
+#[test]
+fn detaching_again_and_again_takes_no_buckets() {
+    let mut rig = Rig::new(SIZES, 6);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        for round in 0..450_u64 {
+            ask(&set, volume, write(8 * (round % 50), 8, 1)).await;
+            set.detach(volume, &Cancel::default()).await.expect("sound");
+            set.attach(volume).await.expect("sound");
+        }
+        // All but what is kept in reserve: buckets are looked for.
+        for at in (0..100 * 128).step_by(128) {
+            ask(&set, volume, write(at, 128, 2)).await;
+        }
+        let status = set.status();
+        assert!(status.buckets_open < 80, "{} of {} are open", status.buckets_open, status.buckets);
+        assert_eq!(status.dirty_sectors, 100 * 128, "it is cached");
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}

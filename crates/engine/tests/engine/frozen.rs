@@ -5,7 +5,7 @@ use crate::memory::World;
 use crate::rig::{Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env};
-use bcached_format::{BackingState, SetMagic, Uuid};
+use bcached_format::{BackingState, Label, SetMagic, Uuid};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -266,6 +266,33 @@ fn a_clean_volume_goes_on_without_a_damaged_leaf() {
         ask(&set, volume, write(STEP * HIT, LENGTH, 9)).await;
         assert_eq!(bytes(&set, volume, STEP * HIT, LENGTH).await, [9; LENGTH]);
         assert_eq!(set.volumes()[0].state, Some(BackingState::Stale), "durably without the cache");
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// What is not used again because a damaged leaf may name it is promised to nobody.
+#[test]
+fn a_volume_in_the_cache_alone_is_promised_nothing_that_is_kept_for_a_damaged_leaf() {
+    let options = options(70);
+    let mut rig = crashed(options.clone(), 5);
+    let leaves = leaves_of(&rig.world.borrow(), HIT);
+    damage(&rig, &leaves);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options).await.expect("the reserve is there");
+        set.walked().await.expect("the walk passes it by");
+        assert_eq!(set.status().unreadable.len(), 1);
+        let flushed = set.write_back(volume, &Cancel::default()).await;
+        assert!(matches!(flushed, Err(Error::Node { .. })), "all but the range: {flushed:?}");
+        let room = set.status().flash_room_sectors;
+        assert!(room > 10_000, "{room} sectors");
+        let label = Label::from_text("scratch").expect("short");
+        let scratch = set.create_flash_only(room, label).await.expect("it is promised");
+        // Every other sector first: what is written over leaves most buckets half full.
+        let pieces = (0..room - 1).step_by(2).chain((1..room - 1).step_by(2));
+        for at in pieces.clone().chain(pieces.step_by(3)) {
+            let written = result_of(&set, scratch, write(at, 1, 7)).await;
+            assert_eq!(written, Ok(()), "sector {at} of {room}");
+        }
         set.stop().await.expect("it stops");
     });
 }

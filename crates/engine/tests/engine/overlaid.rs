@@ -1,12 +1,17 @@
 //! A set is served while what its journal says lies over the tree and is put into the leaves: nobody sees what is under it, nothing newer is
 //! covered, and nothing is decided that depends on what is dirty.
 
+use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, ask, backing_superblock, bytes, open, run, write};
+use crate::stopped;
 use crate::unwalked::{EXTENTS, Nodes, RESERVE, SIZES, byte_of, nodes, options, slow_down};
-use bcached_engine::{BucketCount, CacheSet, Cancel, Doing, Error, Options, Request, VolumeId};
+use bcached_engine::{
+    BucketCount, CacheSet, Cancel, Doing, Error, InCache, Options, Request, VolumeId, Whereabouts,
+};
 use bcached_env::{Env, Op};
-use bcached_format::{BackingState, CacheMode};
+use bcached_format::jset::{self, JsetHeader};
+use bcached_format::{BackingState, CacheMode, DeviceIndex, Gen, Key, Pointer, Pointers};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -413,4 +418,57 @@ fn a_stop_comes_to_its_end() {
             check_end(&env, opened, &model).await;
         });
     }
+}
+
+/// What contradicts the tree is found when the set is served already: whoever waits for it hears of that.
+#[test]
+fn a_contradiction_that_is_met_late_leaves_nobody_waiting() {
+    let found: Rc<Cell<Option<InCache>>> = Rc::default();
+    let tells = Rc::clone(&found);
+    let (mut rig, _) = crashed(6, WALKED, |_, set, volume, mut model| async move {
+        for number in 0..CHANGES {
+            change(&set, volume, number, &mut model).await;
+        }
+        if let Whereabouts::Dirty(found) = set.explain(volume, 2 * 10_000).await.expect("sound").whereabouts {
+            tells.set(Some(found));
+        }
+        model
+    });
+    // Another place of the volume says that all of that bucket is its own.
+    let found = found.get().expect("all of it is dirty");
+    let sector = found.bucket * u64::from(SIZES.bucket);
+    let pointers = Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(found.generation)));
+    let key = Key { pointers, ..stopped::key(0, sector, 14, 150_000) };
+    let geometry = stopped::geometry(&rig.world.borrow());
+    let (header, end) = stopped::newest_entry(&rig.world.borrow(), &geometry);
+    let header = JsetHeader { seq: header.seq + 1, ..header };
+    let mut entry = jset::seal(geometry.magic, &header, &[key]);
+    entry.resize(geometry.whole_blocks(entry.len()), 0);
+    let bucket = u64::from(SIZES.bucket);
+    let index = (end - 1) / bucket - geometry.first_bucket;
+    let next = geometry.sector_of(geometry.journal_bucket((index + 1) % geometry.journal_buckets));
+    let is_full = (end - 1) % bucket + 1 + entry.len().div_ceil(512) as u64 > bucket;
+    rig.world.borrow_mut().place(0, if is_full { next } else { end }, &entry);
+    run(&mut rig, |env| async move {
+        let (set, volume) = open(env.clone(), resting()).await.expect("it opens");
+        assert_eq!(set.failure(), None);
+        let (waiting, leaving) = (set.clone(), set.clone());
+        let walked = Beside::start(&env, async move { waiting.walked().await });
+        let detached = Beside::start(&env, async move { leaving.detach(volume, &Cancel::default()).await });
+        goes_on(&set);
+        let mut requests = Vec::new();
+        while set.failure().is_none() {
+            assert!(requests.len() < 10_000, "nothing is wrong: {} keys are left", set.status().replay_keys);
+            requests.push(asking(&env, &set, volume, write(2001, 1, 1)));
+            requests.push(asking(&env, &set, volume, Request::Flush));
+            env.sleep(Duration::from_micros(50)).await;
+        }
+        assert!(matches!(set.failure(), Some(Error::Inconsistent(_))), "{:?}", set.failure());
+        for request in requests {
+            let _ended = request.result(&env).await;
+        }
+        let (_, left) = (walked.result(&env).await, detached.result(&env).await);
+        assert!(matches!(left, Err(Error::Failed(_))), "{left:?}");
+        let _stopped = set.stop().await;
+    });
 }
