@@ -310,6 +310,33 @@ fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// Of a cache that is missing since the start, too, only the note knows, and the volume whose newest data is there.
+#[test]
+fn a_cache_that_is_missing_is_not_released_while_a_note_of_it_lies_there() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (fast, _) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "wait = \"1s\"\n");
+    let daemon = Daemon::configured(&images);
+    let set = json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().expect("a set").to_owned();
+    done(&daemon, &["set", "tank", "cache_mode=writeback", "writeback_running=0"]);
+    fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 3));
+    daemon.kill();
+    // As if it had acknowledged something that is in no entry yet: one record has been counted.
+    let note = images.path(&format!("run/{set}.note"));
+    common::patch(&note, 128, &1u64.to_ne_bytes());
+    let away = images.path("away");
+    std::fs::rename(&fast, &away).expect("it is there");
+    let daemon = Daemon::configured(&images);
+    refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which nobody else reads");
+    std::fs::remove_file(&note).expect("it is there");
+    let plan = done(&daemon, &["release", "fast", "--dry-run"]);
+    assert!(plan.contains("what is dirty there, which is not known, would stay"), "{plan}");
+    done(&daemon, &["release", "fast"]);
+    assert_eq!(daemon.stop().0, 0);
+}
+
 /// It was called imported while it could not be served, and that was all that was said.
 #[test]
 fn what_cannot_be_served_is_not_called_imported() {

@@ -12,6 +12,7 @@
 //! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
 //! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
 //! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try; a discard's end |
+//! | summaries | `summary_work` | a bucket has been closed | who takes space or closes one, a stop |
 //! | discards | `discard_work` | more buckets are free than are kept ready | whoever stores generations, a change of options, a stop |
 //! | a write past older dirty data | `ranges` | reads of the backing device from before have ended | the end of each |
 //! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |

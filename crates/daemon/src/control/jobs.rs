@@ -156,6 +156,9 @@ pub struct Job {
     pub elapsed_seconds: u64,
     /// Dirty data that there was at the beginning.
     pub dirty_bytes_at_start: u64,
+    /// How much that was nobody knows: the cache is not open.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dirty_unknown: bool,
     /// Dirty data that is left, if its engine answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
@@ -209,6 +212,7 @@ impl Job {
             already: false,
             elapsed_seconds: 0,
             dirty_bytes_at_start: 0,
+            dirty_unknown: false,
             dirty_bytes: None,
             percent: None,
             bytes_per_second: None,
@@ -295,6 +299,11 @@ impl Job {
             Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
             Verb::Grow => format!("{volume}: would be {size} large"),
             Verb::Import => format!("{volume}: would be served"),
+            Verb::Release if self.dirty_unknown => {
+                format!(
+                    "{volume}: would not be served any more, and what is dirty there, which is not known, would stay"
+                )
+            }
             Verb::Release => {
                 format!("{volume}: would not be served any more, and {dirty} dirty would stay there")
             }

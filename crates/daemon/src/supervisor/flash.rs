@@ -77,6 +77,7 @@ impl Table {
             owes: false,
             opened: None,
             absent: None,
+            missed_set: None,
             lack: None,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,

@@ -279,13 +279,14 @@ fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
         engine.keep(forgetting);
         return Err(failure);
     }
+    engine.forget(forgetting).map_err(failed)?;
     tracing::info!(
         event = "volume-forgotten",
         "{name}: {} dirty of it in {cache} are given up ({})",
         human(dirty),
         loss.list_in_words(dirty)
     );
-    engine.forget(forgetting).map_err(failed)
+    Ok(())
 }
 
 fn in_words(left: &Unserved) -> String {

@@ -25,18 +25,21 @@ impl Supervisor {
 
     /// It and its volumes are not to be served from now on, and over restarts.
     pub(super) fn release_closed(&mut self, index: usize, begin: &Begin) -> Result<Shown, Failure> {
-        let (name, device, set) = {
+        let (name, device, last_set) = {
             let shared = self.shared();
             let entry = &shared.table.caches[index];
             (entry.display_name().to_owned(), entry.device.clone(), entry.last_set)
         };
+        let volumes = self.volumes_of(index);
+        // One that has not been seen since the start is known by those who miss it.
+        let missed = volumes.iter().filter_map(|(_, entry)| entry.missed_set);
         let cannot = |kind| Failure::new(kind, format!("cannot release {name}"));
         if self.shared().table.former_of(index).is_some() {
             return Err(cannot(Kind::InUse)
                 .why("it is being replaced, and its data is on two devices")
                 .next(format!("`bcached replace {name} --with {device}` brings that to its end")));
         }
-        if let Some(note) = set.and_then(notes::unreplayed) {
+        if let Some(note) = last_set.into_iter().chain(missed).find_map(notes::unreplayed) {
             return Err(cannot(Kind::DataLoss)
                 .why(format!(
                     "the note {} of a bcached that was killed may hold acknowledged writes, which nobody else reads",
@@ -49,10 +52,10 @@ impl Supervisor {
                 "`bcached detach {volume}` leaves it here, `bcached remove {volume}` serves it no more"
             )));
         }
-        let volumes = self.volumes_of(index);
         self.check_idle(&name, &volumes)?;
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
         let mut shown = Shown::new(Verb::Release, name.clone(), State::Planned);
+        shown.dirty_unknown = true;
         let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
         shown.devices = std::iter::once(device).chain(backings).collect();
         if begin.dry_run {

@@ -145,6 +145,8 @@ pub struct VolumeEntry {
     pub opened: Option<Presence>,
     /// That is gone, or why what has come in its place is not taken up.
     pub absent: Option<Box<str>>,
+    /// The set that its superblock named when its cache could not be had.
+    pub missed_set: Option<Uuid>,
     /// Its cache is missing, and can be done without.
     pub lack: Option<Lack>,
     pub state: VolumeState,
@@ -570,6 +572,7 @@ impl VolumeEntry {
             owes: false,
             opened: None,
             absent: None,
+            missed_set: None,
             lack: None,
             state: VolumeState::Waiting(not_looked()),
             wait_logged: None,

@@ -47,6 +47,7 @@ impl Supervisor {
         superblock: &BackingSuperblock,
         reason: &Failure,
     ) -> bool {
+        self.shared().table.volumes[index].missed_set = Some(superblock.set_uuid());
         if self.strict || !is_missing(reason) || superblock.state() == BackingState::Dirty {
             self.shared().table.volumes[index].lack = None;
             return false;

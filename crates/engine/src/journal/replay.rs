@@ -28,9 +28,11 @@ use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers, Position
 /// Keys that are laid over the tree in one piece.
 const LAID_MAX: usize = 32;
 
-/// The keys of `entries`, pinned as far as they are valid. `record_of`: 0 for keys of the note.
+/// The keys of entries and then of the note, with the numbers of their entries (0: of the note), pinned as far as they are valid.
 pub struct Pending {
     keys: Vec<(u64, Key)>,
+    /// So many are of entries.
+    journalled: usize,
 }
 
 /// Checks every key that will be replayed, pulls generations forward and pins the buckets. What cannot be is refused here,
@@ -52,6 +54,7 @@ pub async fn prepare(
             keys.push((entry.header.seq, key));
         }
     }
+    let journalled = keys.len();
     // All of the note, whatever its records' numbers: it is a complete end of the history, in order, so going over it
     // again leaves its last state. Some of it may be in entries; some of it was perhaps replayed by a process that
     // was killed while it did so, whose entries have taken the same numbers.
@@ -79,7 +82,7 @@ pub async fn prepare(
             }
         }
     }
-    Ok(Pending { keys })
+    Ok(Pending { keys, journalled })
 }
 
 /// What is replayed covers something and makes sense in a leaf.
@@ -143,20 +146,19 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
 /// needed, the journal has room for the keys of the note, which are journalled anew. Afterwards nothing is left for the
 /// next start (a kernel's too) to do; or, if there are many, the last stretch of them, which lies over the tree.
 pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
-    let (journalled, noted): (Vec<_>, Vec<_>) =
-        pending.keys.iter().copied().partition(|(sequence, _)| *sequence > 0);
+    let (journalled, noted) = pending.keys.split_at(pending.journalled);
     let mut lies_over = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
     if !lies_over {
-        lies_over = match replay_entries(set, &journalled).await {
+        lies_over = match replay_entries(set, journalled).await {
             // Its keys lie over it, then, as far as they are not in leaves.
             Err(Error::Node { .. }) => true,
             other => other.map(|()| false)?,
         };
     }
-    let is_beside = lies_over && replay_beside(set, &journalled, &noted).await?;
+    let is_beside = lies_over && replay_beside(set, journalled, noted).await?;
     if !is_beside {
         writer::checkpoint(set).await?;
-        replay_in_order(set, Latest::of(set.env(), &noted).await, |_| Some(Record::Journal)).await?;
+        replay_in_order(set, Latest::of(set.env(), noted).await, |_| Some(Record::Journal)).await?;
     }
     for keys in pending.keys.chunks(VISIT_MAX) {
         set.env().breathe().await;

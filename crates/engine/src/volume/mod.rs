@@ -109,9 +109,9 @@ pub struct Volume {
     pub round: u64,
     /// Changes in flight that began before this round.
     pub earlier_changes: u64,
-    /// Those of them that began before it was attached under the number that it has now.
+    /// Requests in flight that began before it was attached under the number, or had the size, that it has now.
     pub earlier_requests: u64,
-    /// How often its number has changed.
+    /// How often its number or its size has changed.
     pub attachment: u64,
     /// Whether it is on its way to or from the cache.
     pub course: Course,
