@@ -303,11 +303,8 @@ impl CacheSet {
             // Asked in the transition itself: what fails while others run is known here.
             let (attempted, untold, crowded, wants_gc, fails) = self.with(|s| {
                 let had_failed = s.failed.is_some();
-                match &s.failed {
-                    Some(error) if changes || pending.is_some() => {
-                        return Err(Error::Failed(Box::new(error.clone())));
-                    }
-                    _ => {}
+                if let Some(error) = s.failed.as_ref().filter(|_| changes || pending.is_some()) {
+                    return Err(Error::Failed(Box::new(error.clone())));
                 }
                 let attempted = match pending {
                     Some(end) => s.put_pending(end).map(|()| None),
