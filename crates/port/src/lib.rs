@@ -41,6 +41,7 @@ mod outbox;
 pub mod ram;
 pub mod route;
 pub mod server;
+pub mod socket;
 mod waiters;
 
 pub use bcached_env::{Buffer, Payload};
