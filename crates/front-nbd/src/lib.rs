@@ -23,11 +23,9 @@ mod endpoint;
 pub mod proto;
 pub mod server;
 mod socket;
-mod socket_file;
 mod source;
 mod writer;
 mod writing;
 
 pub use endpoint::{Bound, Endpoint, ListenError};
 pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};
-pub use socket_file::SocketFile;

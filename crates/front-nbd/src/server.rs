@@ -315,9 +315,7 @@ impl Shared {
             self.reap();
             let sockets = if pause { &[] } else { listening };
             let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
-            fds.extend(
-                sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.fd.as_fd(), PollFlags::IN)),
-            );
+            fds.extend(sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
@@ -341,7 +339,7 @@ impl Shared {
 
     /// Accepts a connection, if it is still there. An error means that none can be accepted for a while.
     fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<(), ()> {
-        let (fd, address) = match acceptfrom_with(&listening.fd, SocketFlags::CLOEXEC) {
+        let (fd, address) = match acceptfrom_with(listening, SocketFlags::CLOEXEC) {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
             Err(error) => {

@@ -34,7 +34,8 @@ pub struct Replies<T: Send + 'static> {
     batch: VecDeque<(T, Reply)>,
 }
 
-/// A request that found no room; nothing happened. Ask again after taking replies, or use [`Requests::submit`].
+/// A request that found no room; nothing happened. Ask again after taking replies or when the client's bell rings, or
+/// use [`Requests::submit`].
 pub struct Full<T> {
     /// As handed in.
     pub context: T,
@@ -55,7 +56,8 @@ impl Connector {
     }
 
     /// As [`Connector::connect`], for a receiver that waits elsewhere (epoll): `bell` rings when a reply comes after
-    /// the last were taken, and when the submitting half goes away. It then calls [`Replies::try_next`] until `None`.
+    /// the last were taken, when what [`Requests::try_submit`] had no room for may find some, and when the submitting half
+    /// goes away. It then calls [`Replies::try_next`] until `None`.
     #[must_use]
     pub fn connect_with_bell<T: Send + 'static>(
         &self,
@@ -120,8 +122,31 @@ impl<T: Send + 'static> Requests<T> {
             Ok(slot) => slot,
             Err(context) => return Err(Full { context, operation }),
         };
-        match self.inbox.put(self.request(slot, volume, operation), false) {
+        self.try_put(&self.inbox, slot, self.request(slot, volume, operation))
+    }
+
+    /// As [`Requests::try_submit`], to wherever the volume of `route` is served. The client's bell rings when it is worth
+    /// trying again: when replies have come, the inbox has been emptied, or the route leads somewhere again.
+    ///
+    /// # Errors
+    /// The window or the inbox is full, or the route is held.
+    pub fn try_submit_by(&self, context: T, route: &Route, operation: Operation) -> Result<(), Full<T>> {
+        let slot = match self.outbox.try_enter(context) {
+            Ok(slot) => slot,
+            Err(context) => return Err(Full { context, operation }),
+        };
+        let Some((volume, inbox, pass)) = route.try_enter(&self.outlet()) else {
+            return Err(Full { context: self.outbox.withdraw(slot), operation });
+        };
+        let mut request = self.request(slot, volume, operation);
+        request.reply_to = request.reply_to.with(pass);
+        self.try_put(&inbox, slot, request)
+    }
+
+    fn try_put(&self, inbox: &Inbox, slot: usize, request: Request) -> Result<(), Full<T>> {
+        match inbox.put(request, false) {
             Ok(()) => Ok(()),
+            // Dropped, it answers itself.
             Err(Refused::Closed(request)) => {
                 drop(request);
                 Ok(())
@@ -146,9 +171,12 @@ impl<T: Send + 'static> Requests<T> {
         self.outbox.outstanding()
     }
 
+    fn outlet(&self) -> Arc<dyn Outlet> {
+        Arc::<Outbox<T>>::clone(&self.outbox)
+    }
+
     fn request(&self, slot: usize, volume: VolumeId, operation: Operation) -> Request {
-        let outlet: Arc<dyn Outlet> = Arc::<Outbox<T>>::clone(&self.outbox);
-        Request { client: self.client, volume, operation, reply_to: ReplyTo::new(outlet, slot) }
+        Request { client: self.client, volume, operation, reply_to: ReplyTo::new(self.outlet(), slot) }
     }
 }
 

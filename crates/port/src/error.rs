@@ -40,6 +40,8 @@ pub struct Codes {
     pub errno: i32,
     /// Error number of the NBD protocol: a subset of Linux's, all others are to be sent as `EIO` or `EINVAL`.
     pub nbd: u32,
+    /// Status of virtio-blk: it has two of failure, `VIRTIO_BLK_S_IOERR` (1) and `VIRTIO_BLK_S_UNSUPP` (2).
+    pub virtio: u8,
 }
 
 impl ErrorKind {
@@ -68,7 +70,8 @@ impl ErrorKind {
             Self::Gone => (108, 108),      // ESHUTDOWN
             Self::TimedOut => (110, 5),    // ETIMEDOUT, which NBD does not know
         };
-        Codes { errno, nbd }
+        let virtio = if matches!(self, Self::Unsupported) { 2 } else { 1 };
+        Codes { errno, nbd, virtio }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::Bell;
 use crate::lock::{lock, wait};
 use crate::operation::ClientId;
 use crate::server::Request;
+use crate::waiters::Waiters;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -20,6 +21,8 @@ pub(crate) struct Inbox {
 struct State {
     waiting: VecDeque<Request>,
     submitters_sleeping: u32,
+    /// Those that found no room and do not sleep.
+    waiters: Waiters,
     /// The server takes no more requests.
     closed: bool,
 }
@@ -44,16 +47,23 @@ pub(crate) enum Refused {
 impl Inbox {
     pub(crate) fn new(capacity: usize, bell: Bell) -> Self {
         assert!(capacity > 0, "an inbox without room could never be filled");
-        let state =
-            State { waiting: VecDeque::with_capacity(capacity), submitters_sleeping: 0, closed: false };
+        let state = State {
+            waiting: VecDeque::with_capacity(capacity),
+            submitters_sleeping: 0,
+            waiters: Waiters::default(),
+            closed: false,
+        };
         Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell }
     }
 
-    /// Puts a request in. With `sleep`, waits for room.
+    /// Puts a request in. With `sleep`, waits for room; without, the client's bell rings when there is some.
     pub(crate) fn put(&self, request: Request, sleep: bool) -> Result<(), Refused> {
         let mut state = lock(&self.state);
         while !state.closed && state.waiting.len() >= self.capacity {
             if !sleep {
+                if let Some(client) = request.reply_to.client() {
+                    state.waiters.enter(client);
+                }
                 return Err(Refused::Full(request));
             }
             state.submitters_sleeping += 1;
@@ -80,12 +90,19 @@ impl Inbox {
         if state.submitters_sleeping > 0 {
             self.room.notify_all();
         }
+        let waiters = std::mem::take(&mut state.waiters);
+        drop(state);
+        waiters.ring();
     }
 
     /// No more requests. Those already in can still be taken.
     pub(crate) fn close(&self) {
-        lock(&self.state).closed = true;
+        let mut state = lock(&self.state);
+        state.closed = true;
+        let waiters = std::mem::take(&mut state.waiters);
+        drop(state);
         self.room.notify_all();
+        waiters.ring();
     }
 
     pub(crate) fn is_closed(&self) -> bool {

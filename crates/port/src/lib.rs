@@ -22,6 +22,8 @@
 //!   (because it has enough to do) it comes back by itself when it has room.
 //! - Submitter waiting for room in the inbox: woken when the engine empties it, and when the server closes.
 //! - Submitter waiting for its window: woken when its replies are taken.
+//! - Submitter that tried in vain and does not sleep: its bell rings when the engine empties the inbox, when the route leads
+//!   somewhere again, and with the next reply if its window was full.
 //! - Taker of replies: woken by a reply's arrival while it sleeps, and when the submitting half goes away.
 //!
 //! A volume that goes from one engine to another takes its clients along: they submit by its [`Route`].
@@ -39,6 +41,8 @@ mod outbox;
 pub mod ram;
 pub mod route;
 pub mod server;
+pub mod socket;
+mod waiters;
 
 pub use bcached_env::{Buffer, Payload};
 pub use client::{Connector, Full, Replies, Requests};

@@ -15,6 +15,9 @@ use std::sync::{Condvar, Mutex};
 pub(crate) trait Outlet: Send + Sync {
     /// The answer to the request in `slot`.
     fn deliver(&self, slot: usize, reply: Reply);
+
+    /// What the client could not hand in may go in now.
+    fn has_room(&self);
 }
 
 pub(crate) struct Outbox<T> {
@@ -173,5 +176,9 @@ impl<T: Send> Outlet for Outbox<T> {
         if first {
             self.ring();
         }
+    }
+
+    fn has_room(&self) {
+        self.ring();
     }
 }

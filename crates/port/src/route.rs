@@ -6,14 +6,17 @@
 //! goes on. So a request is never seen by an engine that does not have its volume, and a client notices nothing but a
 //! pause.
 //!
-//! **Liveness.** Who waits for a held route is woken by [`Route::lead`] and [`Route::release`]; one of
-//! them is the duty of whoever holds it. `idle` is called once, by the thread that brings the last reply or by the holder
+//! **Liveness.** Who waits for a held route is woken by [`Route::lead`] and [`Route::release`], by its bell if it does not
+//! sleep; one of them is the duty of whoever holds it. `idle` is called once, by the thread that brings the last reply or by the holder
 //! itself, without a lock; not at all if the route has been let go of before.
 
+use crate::Bell;
 use crate::client::{Connector, Replies, Requests};
 use crate::inbox::Inbox;
 use crate::lock::{lock, wait};
 use crate::operation::VolumeId;
+use crate::outbox::Outlet;
+use crate::waiters::Waiters;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -31,6 +34,8 @@ struct State {
     volume: VolumeId,
     inbox: Arc<Inbox>,
     held: bool,
+    /// Those that found it held and do not sleep.
+    waiters: Waiters,
     /// Requests that are in and not answered.
     under_way: usize,
     idle: Option<Box<dyn FnOnce() + Send>>,
@@ -44,7 +49,8 @@ impl Route {
     #[must_use]
     pub fn new(volume: VolumeId, engine: &Connector) -> Self {
         let inbox = engine.inbox();
-        let state = State { volume, inbox, held: false, under_way: 0, idle: None };
+        let state =
+            State { volume, inbox, held: false, waiters: Waiters::default(), under_way: 0, idle: None };
         Self(Arc::new(Shared { state: Mutex::new(state), open: Condvar::new() }))
     }
 
@@ -53,6 +59,17 @@ impl Route {
     pub fn connect<T: Send + 'static>(&self, window: usize) -> (Requests<T>, Replies<T>) {
         let inbox = Arc::clone(&lock(&self.0.state).inbox);
         Connector::new(inbox).connect(window)
+    }
+
+    /// As [`Route::connect`], for a receiver that waits elsewhere: see [`Connector::connect_with_bell`].
+    #[must_use]
+    pub fn connect_with_bell<T: Send + 'static>(
+        &self,
+        window: usize,
+        bell: Bell,
+    ) -> (Requests<T>, Replies<T>) {
+        let inbox = Arc::clone(&lock(&self.0.state).inbox);
+        Connector::new(inbox).connect_with_bell(window, bell)
     }
 
     /// The volume's number where it is now.
@@ -112,8 +129,10 @@ impl Route {
     fn open(&self, mut state: std::sync::MutexGuard<'_, State>) {
         state.held = false;
         let idle = state.idle.take();
+        let waiters = std::mem::take(&mut state.waiters);
         drop(state);
         self.0.open.notify_all();
+        waiters.ring();
         drop(idle);
     }
 
@@ -123,6 +142,20 @@ impl Route {
         while state.held {
             state = wait(&self.0.open, state);
         }
+        self.admit(&mut state)
+    }
+
+    /// The same, but while the route is held `client` is remembered, to be rung when it is not.
+    pub(crate) fn try_enter(&self, client: &Arc<dyn Outlet>) -> Option<(VolumeId, Arc<Inbox>, Pass)> {
+        let mut state = lock(&self.0.state);
+        if state.held {
+            state.waiters.enter(client);
+            return None;
+        }
+        Some(self.admit(&mut state))
+    }
+
+    fn admit(&self, state: &mut State) -> (VolumeId, Arc<Inbox>, Pass) {
         state.under_way += 1;
         (state.volume, Arc::clone(&state.inbox), Pass(Arc::clone(&self.0)))
     }

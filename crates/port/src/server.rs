@@ -87,6 +87,11 @@ impl ReplyTo {
         self
     }
 
+    /// Who asked, to be rung.
+    pub(crate) const fn client(&self) -> Option<&Arc<dyn Outlet>> {
+        self.outlet.as_ref()
+    }
+
     /// Answers. Never blocks: the client's window is the room for it.
     pub fn send(mut self, reply: Reply) {
         if let Some(outlet) = self.outlet.take() {

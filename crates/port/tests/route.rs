@@ -108,3 +108,62 @@ fn stress_no_request_meets_an_engine_that_does_not_have_its_volume() {
     }
     assert_eq!(writers.into_iter().map(|writer| writer.join().expect("no panic")).sum::<usize>(), 12_000);
 }
+
+/// A bell that says so.
+fn bell() -> (bcached_port::Bell, mpsc::Receiver<()>) {
+    let (rings, rung) = mpsc::channel();
+    // Nobody may listen any more.
+    (Arc::new(move || drop(rings.send(()))), rung)
+}
+
+/// Who must not sleep gets its request back while the route is held, is rung once it is not, and nothing was under way.
+#[test]
+fn who_does_not_wait_for_a_held_route_is_rung_when_it_opens() {
+    let (engine, mut server) = open(8, Arc::new(|| {}));
+    let route = Route::new(HERE, &engine);
+    let (bell, rung) = bell();
+    let (requests, mut replies) = route.connect_with_bell::<u32>(8, bell);
+    route.hold(|| {});
+    for _ in 0..3 {
+        let full = requests.try_submit_by(1, &route, Operation::Flush).expect_err("it is held");
+        assert_eq!(full.context, 1);
+    }
+    assert_eq!((requests.outstanding(), rung.try_recv().is_err()), (0, true));
+    route.release();
+    rung.recv_timeout(LIMIT).expect("it leads somewhere");
+    assert!(rung.try_recv().is_err(), "once, however often it asked");
+    requests.try_submit_by(1, &route, Operation::Flush).expect("room");
+    let (idle, is_idle) = mpsc::channel();
+    route.hold(move || idle.send(()).expect("somebody waits"));
+    assert!(is_idle.try_recv().is_err(), "it is under way");
+    server.take().expect("it is in").reply_to.send(bcached_port::Reply::done());
+    is_idle.recv_timeout(LIMIT).expect("nothing is under way");
+    assert_eq!(replies.try_next().map(|(n, _)| n), Some(1));
+    route.lead(HERE, &engine);
+}
+
+/// An inbox that others have filled: there are no replies whose arrival would ring.
+#[test]
+fn who_does_not_wait_for_a_full_inbox_is_rung_when_it_is_emptied_or_closed() {
+    let (engine, mut server) = open(1, Arc::new(|| {}));
+    let route = Route::new(HERE, &engine);
+    let (bell, rung) = bell();
+    let (requests, mut replies) = route.connect_with_bell::<u32>(2, bell);
+    let (others, _others_replies) = route.connect::<()>(8);
+    others.submit_by((), &route, Operation::Flush);
+    requests.try_submit_by(1, &route, Operation::Flush).expect_err("the other's is in");
+    let (idle, is_idle) = mpsc::channel();
+    let other = server.take().expect("the other's");
+    rung.recv_timeout(LIMIT).expect("there is room");
+    requests.try_submit_by(1, &route, Operation::Flush).expect("room");
+    requests.try_submit_by(2, &route, Operation::Flush).expect_err("full again");
+    server.close();
+    rung.recv_timeout(LIMIT).expect("never again");
+    requests.try_submit_by(2, &route, Operation::Flush).expect("answered at once");
+    route.hold(move || idle.send(()).expect("somebody waits"));
+    drop(other);
+    drop(server);
+    is_idle.recv_timeout(LIMIT).expect("what did not go in is not under way");
+    let answered: Vec<u32> = std::iter::from_fn(|| replies.try_next()).map(|(n, _)| n).collect();
+    assert_eq!(answered, [2, 1]);
+}

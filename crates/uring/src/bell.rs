@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub(crate) const RUNG: u32 = 1;
 /// A helper thread has finished operations.
 pub(crate) const FINISHED: u32 = 2;
+/// A guest of the ring has something to do.
+pub(crate) const GUEST: u32 = 4;
 
 /// What can wake a driver.
 pub(crate) struct Signals {
@@ -76,17 +78,29 @@ impl AsFd for Signals {
     }
 }
 
-/// Rings the engine's thread: it gets one [`bcached_env::Event::Bell`] for any number of rings before it looks.
+/// Rings the engine's thread: it gets one [`bcached_env::Event::Bell`] for any number of rings before it looks; or, if it is that of the
+/// guests of its ring ([`crate::Guests::bell`]), they get a turn.
 ///
 /// What the ringer did before it rang is visible to whoever handles the event. A bell outlives its driver; ringing it
 /// then does nothing.
 #[derive(Clone)]
-pub struct Bell(pub(crate) Arc<Signals>);
+pub struct Bell {
+    signals: Arc<Signals>,
+    bit: u32,
+}
 
 impl Bell {
+    pub(crate) const fn of_engine(signals: Arc<Signals>) -> Self {
+        Self { signals, bit: RUNG }
+    }
+
+    pub(crate) const fn of_guests(signals: Arc<Signals>) -> Self {
+        Self { signals, bit: GUEST }
+    }
+
     /// Rings. Never blocks; costs a system call only if the driver sleeps.
     pub fn ring(&self) {
-        self.0.raise(RUNG);
+        self.signals.raise(self.bit);
     }
 }
 

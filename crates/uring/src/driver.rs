@@ -4,10 +4,11 @@
 //! same system call that brings completions. What the ring cannot do goes to helper threads, which are started when
 //! first needed; their completions and the bell reach a sleeping driver through one eventfd that the ring polls.
 
-use crate::bell::{FINISHED, RUNG, Signals};
+use crate::bell::{FINISHED, GUEST, RUNG, Signals};
 use crate::clock::{Clock, wall_seconds};
 use crate::counters::{Counters, count};
 use crate::disks::{DiskTable, Disks};
+use crate::guest::Guests;
 use crate::ring::{Reaped, Ring};
 use crate::threads::Pool;
 use crate::work::Work;
@@ -25,10 +26,17 @@ pub(crate) struct RingDriver {
     clock: Clock,
     /// Ended without having been started.
     refused: Vec<Completion>,
+    guests: Guests,
 }
 
 impl RingDriver {
-    pub(crate) fn new(ring: IoUring, helpers_max: usize, signals: Arc<Signals>, disks: Disks) -> Self {
+    pub(crate) fn new(
+        ring: IoUring,
+        helpers_max: usize,
+        signals: Arc<Signals>,
+        disks: Disks,
+        guests: Guests,
+    ) -> Self {
         let counters = disks.counters();
         Self {
             ring: Ring::new(ring, Arc::clone(&signals), Arc::clone(&counters)),
@@ -38,11 +46,12 @@ impl RingDriver {
             signals,
             clock: Clock::new(),
             refused: Vec::new(),
+            guests,
         }
     }
 
-    /// Everything that has happened, without a system call.
-    fn collect(&mut self, events: &mut Vec<Event>) {
+    /// Everything that has happened, without a system call. True if guests want a turn.
+    fn collect(&mut self, events: &mut Vec<Event>) -> bool {
         events.extend(self.refused.drain(..).map(Event::Done));
         self.ring.reap(|reaped| match reaped {
             Reaped::Done(completion) => events.push(Event::Done(completion)),
@@ -58,6 +67,11 @@ impl RingDriver {
         if raised & RUNG != 0 {
             events.push(Event::Bell);
         }
+        let is_wanted = raised & GUEST != 0;
+        if is_wanted {
+            self.guests.take().into_iter().for_each(|guest| self.ring.take_in(guest));
+        }
+        is_wanted
     }
 }
 
@@ -77,10 +91,13 @@ impl Driver for RingDriver {
         self.table.renew();
         loop {
             self.ring.submit();
-            self.collect(events);
+            let guests_want = self.collect(events);
             if !events.is_empty() {
                 // What came short goes on at once, not at the next wait.
                 return self.ring.submit();
+            }
+            if guests_want {
+                continue;
             }
             let Some(left) = self.clock.remaining(until) else { return };
             if self.signals.fall_asleep() {
@@ -100,5 +117,11 @@ impl Driver for RingDriver {
 
     fn info(&self, disk: DiskId) -> DiskInfo {
         self.table.disks().info(disk)
+    }
+}
+
+impl Drop for RingDriver {
+    fn drop(&mut self) {
+        self.guests.close("the engine has ended");
     }
 }

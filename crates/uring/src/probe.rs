@@ -7,6 +7,7 @@
 use crate::bell::{Bell, Signals};
 use crate::disks::Disks;
 use crate::driver::RingDriver;
+use crate::guest::Guests;
 use crate::threads::ThreadDriver;
 use bcached_env::Driver;
 use io_uring::{IoUring, Probe, opcode};
@@ -66,6 +67,8 @@ pub struct Opened {
     pub disks: Disks,
     /// To wake the engine, from any thread.
     pub bell: Bell,
+    /// Where queues of ublk devices come to its ring, from any thread.
+    pub guests: Guests,
     /// Which way I/O is done, to be logged.
     pub backend: Backend,
 }
@@ -121,13 +124,16 @@ pub enum DriverError {
 pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
     let signals = Signals::new().map_err(DriverError::Eventfd)?;
     let disks = Disks::default();
-    let bell = Bell(signals.clone());
+    let bell = Bell::of_engine(signals.clone());
+    let guests = Guests::new(signals.clone());
     let by_threads = |reason: String| {
+        guests.close("ublk needs io_uring, and I/O goes through threads here");
         let driver = ThreadDriver::new(options.threads_max, signals.clone(), disks.clone());
         (Box::new(driver) as Box<dyn Driver>, Backend::Threads { reason })
     };
     let by_ring = |(ring, deferred): (IoUring, bool)| {
-        let driver = RingDriver::new(ring, options.helpers_max, signals.clone(), disks.clone());
+        let (signals, disks, guests) = (signals.clone(), disks.clone(), guests.clone());
+        let driver = RingDriver::new(ring, options.helpers_max, signals, disks, guests);
         (Box::new(driver) as Box<dyn Driver>, Backend::Uring { deferred })
     };
     let choice = match options.choice {
@@ -142,7 +148,7 @@ pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
             Err(reason) => by_threads(reason),
         },
     };
-    Ok(Opened { driver, disks, bell, backend })
+    Ok(Opened { driver, disks, bell, guests, backend })
 }
 
 fn choice_of(value: Option<OsString>) -> Result<Choice, DriverError> {

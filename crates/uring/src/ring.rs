@@ -14,6 +14,7 @@ use crate::bell::Signals;
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
+use crate::guest::Guest;
 use crate::perform::TRANSFER_MAX;
 use crate::work::{Action, Work};
 use bcached_env::{Completion, IoErrorKind};
@@ -23,12 +24,15 @@ use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 use slab::Slab;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// `user_data` of the poll on the eventfd; slab keys stay far below.
 const SIGNALS: u64 = u64::MAX;
+
+/// In the `user_data` of a guest's command, above the number of the guest and, in the lowest 16 bits, its tag.
+const OF_GUEST: u64 = 1 << 62;
 
 /// After so many `EAGAIN` or `EINTR` in a row a helper thread does the operation, where waiting is possible.
 const ATTEMPTS: u8 = 8;
@@ -62,6 +66,14 @@ enum Step {
     Done(Result<(), IoErrorKind>),
 }
 
+/// A guest and what of it is in the kernel.
+struct Hosted {
+    guest: Box<dyn Guest>,
+    /// Open as long as one of its commands is in the kernel.
+    device: Arc<OwnedFd>,
+    in_kernel: usize,
+}
+
 /// A ring and what is in it.
 pub(crate) struct Ring {
     ring: IoUring,
@@ -77,6 +89,7 @@ pub(crate) struct Ring {
     signals: Arc<Signals>,
     is_watching: bool,
     counters: Arc<Counters>,
+    guests: Slab<Hosted>,
 }
 
 impl Ring {
@@ -93,7 +106,14 @@ impl Ring {
             signals,
             is_watching: false,
             counters,
+            guests: Slab::new(),
         }
+    }
+
+    /// Has one more guest, which gets its first turn with the next [`Ring::submit`].
+    pub(crate) fn take_in(&mut self, guest: Box<dyn Guest>) {
+        let device = Arc::clone(guest.device());
+        self.guests.insert(Hosted { guest, device, in_kernel: 0 });
     }
 
     /// Takes `work` in; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -122,6 +142,32 @@ impl Ring {
         }
     }
 
+    /// Gives every guest its turn; false if there was no room for all that they want. Who has nothing more to do here goes.
+    fn turn_guests(&mut self) -> bool {
+        let (ring, mut has_room) = (&mut self.ring, true);
+        self.guests.retain(|number, hosted| {
+            let Hosted { guest, device, in_kernel } = hosted;
+            guest.turn(&mut |command| {
+                let data = OF_GUEST | (number as u64) << 16 | u64::from(command.tag);
+                // SAFETY: the entry refers to no memory, and `device` keeps the descriptor open until the command has been reaped.
+                let is_in = unsafe { ring.submission().push(&command.entry(device).user_data(data)) }.is_ok();
+                *in_kernel += usize::from(is_in);
+                has_room &= is_in;
+                is_in
+            });
+            *in_kernel > 0 || !guest.is_over()
+        });
+        has_room
+    }
+
+    /// A guest's command has ended.
+    fn guest_completed(&mut self, data: u64, result: i32) {
+        let number = usize::try_from((data & !OF_GUEST) >> 16).expect("numbers of guests are slab indices");
+        let hosted = self.guests.get_mut(number).expect("a guest stays until its last command has ended");
+        hosted.in_kernel -= 1;
+        hosted.guest.completed(u16::try_from(data & 0xffff).expect("16 bits"), result);
+    }
+
     /// Pushes what there is room for; true if nothing is left over.
     fn fill(&mut self) -> bool {
         if !self.is_watching {
@@ -129,6 +175,9 @@ impl Ring {
             // SAFETY: the entry refers to no memory, and `signals` keeps the eventfd open as long as the ring.
             self.is_watching =
                 unsafe { self.ring.submission().push(&poll.build().user_data(SIGNALS)) }.is_ok();
+        }
+        if !self.guests.is_empty() && !self.turn_guests() {
+            return false;
         }
         while self.in_kernel < self.in_kernel_max {
             let Some(key) = self.backlog.pop_front() else { return true };
@@ -182,6 +231,10 @@ impl Ring {
             if entry.user_data() == SIGNALS {
                 self.is_watching = cqueue::more(entry.flags());
                 self.signals.drain();
+                continue;
+            }
+            if entry.user_data() & OF_GUEST != 0 {
+                self.guest_completed(entry.user_data(), entry.result());
                 continue;
             }
             let key = usize::try_from(entry.user_data()).expect("keys are slab indices");
@@ -275,7 +328,7 @@ impl Drop for Ring {
             let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
             while let Some(entry) = self.ring.completion().next() {
                 // Short transfers are not continued: whoever asked is gone, as after a crash.
-                self.in_kernel -= usize::from(entry.user_data() != SIGNALS);
+                self.in_kernel -= usize::from(entry.user_data() & OF_GUEST == 0);
             }
         }
         if self.in_kernel > 0 {

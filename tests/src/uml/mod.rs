@@ -162,7 +162,7 @@ fn compile(name: &str, text: &str, directory: &Path) -> Result<PathBuf, GuestErr
 }
 
 /// A program of this workspace, as it was built beside (or above) the running test.
-pub(crate) fn built_program(name: &str) -> Result<PathBuf, GuestError> {
+pub fn built_program(name: &str) -> Result<PathBuf, GuestError> {
     let test = std::env::current_exe().map_err(GuestError::host("find the running test"))?;
     let candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     let found = candidates.into_iter().find(|path| path.is_file());

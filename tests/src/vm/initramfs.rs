@@ -8,6 +8,7 @@ use std::process::Command;
 use crate::guest::{GuestError, init_body, job_script};
 use crate::requires;
 use crate::uml::built_program;
+use crate::vm::Also;
 
 /// Modules in the order of insertion. Some are built in or absent in one version or another: those are left out.
 const MODULES: [&str; 9] = [
@@ -23,7 +24,12 @@ const MODULES: [&str; 9] = [
 ];
 
 /// Packs it inside `directory`, with the modules of the kernel whose tree is `modules`; returns the file.
-pub(super) fn build(directory: &Path, modules: &Path, script: &str) -> Result<PathBuf, GuestError> {
+pub(super) fn build(
+    directory: &Path,
+    modules: &Path,
+    also: &Also,
+    script: &str,
+) -> Result<PathBuf, GuestError> {
     let root = directory.join("root");
     for name in ["bin", "dev", "proc", "sys", "run", "tmp", "modules"] {
         fs::create_dir_all(root.join(name)).map_err(GuestError::host("make the initramfs"))?;
@@ -36,8 +42,11 @@ pub(super) fn build(directory: &Path, modules: &Path, script: &str) -> Result<Pa
         symlink("busybox", &link).map_err(GuestError::host(format!("link {applet}")))?;
     }
     add_program(&root, &built_program("verified-io")?)?;
+    for program in &also.programs {
+        add_program(&root, program)?;
+    }
     let mut insert = String::new();
-    for module in MODULES {
+    for module in MODULES.into_iter().chain(also.modules.iter().copied()) {
         let packed = modules.join(module).with_extension("ko.xz");
         if packed.is_file() {
             let name = Path::new(module).file_name().expect("a path with a name").to_string_lossy();

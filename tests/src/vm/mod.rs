@@ -26,6 +26,16 @@ pub struct Vm {
     kernel: PathBuf,
     modules: PathBuf,
     accelerator: &'static [&'static str],
+    also: Also,
+}
+
+/// What a guest has beside what each has.
+#[derive(Clone, Debug, Default)]
+pub struct Also {
+    /// Modules, by their paths below the kernel's directory without the ending, in the order of insertion.
+    pub modules: Vec<&'static str>,
+    /// Programs, by their paths here.
+    pub programs: Vec<PathBuf>,
 }
 
 impl Vm {
@@ -45,7 +55,13 @@ impl Vm {
             requires::skip("no 6.12 kernel: run tests/fetch-kernel");
             return None;
         };
-        Some(Self { kernel, modules, accelerator: accelerator() })
+        Some(Self { kernel, modules, accelerator: accelerator(), also: Also::default() })
+    }
+
+    /// The same with more in its guests.
+    #[must_use]
+    pub fn with(self, also: Also) -> Self {
+        Self { also, ..self }
     }
 }
 
@@ -63,7 +79,7 @@ impl Machine for Vm {
             .prefix("bcached-vm-")
             .tempdir()
             .map_err(GuestError::host("make a directory"))?;
-        let initramfs = initramfs::build(directory.path(), &self.modules, job.script)?;
+        let initramfs = initramfs::build(directory.path(), &self.modules, &self.also, job.script)?;
         let mut command = Command::new("qemu-system-x86_64");
         command.args(["-M", "q35", "-smp", "1", "-m", MEMORY, "-nic", "none", "-no-reboot"]);
         command.args(["-display", "none", "-monitor", "none", "-serial", "stdio"]).args(self.accelerator);

@@ -2,7 +2,7 @@
 
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
-use bcached_front_nbd::SocketFile;
+use bcached_port::socket::SocketFile;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};

@@ -5,6 +5,7 @@ use super::table::{VolumeEntry, VolumeState};
 use crate::config::Listen;
 use crate::failure::{Failure, Kind};
 use bcached_front_nbd::{Endpoint, Limits, ListenError, NbdServer, Options, StartError};
+use bcached_port::socket::SocketError;
 use bcached_port::{Export, Route, Uuid, VolumeId};
 use std::sync::PoisonError;
 
@@ -95,11 +96,14 @@ impl Supervisor {
         let options = Options { endpoints: endpoints.collect(), limits };
         let server = NbdServer::start(options, self.exports.clone()).map_err(|error| {
             let kind = match &error {
-                StartError::Listen(ListenError::InUse(_)) => Kind::InUse,
+                StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {
+                    Kind::InUse
+                }
                 StartError::Listen(
-                    ListenError::NotLoopback(_) | ListenError::NotSocket(_) | ListenError::TooLong(_),
+                    ListenError::NotLoopback(_)
+                    | ListenError::Unix(SocketError::NotSocket(_) | SocketError::TooLong(_)),
                 ) => Kind::Usage,
-                StartError::Listen(ListenError::NoDirectory(_)) => Kind::NotFound,
+                StartError::Listen(ListenError::Unix(SocketError::NoDirectory(_))) => Kind::NotFound,
                 _ => Kind::Io,
             };
             let why =

@@ -40,7 +40,7 @@ where
 {
     for choice in backends() {
         within_limit(move || {
-            let Opened { driver, disks, bell, backend } = open(choice);
+            let Opened { driver, disks, bell, backend, .. } = open(choice);
             println!("{backend}");
             let mut executor = Executor::new(driver, Order::Fifo, 1);
             let env = executor.env();

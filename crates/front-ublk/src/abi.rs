@@ -1,0 +1,289 @@
+//! Numbers and layouts of the kernel's interface (`linux/ublk_cmd.h`): values to bytes and back, nothing else.
+//!
+//! Everything is in the machine's own byte order, at offsets that the header fixes.
+
+/// A control command's type and number, with read and write bits and the 32 bytes of its head: `_IOWR('u', ..)` or `_IOR('u', ..)`.
+const fn control(number: u32, direction: u32) -> u32 {
+    (direction << 30) | (32 << 16) | ((b'u' as u32) << 8) | number
+}
+
+const READS: u32 = 2;
+const READS_AND_WRITES: u32 = 3;
+
+/// What can be asked of `/dev/ublk-control`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Command {
+    AddDev,
+    DelDev,
+    StartDev,
+    StopDev,
+    SetParams,
+    GetDevInfo,
+    StartUserRecovery,
+    EndUserRecovery,
+    GetFeatures,
+    UpdateSize,
+}
+
+impl Command {
+    pub(crate) const fn number(self) -> u32 {
+        match self {
+            Self::GetDevInfo => control(0x02, READS),
+            Self::AddDev => control(0x04, READS_AND_WRITES),
+            Self::DelDev => control(0x05, READS_AND_WRITES),
+            Self::StartDev => control(0x06, READS_AND_WRITES),
+            Self::StopDev => control(0x07, READS_AND_WRITES),
+            Self::SetParams => control(0x08, READS_AND_WRITES),
+            Self::StartUserRecovery => control(0x10, READS_AND_WRITES),
+            Self::EndUserRecovery => control(0x11, READS_AND_WRITES),
+            Self::GetFeatures => control(0x13, READS),
+            Self::UpdateSize => control(0x15, READS_AND_WRITES),
+        }
+    }
+
+    /// For messages: what it does.
+    pub(crate) const fn does(self) -> &'static str {
+        match self {
+            Self::AddDev => "make a device",
+            Self::DelDev => "remove the device",
+            Self::StartDev => "start the device",
+            Self::StopDev => "stop the device",
+            Self::SetParams => "set the device's limits",
+            Self::GetDevInfo => "ask about a device",
+            Self::StartUserRecovery => "begin to take the device over",
+            Self::EndUserRecovery => "take the device over",
+            Self::GetFeatures => "ask what the driver can do",
+            Self::UpdateSize => "resize the device",
+        }
+    }
+}
+
+/// Features (`UBLK_F_..`).
+pub(crate) const F_USER_RECOVERY: u64 = 1 << 3;
+/// Requests that a dead server had are given to the next one.
+pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
+/// Commands have ioctl numbers; those without are of old servers.
+pub(crate) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
+/// Data is copied by reads and writes of the character device.
+pub(crate) const F_USER_COPY: u64 = 1 << 7;
+/// The device can be resized.
+pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
+
+/// What a device's server does with it, as the driver sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    /// It has not been started, or has been stopped.
+    Dead,
+    /// It is served.
+    Live,
+    /// Its server is gone, and its I/O waits for the next one.
+    Quiesced,
+    /// Its server is gone, and its I/O fails.
+    FailIo,
+}
+
+/// `struct ublksrv_ctrl_dev_info`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DeviceInfo {
+    pub queues: u16,
+    pub depth: u16,
+    pub state: u16,
+    pub max_io_bytes: u32,
+    /// `u32::MAX` asks for any.
+    pub number: u32,
+    /// Its server.
+    pub process: i32,
+    pub features: u64,
+    /// The server's own.
+    pub identity: u64,
+}
+
+/// Bytes of [`DeviceInfo`].
+pub(crate) const INFO_BYTES: usize = 64;
+
+impl DeviceInfo {
+    pub(crate) fn to_bytes(self) -> [u8; INFO_BYTES] {
+        let mut bytes = [0; INFO_BYTES];
+        bytes[0..2].copy_from_slice(&self.queues.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&self.depth.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&self.state.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.max_io_bytes.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[16..20].copy_from_slice(&self.process.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.features.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&self.identity.to_ne_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; INFO_BYTES]) -> Self {
+        Self {
+            queues: u16::from_ne_bytes(part(bytes, 0)),
+            depth: u16::from_ne_bytes(part(bytes, 2)),
+            state: u16::from_ne_bytes(part(bytes, 4)),
+            max_io_bytes: u32::from_ne_bytes(part(bytes, 8)),
+            number: u32::from_ne_bytes(part(bytes, 12)),
+            process: i32::from_ne_bytes(part(bytes, 16)),
+            features: u64::from_ne_bytes(part(bytes, 24)),
+            identity: u64::from_ne_bytes(part(bytes, 32)),
+        }
+    }
+
+    pub(crate) const fn state(&self) -> State {
+        match self.state {
+            1 => State::Live,
+            2 => State::Quiesced,
+            3 => State::FailIo,
+            _ => State::Dead,
+        }
+    }
+}
+
+/// The part of `bytes` at `offset`.
+fn part<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&bytes[offset..offset + N]);
+    part
+}
+
+/// What a device is like, for the block layer: `struct ublk_params` with its basic and its discard part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Params {
+    pub read_only: bool,
+    /// Both logical and physical; a power of two.
+    pub block_bytes: u32,
+    /// What is best given at once, in bytes: a power of two, at least a block.
+    pub optimal_io_bytes: u32,
+    /// Largest request, in sectors.
+    pub max_sectors: u32,
+    /// Capacity.
+    pub sectors: u64,
+    /// Largest discard and write of zeroes, in sectors.
+    pub max_discard_sectors: u32,
+}
+
+/// Bytes of [`Params`]: the head, the basic and the discard part.
+pub(crate) const PARAMS_BYTES: usize = 60;
+
+const PARAM_BASIC: u32 = 1;
+const PARAM_DISCARD: u32 = 2;
+const ATTR_READ_ONLY: u32 = 1;
+const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
+const ATTR_FUA: u32 = 1 << 3;
+
+impl Params {
+    pub(crate) fn to_bytes(self) -> [u8; PARAMS_BYTES] {
+        let mut bytes = [0; PARAMS_BYTES];
+        let mut put = |offset: usize, value: u32| {
+            bytes[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
+        };
+        put(0, u32::try_from(PARAMS_BYTES).expect("a small constant"));
+        put(4, PARAM_BASIC | PARAM_DISCARD);
+        let read_only = if self.read_only { ATTR_READ_ONLY } else { 0 };
+        put(8, ATTR_VOLATILE_CACHE | ATTR_FUA | read_only);
+        put(16, self.max_sectors);
+        // Discards: granularity, largest, largest write of zeroes.
+        put(44, self.block_bytes);
+        put(48, self.max_discard_sectors);
+        put(52, self.max_discard_sectors);
+        bytes[24..32].copy_from_slice(&self.sectors.to_ne_bytes());
+        // One range a discard: the driver takes no more.
+        bytes[56..58].copy_from_slice(&1_u16.to_ne_bytes());
+        let shift = |bytes: u32| u8::try_from(bytes.trailing_zeros()).expect("at most 32");
+        let block = shift(self.block_bytes);
+        // Logical, physical, optimal and least: an optimum that is a block tells file systems nothing, which is right.
+        bytes[12..16].copy_from_slice(&[block, block, shift(self.optimal_io_bytes), block]);
+        bytes
+    }
+}
+
+/// What a request wants (`UBLK_IO_OP_..`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wanted {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes,
+    /// Something of zoned devices, or of a newer kernel.
+    Other(u8),
+}
+
+/// `struct ublksrv_io_desc`, as the driver has put it for one tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Description {
+    pub wanted: Wanted,
+    /// Durable when it is answered.
+    pub fua: bool,
+    /// A write of zeroes must keep its space.
+    pub keeps_space: bool,
+    pub sector: u64,
+    pub sectors: u32,
+}
+
+/// Bytes of a [`Description`].
+pub(crate) const DESCRIPTION_BYTES: usize = 24;
+
+const IO_F_FUA: u32 = 1 << 13;
+const IO_F_NOUNMAP: u32 = 1 << 15;
+
+impl Description {
+    /// Of `op_flags`, `nr_sectors`, `start_sector`.
+    pub(crate) const fn new(flags: u32, sectors: u32, sector: u64) -> Self {
+        let wanted = match flags.to_ne_bytes()[if cfg!(target_endian = "little") { 0 } else { 3 }] {
+            0 => Wanted::Read,
+            1 => Wanted::Write,
+            2 => Wanted::Flush,
+            3 => Wanted::Discard,
+            5 => Wanted::WriteZeroes,
+            other => Wanted::Other(other),
+        };
+        // The header counts flags from bit 8 of the same word on.
+        let (fua, keeps_space) = (flags & IO_F_FUA != 0, flags & IO_F_NOUNMAP != 0);
+        Self { wanted, fua, keeps_space, sector, sectors }
+    }
+}
+
+/// Descriptions of one queue lie so far apart in the mapping of the character device: as many as a queue can be deep, in whole pages.
+pub(crate) const QUEUE_STRIDE: u64 = 4096 * DESCRIPTION_BYTES as u64;
+
+/// Where in the character device the data of a tag's request lies.
+pub(crate) const fn data_offset(queue: u16, tag: u16) -> u64 {
+    0x8000_0000 + ((queue as u64) << 41) + ((tag as u64) << 25)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_numbers_of_the_header() {
+        assert_eq!(Command::AddDev.number(), 0xc020_7504);
+        assert_eq!(Command::GetDevInfo.number(), 0x8020_7502);
+        assert_eq!(Command::GetFeatures.number(), 0x8020_7513);
+    }
+
+    #[test]
+    fn a_device_is_what_was_said_of_it() {
+        let info = DeviceInfo {
+            queues: 1,
+            depth: 128,
+            state: 2,
+            max_io_bytes: 1 << 20,
+            number: 7,
+            process: 4711,
+            features: F_USER_COPY | F_UPDATE_SIZE,
+            identity: 0x0123_4567_89ab_cdef,
+        };
+        assert_eq!(DeviceInfo::from_bytes(&info.to_bytes()), info);
+        assert_eq!(info.state(), State::Quiesced);
+    }
+
+    #[test]
+    fn what_a_request_wants_is_in_the_low_byte_and_its_flags_above() {
+        let forced = Description::new(1 | IO_F_FUA, 8, 64);
+        assert_eq!((forced.wanted, forced.fua, forced.keeps_space), (Wanted::Write, true, false));
+        let kept = Description::new(5 | IO_F_NOUNMAP, 8, 64);
+        assert_eq!((kept.wanted, kept.fua, kept.keeps_space), (Wanted::WriteZeroes, false, true));
+        assert_eq!(Description::new(18, 0, 0).wanted, Wanted::Other(18));
+    }
+}

@@ -1,0 +1,310 @@
+//! One device of the kernel's, from its making, or its taking over from a dead server, to its end.
+//!
+//! Every call here may wait for the kernel, and the kernel for I/O on the device, which the queue serves on the engine's thread: so these
+//! are called on a thread of the device's own, and never on an engine's.
+
+use crate::abi::{
+    Command, DeviceInfo, F_CMD_IOCTL_ENCODE, F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY,
+    F_USER_RECOVERY_REISSUE, INFO_BYTES, Params, State,
+};
+use crate::control::Control;
+use crate::error::{ControlError, DeviceError, Unavailable};
+use crate::queue::{Place, Queue, Shared};
+use bcached_port::{Export, SECTOR_BYTES};
+use bcached_uring::Guests;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Requests of a device at once.
+const DEPTH: u16 = 128;
+/// Largest request: the block layer cuts what is larger. So much times the depth is the most that requests hold in memory.
+const IO_BYTES_MAX: u32 = 512 << 10;
+/// Largest discard, in sectors: 1 GiB.
+const DISCARD_SECTORS_MAX: u32 = 1 << 21;
+/// What the driver needs no I/O for.
+const QUICK: Duration = Duration::from_secs(5);
+/// What includes I/O on the device: looking for partitions, or waiting for the last requests.
+const WITH_IO: Duration = Duration::from_secs(60);
+/// A dead server's end is seen by the driver some moments after the process has gone.
+const QUIESCE_MAX: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Where the driver lists character devices.
+const CLASS: &str = "/sys/class/ublk-char";
+
+/// What this machine's driver can do for us, found by asking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Features(u64);
+
+impl Features {
+    /// Asks the driver.
+    ///
+    /// # Errors
+    /// Why there is no ublk for us here.
+    pub fn probe() -> Result<Self, Unavailable> {
+        let control = Control::open().map_err(|errno| match errno {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => Unavailable::NoDriver,
+            Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
+            other => Unavailable::Other(std::io::Error::from(other).to_string()),
+        })?;
+        let answer = control.call(Command::GetFeatures, u32::MAX, (&[0; 8], 0), QUICK);
+        let bytes = answer.map_err(|error| match error.why {
+            // A driver from before this command, or one that hides from us.
+            Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
+            Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => Unavailable::TooOld("tell its features"),
+            _ => Unavailable::Other(error.to_string()),
+        })?;
+        let features = Self(u64::from_ne_bytes((*bytes).try_into().unwrap_or_default()));
+        match [(F_USER_COPY, "copying by the server"), (F_USER_RECOVERY_REISSUE, "recovery of requests")]
+            .into_iter()
+            .find(|(needed, _)| !features.has(*needed))
+        {
+            Some((_, lacks)) => Err(Unavailable::TooOld(lacks)),
+            None => Ok(features),
+        }
+    }
+
+    const fn has(self, feature: u64) -> bool {
+        self.0 & feature != 0
+    }
+}
+
+/// A device that is served.
+pub(crate) struct Device {
+    control: Control,
+    number: u32,
+    features: u64,
+    shared: Arc<Shared>,
+}
+
+/// What there is of a volume in the kernel already.
+enum Found {
+    Nothing,
+    /// Its server is gone.
+    Orphan(DeviceInfo),
+    /// It was never started, or has been stopped.
+    Remains(u32),
+}
+
+impl Device {
+    /// Gives `export` a device of the kernel, that of its dead server if there is one, whose requests on `guests`' ring end up at the
+    /// export's route. It has that `number` if one is said. `on_end` is called when the ring is done with the queue.
+    pub(crate) fn bring(
+        export: &Export,
+        guests: &Guests,
+        number: Option<u32>,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, DeviceError> {
+        let control = Control::open().map_err(|why| ControlError {
+            command: Command::GetFeatures,
+            number: u32::MAX,
+            why,
+        })?;
+        let identity = identity_of(export);
+        match find(&control, identity)? {
+            Found::Orphan(info) => Self::take_over(control, info, export, guests, on_end),
+            Found::Remains(left) => {
+                control.call(Command::DelDev, left, (&[], 0), WITH_IO)?;
+                Self::make(control, (identity, number), export, guests, on_end)
+            }
+            Found::Nothing => Self::make(control, (identity, number), export, guests, on_end),
+        }
+    }
+
+    fn make(
+        control: Control,
+        (identity, number): (u64, Option<u32>),
+        export: &Export,
+        guests: &Guests,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, DeviceError> {
+        let params = params_of(export)?;
+        let wanted = DeviceInfo {
+            queues: 1,
+            depth: DEPTH,
+            max_io_bytes: IO_BYTES_MAX,
+            number: number.unwrap_or(u32::MAX),
+            features: F_USER_COPY
+                | F_USER_RECOVERY
+                | F_USER_RECOVERY_REISSUE
+                | F_CMD_IOCTL_ENCODE
+                | F_UPDATE_SIZE,
+            identity,
+            ..DeviceInfo::default()
+        };
+        let answer = control.call(Command::AddDev, wanted.number, (&wanted.to_bytes(), 0), QUICK)?;
+        let info = DeviceInfo::from_bytes(&as_info(&answer));
+        let device = Self { control, number: info.number, features: info.features, shared: Arc::default() };
+        let started = device
+            .command(Command::SetParams, (&params.to_bytes(), 0), QUICK)
+            .and_then(|()| device.host(&info, export, guests, on_end))
+            .and_then(|()| device.command(Command::StartDev, (&[], own_process()), WITH_IO));
+        match started {
+            Ok(()) => Ok(device),
+            Err(error) => {
+                // Nothing of it stays behind.
+                let _is_gone = device.remove();
+                Err(error)
+            }
+        }
+    }
+
+    fn take_over(
+        control: Control,
+        info: DeviceInfo,
+        export: &Export,
+        guests: &Guests,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, DeviceError> {
+        let device = Self { control, number: info.number, features: info.features, shared: Arc::default() };
+        let deadline = Instant::now() + QUIESCE_MAX;
+        while let Err(error) = device.command(Command::StartUserRecovery, (&[], 0), QUICK) {
+            let is_busy =
+                matches!(error, DeviceError::Control(ControlError { why: Errno::BUSY | Errno::INVAL, .. }));
+            if !is_busy || Instant::now() > deadline {
+                return Err(error);
+            }
+            thread::sleep(PAUSE);
+        }
+        device.host(&info, export, guests, on_end)?;
+        device.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
+        Ok(device)
+    }
+
+    /// Puts the queue on the ring; its commands are with the kernel soon after.
+    fn host(
+        &self,
+        info: &DeviceInfo,
+        export: &Export,
+        guests: &Guests,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<(), DeviceError> {
+        let path = format!("/dev/ublkc{}", self.number);
+        let unusable =
+            |why: Errno| DeviceError::Character { path: path.clone(), why: std::io::Error::from(why) };
+        let device = open_when_there(Path::new(&path)).map_err(unusable)?;
+        let bell = guests.bell();
+        let Some(route) = export.served.clone() else { return Err(unusable(Errno::NXIO)) };
+        let place = Place {
+            device: Arc::new(device),
+            number: 0,
+            depth: info.depth,
+            route,
+            turn: Arc::new(move || bell.ring()),
+            shared: Arc::clone(&self.shared),
+        };
+        guests.host(Box::new(Queue::new(place, on_end).map_err(unusable)?))?;
+        Ok(())
+    }
+
+    /// `/dev/ublkbN`.
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/ublkb{}", self.number))
+    }
+
+    /// The volume has another size now. False: this kernel cannot be told.
+    pub(crate) fn resize(&self, sectors: u64) -> Result<bool, DeviceError> {
+        if self.features & F_UPDATE_SIZE == 0 {
+            return Ok(false);
+        }
+        self.command(Command::UpdateSize, (&[], sectors), QUICK)?;
+        Ok(true)
+    }
+
+    /// Takes the device from the kernel: what it has not answered fails.
+    pub(crate) fn remove(&self) -> Result<(), DeviceError> {
+        self.shared.is_going.store(true, Ordering::Release);
+        self.command(Command::StopDev, (&[], 0), WITH_IO)?;
+        self.command(Command::DelDev, (&[], 0), WITH_IO)
+    }
+
+    fn command(&self, command: Command, with: (&[u8], u64), limit: Duration) -> Result<(), DeviceError> {
+        self.control.call(command, self.number, with, limit)?;
+        Ok(())
+    }
+}
+
+/// Eight bytes of the volume's UUID: the word that the driver keeps for a server. A device without our mark is somebody else's.
+fn identity_of(export: &Export) -> u64 {
+    let (first, last) = export.uuid.0.split_at(8);
+    let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().unwrap_or_default());
+    (word(first) ^ word(last)) & !0xffff | MARK
+}
+
+/// In the lowest 16 bits of the word that the driver keeps for us.
+const MARK: u64 = 0xbcac;
+
+fn own_process() -> u64 {
+    u64::from(std::process::id())
+}
+
+/// Looks for a device of that identity.
+fn find(control: &Control, identity: u64) -> Result<Found, DeviceError> {
+    let Ok(entries) = std::fs::read_dir(CLASS) else { return Ok(Found::Nothing) };
+    let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
+    let numbers = entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?));
+    for number in numbers {
+        let answer = match control.call(Command::GetDevInfo, number, (&[0; INFO_BYTES], 0), QUICK) {
+            Ok(answer) => answer,
+            // It went in between, or is not for us to see.
+            Err(ControlError { why: Errno::NODEV | Errno::INVAL | Errno::ACCESS | Errno::PERM, .. }) => {
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let info = DeviceInfo::from_bytes(&as_info(&answer));
+        if info.identity != identity {
+            continue;
+        }
+        return match info.state() {
+            State::Dead => Ok(Found::Remains(number)),
+            State::Quiesced | State::FailIo => Ok(Found::Orphan(info)),
+            State::Live if is_alive(info.process) => {
+                Err(DeviceError::ServedByOther { number, process: info.process })
+            }
+            // The driver has not noticed yet.
+            State::Live => Ok(Found::Orphan(info)),
+        };
+    }
+    Ok(Found::Nothing)
+}
+
+/// Our own counts as dead: what of it was served by this process is not any more, or nobody would look for it.
+fn is_alive(process: i32) -> bool {
+    u32::try_from(process) != Ok(std::process::id()) && Path::new(&format!("/proc/{process}")).exists()
+}
+
+fn as_info(answer: &[u8]) -> [u8; INFO_BYTES] {
+    answer.try_into().expect("an answer is as long as what was sent")
+}
+
+fn params_of(export: &Export) -> Result<Params, DeviceError> {
+    let block = u64::from(export.block_sectors) * SECTOR_BYTES;
+    let block_bytes = u32::try_from(block).ok().filter(|bytes| bytes.is_power_of_two() && *bytes <= 4096);
+    let block_bytes = block_bytes.ok_or(DeviceError::Block(block))?;
+    Ok(Params {
+        read_only: export.read_only,
+        block_bytes,
+        optimal_io_bytes: block_bytes,
+        max_sectors: IO_BYTES_MAX >> 9,
+        sectors: export.sectors,
+        max_discard_sectors: DISCARD_SECTORS_MAX,
+    })
+}
+
+/// Opens what udev, or the kernel's own file system of devices, may be about to make.
+fn open_when_there(path: &Path) -> Result<OwnedFd, Errno> {
+    let deadline = Instant::now() + QUICK;
+    loop {
+        match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            Err(Errno::NOENT | Errno::BUSY) if Instant::now() < deadline => thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What can go wrong outside of requests, in one sentence each.
+
+use crate::abi::Command;
+use crate::control::CONTROL;
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why this machine has no ublk for us.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// The driver is not loaded, or the kernel has none.
+    #[error("{CONTROL} does not exist: load the module (modprobe ublk_drv; Linux 6.5 and newer)")]
+    NoDriver,
+    /// It is there, and not for us.
+    #[error("{CONTROL} may not be opened: root, or CAP_SYS_ADMIN and that file, is needed")]
+    NotPermitted,
+    /// The driver is too old.
+    #[error("the kernel's ublk cannot do {0} (Linux 6.5 can)")]
+    TooOld(&'static str),
+    /// Anything else.
+    #[error("{CONTROL} does not answer as it should: {0}")]
+    Other(String),
+}
+
+/// A command to the driver has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ControlError {
+    pub(crate) command: Command,
+    pub(crate) number: u32,
+    pub(crate) why: Errno,
+}
+
+impl std::error::Error for ControlError {}
+
+impl std::fmt::Display for ControlError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (does, number) = (self.command.does(), self.number);
+        match self.why {
+            Errno::TIMEDOUT => write!(formatter, "the kernel took too long to {does}"),
+            Errno::NOSPC if number == u32::MAX => {
+                write!(formatter, "the kernel has no more ublk devices to give")
+            }
+            Errno::EXIST => write!(formatter, "there is a ublk device {number} already"),
+            Errno::BUSY => write!(formatter, "cannot {does}: it is in use"),
+            why => write!(formatter, "cannot {does}: {}", std::io::Error::from(why)),
+        }
+    }
+}
+
+/// Why a volume has no device.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The driver has refused something.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The character device could not be used.
+    #[error("cannot use {path}: {why}")]
+    Character {
+        /// Its path.
+        path: String,
+        /// Why.
+        why: std::io::Error,
+    },
+    /// The engine's ring takes no queues.
+    #[error(transparent)]
+    NoRing(#[from] bcached_uring::guest::NoRing),
+    /// Somebody else serves it.
+    #[error("/dev/ublkb{number} is this volume's, and process {process} serves it")]
+    ServedByOther {
+        /// The device.
+        number: u32,
+        /// Its server.
+        process: i32,
+    },
+    /// Its size or block is not what the volume has.
+    #[error("the block of {0} bytes is none that a block device can have")]
+    Block(u64),
+}

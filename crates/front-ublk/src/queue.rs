@@ -1,0 +1,269 @@
+//! One queue of a device: a guest of an engine's ring, and a client of the volume's engine.
+//!
+//! ```text
+//!            kernel                       queue                         engine
+//!   request ──► FETCH / COMMIT ends ──► description, data read ──port──► request
+//!   answer  ◄── COMMIT_AND_FETCH    ◄── data written           ◄──port── reply
+//! ```
+//!
+//! Each tag is in one place at a time: with the kernel, waiting for room in the port, with the engine, or waiting to be committed. It is
+//! answered once. A request that the engine could not finish because it is going away is answered only if the device goes as well;
+//! otherwise it is left to whoever serves the device next, to whom the kernel gives it again.
+//!
+//! Data is copied by reading and writing the character device: it lies in pages of whoever asked, which only the kernel can reach.
+
+use crate::abi::{Description, Wanted, data_offset};
+use crate::descriptors::Descriptors;
+use bcached_port::{Bell, Buffer, ErrorKind, Operation, Replies, Reply, Requests, Route, SECTOR_BYTES};
+use bcached_uring::{Guest, UblkCommand};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What a queue and the thread of its device share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// The device is going for good: what the engine does not finish fails.
+    pub is_going: AtomicBool,
+    /// A reply has come since the last turn, or there is room again.
+    rung: AtomicBool,
+    /// Commands that the kernel has of it.
+    fetching: AtomicU64,
+}
+
+/// See the file's head.
+pub(crate) struct Queue {
+    number: u16,
+    device: Arc<OwnedFd>,
+    descriptors: Descriptors,
+    route: Route,
+    requests: Requests<Asked>,
+    replies: Replies<Asked>,
+    /// Commands that are to go to the kernel.
+    to_push: VecDeque<UblkCommand>,
+    /// Requests for which the port had no room.
+    waiting: VecDeque<(Asked, Operation)>,
+    /// Tags whose requests the engine has given up.
+    given_up: Vec<u16>,
+    in_kernel: usize,
+    /// The kernel has told a tag that the device is going.
+    is_aborted: bool,
+    shared: Arc<Shared>,
+    /// Called when it is dropped.
+    on_end: Option<Box<dyn FnOnce() + Send>>,
+}
+
+/// A request that the engine has.
+#[derive(Clone, Copy)]
+struct Asked {
+    tag: u16,
+    /// What the kernel hears of its success: bytes, or 0.
+    bytes: i32,
+    is_read: bool,
+}
+
+/// Where a queue is and whom it serves.
+pub(crate) struct Place {
+    pub device: Arc<OwnedFd>,
+    pub number: u16,
+    pub depth: u16,
+    pub route: Route,
+    /// Gives it a turn.
+    pub turn: Arc<dyn Fn() + Send + Sync>,
+    pub shared: Arc<Shared>,
+}
+
+impl Queue {
+    /// `on_end` is called when the ring is done with it, or dies; on that thread, and it must not wait.
+    pub(crate) fn new(place: Place, on_end: impl FnOnce() + Send + 'static) -> Result<Self, Errno> {
+        let Place { device, number, depth, route, turn, shared } = place;
+        let descriptors = Descriptors::map(&device, number, depth)?;
+        let rings = Arc::clone(&shared);
+        let bell: Bell = Arc::new(move || {
+            if !rings.rung.swap(true, Ordering::AcqRel) {
+                turn();
+            }
+        });
+        let (requests, replies) = route.connect_with_bell(usize::from(depth), bell);
+        let fetch = |tag| UblkCommand { queue: number, tag, result: None };
+        Ok(Self {
+            number,
+            device,
+            descriptors,
+            route,
+            requests,
+            replies,
+            to_push: (0..depth).map(fetch).collect(),
+            waiting: VecDeque::with_capacity(usize::from(depth)),
+            given_up: Vec::new(),
+            in_kernel: 0,
+            is_aborted: false,
+            shared,
+            on_end: Some(Box::new(on_end)),
+        })
+    }
+
+    /// Makes an operation of what the kernel has put for `tag`, or answers.
+    fn begin(&mut self, tag: u16) {
+        let described = self.descriptors.read(tag);
+        let bytes = usize::try_from(u64::from(described.sectors) * SECTOR_BYTES).unwrap_or(usize::MAX);
+        match self.operation(tag, described, bytes) {
+            Ok(operation) => {
+                let has_data = matches!(operation, Operation::Read { .. } | Operation::Write { .. });
+                let bytes = if has_data { i32::try_from(bytes).unwrap_or(i32::MAX) } else { 0 };
+                let is_read = matches!(operation, Operation::Read { .. });
+                self.ask(Asked { tag, bytes, is_read }, operation);
+            }
+            Err(errno) => self.commit(tag, -errno.raw_os_error()),
+        }
+    }
+
+    fn operation(&self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
+        let Description { wanted, fua, keeps_space, sector, sectors } = described;
+        let sectors = u64::from(sectors);
+        Ok(match wanted {
+            Wanted::Read => Operation::Read { sector, buffer: Buffer::zeroed(bytes) },
+            Wanted::Write => {
+                let mut buffer = Buffer::zeroed(bytes);
+                self.take_data(tag, buffer.as_mut_slice())?;
+                Operation::Write { sector, payload: buffer.freeze(), fua }
+            }
+            Wanted::Flush => Operation::Flush,
+            Wanted::Discard => Operation::Discard { sector, sectors, fua },
+            Wanted::WriteZeroes => Operation::WriteZeroes { sector, sectors, fua, may_discard: !keeps_space },
+            Wanted::Other(_) => return Err(Errno::OPNOTSUPP),
+        })
+    }
+
+    /// Hands a request over, behind those that wait for room.
+    fn ask(&mut self, asked: Asked, operation: Operation) {
+        if !self.waiting.is_empty() {
+            return self.waiting.push_back((asked, operation));
+        }
+        if let Err(full) = self.requests.try_submit_by(asked, &self.route, operation) {
+            self.waiting.push_back((full.context, full.operation));
+        }
+    }
+
+    fn ask_again(&mut self) {
+        while let Some((asked, operation)) = self.waiting.pop_front() {
+            if let Err(full) = self.requests.try_submit_by(asked, &self.route, operation) {
+                return self.waiting.push_front((full.context, full.operation));
+            }
+        }
+    }
+
+    /// Answers the kernel what the engine has answered.
+    fn answer(&mut self, asked: Asked, reply: Reply) {
+        let Asked { tag, bytes, is_read } = asked;
+        let result = match (reply.result, reply.buffer) {
+            (Ok(()), Some(buffer)) if is_read => {
+                self.give_data(tag, buffer.as_slice()).map_or_else(|errno| -errno.raw_os_error(), |()| bytes)
+            }
+            (Ok(()), None) if is_read => -Errno::IO.raw_os_error(),
+            (Ok(()), _) => bytes,
+            (Err(ErrorKind::Gone), _) if !self.shared.is_going.load(Ordering::Acquire) => {
+                return self.given_up.push(tag);
+            }
+            (Err(kind), _) => -kind.codes().errno,
+        };
+        self.commit(tag, result);
+    }
+
+    fn commit(&mut self, tag: u16, result: i32) {
+        self.to_push.push_back(UblkCommand { queue: self.number, tag, result: Some(result) });
+    }
+
+    /// Copies what is to be written out of the request's pages.
+    fn take_data(&self, tag: u16, mut into: &mut [u8]) -> Result<(), Errno> {
+        let mut offset = data_offset(self.number, tag);
+        while !into.is_empty() {
+            match rustix::io::pread(&self.device, &mut *into, offset) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(count) => {
+                    offset += count as u64;
+                    into = &mut into[count..];
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what has been read into the request's pages.
+    fn give_data(&self, tag: u16, mut from: &[u8]) -> Result<(), Errno> {
+        let mut offset = data_offset(self.number, tag);
+        while !from.is_empty() {
+            match rustix::io::pwrite(&self.device, from, offset) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(count) => {
+                    offset += count as u64;
+                    from = &from[count..];
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Guest for Queue {
+    fn device(&self) -> &Arc<OwnedFd> {
+        &self.device
+    }
+
+    fn turn(&mut self, push: &mut dyn FnMut(UblkCommand) -> bool) {
+        // Taken before the look, so that what rings during it is not missed.
+        if self.shared.rung.swap(false, Ordering::AcqRel) {
+            while let Some((asked, reply)) = self.replies.try_next() {
+                self.answer(asked, reply);
+            }
+            self.ask_again();
+        }
+        if self.shared.is_going.load(Ordering::Acquire) {
+            for tag in std::mem::take(&mut self.given_up) {
+                self.commit(tag, -Errno::IO.raw_os_error());
+            }
+        }
+        while let Some(command) = self.to_push.front() {
+            if !push(*command) {
+                break;
+            }
+            self.to_push.pop_front();
+            self.in_kernel += 1;
+        }
+        self.shared.fetching.store(self.in_kernel as u64, Ordering::Release);
+    }
+
+    fn completed(&mut self, tag: u16, result: i32) {
+        self.in_kernel -= 1;
+        if result == 0 {
+            return self.begin(tag);
+        }
+        if result != -Errno::NODEV.raw_os_error() {
+            tracing::error!(
+                event = "ublk-command-failed",
+                "the kernel has refused a command to a ublk device: {}",
+                std::io::Error::from_raw_os_error(-result)
+            );
+        }
+        // The tag is the kernel's for good.
+        self.is_aborted = true;
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_aborted && self.in_kernel == 0 && self.to_push.is_empty() && self.requests.outstanding() == 0
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if let Some(on_end) = self.on_end.take() {
+            on_end();
+        }
+    }
+}

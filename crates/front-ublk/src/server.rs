@@ -1,0 +1,232 @@
+//! The devices of all volumes. Each has a thread, on which the kernel is waited for, so that no device waits for another.
+
+use crate::device::Device;
+use crate::error::DeviceError;
+use bcached_port::Export;
+use bcached_uring::Guests;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How a device that is not there is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// A volume that is to have a device.
+#[derive(Clone)]
+pub struct Served {
+    /// The volume.
+    pub export: Arc<Export>,
+    /// The ring of the engine that serves it.
+    pub guests: Guests,
+    /// `N` of `/dev/ublkbN`; `None`: any.
+    pub number: Option<u32>,
+}
+
+/// What has become of a volume's device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DeviceState {
+    /// It is being made, or taken over.
+    Coming,
+    /// It can be used.
+    Here(PathBuf),
+    /// There is none, for this reason; it is tried again.
+    Missing(String),
+}
+
+/// Called when a device's state has changed, on its thread: it must not wait.
+pub type News = Arc<dyn Fn(&str, &DeviceState) + Send + Sync>;
+
+/// The devices of one daemon. Dropped, it leaves them to the next server.
+pub struct UblkServer {
+    devices: Mutex<BTreeMap<String, Entry>>,
+    news: News,
+}
+
+struct Entry {
+    tell: Sender<Message>,
+    state: Arc<Mutex<DeviceState>>,
+}
+
+enum Message {
+    Serve(Served),
+    Resize(u64),
+    /// The ring is done with the queue of that life.
+    Ended(u64),
+    /// Away with it; the answer is how that went.
+    Remove(Sender<Result<(), DeviceError>>),
+}
+
+/// Devices that could not be taken away in time.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{}", names.join(", "))]
+pub struct StillThere {
+    /// Their volumes, and why.
+    pub names: Vec<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks can panic midway.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl UblkServer {
+    /// Without devices.
+    #[must_use]
+    pub fn new(news: News) -> Self {
+        Self { devices: Mutex::default(), news }
+    }
+
+    /// Gives a volume its device, or tells the one that it has where the volume is served now and how large it is.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+        let mut devices = lock(&self.devices);
+        let name = served.export.name.clone();
+        if let Some(entry) = devices.get(&name) {
+            let _told = entry.tell.send(Message::Resize(served.export.sectors));
+            let _told = entry.tell.send(Message::Serve(served));
+            return Ok(());
+        }
+        let (tell, messages) = channel();
+        let state = Arc::new(Mutex::new(DeviceState::Coming));
+        let life = Life {
+            name: name.clone(),
+            served,
+            device: None,
+            number: 0,
+            tell: tell.clone(),
+            state: Arc::clone(&state),
+            news: Arc::clone(&self.news),
+        };
+        thread::Builder::new().name(format!("ublk {name}")).spawn(move || life.run(&messages))?;
+        devices.insert(name, Entry { tell, state });
+        Ok(())
+    }
+
+    /// What has become of a volume's device; `None` if it was never to have one.
+    #[must_use]
+    pub fn state(&self, name: &str) -> Option<DeviceState> {
+        lock(&self.devices).get(name).map(|entry| lock(&entry.state).clone())
+    }
+
+    /// Takes the devices of these volumes from the kernel; what they have not answered fails. Waits for that up to `limit`.
+    ///
+    /// # Errors
+    /// Those that are still there, and why. They go when they can.
+    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+        let deadline = Instant::now() + limit;
+        let entries = {
+            let mut devices = lock(&self.devices);
+            names.iter().filter_map(|name| Some((name, devices.remove(name)?))).collect::<Vec<_>>()
+        };
+        let asked = entries.into_iter().map(|(name, entry)| {
+            let (answer, answered) = channel();
+            let _told = entry.tell.send(Message::Remove(answer));
+            (name, answered)
+        });
+        let mut still = Vec::new();
+        for (name, answered) in asked.collect::<Vec<_>>() {
+            match answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                // Its thread has gone: there was nothing.
+                Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
+                Ok(Err(error)) => still.push(format!("{name}: {error}")),
+                Err(RecvTimeoutError::Timeout) => {
+                    still.push(format!("{name}: the kernel does not let go of it"))
+                }
+            }
+        }
+        if still.is_empty() { Ok(()) } else { Err(StillThere { names: still }) }
+    }
+}
+
+/// A device's thread.
+struct Life {
+    name: String,
+    served: Served,
+    device: Option<Device>,
+    /// Counts the queues that it has had: the end of an older one is no news.
+    number: u64,
+    tell: Sender<Message>,
+    state: Arc<Mutex<DeviceState>>,
+    news: News,
+}
+
+impl Life {
+    fn run(mut self, messages: &Receiver<Message>) {
+        self.bring();
+        loop {
+            let message = if self.device.is_some() {
+                messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                messages.recv_timeout(RETRY)
+            };
+            match message {
+                Ok(Message::Serve(served)) => self.serve(served),
+                Ok(Message::Resize(sectors)) => self.resize(sectors),
+                Ok(Message::Ended(number)) if number == self.number => {
+                    // The engine that had it has gone. Whoever serves the volume next is told here, or has been.
+                    self.device = None;
+                    self.becomes(DeviceState::Coming);
+                    self.bring();
+                }
+                Ok(Message::Ended(_)) => {}
+                Ok(Message::Remove(answer)) => {
+                    let gone = self.device.take().map_or(Ok(()), |device| device.remove());
+                    let _heard = answer.send(gone);
+                    return;
+                }
+                Err(RecvTimeoutError::Timeout) => self.bring(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn serve(&mut self, served: Served) {
+        self.served = served;
+        if self.device.is_none() {
+            self.bring();
+        }
+    }
+
+    fn bring(&mut self) {
+        self.number += 1;
+        let (tell, number) = (self.tell.clone(), self.number);
+        let on_end = move || drop(tell.send(Message::Ended(number)));
+        match Device::bring(&self.served.export, &self.served.guests, self.served.number, on_end) {
+            Ok(device) => {
+                let path = device.path();
+                self.device = Some(device);
+                self.becomes(DeviceState::Here(path));
+            }
+            Err(error) => self.becomes(DeviceState::Missing(error.to_string())),
+        }
+    }
+
+    fn resize(&mut self, sectors: u64) {
+        let Some(device) = &self.device else { return };
+        if sectors == self.served.export.sectors {
+            return;
+        }
+        match device.resize(sectors) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(
+                event = "ublk-not-resized",
+                "{}: this kernel cannot resize {} while it is served; its new size is seen after the next start",
+                self.name,
+                device.path().display()
+            ),
+            Err(error) => tracing::error!(event = "ublk-not-resized", "{}: {error}", self.name),
+        }
+    }
+
+    fn becomes(&self, state: DeviceState) {
+        let before = std::mem::replace(&mut *lock(&self.state), state.clone());
+        if before != state {
+            (self.news)(&self.name, &state);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! A chain of descriptors, read once and taken for a request. Whatever a guest writes there is answered or skipped: it has
+//! no way to make this walk longer than [`DESCRIPTORS_MAX`], nor to make anything of its size be allocated.
+//!
+//! A driver may cut header, data and status into descriptors as it likes (`VIRTIO_F_VERSION_1`): the first 16 bytes that
+//! the device may read are the header, the last one that it may write is the status, what is between is data.
+
+use crate::config::REQUEST_BYTES_MAX;
+use crate::memory::{GuestMemory, Segments};
+use bcached_port::SECTOR_BYTES;
+use std::fmt;
+use virtio_bindings::virtio_blk as blk;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Bytes as _, GuestAddress};
+
+/// Descriptors of a chain, at most: what a queue of the largest size holds.
+pub(crate) const DESCRIPTORS_MAX: u32 = 1024;
+/// Bytes of a descriptor.
+const DESCRIPTOR_BYTES: u64 = 16;
+/// Bytes of the header, and of a range to be discarded.
+const HEADER_BYTES: usize = 16;
+
+/// What is wrong with a chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Malformed {
+    /// A descriptor or its table is not there, or not a table.
+    Table,
+    /// It has no end, or one that is too far off.
+    Endless,
+    /// Something to read stands behind something to write.
+    Order,
+    /// No byte for the status.
+    NoStatus,
+    /// Not in the guest's memory.
+    Unmapped,
+    /// A descriptor of no bytes, or a request of none.
+    Empty,
+    /// No header.
+    NoHeader,
+    /// Data where the request has none.
+    Misplaced,
+    /// Not whole sectors.
+    Ragged,
+    /// More than any request may have.
+    Long,
+    /// Not exactly one range.
+    Ranges,
+}
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Command {
+    Read { sector: u64, into: Segments },
+    Write { sector: u64, from: Segments },
+    Flush,
+    Identify { into: Segments },
+    Discard { sector: u64, sectors: u64 },
+    WriteZeroes { sector: u64, sectors: u64, may_discard: bool },
+}
+
+/// What a chain is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Parsed {
+    /// A request, and where its status goes.
+    Run { command: Command, status: GuestAddress },
+    /// Something that is answered with that status.
+    Refuse { answer: u8, status: GuestAddress, why: Option<Malformed> },
+    /// There is nowhere to answer.
+    Silence(Malformed),
+}
+
+/// Where chains of a ring begin.
+#[derive(Clone, Copy)]
+pub(crate) struct Table {
+    pub(crate) at: GuestAddress,
+    pub(crate) descriptors: u32,
+}
+
+/// Reads the chain that begins at `head`.
+pub(crate) fn parse(memory: &GuestMemory, table: Table, head: u16) -> Parsed {
+    let (mut readable, mut writable, fault) = match walk(memory, table, head) {
+        Ok(found) => found,
+        Err(why) => return Parsed::Silence(why),
+    };
+    let Some(status) = writable.take_last_byte() else { return Parsed::Silence(Malformed::NoStatus) };
+    let mut cell = Segments::default();
+    cell.push(status, 1);
+    if !cell.are_in(memory) {
+        return Parsed::Silence(Malformed::NoStatus);
+    }
+    let refuse = |why| Parsed::Refuse { answer: IOERR, status, why: Some(why) };
+    if let Some(why) = fault {
+        return refuse(why);
+    }
+    if !readable.are_in(memory) || !writable.are_in(memory) {
+        return refuse(Malformed::Unmapped);
+    }
+    let Some(header) = readable.take_front::<HEADER_BYTES>(memory) else {
+        return refuse(Malformed::NoHeader);
+    };
+    let sector = le64(&header, 8);
+    let command = match le32(&header, 0) {
+        blk::VIRTIO_BLK_T_IN => data(readable, writable).map(|into| Command::Read { sector, into }),
+        blk::VIRTIO_BLK_T_OUT => data(writable, readable).map(|from| Command::Write { sector, from }),
+        blk::VIRTIO_BLK_T_FLUSH => Ok(Command::Flush),
+        blk::VIRTIO_BLK_T_GET_ID if writable.bytes() > 0 => Ok(Command::Identify { into: writable }),
+        blk::VIRTIO_BLK_T_GET_ID => Err(Malformed::Empty),
+        kind @ (blk::VIRTIO_BLK_T_DISCARD | blk::VIRTIO_BLK_T_WRITE_ZEROES) => {
+            match range(memory, readable) {
+                Err(why) => Err(why),
+                Ok(range) => match range.command(kind) {
+                    Some(command) => Ok(command),
+                    None => return Parsed::Refuse { answer: UNSUPP, status, why: None },
+                },
+            }
+        }
+        _ => return Parsed::Refuse { answer: UNSUPP, status, why: None },
+    };
+    command.map_or_else(refuse, |command| Parsed::Run { command, status })
+}
+
+/// Answer of a request that was not carried out.
+pub(crate) const IOERR: u8 = blk::VIRTIO_BLK_S_IOERR.to_le_bytes()[0];
+/// Answer of a request that nobody here knows.
+pub(crate) const UNSUPP: u8 = blk::VIRTIO_BLK_S_UNSUPP.to_le_bytes()[0];
+/// Answer of one that was.
+pub(crate) const OK: u8 = blk::VIRTIO_BLK_S_OK.to_le_bytes()[0];
+
+/// The data of a read or write, which has none in the other direction.
+fn data(other: Segments, data: Segments) -> Result<Segments, Malformed> {
+    match data.bytes() {
+        _ if other.bytes() > 0 => Err(Malformed::Misplaced),
+        0 => Err(Malformed::Empty),
+        bytes if bytes > REQUEST_BYTES_MAX => Err(Malformed::Long),
+        bytes if bytes % SECTOR_BYTES != 0 => Err(Malformed::Ragged),
+        _ => Ok(data),
+    }
+}
+
+/// A range to be discarded or to be made zeroes.
+struct Range {
+    sector: u64,
+    sectors: u64,
+    flags: u32,
+}
+
+fn range(memory: &GuestMemory, mut from: Segments) -> Result<Range, Malformed> {
+    let bytes = from.take_front::<HEADER_BYTES>(memory).ok_or(Malformed::Ranges)?;
+    if from.bytes() > 0 {
+        return Err(Malformed::Ranges);
+    }
+    let range =
+        Range { sector: le64(&bytes, 0), sectors: u64::from(le32(&bytes, 8)), flags: le32(&bytes, 12) };
+    if range.sectors == 0 { Err(Malformed::Empty) } else { Ok(range) }
+}
+
+impl Range {
+    /// `None` if it has flags that are not for this.
+    const fn command(&self, kind: u32) -> Option<Command> {
+        let Self { sector, sectors, flags } = *self;
+        match (kind, flags) {
+            (blk::VIRTIO_BLK_T_DISCARD, 0) => Some(Command::Discard { sector, sectors }),
+            (blk::VIRTIO_BLK_T_WRITE_ZEROES, 0 | blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP) => {
+                Some(Command::WriteZeroes { sector, sectors, may_discard: flags != 0 })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What a chain lets the device read, what it lets it write, and what is wrong with it though its end is known.
+type Walked = (Segments, Segments, Option<Malformed>);
+
+fn walk(memory: &GuestMemory, mut table: Table, head: u16) -> Result<Walked, Malformed> {
+    let (mut readable, mut writable) = (Segments::default(), Segments::default());
+    let mut fault = None;
+    let mut is_indirect = false;
+    let mut index = u32::from(head);
+    let mut left = DESCRIPTORS_MAX.min(table.descriptors);
+    loop {
+        left = left.checked_sub(1).ok_or(Malformed::Endless)?;
+        let descriptor = table.read(memory, index)?;
+        if descriptor.refers_to_indirect_table() {
+            // It may stand behind plain ones, and nothing behind it.
+            if is_indirect || descriptor.has_next() {
+                return Err(Malformed::Table);
+            }
+            is_indirect = true;
+            table = Table::indirect(&descriptor)?;
+            (index, left) = (0, DESCRIPTORS_MAX.min(table.descriptors));
+            continue;
+        }
+        if descriptor.len() == 0 {
+            fault = Some(Malformed::Empty);
+        } else if descriptor.is_write_only() {
+            writable.push(descriptor.addr(), descriptor.len());
+        } else {
+            if writable.bytes() > 0 {
+                fault = Some(Malformed::Order);
+            }
+            readable.push(descriptor.addr(), descriptor.len());
+        }
+        if !descriptor.has_next() {
+            return Ok((readable, writable, fault));
+        }
+        index = u32::from(descriptor.next());
+    }
+}
+
+impl Table {
+    /// The one that a descriptor refers to.
+    fn indirect(descriptor: &Descriptor) -> Result<Self, Malformed> {
+        let bytes = u64::from(descriptor.len());
+        let descriptors = u32::try_from(bytes / DESCRIPTOR_BYTES).map_err(|_| Malformed::Table)?;
+        let whole = bytes % DESCRIPTOR_BYTES == 0;
+        if whole { Ok(Self { at: descriptor.addr(), descriptors }) } else { Err(Malformed::Table) }
+    }
+
+    fn read(&self, memory: &GuestMemory, index: u32) -> Result<Descriptor, Malformed> {
+        if index >= self.descriptors {
+            return Err(Malformed::Table);
+        }
+        let at = self.at.0.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(Malformed::Table)?;
+        memory.read_obj(GuestAddress(at)).map_err(|_| Malformed::Table)
+    }
+}
+
+fn le32(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
+    bytes[at..].first_chunk().map_or(0, |field| u32::from_le_bytes(*field))
+}
+
+fn le64(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
+    bytes[at..].first_chunk().map_or(0, |field| u64::from_le_bytes(*field))
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Table => "a descriptor is not there",
+            Self::Endless => "it has no end",
+            Self::Order => "something to read stands behind something to write",
+            Self::NoStatus => "it has no place for a status",
+            Self::Unmapped => "it names what is no memory",
+            Self::Empty => "something of it has no bytes",
+            Self::NoHeader => "it has no header",
+            Self::Misplaced => "it has data in the wrong direction",
+            Self::Ragged => "its data are not whole sectors",
+            Self::Long => "it has more data than any request may",
+            Self::Ranges => "it has not exactly one range",
+        })
+    }
+}

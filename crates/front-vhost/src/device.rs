@@ -1,0 +1,377 @@
+//! What a VMM's messages do: the disk as one client has set it up.
+//!
+//! The crate `vhost` receives and checks messages and calls what is here. Its companion `vhost-user-backend` would bring
+//! rings and threads with it, too, but it cannot note requests under way in the VMM's memory, without which a daemon
+//! that dies loses them; it would also take a thread and a lock between the messages and each ring.
+
+use crate::config::{self, GuestBlock, SPACE_BYTES};
+use crate::inflight::{self, Area};
+use crate::memory::{MemoryTable, REGIONS_MAX};
+use crate::ring::{RING_SIZE_MAX, Ring};
+use crate::serving::{Serving, Taken};
+use bcached_port::ExportTable;
+use std::fmt::Display;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserFrontendReqHandler as _,
+};
+
+/// A disk, for one client.
+pub(crate) struct Device {
+    pub(crate) serving: Serving,
+    pub(crate) rings: Vec<Ring>,
+    pub(crate) memory: MemoryTable,
+    exports: ExportTable,
+    block: GuestBlock,
+    features: u64,
+    is_read_only: bool,
+    inflight: Option<Area>,
+    /// The way to the VMM, for what it did not ask.
+    vmm: Option<Backend>,
+    /// Waits until replies may have come, at most so long.
+    wait: Wait,
+    /// How long a ring may take to stop.
+    drain: Duration,
+}
+
+/// Waits until the bell has rung, or for so long.
+pub(crate) type Wait = Box<dyn FnMut(Duration) + Send>;
+
+/// How a device is.
+pub(crate) struct Setup {
+    pub(crate) exports: ExportTable,
+    pub(crate) block: GuestBlock,
+    pub(crate) is_read_only: bool,
+    pub(crate) queues: u16,
+    pub(crate) wait: Wait,
+    pub(crate) drain: Duration,
+}
+
+/// What may be spoken beside the base of the protocol.
+const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
+    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+
+impl Device {
+    pub(crate) fn new(serving: Serving, setup: Setup) -> io::Result<Self> {
+        let rings = (0..setup.queues).map(|_| Ring::new()).collect::<std::result::Result<_, _>>();
+        Ok(Self {
+            serving,
+            rings: rings.map_err(io::Error::other)?,
+            memory: MemoryTable::default(),
+            exports: setup.exports,
+            block: setup.block,
+            features: 0,
+            is_read_only: setup.is_read_only,
+            inflight: None,
+            vmm: None,
+            wait: setup.wait,
+            drain: setup.drain,
+        })
+    }
+
+    /// Takes what ring `index` has; true if there may be more.
+    pub(crate) fn take(&mut self, index: u16) -> bool {
+        let memory = Arc::clone(self.memory.mapped());
+        let ring = &mut self.rings[usize::from(index)];
+        if !ring.is_running() {
+            return false;
+        }
+        ring.hush(&memory);
+        let taken = self.serving.take((index, ring), &memory, false);
+        ring.tell(&memory);
+        match taken {
+            Taken::Turn => true,
+            // The bell will ring, kicks say nothing new.
+            Taken::Full => false,
+            Taken::All => ring.listen(&memory),
+        }
+    }
+
+    /// Gives the guest what the engine has answered.
+    pub(crate) fn answer(&mut self) {
+        let memory = Arc::clone(self.memory.mapped());
+        self.serving.answer(&mut self.rings, &memory);
+        self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
+    }
+
+    /// Takes nothing more from any ring.
+    pub(crate) fn pause(&mut self) {
+        self.rings.iter_mut().for_each(Ring::pause);
+    }
+
+    /// Works on what has been taken, without waiting; true if all of it has been given back.
+    pub(crate) fn finish(&mut self) -> bool {
+        self.answer();
+        let memory = Arc::clone(self.memory.mapped());
+        let mut is_idle = true;
+        for (index, ring) in (0..).zip(&mut self.rings) {
+            if ring.is_started() {
+                self.serving.take((index, ring), &memory, true);
+                ring.tell(&memory);
+                is_idle &= self.serving.is_idle(index, ring);
+            }
+        }
+        is_idle
+    }
+
+    /// Tells the VMM that the configuration space has changed, if it listens. No answer is waited for: it first asks for
+    /// the new one, which this very thread answers.
+    pub(crate) fn tell_of_change(&self) {
+        let Some(vmm) = &self.vmm else { return };
+        if let Err(error) = vmm.handle_config_change() {
+            let volume = &self.serving.export.name;
+            tracing::debug!(event = "vhost-change-untold", volume, %error, "the VMM does not hear of a change");
+        }
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut Ring> {
+        usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index)).ok_or(Error::InvalidParam)
+    }
+
+    /// Waits until everything that was taken from a ring has been given back, but not for ever.
+    fn drain(&mut self, index: u16) {
+        let deadline = Instant::now() + self.drain;
+        self.rings[usize::from(index)].pause();
+        loop {
+            self.finish();
+            let ring = &self.rings[usize::from(index)];
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.serving.is_idle(index, ring) {
+                return;
+            }
+            if left.is_zero() {
+                let (volume, requests) = (&self.serving.export.name, ring.under_way);
+                tracing::warn!(
+                    event = "vhost-not-drained",
+                    volume,
+                    requests,
+                    "a ring is stopped before all of its requests have been answered"
+                );
+                return;
+            }
+            (self.wait)(left);
+        }
+    }
+
+    fn size_now(&self) -> [u8; SPACE_BYTES] {
+        let known = &self.serving.export;
+        // It may have grown since the client came; another volume by that name is none of its business.
+        let now = self.exports.find(&known.name).ok().filter(|now| now.uuid == known.uuid);
+        let queues = u16::try_from(self.rings.len()).unwrap_or(u16::MAX);
+        config::space(now.as_deref().unwrap_or(known), self.block, queues)
+    }
+}
+
+/// An error of ours, as the crate passes it on.
+fn refused(error: impl Display) -> Error {
+    Error::ReqHandlerError(io::Error::other(error.to_string()))
+}
+
+/// What nobody here can do.
+const UNKNOWN: Error = Error::InvalidOperation("not supported");
+
+impl VhostUserBackendReqHandlerMut for Device {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        Err(UNKNOWN)
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(config::features(self.is_read_only, u16::try_from(self.rings.len()).unwrap_or(u16::MAX)))
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !self.get_features()? != 0 {
+            return Err(Error::InvalidParam);
+        }
+        self.features = features;
+        self.serving.is_write_through = !config::flushes(features);
+        // Who does not know of enabling has its rings enabled from the start.
+        let is_enabled = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0;
+        for ring in &mut self.rings {
+            ring.set_event_index(config::has_event_index(features));
+            if is_enabled {
+                ring.set_enabled(true);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<u64>>> {
+        self.memory.replace(regions, files).map_err(refused).map(|()| None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, entries: u32) -> Result<()> {
+        self.ring(index)?.resize(entries).map_err(refused)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let find = |user| self.memory.guest_address(user).ok_or(Error::InvalidParam);
+        let (descriptors, available, used) = (find(descriptors)?, find(available)?, find(used)?);
+        self.ring(index)?.place(descriptors, available, used).map_err(refused)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        self.ring(index)?.set_base(base);
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let started = self.ring(index)?.is_started();
+        let number = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
+        if started {
+            self.drain(number);
+        }
+        let kept = self.serving.forget_kept(number);
+        let base = self.ring(index)?.stop(kept);
+        Ok(VhostUserVringState::new(index, u32::from(base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        // Without one the ring would have to be looked at all the time.
+        let kick = file.ok_or(Error::InvalidParam)?;
+        let memory = Arc::clone(self.memory.mapped());
+        let ring = self.rings.get_mut(usize::from(index)).ok_or(Error::InvalidParam)?;
+        let inflight = self.inflight.as_ref().map(|area| (area, u16::from(index)));
+        ring.set_kick(kick, &memory, inflight).map_err(refused)
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.ring(u32::from(index))?.set_call(file);
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.ring(u32::from(index))?.set_error(file);
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(PROTOCOL)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        if features & !PROTOCOL.bits() == 0 { Ok(()) } else { Err(Error::InvalidParam) }
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.rings.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.ring(index)?.set_enabled(enable);
+        Ok(())
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let space = self.size_now();
+        // What lies behind is of features that are not offered.
+        let bytes = space.iter().copied().chain(std::iter::repeat(0));
+        Ok(bytes.skip(offset as usize).take(size as usize).collect())
+    }
+
+    fn set_config(&mut self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        Err(UNKNOWN)
+    }
+
+    fn set_backend_req_fd(&mut self, vmm: Backend) {
+        self.vmm = Some(vmm);
+    }
+
+    fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Result<()> {
+        Err(UNKNOWN)
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(UNKNOWN)
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (wanted.num_queues, wanted.queue_size);
+        if usize::from(queues) > self.rings.len() || size > RING_SIZE_MAX {
+            return Err(Error::InvalidParam);
+        }
+        let file = inflight::file(queues, size).map_err(Error::ReqHandlerError)?;
+        Ok((VhostUserInflight::new(inflight::area_bytes(queues, size), 0, queues, size), file))
+    }
+
+    fn set_inflight_fd(&mut self, area: &VhostUserInflight, file: File) -> Result<()> {
+        let (queues, size) = (area.num_queues, area.queue_size);
+        if usize::from(queues) > self.rings.len() || size > RING_SIZE_MAX {
+            return Err(Error::InvalidParam);
+        }
+        self.inflight = Some(Area::map(file, area.mmap_offset, queues, size).map_err(refused)?);
+        Ok(())
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGIONS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<u64>> {
+        self.memory.add(region, file).map_err(refused).map(|()| None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.memory.remove(region).map_err(refused)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        Err(UNKNOWN)
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(UNKNOWN)
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(UNKNOWN)
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        Err(UNKNOWN)
+    }
+}

@@ -1,0 +1,38 @@
+//! Volumes as disks of virtual machines: vhost-user-blk.
+//!
+//! ```text
+//!            messages ──┐                                  ┌─ replies, a bell ◄─┐
+//!   VMM ◄── socket      ├─► one thread for each volume ◄───┤                    │
+//!   guest ── kicks ─────┘      rings of the guest          └─► port ──► engine ─┘
+//!         ◄─ calls ───────────────────┘
+//! ```
+//!
+//! - **Nobody is trusted.** A guest may write anything into its rings, a VMM may say anything: it is answered, refused or
+//!   skipped, never a panic, a loop or an allocation of their size. What a VMM can do by cutting the file under its
+//!   memory is said in `memory.rs`.
+//! - **The engine is never waited for**, but by a VMM that stops its queue; see `serving.rs`.
+//! - **Reconnecting** works at any moment and without an end. Requests that were under way when a daemon died are noted in
+//!   memory of the VMM, and done by the next one; see `inflight.rs`.
+//! - **Bounded**: requests and bytes of payload, for each volume ([`Limits`]); at a bound nothing more is taken from the
+//!   ring, and the guest waits.
+//! - Payload is copied between the guest's memory and the engine's; see `memory.rs`.
+#![forbid(unsafe_code)]
+
+mod chain;
+mod config;
+mod device;
+mod inflight;
+mod memory;
+mod quiet;
+mod ring;
+pub mod server;
+mod serving;
+mod session;
+mod tally;
+mod volume;
+mod writing;
+
+pub use config::GuestBlock;
+pub use server::{
+    Client, Limits, Options, QUEUES_MAX, ServeError, StartError, StillBusy, VhostServer, VolumeOptions,
+};

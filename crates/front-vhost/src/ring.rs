@@ -1,0 +1,308 @@
+//! One virtqueue: what the VMM has said of it, which chains are taken, and how its two sides wake each other.
+//!
+//! **Life.** Set up by messages, started by the kick's descriptor, stopped when the VMM asks for its base. Each start is a
+//! new generation: a reply to a request of an earlier one is not for this ring any more.
+
+use crate::chain::Table;
+use crate::inflight::{Area, Tracker};
+use crate::memory::GuestMemory;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::atomic::Ordering;
+use thiserror::Error;
+use virtio_queue::{Error as QueueError, Queue, QueueOwnedT as _, QueueT as _};
+use vm_memory::{Bytes as _, GuestAddress};
+
+/// Entries of a ring, at most.
+pub(crate) const RING_SIZE_MAX: u16 = 1024;
+/// Bit of the available ring's flags by which a driver without event index wants no interrupts.
+const NO_INTERRUPT: u16 = 1;
+
+/// Why a ring cannot be used.
+#[derive(Debug, Error)]
+pub(crate) enum RingError {
+    #[error("a ring cannot have {0} entries")]
+    Size(u32),
+    #[error("the parts of a ring do not lie in memory as they must")]
+    Place,
+    #[error("the guest calls entries available that cannot be")]
+    Available,
+    #[error("the ring is not in the guest's memory any more")]
+    Gone,
+}
+
+/// A virtqueue.
+pub(crate) struct Ring {
+    queue: Queue,
+    kick: Option<File>,
+    call: Option<File>,
+    error: Option<File>,
+    is_enabled: bool,
+    is_paused: bool,
+    generation: u32,
+    /// Chains handed to the engine and not given back.
+    pub(crate) under_way: u32,
+    /// Heads that a former life had taken, to be taken again.
+    left: VecDeque<u16>,
+    tracker: Option<Tracker>,
+    /// Chains were given back and nobody was told.
+    has_news: bool,
+}
+
+/// A chain that has been taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    pub(crate) index: u16,
+    /// It is in the ring's available entries just before the next one: it can be put back.
+    is_newest: bool,
+}
+
+impl Ring {
+    pub(crate) fn new() -> Result<Self, QueueError> {
+        Ok(Self {
+            queue: Queue::new(RING_SIZE_MAX)?,
+            kick: None,
+            call: None,
+            error: None,
+            is_enabled: false,
+            is_paused: false,
+            generation: 0,
+            under_way: 0,
+            left: VecDeque::new(),
+            tracker: None,
+            has_news: false,
+        })
+    }
+
+    /// Sets the number of entries.
+    pub(crate) fn resize(&mut self, entries: u32) -> Result<(), RingError> {
+        let size = u16::try_from(entries).map_err(|_| RingError::Size(entries))?;
+        self.queue.try_set_size(size).map_err(|_| RingError::Size(entries))
+    }
+
+    /// Sets where its parts lie.
+    pub(crate) fn place(
+        &mut self,
+        descriptors: GuestAddress,
+        available: GuestAddress,
+        used: GuestAddress,
+    ) -> Result<(), RingError> {
+        let queue = &mut self.queue;
+        queue
+            .try_set_desc_table_address(descriptors)
+            .and_then(|()| queue.try_set_avail_ring_address(available))
+            .and_then(|()| queue.try_set_used_ring_address(used))
+            .map_err(|_| RingError::Place)
+    }
+
+    /// Sets which available entry is the next to be taken.
+    pub(crate) fn set_base(&mut self, base: u16) {
+        self.queue.set_next_avail(base);
+    }
+
+    pub(crate) fn set_event_index(&mut self, is_used: bool) {
+        self.queue.set_event_idx(is_used);
+    }
+
+    pub(crate) const fn set_enabled(&mut self, is_enabled: bool) {
+        self.is_enabled = is_enabled;
+    }
+
+    /// How the guest is told of answers. It is told at once: one may have been given by a process that then died.
+    pub(crate) fn set_call(&mut self, call: Option<File>) {
+        self.call = call.inspect(must_not_block);
+        self.ring_call();
+    }
+
+    pub(crate) fn set_error(&mut self, error: Option<File>) {
+        self.error = error.inspect(must_not_block);
+    }
+
+    /// How the guest tells of requests; that starts the ring.
+    pub(crate) fn set_kick(
+        &mut self,
+        kick: File,
+        memory: &GuestMemory,
+        inflight: Option<(&Area, u16)>,
+    ) -> Result<(), RingError> {
+        must_not_block(&kick);
+        self.kick = Some(kick);
+        if self.queue.ready() {
+            return Ok(());
+        }
+        self.queue.set_ready(true);
+        if !self.queue.is_valid(memory) {
+            self.queue.set_ready(false);
+            return Err(RingError::Place);
+        }
+        self.generation = self.generation.wrapping_add(1);
+        self.under_way = 0;
+        let used = self.queue.used_idx(memory, Ordering::Acquire).map_err(|_| RingError::Gone)?.0;
+        self.queue.set_next_used(used);
+        self.tracker = inflight.and_then(|(area, queue)| area.tracker(queue, self.queue.size()));
+        if let Some(tracker) = &mut self.tracker {
+            let left = tracker.resume(self.queue.size(), used, self.queue.next_avail());
+            self.queue.set_next_avail(left.next_available);
+            self.left = left.heads.into();
+        }
+        Ok(())
+    }
+
+    /// Takes no more. What is under way may still be given back.
+    pub(crate) const fn pause(&mut self) {
+        self.is_paused = true;
+    }
+
+    /// Ends this generation; the next entry that would have been taken. `kept` was taken and not handed to anybody.
+    pub(crate) fn stop(&mut self, kept: Option<Head>) -> u16 {
+        if let Some(head) = kept
+            && head.is_newest
+        {
+            self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
+            if let Some(tracker) = &self.tracker {
+                tracker.untake(head.index);
+            }
+        }
+        self.is_paused = false;
+        self.queue.set_ready(false);
+        self.generation = self.generation.wrapping_add(1);
+        self.under_way = 0;
+        self.left.clear();
+        (self.kick, self.call, self.tracker) = (None, None, None);
+        self.queue.next_avail()
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.queue.ready()
+    }
+
+    /// Whether chains may be taken.
+    pub(crate) fn is_running(&self) -> bool {
+        self.is_enabled && !self.is_paused && self.queue.ready()
+    }
+
+    /// Whether a former life has left chains that were not taken again.
+    pub(crate) fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// Whether what is under way is noted where the next life finds it.
+    pub(crate) const fn is_tracked(&self) -> bool {
+        self.tracker.is_some()
+    }
+
+    pub(crate) const fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// Where its chains lie.
+    pub(crate) fn table(&self) -> Table {
+        Table { at: GuestAddress(self.queue.desc_table()), descriptors: u32::from(self.queue.size()) }
+    }
+
+    /// The kick to be waited for, while the ring runs.
+    pub(crate) fn kick(&self) -> Option<BorrowedFd<'_>> {
+        if self.is_running() { self.kick.as_ref().map(|kick| kick.as_fd()) } else { None }
+    }
+
+    /// Takes note of a kick. One that is no eventfd is not waited for again.
+    pub(crate) fn clear_kick(&mut self) {
+        let Some(kick) = &self.kick else { return };
+        let mut count = [0; 8];
+        match rustix::io::read(kick, &mut count) {
+            Ok(8) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok(_) | Err(_) => self.kick = None,
+        }
+    }
+
+    /// The next chain to be worked on, if there is one.
+    pub(crate) fn take(&mut self, memory: &GuestMemory) -> Result<Option<Head>, RingError> {
+        if let Some(index) = self.left.pop_front() {
+            return Ok(Some(Head { index, is_newest: false }));
+        }
+        let mut available = self.queue.iter(memory).map_err(|error| match error {
+            QueueError::InvalidAvailRingIndex => RingError::Available,
+            _ => RingError::Gone,
+        })?;
+        let Some(chain) = available.next() else { return Ok(None) };
+        let index = chain.head_index();
+        if index >= self.queue.size() {
+            return Err(RingError::Available);
+        }
+        if let Some(tracker) = &mut self.tracker {
+            tracker.begin(index);
+        }
+        Ok(Some(Head { index, is_newest: true }))
+    }
+
+    /// Gives a chain back, of which `written` bytes have been written.
+    pub(crate) fn give_back(
+        &mut self,
+        memory: &GuestMemory,
+        index: u16,
+        written: u32,
+    ) -> Result<(), RingError> {
+        if let Some(tracker) = &self.tracker {
+            tracker.ending(index);
+        }
+        self.queue.add_used(memory, index, written).map_err(|_| RingError::Gone)?;
+        if let Some(tracker) = &self.tracker {
+            tracker.ended(index, self.queue.next_used());
+        }
+        self.has_news = true;
+        Ok(())
+    }
+
+    /// Tells the guest of chains given back, if it wants to know.
+    pub(crate) fn tell(&mut self, memory: &GuestMemory) {
+        if !std::mem::take(&mut self.has_news) {
+            return;
+        }
+        let wanted = self.queue.needs_notification(memory).unwrap_or(true);
+        let flags = || memory.load::<u16>(GuestAddress(self.queue.avail_ring()), Ordering::Relaxed);
+        let is_quiet = !self.queue.event_idx_enabled()
+            && flags().is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT != 0);
+        if wanted && !is_quiet {
+            self.ring_call();
+        }
+    }
+
+    /// Lets the guest know that the ring is broken, if its VMM wants to hear of that.
+    pub(crate) fn tell_error(&self) {
+        if let Some(error) = &self.error {
+            let _nobody_listens = rustix::io::write(error, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn ring_call(&self) {
+        if let Some(call) = &self.call {
+            // An eventfd at its maximum refuses; then the other side has been told.
+            let _told = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Wants no kicks while chains are taken anyway.
+    pub(crate) fn hush(&mut self, memory: &GuestMemory) {
+        // A hint: if the ring is not there, taking will say so.
+        let _hint = self.queue.disable_notification(memory);
+    }
+
+    /// Wants kicks again; true if chains have come meanwhile.
+    pub(crate) fn listen(&mut self, memory: &GuestMemory) -> bool {
+        self.queue.enable_notification(memory).unwrap_or(false)
+    }
+}
+
+/// Descriptors come from the VMM: whatever they are, using them must not hold up who serves.
+fn must_not_block(file: &File) {
+    if let Ok(flags) = fcntl_getfl(file) {
+        let _as_good_as_it_gets = fcntl_setfl(file, flags | OFlags::NONBLOCK);
+    }
+}

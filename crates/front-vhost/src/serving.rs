@@ -1,0 +1,349 @@
+//! Requests from rings into the port, and replies back into rings; all of it on one thread, which never waits for the
+//! engine.
+//!
+//! **Hops.** One thread serves all rings of a volume and the messages of its VMM. A reply rings its eventfd, which is polled
+//! beside the kicks: engine to this thread to guest, as a thread of replies would have it, but without a lock on
+//! the ring, and under load one wake-up serves kicks and replies together. Fewer hops would mean that the engine's thread
+//! copies into a guest.
+//!
+//! **Back pressure.** A request for which there is no room (the window, the engine's inbox, bytes of payload, a route that
+//! is held) is kept, one for each ring, and nothing more is taken from that ring. The bell rings when it is worth trying
+//! again: bytes come back with replies of our own, the rest is the port's promise.
+
+use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
+use crate::memory::{GuestMemory, Segments};
+use crate::quiet::Quiet;
+use crate::ring::{Head, Ring, RingError};
+use crate::tally::{Tally, Ticket};
+use crate::writing::{Permit, ask_to_write};
+use bcached_port::{Buffer, ErrorKind, Export, Full, Operation, Replies, Reply, Requests, Route};
+use std::sync::Arc;
+use vm_memory::{Bytes as _, GuestAddress};
+
+/// Bytes that name a disk for its guest.
+const IDENTITY_BYTES: usize = 20;
+
+/// What one client's requests need of us.
+pub(crate) struct Serving {
+    pub(crate) export: Arc<Export>,
+    route: Route,
+    requests: Requests<Pending>,
+    replies: Replies<Pending>,
+    tally: Arc<Tally>,
+    /// A request kept for want of room, by ring.
+    kept: Vec<Option<Kept>>,
+    /// Payload in memory, and how much may be.
+    bytes: u64,
+    bytes_max: u64,
+    /// Answers mean that what was written is durable: the driver sends no flushes.
+    pub(crate) is_write_through: bool,
+    permit: Option<Permit>,
+    /// The engine is no more, and what it has not done stays noted in the VMM's memory for the next one.
+    pub(crate) is_abandoned: bool,
+    nonsense: Quiet,
+    refusals: Quiet,
+}
+
+/// What travels with a request and makes an answer of its reply.
+pub(crate) struct Pending {
+    ring: u16,
+    generation: u32,
+    head: Head,
+    status: GuestAddress,
+    /// Where content goes.
+    into: Segments,
+    /// As it was when the request was taken. It is mapped until this is dropped.
+    memory: Arc<GuestMemory>,
+    /// Payload that it holds.
+    bytes: u64,
+    #[expect(dead_code, reason = "dropping it is its use")]
+    ticket: Ticket,
+}
+
+/// A request that found no room.
+enum Kept {
+    /// Its payload is not in memory yet.
+    Parsed { head: Head, status: GuestAddress, command: Command },
+    /// As the port gave it back.
+    Whole(Full<Pending>),
+}
+
+/// How taking from a ring ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// Nothing is left to be taken.
+    All,
+    /// Enough for one turn; there may be more.
+    Turn,
+    /// There is no room; the bell will ring.
+    Full,
+}
+
+impl Serving {
+    pub(crate) fn new(
+        export: Arc<Export>,
+        route: Route,
+        (requests, replies): (Requests<Pending>, Replies<Pending>),
+        tally: Arc<Tally>,
+        limits: &crate::Limits,
+        queues: u16,
+    ) -> Self {
+        Self {
+            export,
+            route,
+            requests,
+            replies,
+            tally,
+            kept: (0..queues).map(|_| None).collect(),
+            bytes: 0,
+            bytes_max: limits.volume_bytes,
+            is_write_through: true,
+            permit: None,
+            is_abandoned: false,
+            nonsense: Quiet::default(),
+            refusals: Quiet::default(),
+        }
+    }
+
+    /// Whether it has been given the right to write.
+    pub(crate) const fn is_writing(&self) -> bool {
+        self.permit.is_some()
+    }
+
+    /// Whether everything that was taken from that ring has been given back.
+    pub(crate) fn is_idle(&self, index: u16, ring: &Ring) -> bool {
+        ring.under_way == 0 && !ring.has_left() && self.kept[usize::from(index)].is_none()
+    }
+
+    /// Takes what the ring has and hands it to the engine. With `only_left`, nothing that is new.
+    pub(crate) fn take(
+        &mut self,
+        (index, ring): (u16, &mut Ring),
+        memory: &Arc<GuestMemory>,
+        only_left: bool,
+    ) -> Taken {
+        if self.is_abandoned {
+            return Taken::All;
+        }
+        if let Some(kept) = self.kept[usize::from(index)].take()
+            && !self.retry((index, ring), memory, kept)
+        {
+            return Taken::Full;
+        }
+        // As many as the ring has entries, so that no ring keeps the others waiting for ever.
+        for _ in 0..ring.size() {
+            if only_left && !ring.has_left() {
+                return Taken::All;
+            }
+            match ring.take(memory) {
+                Ok(None) => return Taken::All,
+                Ok(Some(head)) if self.begin((index, ring), memory, head) => {}
+                Ok(Some(_)) => return Taken::Full,
+                Err(error) => {
+                    ring.tell_error();
+                    self.complain(&error);
+                    return Taken::All;
+                }
+            }
+        }
+        Taken::Turn
+    }
+
+    /// Gives the guest what the engine has answered.
+    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<GuestMemory>) {
+        while let Some((pending, reply)) = self.replies.try_next() {
+            self.bytes -= pending.bytes;
+            let ring = &mut rings[usize::from(pending.ring)];
+            if ring.generation() != pending.generation {
+                continue;
+            }
+            ring.under_way -= 1;
+            if reply.result == Err(ErrorKind::Gone) && ring.is_tracked() {
+                self.is_abandoned = true;
+                continue;
+            }
+            let (status, written) = pending.outcome(&reply);
+            let head = pending.head.index;
+            self.give_back(ring, memory, head, (&pending.memory, pending.status), (status, written));
+        }
+    }
+
+    /// Forgets the request that was kept for a ring; where it came from.
+    pub(crate) fn forget_kept(&mut self, index: u16) -> Option<Head> {
+        match self.kept[usize::from(index)].take()? {
+            Kept::Parsed { head, .. } => Some(head),
+            Kept::Whole(Full { context, .. }) => {
+                self.bytes -= context.bytes;
+                Some(context.head)
+            }
+        }
+    }
+
+    /// Begins with a chain; false if there is no room for it, and it is kept.
+    fn begin(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<GuestMemory>, head: Head) -> bool {
+        match parse(memory, ring.table(), head.index) {
+            Parsed::Run { command, status } => self.run((index, ring), memory, (head, status, command)),
+            Parsed::Refuse { answer, status, why } => {
+                if let Some(why) = why {
+                    self.complain_of(why);
+                }
+                self.give_back(ring, memory, head.index, (memory, status), (answer, 0));
+                true
+            }
+            Parsed::Silence(why) => {
+                self.complain_of(why);
+                if let Err(error) = ring.give_back(memory, head.index, 0) {
+                    self.complain(&error);
+                }
+                true
+            }
+        }
+    }
+
+    fn retry(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<GuestMemory>, kept: Kept) -> bool {
+        match kept {
+            Kept::Parsed { head, status, command } => {
+                self.run((index, ring), memory, (head, status, command))
+            }
+            Kept::Whole(Full { context, operation }) => self.submit((index, ring), context, operation),
+        }
+    }
+
+    /// Carries out what the front end can, and hands the rest to the engine; false if there is no room for it.
+    fn run(
+        &mut self,
+        (index, ring): (u16, &mut Ring),
+        memory: &Arc<GuestMemory>,
+        (head, status, command): (Head, GuestAddress, Command),
+    ) -> bool {
+        if command.changes_content() && !self.may_write() {
+            self.give_back(ring, memory, head.index, (memory, status), (IOERR, 0));
+            return true;
+        }
+        let bytes = command.payload_bytes();
+        if bytes > 0 && self.bytes > 0 && self.bytes + bytes > self.bytes_max {
+            self.kept[usize::from(index)] = Some(Kept::Parsed { head, status, command });
+            return false;
+        }
+        let fua = self.is_write_through;
+        let mut into = Segments::default();
+        let operation = match command {
+            Command::Read { sector, into: segments } => {
+                into = segments;
+                let buffer = Buffer::zeroed(usize::try_from(bytes).unwrap_or(0));
+                Operation::Read { sector, buffer }
+            }
+            Command::Write { sector, from } => match from.gather(memory) {
+                Ok(buffer) => Operation::Write { sector, payload: buffer.freeze(), fua },
+                Err(why) => {
+                    self.complain_of(why);
+                    self.give_back(ring, memory, head.index, (memory, status), (IOERR, 0));
+                    return true;
+                }
+            },
+            Command::Flush => Operation::Flush,
+            Command::Identify { into } => {
+                let told = into.scatter(memory, &self.identity());
+                let outcome = told.map_or((IOERR, 0), |bytes| (OK, bytes));
+                self.give_back(ring, memory, head.index, (memory, status), outcome);
+                return true;
+            }
+            Command::Discard { sector, sectors } => Operation::Discard { sector, sectors, fua },
+            Command::WriteZeroes { sector, sectors, may_discard } => {
+                Operation::WriteZeroes { sector, sectors, fua, may_discard }
+            }
+        };
+        self.bytes += bytes;
+        let generation = ring.generation();
+        let (memory, ticket) = (Arc::clone(memory), self.tally.enter());
+        let pending = Pending { ring: index, generation, head, status, into, memory, bytes, ticket };
+        self.submit((index, ring), pending, operation)
+    }
+
+    fn submit(&mut self, (index, ring): (u16, &mut Ring), pending: Pending, operation: Operation) -> bool {
+        match self.requests.try_submit_by(pending, &self.route, operation) {
+            Ok(()) => {
+                ring.under_way += 1;
+                true
+            }
+            Err(full) => {
+                self.kept[usize::from(index)] = Some(Kept::Whole(full));
+                false
+            }
+        }
+    }
+
+    fn may_write(&mut self) -> bool {
+        if self.permit.is_none() {
+            self.permit = ask_to_write(&self.export);
+        }
+        self.permit.is_some()
+    }
+
+    /// Writes the status and gives the chain back.
+    fn give_back(
+        &mut self,
+        ring: &mut Ring,
+        memory: &GuestMemory,
+        head: u16,
+        (at, status): (&GuestMemory, GuestAddress),
+        (answer, written): (u8, u32),
+    ) {
+        // It was there when the request was taken; if its memory has gone since, nobody looks at it.
+        let _gone = at.write_obj(answer, status);
+        if let Err(error) = ring.give_back(memory, head, written.saturating_add(1)) {
+            self.complain(&error);
+        }
+    }
+
+    /// The volume's name if it fits, else the beginning of its UUID: both are of one volume only.
+    fn identity(&self) -> [u8; IDENTITY_BYTES] {
+        let name = self.export.name.as_bytes();
+        let uuid = self.export.uuid.to_string().replace('-', "");
+        let text = if name.len() <= IDENTITY_BYTES { name } else { &uuid.as_bytes()[..IDENTITY_BYTES] };
+        let mut identity = [0; IDENTITY_BYTES];
+        identity[..text.len()].copy_from_slice(text);
+        identity
+    }
+
+    fn complain(&mut self, error: &RingError) {
+        if let Some(count) = self.nonsense.count() {
+            let volume = &self.export.name;
+            tracing::warn!(event = "vhost-nonsense", volume, count, %error, "a guest's ring cannot be used");
+        }
+    }
+
+    fn complain_of(&mut self, why: Malformed) {
+        if let Some(count) = self.refusals.count() {
+            let volume = &self.export.name;
+            tracing::warn!(event = "vhost-malformed", volume, count, %why, "a guest's request was refused");
+        }
+    }
+}
+
+impl Pending {
+    /// Status and bytes written besides it, when content is where it belongs.
+    fn outcome(&self, reply: &Reply) -> (u8, u32) {
+        match (&reply.result, &reply.buffer) {
+            (Err(kind), _) => (kind.codes().virtio, 0),
+            (Ok(()), Some(buffer)) => {
+                self.into.scatter(&self.memory, buffer.as_slice()).map_or((IOERR, 0), |bytes| (OK, bytes))
+            }
+            (Ok(()), None) => (OK, 0),
+        }
+    }
+}
+
+impl Command {
+    const fn changes_content(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. })
+    }
+
+    /// Memory that it needs.
+    const fn payload_bytes(&self) -> u64 {
+        match self {
+            Self::Read { into: segments, .. } | Self::Write { from: segments, .. } => segments.bytes(),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! One VMM's connection, from its first message to its end: waits for messages, kicks, replies and orders of the server, on
+//! one thread.
+//!
+//! **The end**, however it comes (the VMM hangs up or is killed, says what is no vhost-user, or the server stops): nothing
+//! more is taken, what was taken is carried out by the engine, replies that nobody wants are dropped as they come, and with
+//! the last of them the guest's memory is unmapped. The next VMM is served at once: requests of both are in order, because
+//! the engine carries out overlapping ones as they came in.
+
+use crate::device::{Device, Setup};
+use crate::serving::Serving;
+use crate::volume::{Control, Order};
+use crate::writing::is_offered_read_only;
+use bcached_port::{Bell, Export};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
+
+/// A message that begins must end by then.
+const MESSAGE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a session ended that its VMM did not end.
+#[derive(Debug, Error)]
+pub(crate) enum Broken {
+    #[error("the VMM broke the protocol: {0}")]
+    Protocol(ProtocolError),
+    #[error("the connection failed: {0}")]
+    System(#[from] io::Error),
+    #[error("the volume is not served at present")]
+    NotServed,
+    #[error("the engine is gone; its requests are done when the VMM connects again")]
+    Abandoned,
+}
+
+/// A session.
+struct Session<'a> {
+    control: &'a Control,
+    device: Arc<Mutex<Device>>,
+    handler: BackendReqHandler<Mutex<Device>>,
+    socket: UnixStream,
+    bell: Arc<OwnedFd>,
+    /// Rings that were not emptied, for fairness.
+    unfinished: Vec<u16>,
+    queues: u16,
+}
+
+/// What woke us.
+#[derive(Default)]
+struct Woken {
+    message: bool,
+    bell: bool,
+    order: bool,
+    newcomer: bool,
+    kicks: Vec<u16>,
+}
+
+/// Serves one VMM to its end.
+pub(crate) fn serve(
+    control: &Control,
+    listener: BorrowedFd<'_>,
+    export: &Arc<Export>,
+    stream: UnixStream,
+) -> Result<(), Broken> {
+    let mut session = Session::begin(control, export, stream)?;
+    let result = session.run(listener);
+    if result.is_ok() && control.order() == Order::Stop {
+        session.wind_up();
+    }
+    result
+}
+
+impl<'a> Session<'a> {
+    fn begin(control: &'a Control, export: &Arc<Export>, stream: UnixStream) -> Result<Self, Broken> {
+        let route = export.served.clone().ok_or(Broken::NotServed)?;
+        stream.set_read_timeout(Some(MESSAGE_LIMIT))?;
+        stream.set_write_timeout(Some(MESSAGE_LIMIT))?;
+        let bell =
+            Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
+        let (rings, waits) = (Arc::clone(&bell), Arc::clone(&bell));
+        let ring: Bell = Arc::new(move || notify(&rings));
+        let queues = control.options.queues;
+        let halves = route.connect_with_bell(control.limits.requests, ring);
+        let (tally, limits) = (Arc::clone(&control.tally), &control.limits);
+        let serving = Serving::new(Arc::clone(export), route, halves, tally, limits, queues);
+        let setup = Setup {
+            exports: control.exports.clone(),
+            block: control.options.block,
+            is_read_only: is_offered_read_only(export),
+            queues,
+            wait: Box::new(move |limit| {
+                // Woken too early, the caller looks and comes back.
+                let _woken = wait(&mut [PollFd::new(&*waits, PollFlags::IN)], Some(limit));
+                clear(&waits);
+            }),
+            drain: control.limits.drain,
+        };
+        let device = Arc::new(Mutex::new(Device::new(serving, setup)?));
+        let socket = stream.try_clone()?;
+        control.connected(stream.try_clone()?);
+        let handler = BackendReqHandler::from_stream(stream, Arc::clone(&device));
+        Ok(Self { control, device, handler, socket, bell, unfinished: Vec::new(), queues })
+    }
+
+    fn run(&mut self, listener: BorrowedFd<'_>) -> Result<(), Broken> {
+        loop {
+            let limit = if self.unfinished.is_empty() { None } else { Some(Duration::ZERO) };
+            let woken = self.sleep(listener, limit)?;
+            if woken.message && !self.hear()? {
+                return Ok(());
+            }
+            if woken.order {
+                self.control.clear();
+                match self.control.order() {
+                    Order::Stop => return Ok(()),
+                    Order::Tell => self.device().tell_of_change(),
+                    Order::Serve => {}
+                }
+            }
+            if woken.newcomer {
+                self.control.turn_away(listener);
+            }
+            self.work(woken)?;
+        }
+    }
+
+    /// Takes one message; false if the VMM has hung up.
+    fn hear(&mut self) -> Result<bool, Broken> {
+        match self.handler.handle_request() {
+            Ok(()) => Ok(true),
+            Err(ProtocolError::Disconnected) => Ok(false),
+            // A VMM that was killed may leave this instead, and so does an end that we have made ourselves.
+            Err(ProtocolError::SocketBroken(error))
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected
+                ) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(Broken::Protocol(error)),
+        }
+    }
+
+    fn work(&mut self, woken: Woken) -> Result<(), Broken> {
+        let mut device = lock(&self.device);
+        if woken.bell {
+            clear(&self.bell);
+            device.answer();
+        }
+        for ring in &woken.kicks {
+            device.rings[usize::from(*ring)].clear_kick();
+        }
+        // Replies make room for all rings, and a message may have started or enabled one.
+        let mut rings = woken.kicks;
+        rings.append(&mut self.unfinished);
+        if woken.bell || woken.message {
+            rings = (0..self.queues).collect();
+        }
+        for ring in rings {
+            if device.take(ring) && !self.unfinished.contains(&ring) {
+                self.unfinished.push(ring);
+            }
+        }
+        self.control.note(device.serving.is_writing());
+        if device.serving.is_abandoned { Err(Broken::Abandoned) } else { Ok(()) }
+    }
+
+    /// Sleeps until there is something to do, or for so long.
+    fn sleep(&self, listener: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<Woken> {
+        let device = self.device();
+        let kicks = (0..).zip(&device.rings).filter_map(|(index, ring)| Some((index, ring.kick()?)));
+        let (indices, kicks): (Vec<u16>, Vec<BorrowedFd<'_>>) = kicks.unzip();
+        let fixed = [self.socket.as_fd(), self.bell.as_fd(), self.control.wake(), listener];
+        let mut fds: Vec<PollFd<'_>> =
+            fixed.into_iter().chain(kicks).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        wait(&mut fds, limit)?;
+        let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let (fixed, kicks) = fds.split_at(fixed.len());
+        Ok(Woken {
+            message: has(&fixed[0]),
+            bell: has(&fixed[1]),
+            order: has(&fixed[2]),
+            newcomer: has(&fixed[3]),
+            kicks: indices.into_iter().zip(kicks).filter(|(_, fd)| has(fd)).map(|(index, _)| index).collect(),
+        })
+    }
+
+    /// Gives the guest the answers to what was taken, as far as they come before the server's deadline.
+    fn wind_up(&mut self) {
+        let mut device = self.device();
+        device.pause();
+        while !device.finish() {
+            let left = self.control.deadline().saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            // The order may be repeated with an earlier deadline.
+            let mut fds = [
+                PollFd::new(&*self.bell, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.control.wake(), PollFlags::IN),
+            ];
+            if wait(&mut fds, Some(left)).is_err() {
+                return;
+            }
+            clear(&self.bell);
+            self.control.clear();
+        }
+    }
+
+    fn device(&self) -> MutexGuard<'_, Device> {
+        lock(&self.device)
+    }
+}
+
+fn lock(device: &Mutex<Device>) -> MutexGuard<'_, Device> {
+    // Only this thread uses it.
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Rings an eventfd.
+pub(crate) fn notify(fd: &OwnedFd) {
+    // Only a counter at its maximum refuses, and then the sleeper is awake.
+    let _rung = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Takes note that it has rung.
+pub(crate) fn clear(fd: &OwnedFd) {
+    let mut count = [0; 8];
+    // Non-blocking; empty is as good as read.
+    let _read = rustix::io::read(fd, &mut count);
+}
+
+/// Waits for one of them, or for so long.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
+    let limit = limit.map(|limit| Timespec::try_from(limit)).transpose().unwrap_or(None);
+    match poll(fds, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,113 @@
+//! A server over memory, and a guest with its VMM: the other side of vhost-user-blk, as small as it can be and able to do
+//! what no decent guest does.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+pub mod guest;
+pub mod vmm;
+
+use bcached_front_vhost::{GuestBlock, Limits, Options, VhostServer, VolumeOptions};
+use bcached_port::ram::{Hook, Ram, Verdict};
+use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub const TANK: VolumeId = VolumeId(1);
+pub const ARCHIVE: VolumeId = VolumeId(2);
+pub const TANK_SECTORS: u64 = 64 << 11;
+pub const QUEUES: u16 = 4;
+/// Nothing here takes long; what does not come within this will not come.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Two volumes, "tank" (64 MiB, writable, blocks of 4 KiB) and "archive" (1 MiB, read-only), each with a socket.
+pub struct Served {
+    pub ram: Ram,
+    pub exports: ExportTable,
+    pub server: Option<VhostServer>,
+    pub directory: tempfile::TempDir,
+}
+
+pub fn serve() -> Served {
+    serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve))
+}
+
+pub fn serve_with(limits: Limits, hook: Hook) -> Served {
+    let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
+    let exports = ExportTable::new();
+    exports.insert(tank(&ram));
+    exports.insert(Export {
+        name: "archive".to_owned(),
+        uuid: Uuid([2; 16]),
+        label: String::new(),
+        sectors: 2048,
+        block_sectors: 1,
+        read_only: true,
+        shared: false,
+        served: Some(Route::new(ARCHIVE, &ram.connector())),
+    });
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let server = start(&exports, directory.path().to_owned(), limits);
+    server.serve("tank", volume_options()).expect("a socket");
+    server.serve("archive", VolumeOptions { queues: 1, ..volume_options() }).expect("a socket");
+    Served { ram, exports, server: Some(server), directory }
+}
+
+pub fn start(exports: &ExportTable, directory: PathBuf, limits: Limits) -> VhostServer {
+    VhostServer::start(Options { directory, group: None, limits }, exports.clone()).expect("starts")
+}
+
+pub fn volume_options() -> VolumeOptions {
+    VolumeOptions { queues: QUEUES, block: GuestBlock::Volume }
+}
+
+pub fn tank(ram: &Ram) -> Export {
+    Export {
+        name: "tank".to_owned(),
+        uuid: Uuid([1; 16]),
+        label: "fast".to_owned(),
+        sectors: TANK_SECTORS,
+        block_sectors: 8,
+        read_only: false,
+        shared: false,
+        served: Some(Route::new(TANK, &ram.connector())),
+    }
+}
+
+impl Served {
+    pub fn server(&self) -> &VhostServer {
+        self.server.as_ref().expect("runs")
+    }
+
+    pub fn socket(&self, volume: &str) -> PathBuf {
+        self.server().socket_path(volume)
+    }
+
+    /// Waits until so many VMMs are connected.
+    pub fn wait_for_clients(&self, count: usize) {
+        wait_until("the number of VMMs", || self.server().clients().len() == count);
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take()
+            && !std::thread::panicking()
+        {
+            let sockets: Vec<PathBuf> = server.served().iter().map(|name| server.socket_path(name)).collect();
+            assert_eq!(server.shutdown(LIMIT), Ok(()), "every thread ends");
+            assert!(sockets.iter().all(|socket| !socket.exists()), "socket files go with the server");
+        }
+    }
+}
+
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LIMIT, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Content that says where it belongs.
+pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
+    (0..bytes as u64).map(|at| (at.wrapping_mul(31) + at / 251 + seed).to_le_bytes()[0]).collect()
+}

@@ -1,0 +1,247 @@
+//! Unix sockets that are listened on, for front ends.
+//!
+//! They have mode 0660 from the first instant and, on request, a group. A socket file at the path is
+//! replaced only if nobody answers on it, anything else there is left alone; two servers that start at once are kept
+//! apart by a lock on the directory, which leaves nothing behind. The file is removed at the end if it is still ours.
+
+mod file;
+
+pub use file::SocketFile;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Why there is no socket at a path.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// Somebody listens there.
+    #[error("{} is in use by another server", .0.display())]
+    InUse(PathBuf),
+    /// The path holds something that is not a socket.
+    #[error("{} exists and is not a socket", .0.display())]
+    NotSocket(PathBuf),
+    /// No socket can have this path.
+    #[error("{} is too long for a socket: {} bytes, of which a path may have {PATH_MAX}", .0.display(), .0.as_os_str().len())]
+    TooLong(PathBuf),
+    /// Nothing is there to put the socket in.
+    #[error("the directory {} of the socket does not exist; make it first", .0.display())]
+    NoDirectory(PathBuf),
+    /// The system refused.
+    #[error("could not listen on {}: {step}", .path.display())]
+    System {
+        /// Where.
+        path: PathBuf,
+        /// Doing what.
+        step: &'static str,
+        /// Its reason.
+        source: io::Error,
+    },
+}
+
+/// A socket that is listened on; accepting from it does not block. Dropped, it takes its file with it.
+pub struct Listening {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of the socket file.
+    file: Option<(u64, u64)>,
+}
+
+/// Bytes of a socket's path: `sun_path` without the zero behind it, see unix(7).
+pub const PATH_MAX: usize = 107;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Mode of a socket file: user and group.
+const SOCKET_MODE: Mode = Mode::from_raw_mode(0o660);
+/// Others hold the directory's lock for an instant only.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+
+impl Listening {
+    /// Listens at `path`, for this user and `group` (the process' own if `None`).
+    ///
+    /// # Errors
+    /// [`SocketError`]; nothing is left behind then.
+    pub fn on(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {
+        let refused = |step| move |source| SocketError::System { path: path.to_owned(), step, source };
+        let failed = |step| move |error: Errno| refused(step)(error.into());
+        if path.as_os_str().len() > PATH_MAX {
+            return Err(SocketError::TooLong(path.to_owned()));
+        }
+        let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
+        let _lock = lock_directory(path)?;
+        remove_stale(path, &address)?;
+
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(failed("make a socket"))?;
+        // The file that bind makes takes its mode from the socket, less the umask: it is never open to more than this.
+        rustix::fs::fchmod(&fd, SOCKET_MODE).map_err(failed("set the socket's mode"))?;
+        rustix::net::bind(&fd, &address).map_err(|error| match error {
+            Errno::ADDRINUSE => SocketError::InUse(path.to_owned()),
+            _ => failed("bind")(error),
+        })?;
+        let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
+        let listening = Self { fd, path: path.to_owned(), file: file.identity().ok() };
+        if let Some(group) = group {
+            file.set_group(group).map_err(refused("give the socket its group"))?;
+        }
+        // After the group, so that no other group has it for an instant; and against the umask.
+        file.set_mode(SOCKET_MODE).map_err(refused("set the file's mode"))?;
+        rustix::net::listen(&listening.fd, BACKLOG).map_err(failed("listen"))?;
+        Ok(listening)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for Listening {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Keeps other servers from looking and replacing in the same directory meanwhile.
+fn lock_directory(path: &Path) -> Result<OwnedFd, SocketError> {
+    let failed = |error: Errno| SocketError::System {
+        path: path.to_owned(),
+        step: "lock its directory",
+        source: error.into(),
+    };
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|error| match error {
+        Errno::NOENT => SocketError::NoDirectory(directory.to_owned()),
+        _ => failed(error),
+    })?;
+    let deadline = Instant::now() + LOCK_LIMIT;
+    loop {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// Removes a socket file on which nobody answers.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    let system = |step, source| SocketError::System { path: path.to_owned(), step, source };
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => {}
+        Ok(_) => return Err(SocketError::NotSocket(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(system("look at what is there", error)),
+    }
+    // Non-blocking: a server with a full backlog is a server, and must not hold us up.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|error| system("make a socket", error.into()))?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => {
+            fs::remove_file(path).map_err(|error| system("remove the stale socket", error))
+        }
+        Err(Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
+        Err(error) => Err(system("ask whether somebody answers there", error.into())),
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let (path, Some(ours)) = (&self.path, self.file) else { return };
+        let there = fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
+        if there.is_ok_and(|there| there == ours)
+            && let Err(error) = fs::remove_file(path)
+        {
+            tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "could not remove the socket; the next start will");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    fn unix(path: &Path) -> Result<Listening, SocketError> {
+        Listening::on(path, None)
+    }
+
+    #[test]
+    fn a_unix_socket_is_for_user_and_group_and_goes_with_its_server() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        let listening = unix(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o660);
+        UnixStream::connect(&path).unwrap();
+        drop(listening);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "closing leaves the file");
+        let listening = unix(&path).expect("nobody answers");
+        assert!(matches!(unix(&path), Err(SocketError::InUse(_))));
+        UnixStream::connect(&path).expect("the first is unharmed");
+        drop(listening);
+    }
+
+    #[test]
+    fn what_is_not_a_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(unix(&path), Err(SocketError::NotSocket(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_socket_that_is_no_longer_ours_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        let listening = unix(&path).unwrap();
+        fs::rename(&path, directory.path().join("moved.sock")).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(listening);
+        assert!(path.exists(), "somebody else's");
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_says_so() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let told = unix(&long).map(drop).unwrap_err().to_string();
+        assert!(
+            told.ends_with("is too long for a socket: 205 bytes, of which a path may have 107"),
+            "{told}"
+        );
+        let directory = tempfile::tempdir().unwrap();
+        let longest = "y".repeat(PATH_MAX - directory.path().as_os_str().len() - 1);
+        unix(&directory.path().join(longest)).expect("the longest path of all");
+        let missing = directory.path().join("no");
+        let told = unix(&missing.join("such")).map(drop).unwrap_err().to_string();
+        let wanted =
+            format!("the directory {} of the socket does not exist; make it first", missing.display());
+        assert_eq!(told, wanted);
+    }
+}

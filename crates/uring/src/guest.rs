@@ -1,0 +1,147 @@
+//! Others that live on an engine's ring: queues of ublk devices.
+//!
+//! A ublk queue is a client of the engine like any other, and speaks to it through a port. What it needs of the ring is that its
+//! commands to the kernel go out with the engine's own and their ends come back with the engine's own, on one thread and with one
+//! system call: that saves two hops a request, and only a ring that has a request's memory registered can do I/O on it.
+//!
+//! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open.
+
+use crate::bell::{Bell, GUEST, Signals};
+use io_uring::opcode::UringCmd16;
+use io_uring::squeue::Entry;
+use io_uring::types::Fd;
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Something that lives on a ring. It runs on the engine's thread, between two turns of its tasks: nothing of it may wait or take long.
+pub trait Guest: Send {
+    /// What its commands go to.
+    fn device(&self) -> &Arc<OwnedFd>;
+
+    /// Gives `push` every command that is to go to the kernel now. One that `push` refuses, because the ring is full for the moment, is
+    /// kept and given again on the next turn, which comes at once.
+    fn turn(&mut self, push: &mut dyn FnMut(UblkCommand) -> bool);
+
+    /// The command of `tag` has ended so: 0 and more, or a negative errno.
+    fn completed(&mut self, tag: u16, result: i32);
+
+    /// Nothing of it is in the kernel, and nothing will be: it can be dropped.
+    fn is_over(&self) -> bool;
+}
+
+/// A command to one tag of a queue of a ublk device (`linux/ublk_cmd.h`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UblkCommand {
+    /// The queue.
+    pub queue: u16,
+    /// The tag; no other command of it is in the kernel.
+    pub tag: u16,
+    /// How its request has ended: bytes, or a negative errno. `None`: it has had none yet, and is to fetch the first.
+    pub result: Option<i32>,
+}
+
+/// `UBLK_U_IO_FETCH_REQ`: `_IOWR('u', 0x20, 16 bytes)`.
+const FETCH: u32 = command_number(0x20);
+/// `UBLK_U_IO_COMMIT_AND_FETCH_REQ`.
+const COMMIT_AND_FETCH: u32 = command_number(0x21);
+
+/// Reads and writes, 16 bytes, of the type `u`.
+const fn command_number(number: u32) -> u32 {
+    (3 << 30) | (16 << 16) | ((b'u' as u32) << 8) | number
+}
+
+impl UblkCommand {
+    /// As the ring takes it. Its address is 0: it refers to no memory.
+    pub(crate) fn entry(self, device: &OwnedFd) -> Entry {
+        let mut bytes = [0; 16];
+        bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&self.tag.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.result.unwrap_or(0).to_ne_bytes());
+        let operation = if self.result.is_some() { COMMIT_AND_FETCH } else { FETCH };
+        UringCmd16::new(Fd(device.as_raw_fd()), operation).cmd(bytes).build()
+    }
+}
+
+/// Where guests come to an engine's ring, from any thread. Clones lead to the same one.
+#[derive(Clone)]
+pub struct Guests {
+    waiting: Arc<Mutex<Waiting>>,
+    signals: Arc<Signals>,
+}
+
+struct Waiting {
+    guests: VecDeque<Box<dyn Guest>>,
+    /// Why none can come.
+    closed: Option<&'static str>,
+}
+
+/// A guest that was not taken in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoRing(&'static str);
+
+impl Guests {
+    pub(crate) fn new(signals: Arc<Signals>) -> Self {
+        let waiting = Waiting { guests: VecDeque::new(), closed: None };
+        Self { waiting: Arc::new(Mutex::new(waiting)), signals }
+    }
+
+    /// Takes `guest` in; it has its first turn as soon as the engine's thread looks.
+    ///
+    /// # Errors
+    /// There is no ring, or no more; the guest has been dropped.
+    pub fn host(&self, guest: Box<dyn Guest>) -> Result<(), NoRing> {
+        let mut waiting = self.lock();
+        if let Some(why) = waiting.closed {
+            drop(waiting);
+            return Err(NoRing(why));
+        }
+        waiting.guests.push_back(guest);
+        drop(waiting);
+        self.signals.raise(GUEST);
+        Ok(())
+    }
+
+    /// Gives the guests of this ring a turn.
+    #[must_use]
+    pub fn bell(&self) -> Bell {
+        Bell::of_guests(Arc::clone(&self.signals))
+    }
+
+    pub(crate) fn close(&self, why: &'static str) {
+        let gone = {
+            let mut waiting = self.lock();
+            waiting.closed = Some(why);
+            std::mem::take(&mut waiting.guests)
+        };
+        // They may ring when they go.
+        drop(gone);
+    }
+
+    pub(crate) fn take(&self) -> VecDeque<Box<dyn Guest>> {
+        std::mem::take(&mut self.lock().guests)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing that holds it can panic midway.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl core::fmt::Debug for Guests {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str("Guests")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_numbers_of_the_header() {
+        // `_IOWR('u', 0x20, struct ublksrv_io_cmd)`, of 16 bytes.
+        assert_eq!((FETCH, COMMIT_AND_FETCH), (0xc010_7520, 0xc010_7521));
+    }
+}

@@ -1,0 +1,141 @@
+//! Volumes as block devices of a real kernel: the front end for ublk, on a file, in a guest.
+
+use bcached_tests::failure::Outcome;
+use bcached_tests::guest::{Job, Machine as _};
+use bcached_tests::requires;
+use bcached_tests::uml::built_program;
+use bcached_tests::vm::{Also, Vm};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Serves `/dev/vda` as a device; what it says goes to `/tmp/said`, what is written to descriptor 3 it obeys.
+const SERVE: &str = "
+mkfifo /tmp/told
+serve() {
+	: > /tmp/said
+	ublk-file /dev/vda < /tmp/told > /tmp/said 2>&1 &
+	server=$!
+	exec 3> /tmp/told
+	wait_for 60 grep -q '^here ' /tmp/said || { cat /tmp/said; return 1; }
+	device=$(sed -n 's/^here //p' /tmp/said)
+	wait_for 20 test -b $device
+}
+";
+
+fn vm() -> Option<Vm> {
+    let vm = Vm::find()?;
+    let mkfs = requires::program("mkfs.ext4")?;
+    let modules = vec![
+        "lib/crc16",
+        "arch/x86/crypto/crc32c-intel",
+        "crypto/crc32c_generic",
+        "fs/mbcache",
+        "fs/jbd2/jbd2",
+        "fs/ext4/ext4",
+        "drivers/block/ublk_drv",
+    ];
+    let program = built_program("ublk-file").ok()?;
+    Some(vm.with(Also { modules, programs: vec![program, mkfs] }))
+}
+
+/// What the job printed.
+fn run(vm: &Vm, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
+    let image = tempfile::NamedTempFile::new()?;
+    image.as_file().set_len(256 << 20)?;
+    let script = format!("{SERVE}{script}");
+    let job = Job { images: &[image.path()], script: &script, crash_at: None, limit: LIMIT };
+    Ok(vm.run(&job)?.output)
+}
+
+#[test]
+fn a_volume_is_a_block_device_with_a_file_system_and_goes_when_it_is_told() -> Outcome {
+    let Some(vm) = vm() else { return Ok(()) };
+    let said = run(
+        &vm,
+        "serve
+queue=/sys/block/${device#/dev/}/queue
+for limit in logical_block_size physical_block_size minimum_io_size optimal_io_size write_cache fua; do
+	echo $limit $(cat $queue/$limit)
+done
+test $(cat $queue/discard_granularity) = 4096
+test $(cat /sys/block/${device#/dev/}/size) = 524288
+mkfs.ext4 -q $device
+mkdir /mnt; mount -t ext4 -o discard $device /mnt
+dd if=/dev/urandom of=/mnt/a bs=1M count=60 2>&1
+for n in 1 2 3 4 5 6 7 8; do dd if=/mnt/a of=/mnt/b bs=4k seek=$n count=1 conv=notrunc,fsync 2>&1; done
+sum=$(md5sum < /mnt/a)
+fstrim /mnt
+umount /mnt; mount -t ext4 $device /mnt
+test \"$sum\" = \"$(md5sum < /mnt/a)\"
+rm /mnt/b; umount /mnt
+echo remove >&3
+wait $server
+test ! -e $device
+test -z \"$(ls /sys/class/ublk-char)\"
+echo all is well",
+    )?;
+    let limits = [
+        "logical_block_size 4096",
+        "physical_block_size 4096",
+        "minimum_io_size 4096",
+        "optimal_io_size 4096",
+        "write_cache write back",
+        "fua 1",
+    ];
+    for line in limits.into_iter().chain(["all is well"]) {
+        assert!(said.iter().any(|found| found == line), "{line}: {said:#?}");
+    }
+    Ok(())
+}
+
+/// The server is killed under load, again and again: its I/O waits for the next one, and nobody above hears of an error.
+#[test]
+fn who_writes_to_a_device_does_not_notice_that_its_server_was_killed() -> Outcome {
+    let Some(vm) = vm() else { return Ok(()) };
+    let said = run(
+        &vm,
+        "serve
+first=$device; : > /tmp/done
+mkfs.ext4 -q $device
+mkdir /mnt; mount -t ext4 -o errors=panic $device /mnt
+( for n in 1 2 3 4 5 6 7 8 9 10 11 12; do
+	head -c 6000000 /dev/urandom > /tmp/piece; md5sum < /tmp/piece >> /tmp/sums
+	dd if=/tmp/piece of=/mnt/$n bs=16k conv=fsync 2>/dev/null || { echo dd failed; exit 1; }
+	echo $n >> /tmp/done
+done ) &
+writer=$!
+# Something is in flight at every moment.
+head -c 4194304 /dev/urandom > /tmp/direct
+( until test -e /tmp/enough; do
+	dd if=/tmp/direct of=/mnt/direct bs=256k conv=notrunc oflag=direct 2>/dev/null || { echo direct write failed; exit 1; }
+done ) &
+direct=$!
+for round in 1 2 3 4; do
+	sleep 1
+	kill -9 $server; wait $server || true
+	before=$(wc -l < /tmp/done)
+	sleep 1
+	test -d /proc/$writer
+	serve
+	test $device = $first
+done
+wait $writer
+: > /tmp/enough
+wait $direct
+cmp /tmp/direct /mnt/direct
+umount /mnt; mount -t ext4 $device /mnt
+for n in 1 2 3 4 5 6 7 8 9 10 11 12; do md5sum < /mnt/$n; done > /tmp/found
+cmp /tmp/sums /tmp/found
+umount /mnt
+kill -9 $server; wait $server || true
+# An orphan is taken over to be removed.
+serve
+echo remove >&3
+wait $server
+test ! -e $device
+echo all is well",
+    )?;
+    assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    Ok(())
+}
