@@ -239,7 +239,7 @@ pub(crate) fn clear(fd: &OwnedFd) {
 
 /// Waits for one of them, or for so long.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
-    let limit = limit.map(|limit| Timespec::try_from(limit)).transpose().unwrap_or(None);
+    let limit = limit.map(Timespec::try_from).transpose().unwrap_or(None);
     match poll(fds, limit.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
