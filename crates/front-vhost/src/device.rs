@@ -7,6 +7,7 @@
 use crate::config::{self, GuestBlock, SPACE_BYTES};
 use crate::inflight::{self, Area};
 use crate::memory::{MemoryTable, REGIONS_MAX};
+use crate::notice::Notices;
 use crate::ring::{RING_SIZE_MAX, Ring};
 use crate::serving::{Serving, Taken};
 use bcached_port::ExportTable;
@@ -20,9 +21,7 @@ use vhost::vhost_user::message::{
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
     VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::vhost_user::{
-    Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserFrontendReqHandler as _,
-};
+use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 /// A disk, for one client.
 pub(crate) struct Device {
@@ -34,8 +33,9 @@ pub(crate) struct Device {
     features: u64,
     is_read_only: bool,
     inflight: Option<Area>,
-    /// The way to the VMM, for what it did not ask.
-    vmm: Option<Backend>,
+    /// The way to the VMM, for what it did not ask; and one that has come with the message that is being read.
+    notices: Option<Notices>,
+    pub(crate) notices_offered: Option<Notices>,
     /// Waits until replies may have come, at most so long.
     wait: Wait,
     /// How long a ring may take to stop.
@@ -75,7 +75,8 @@ impl Device {
             features: 0,
             is_read_only: setup.is_read_only,
             inflight: None,
-            vmm: None,
+            notices: None,
+            notices_offered: None,
             wait: setup.wait,
             drain: setup.drain,
         })
@@ -126,11 +127,10 @@ impl Device {
         is_idle
     }
 
-    /// Tells the VMM that the configuration space has changed, if it listens. No answer is waited for: it first asks for
-    /// the new one, which this very thread answers.
+    /// Tells the VMM that the configuration space has changed, if it listens.
     pub(crate) fn tell_of_change(&self) {
-        let Some(vmm) = &self.vmm else { return };
-        if let Err(error) = vmm.handle_config_change() {
+        let Some(notices) = &self.notices else { return };
+        if let Err(error) = notices.changed() {
             let volume = &self.serving.export.name;
             tracing::debug!(event = "vhost-change-untold", volume, %error, "the VMM does not hear of a change");
         }
@@ -307,8 +307,8 @@ impl VhostUserBackendReqHandlerMut for Device {
         Err(UNKNOWN)
     }
 
-    fn set_backend_req_fd(&mut self, vmm: Backend) {
-        self.vmm = Some(vmm);
+    fn set_backend_req_fd(&mut self, _vmm: Backend) {
+        self.notices = self.notices_offered.take();
     }
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Result<()> {

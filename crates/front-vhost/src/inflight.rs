@@ -23,10 +23,10 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes as _, MmapRegion, VolatileMemory as _};
 
 /// Bytes before the first descriptor, and of each.
-const HEAD_BYTES: u64 = 16;
-const DESCRIPTOR_BYTES: u64 = 16;
+const HEAD_BYTES: usize = 16;
+const DESCRIPTOR_BYTES: usize = 16;
 /// Parts of queues begin at multiples of this.
-const ALIGNMENT: u64 = 64;
+const ALIGNMENT: usize = 64;
 /// Version of the layout.
 const VERSION: u16 = 1;
 const AT_VERSION: usize = 8;
@@ -62,11 +62,11 @@ pub(crate) struct Left {
 
 /// Bytes of an area.
 pub(crate) const fn area_bytes(queues: u16, queue_size: u16) -> u64 {
-    part_bytes(queue_size) * queues as u64
+    part_bytes(queue_size) as u64 * queues as u64
 }
 
-const fn part_bytes(queue_size: u16) -> u64 {
-    (HEAD_BYTES + DESCRIPTOR_BYTES * queue_size as u64).next_multiple_of(ALIGNMENT)
+const fn part_bytes(queue_size: u16) -> usize {
+    (HEAD_BYTES + DESCRIPTOR_BYTES * queue_size as usize).next_multiple_of(ALIGNMENT)
 }
 
 /// A fresh file for an area.
@@ -89,7 +89,7 @@ impl Area {
         if queue >= self.queues || queue_size > self.queue_size {
             return None;
         }
-        let at = usize::try_from(part_bytes(self.queue_size) * u64::from(queue)).ok()?;
+        let at = part_bytes(self.queue_size) * usize::from(queue);
         Some(Tracker { area: self.clone(), at, counter: 0 })
     }
 }
@@ -155,7 +155,7 @@ impl Tracker {
     }
 
     const fn descriptor(head: u16) -> usize {
-        (HEAD_BYTES + DESCRIPTOR_BYTES * head as u64) as usize
+        HEAD_BYTES + DESCRIPTOR_BYTES * head as usize
     }
 
     fn is_marked(&self, head: u16) -> bool {

@@ -23,6 +23,7 @@ mod config;
 mod device;
 mod inflight;
 mod memory;
+mod notice;
 mod quiet;
 mod ring;
 pub mod server;

@@ -7,6 +7,7 @@
 //! the engine carries out overlapping ones as they came in.
 
 use crate::device::{Device, Setup};
+use crate::notice::Notices;
 use crate::serving::Serving;
 use crate::volume::{Control, Order};
 use crate::writing::is_offered_read_only;
@@ -130,6 +131,7 @@ impl<'a> Session<'a> {
 
     /// Takes one message; false if the VMM has hung up.
     fn hear(&mut self) -> Result<bool, Broken> {
+        self.device().notices_offered = Notices::peek(&self.socket);
         match self.handler.handle_request() {
             Ok(()) => Ok(true),
             Err(ProtocolError::Disconnected) => Ok(false),
@@ -237,7 +239,7 @@ pub(crate) fn clear(fd: &OwnedFd) {
 
 /// Waits for one of them, or for so long.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
-    let limit = limit.map(|limit| Timespec::try_from(limit)).transpose().unwrap_or(None);
+    let limit = limit.map(Timespec::try_from).transpose().unwrap_or(None);
     match poll(fds, limit.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),

@@ -201,7 +201,8 @@ pub(crate) fn run(control: &Control, listening: Listening) {
     // The socket goes before the end is told: who waited for that may make it again.
     let listening = listening;
     let mut pause = None;
-    loop {
+    // Asked each time: a session that ends by the order has taken note of it.
+    while control.order() != Order::Stop {
         let mut fds = vec![PollFd::from_borrowed_fd(control.wake(), PollFlags::IN)];
         if pause.is_none() {
             fds.push(PollFd::new(&listening, PollFlags::IN));
@@ -212,10 +213,10 @@ pub(crate) fn run(control: &Control, listening: Listening) {
             return;
         }
         control.clear();
+        pause = None;
         if control.order() == Order::Stop {
             return;
         }
-        pause = None;
         match accept_with(&listening, SocketFlags::CLOEXEC) {
             Ok(stream) => serve_one(control, &listening, UnixStream::from(stream)),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}

@@ -56,7 +56,7 @@ pub fn start(exports: &ExportTable, directory: PathBuf, limits: Limits) -> Vhost
 }
 
 pub fn volume_options() -> VolumeOptions {
-    VolumeOptions { queues: QUEUES, block: GuestBlock::Volume }
+    VolumeOptions { queues: QUEUES, block: GuestBlock::Sector }
 }
 
 pub fn tank(ram: &Ram) -> Export {

@@ -1,0 +1,397 @@
+//! Guests and VMMs that do what none should: each is answered, skipped or cut off, and the next one is served.
+
+mod support;
+
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+use support::guest::{
+    DATA, DISCARD, FLUSH, GET_ID, Guest, IN, INDIRECT, IOERR, NEXT, OK, OUT, Queue, SIZE, WRITE, WRITE_ZEROES,
+};
+use support::vmm::{EVENT_IDX, USER, USUAL, Vmm, region};
+use support::{LIMIT, Served, TANK_SECTORS, pattern, serve};
+use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::{VhostBackend as _, VringConfigData};
+use vm_memory::{Bytes as _, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Where tests have what: header, status, a table, data.
+const HEADER: u64 = DATA;
+const STATUS: u64 = DATA + 32;
+const TABLE: u64 = DATA + 4096;
+const CONTENT: u64 = DATA + 65536;
+/// Address, bytes, flags, next.
+type Descriptor = (u64, u32, u16, u16);
+
+const HEAD: Descriptor = (HEADER, 16, NEXT, 1);
+const TAIL: Descriptor = (STATUS, 1, WRITE, 0);
+/// No memory is there.
+const NOWHERE: u64 = 0xffff_ffff_ff00;
+/// The status before anybody has written it.
+const UNTOUCHED: u8 = 0xaa;
+
+/// A decent guest gets its due.
+fn assert_serves(socket: &Path) {
+    let mut guest = Guest::new(1);
+    let mut vmm = Vmm::connect_again(socket);
+    vmm.run(&mut guest, USUAL | EVENT_IDX);
+    let content = pattern(4096, 5);
+    guest.queues[0].write(TANK_SECTORS - 8, &content);
+    assert_eq!(guest.queues[0].read(TANK_SECTORS - 8, 4096), content);
+}
+
+fn tank(served: &Served) -> (Vmm, Guest) {
+    let mut guest = Guest::new(1);
+    let mut vmm = Vmm::connect_again(&served.socket("tank"));
+    vmm.run(&mut guest, USUAL);
+    (vmm, guest)
+}
+
+/// Gives the chain at 0 to the device; what the used ring says was written, and the status.
+fn outcome(queue: &mut Queue, kind: u32, descriptors: &[Descriptor]) -> (u32, u8) {
+    queue.put(HEADER, kind);
+    queue.put(HEADER + 8, 0_u64);
+    queue.put(STATUS, UNTOUCHED);
+    for (index, descriptor) in (0..).zip(descriptors) {
+        queue.describe(queue.descriptors(), index, *descriptor);
+    }
+    let since = queue.available;
+    queue.publish(0);
+    queue.kick(since);
+    let (head, written) = queue.used();
+    assert_eq!(head, 0);
+    (written, queue.get(STATUS))
+}
+
+#[test]
+fn malformed_chains_are_answered() {
+    let served = serve();
+    let (_vmm, mut guest) = tank(&served);
+    let queue = &mut guest.queues[0];
+    let data = |at, bytes, flags| (at, bytes, NEXT | flags, 2);
+    let refused: &[(&str, u32, &[Descriptor])] = &[
+        ("data for a read that cannot be written", IN, &[HEAD, data(CONTENT, 512, 0), TAIL]),
+        ("data for a write that can only be written", OUT, &[HEAD, data(CONTENT, 512, WRITE), TAIL]),
+        ("no data", IN, &[HEAD, TAIL]),
+        ("no data to write", OUT, &[HEAD, TAIL]),
+        ("an identity of no bytes", GET_ID, &[HEAD, TAIL]),
+        ("a descriptor of no bytes", IN, &[HEAD, data(CONTENT, 0, WRITE), TAIL]),
+        ("half a sector", IN, &[HEAD, data(CONTENT, 256, WRITE), TAIL]),
+        ("a sector and a byte", OUT, &[HEAD, data(CONTENT, 513, 0), TAIL]),
+        ("outside of memory", IN, &[HEAD, data(NOWHERE, 512, WRITE), TAIL]),
+        ("over the end of memory", OUT, &[HEAD, data((64 << 20) - 256, 512, 0), TAIL]),
+        ("over the last address", IN, &[HEAD, data(u64::MAX - 255, 512, WRITE), TAIL]),
+        ("four GiB", IN, &[HEAD, data(CONTENT, !511, WRITE), TAIL]),
+        ("half a header", IN, &[(HEADER, 8, NEXT, 1), data(CONTENT, 512, WRITE), TAIL]),
+        ("a header outside of memory", IN, &[(NOWHERE, 16, NEXT, 1), data(CONTENT, 512, WRITE), TAIL]),
+        (
+            "to be read behind what is to be written",
+            OUT,
+            &[(CONTENT, 512, NEXT | WRITE, 1), (HEADER, 16, NEXT, 2), TAIL],
+        ),
+        ("half a range", DISCARD, &[HEAD, data(CONTENT, 8, 0), TAIL]),
+        ("two ranges", WRITE_ZEROES, &[HEAD, data(CONTENT, 32, 0), TAIL]),
+        ("no sectors", DISCARD, &[HEAD, data(CONTENT, 16, 0), TAIL]),
+    ];
+    for (what, kind, descriptors) in refused {
+        assert_eq!(outcome(queue, *kind, descriptors), (1, IOERR), "{what}");
+    }
+    queue.write(0, &[1; 512]);
+}
+
+#[test]
+fn chains_without_a_place_for_an_answer_are_skipped() {
+    let served = serve();
+    let (_vmm, mut guest) = tank(&served);
+    let queue = &mut guest.queues[0];
+    let skipped: &[(&str, &[Descriptor])] = &[
+        ("no status", &[(HEADER, 16, 0, 0)]),
+        ("a status outside of memory", &[HEAD, (NOWHERE, 1, WRITE, 0)]),
+        ("a status of no bytes", &[HEAD, (STATUS, 0, WRITE, 0)]),
+        ("a loop", &[HEAD, (CONTENT, 512, NEXT | WRITE, 0)]),
+        ("a loop of one", &[(HEADER, 16, NEXT, 0)]),
+        ("a next one that there is not", &[(HEADER, 16, NEXT, SIZE)]),
+        ("an empty table", &[(TABLE, 0, INDIRECT, 0)]),
+        ("half a descriptor in a table", &[(TABLE, 24, INDIRECT, 0)]),
+        ("a table outside of memory", &[(NOWHERE, 64, INDIRECT, 0)]),
+        ("a table and a next one", &[(TABLE, 64, INDIRECT | NEXT, 1), TAIL]),
+        ("a status that begins at the last address", &[HEAD, (u64::MAX, 2, WRITE, 0)]),
+    ];
+    for (what, descriptors) in skipped {
+        assert_eq!(outcome(queue, IN, descriptors), (0, UNTOUCHED), "{what}");
+    }
+    // A table in a table, and one that is a loop of the largest size.
+    queue.describe(TABLE, 0, (TABLE, 16, INDIRECT, 0));
+    assert_eq!(outcome(queue, IN, &[(TABLE, 16, INDIRECT, 0)]), (0, UNTOUCHED));
+    queue.describe(TABLE, 0, (CONTENT, 512, NEXT | WRITE, 0));
+    assert_eq!(outcome(queue, IN, &[(TABLE, 0xffff_fff0, INDIRECT, 0)]), (0, UNTOUCHED));
+    // Decent, if unusual: plain ones before a table, header and status in pieces.
+    queue.describe(TABLE, 0, (HEADER + 4, 12, NEXT, 1));
+    queue.describe(TABLE, 1, (CONTENT, 513, WRITE, 0));
+    let pieces = [(HEADER, 4, NEXT, 1), (TABLE, 32, INDIRECT, 0)];
+    assert_eq!(outcome(queue, IN, &pieces).0, 513);
+    assert_eq!(queue.get::<u8>(CONTENT + 512), OK);
+    queue.write(0, &[1; 512]);
+}
+
+#[test]
+fn available_entries_that_cannot_be_stop_nobody() {
+    let served = serve();
+    for garbage in [1000_u16, SIZE + 1, u16::MAX] {
+        let (vmm, mut guest) = tank(&served);
+        let queue = &mut guest.queues[0];
+        queue.write(0, &[1; 512]);
+        let index = GuestAddress(queue.available_ring() + 2);
+        queue
+            .memory
+            .store(queue.available.wrapping_add(garbage), index, std::sync::atomic::Ordering::Release)
+            .expect("memory");
+        queue.kick.write(1).expect("kicks");
+        assert_eq!(queue.used_within(Duration::from_millis(20)), None);
+        // A head that there is not is passed over.
+        queue.publish(SIZE);
+        queue.kick.write(1).expect("kicks");
+        assert_eq!(queue.used_within(Duration::from_millis(20)), None);
+        queue.write(0, &[1; 512]);
+        drop(vmm);
+    }
+    assert_serves(&served.socket("tank"));
+}
+
+/// Each VMM says something that it must not; it is refused or cut off.
+#[test]
+fn messages_that_make_no_sense_hurt_only_who_sends_them() {
+    let served = serve();
+    let socket = served.socket("tank");
+    let guest = Guest::new(1);
+    let set_up = |index: usize, change: fn(&mut VringConfigData)| {
+        let mut vmm = Vmm::connect_again(&socket);
+        vmm.frontend.set_features(USUAL).expect("features");
+        vmm.share_memory(&guest);
+        let queue = &guest.queues[0];
+        let mut config = VringConfigData {
+            queue_max_size: SIZE,
+            queue_size: SIZE,
+            flags: 0,
+            desc_table_addr: USER + queue.descriptors(),
+            used_ring_addr: USER + queue.used_ring(),
+            avail_ring_addr: USER + queue.available_ring(),
+            log_addr: None,
+        };
+        change(&mut config);
+        let refused = vmm.frontend.set_vring_addr(index, &config).is_err();
+        refused || vmm.frontend.set_vring_kick(index, &queue.kick).is_err()
+    };
+    assert!(!set_up(0, |_| {}));
+    assert!(set_up(60, |_| {}), "a queue that there is not");
+    assert!(set_up(0, |config| config.desc_table_addr = 1 << 60), "outside of memory");
+    assert!(set_up(0, |config| config.used_ring_addr = USER + (64 << 20) - 8), "over its end");
+    assert!(set_up(0, |config| config.avail_ring_addr = u64::MAX - 1), "over the last address");
+    let try_one = |what: &str, act: &dyn Fn(&mut Vmm) -> bool| {
+        let mut vmm = Vmm::connect_again(&socket);
+        assert!(!act(&mut vmm), "{what} was taken");
+        drop(vmm);
+        assert_serves(&socket);
+    };
+    try_one("a feature that was not offered", &|vmm| vmm.frontend.set_features(1 << 40).is_ok());
+    for entries in [0, 3, 2048, u16::MAX] {
+        try_one("a size of a ring", &|vmm| vmm.frontend.set_vring_num(0, entries).is_ok());
+    }
+    try_one("a base of a queue that there is not", &|vmm| vmm.frontend.get_vring_base(7).is_ok());
+    try_one("twice the same memory", &|vmm| {
+        vmm.frontend.set_mem_table(&[region(&guest), region(&guest)]).is_ok()
+    });
+    try_one("memory at the last address", &|vmm| {
+        let mut far = region(&guest);
+        far.guest_phys_addr = u64::MAX - far.memory_size + 1;
+        vmm.frontend.set_mem_table(&[far]).is_ok()
+    });
+    try_one("memory that its file does not have", &|vmm| {
+        let file = File::from(memfd_create("short", MemfdFlags::CLOEXEC).expect("a file"));
+        ftruncate(&file, 4096).expect("ours");
+        let short = vhost::VhostUserMemoryRegionInfo { mmap_handle: file.as_raw_fd(), ..region(&guest) };
+        vmm.frontend.set_mem_table(&[short]).is_ok()
+    });
+    try_one("a setting of the configuration", &|vmm| {
+        let flags = vhost::vhost_user::message::VhostUserConfigFlags::empty();
+        vmm.frontend.set_config(32, flags, &[0]).is_ok()
+    });
+    try_one("more queues to be noted than there are", &|vmm| {
+        let wanted = vhost::vhost_user::message::VhostUserInflight::new(0, 0, 500, SIZE);
+        vmm.frontend.get_inflight_fd(&wanted).is_ok()
+    });
+    try_one("an area that its file does not have", &|vmm| {
+        let (area, _) = vmm.inflight(4);
+        let file = File::from(memfd_create("short", MemfdFlags::CLOEXEC).expect("a file"));
+        vmm.frontend.set_inflight_fd(&area, file.as_raw_fd()).is_ok()
+    });
+}
+
+/// A kick that is a file, a pipe, or a socket; it is not waited for again, and nobody hangs in it.
+#[test]
+fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
+    let served = serve();
+    let mut guest = Guest::new(1);
+    let (reads, mut writes) = std::io::pipe().expect("a pipe");
+    writes.write_all(&[0; 3]).expect("room");
+    let reads: OwnedFd = reads.into();
+    let mut vmm = Vmm::connect(&served.socket("tank"));
+    vmm.frontend.set_features(USUAL).expect("features");
+    vmm.share_memory(&guest);
+    vmm.set_up(&guest.queues[0], 0);
+    let borrowed = |fd: &OwnedFd| {
+        // The crate takes eventfds only, and looks at none.
+        let fd = fd.try_clone().expect("a descriptor");
+        Foreign::of(fd)
+    };
+    vmm.frontend.set_vring_kick(0, &borrowed(&reads).0).expect("is taken");
+    vmm.frontend.set_vring_call(0, &borrowed(&reads).0).expect("is taken");
+    vmm.frontend.set_vring_enable(0, true).expect("enabled");
+    assert_eq!(vmm.capacity(), TANK_SECTORS, "the thread goes on");
+    guest.queues[0].submit(&support::guest::Ask { kind: FLUSH, sector: 0, out: &[], into: 0 });
+    drop(vmm);
+    assert_serves(&served.socket("tank"));
+}
+
+/// An eventfd in name only.
+struct Foreign(EventFd);
+
+impl Foreign {
+    fn of(fd: OwnedFd) -> Self {
+        use std::os::fd::{FromRawFd as _, IntoRawFd as _};
+        #[expect(unsafe_code, reason = "the crate's eventfd cannot be made of anything else safely")]
+        // SAFETY: the descriptor is owned, and given away.
+        Self(unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) })
+    }
+}
+
+#[test]
+fn bytes_that_are_no_messages_end_the_connection() {
+    let served = serve();
+    for garbage in [
+        &[0_u8; 64][..],
+        &[0xff; 64],
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
+    ] {
+        let mut stream = UnixStream::connect(served.socket("tank")).expect("somebody listens");
+        stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+        stream.write_all(garbage).expect("is sent");
+        let mut answer = Vec::new();
+        let ended = stream.read_to_end(&mut answer);
+        let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(ended.as_ref().is_ok() || ended.as_ref().is_err_and(reset), "{ended:?}");
+        assert!(answer.is_empty());
+        assert_serves(&served.socket("tank"));
+    }
+}
+
+/// Addresses that are memory, nearly, and not at all.
+fn address() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => (0..200_u64).prop_map(|n| DATA + 512 * n),
+        1 => Just(HEADER),
+        1 => 0..0x2_0000_u64,
+        1 => (64 << 20) - 600..(64 << 20) + 600_u64,
+        1 => any::<u64>(),
+        1 => u64::MAX - 600..=u64::MAX,
+    ]
+}
+
+fn length() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        4 => prop::sample::select(vec![1, 16, 512, 1024, 4096]),
+        1 => Just(0),
+        1 => 0..9000_u32,
+        1 => any::<u32>(),
+        1 => Just(u32::MAX),
+    ]
+}
+
+fn descriptor() -> impl Strategy<Value = Descriptor> {
+    let next = prop_oneof![4 => 0..SIZE, 1 => any::<u16>()];
+    (address(), length(), prop_oneof![8 => 0..4_u16, 1 => 0..16_u16], next)
+}
+
+fn head() -> impl Strategy<Value = u16> {
+    prop_oneof![8 => 0..SIZE, 1 => any::<u16>()]
+}
+
+/// A garbage ring: descriptors, headers, entries, and how many of those are called available.
+#[derive(Debug)]
+struct Garbage {
+    descriptors: Vec<Descriptor>,
+    headers: Vec<(u32, u64)>,
+    heads: Vec<u16>,
+    available: u16,
+    features: u64,
+    inflight: Option<Vec<u8>>,
+}
+
+fn garbage() -> impl Strategy<Value = Garbage> {
+    let kind = prop::sample::select(vec![IN, OUT, FLUSH, GET_ID, DISCARD, WRITE_ZEROES, 99]);
+    let sector = prop_oneof![4 => 0..TANK_SECTORS, 1 => any::<u64>()];
+    (
+        prop::collection::vec(descriptor(), usize::from(SIZE)),
+        prop::collection::vec((kind, sector), 200),
+        prop::collection::vec(head(), usize::from(SIZE)),
+        prop_oneof![4 => 0..=SIZE, 1 => any::<u16>()],
+        prop::sample::select(vec![USUAL, USUAL | EVENT_IDX]),
+        prop::option::of(prop::collection::vec(any::<u8>(), 0..2000)),
+    )
+        .prop_map(|(descriptors, headers, heads, available, features, inflight)| Garbage {
+            descriptors,
+            headers,
+            heads,
+            available,
+            features,
+            inflight,
+        })
+}
+
+fn play(socket: &Path, garbage: &Garbage) {
+    let mut guest = Guest::new(1);
+    let mut vmm = Vmm::connect_again(socket);
+    let queue = &mut guest.queues[0];
+    for (index, (kind, sector)) in (0..).zip(&garbage.headers) {
+        queue.put(DATA + 512 * index, *kind);
+        queue.put(DATA + 512 * index + 8, *sector);
+    }
+    for (index, descriptor) in (0..).zip(&garbage.descriptors) {
+        queue.describe(queue.descriptors(), index, *descriptor);
+    }
+    for (index, head) in (0..).zip(&garbage.heads) {
+        queue.put(queue.available_ring() + 4 + 2 * index, *head);
+    }
+    queue.put(queue.available_ring() + 2, garbage.available);
+    if let Some(bytes) = &garbage.inflight {
+        let area = vmm.inflight(1);
+        let mut file = area.1.try_clone().expect("a descriptor");
+        file.write_all(&bytes[..bytes.len().min(usize::from(SIZE) * 16)]).expect("is written");
+        vmm.set_inflight(&area);
+    }
+    vmm.run(&mut guest, garbage.features);
+    guest.queues[0].kick.write(1).expect("kicks");
+    // It has been looked at when the next message is answered, and is not stopped before its requests are.
+    assert_eq!(vmm.capacity(), TANK_SECTORS);
+    vmm.frontend.get_vring_base(0).expect("stops");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn garbage_in_a_ring_hurts_nobody(garbage in garbage()) {
+        // One server for all: what one guest has done must not be felt by the next.
+        static SERVED: std::sync::OnceLock<std::sync::Mutex<Served>> = std::sync::OnceLock::new();
+        let served = SERVED.get_or_init(|| std::sync::Mutex::new(serve())).lock().expect("no panic");
+        let socket = served.socket("tank");
+        play(&socket, &garbage);
+        assert_serves(&socket);
+    }
+}
