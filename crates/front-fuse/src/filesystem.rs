@@ -279,7 +279,7 @@ impl Filesystem for Files {
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let node = or_refuse!(self.shared.nodes.node(number).ok_or(Errno::ENOENT), reply);
         let ticket = or_refuse!(self.begin(), reply);
-        let opener = Opener { process: request.pid(), flags };
+        let opener = Opener { thread: request.pid(), flags };
         match node {
             Node::Volume(uuid) => self.shared.open_volume(uuid, opener, reply),
             Node::Root | Node::Volumes => reply.error(Errno::EISDIR),

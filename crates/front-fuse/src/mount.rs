@@ -1,7 +1,8 @@
-//! The mount: made by ourselves when we may, else by `fusermount3`, and taken away by its number, so that it is never
-//! somebody else's that is unmounted.
+//! The mount: made by ourselves when we may, else by `fusermount3`, and taken away only as long as the
+//! kernel says that it is ours, so that it is never somebody else's that is unmounted.
 
 use crate::mountinfo::{self, Mounted};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -12,7 +13,7 @@ use rustix::net::{
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -71,6 +72,8 @@ pub enum MountError {
 pub(crate) struct Mount {
     directory: PathBuf,
     mounted: Mounted,
+    /// Tells whether the kernel still has it.
+    device: OwnedFd,
 }
 
 /// How our mounts are told from others.
@@ -105,9 +108,10 @@ impl Mount {
             Err(Errno::PERM) => mount_with_helper(directory, allow_other)?,
             Err(error) => return Err(system(error.into())),
         };
-        match mountinfo::top(directory) {
-            Ok(Some(mounted)) if mounted.kind == KIND => {
-                Ok((Self { directory: directory.clone(), mounted }, device))
+        let found = mountinfo::top(directory).and_then(|top| Ok((top, device.try_clone()?)));
+        match found {
+            Ok((Some(mounted), own)) if mounted.kind == KIND => {
+                Ok((Self { directory: directory.clone(), mounted, device: own }, device))
             }
             // Without its number it is never unmounted by us, so it must not stay.
             found => {
@@ -139,8 +143,11 @@ impl Mount {
     /// Takes it away from those who use it: what they ask from now on fails. False if that may not be done, and it goes only
     /// when they let go of it; then it is out of sight at least.
     pub(crate) fn cut(&self) -> bool {
+        if !self.is_connected() {
+            return true;
+        }
         if !self.is_there() {
-            // Detached by somebody, but perhaps still in use.
+            // Detached by somebody, and still in use.
             return self.abort();
         }
         // The force ends the connection, with or without users.
@@ -163,9 +170,17 @@ impl Mount {
         std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", self.mounted.minor), "1").is_ok()
     }
 
-    /// Whether what lies at the directory is this mount. If it cannot be known, it is not.
+    /// Whether what lies at the directory is this mount. If it cannot be known, it is not. The kernel uses numbers again,
+    /// but not those of a mount whose connection it still has.
     fn is_there(&self) -> bool {
-        mountinfo::top(&self.directory).is_ok_and(|top| top.is_some_and(|top| top.id == self.mounted.id))
+        self.is_connected()
+            && mountinfo::top(&self.directory).is_ok_and(|top| top.as_ref() == Some(&self.mounted))
+    }
+
+    fn is_connected(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.device.as_fd(), PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
     }
 }
 
@@ -224,6 +239,7 @@ fn check(directory: &Path) -> Result<(), MountError> {
     let system = |source: io::Error| MountError::System { directory: directory.to_owned(), source };
     let found = std::fs::metadata(directory).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => MountError::Missing(directory.to_owned()),
+        io::ErrorKind::NotADirectory => MountError::NotDirectory(directory.to_owned()),
         _ => system(error),
     })?;
     if !found.is_dir() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// A mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Mounted {
-    /// Its number, which no other mount has while it is there.
+    /// Its number, which no other mount has while it is there; used again after that.
     pub(crate) id: u64,
     /// The minor number of its device.
     pub(crate) minor: u32,

@@ -22,7 +22,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// Who opens, and how.
 #[derive(Clone, Copy)]
 pub(crate) struct Opener {
-    pub(crate) process: u32,
+    /// The kernel tells of the thread.
+    pub(crate) thread: u32,
     pub(crate) flags: OpenFlags,
 }
 
@@ -87,7 +88,7 @@ impl Shared {
             life: Arc::clone(&self.life),
             window: usize::from(self.limits.requests),
             bytes_max: self.limits.file_bytes,
-            opener: opener.process,
+            opener: process_of(opener.thread),
             is_durable: is_durable(opener.flags),
         };
         match VolumeFile::open(opening, export, route, client) {
@@ -111,7 +112,7 @@ impl Shared {
         if (opener.writes() && mode & 0o222 == 0) || (opener.reads() && mode & 0o444 == 0) {
             return reply.error(Errno::EACCES);
         }
-        let file = TextFile::new(named, path, opener.process);
+        let file = TextFile::new(named, path, process_of(opener.thread));
         self.opened(OpenFile::Text(Arc::new(file)), reply);
     }
 
@@ -134,4 +135,11 @@ impl Shared {
         let Node::InTree { tree, path } = node else { return None };
         self.nodes.trees.get(*tree).map(|named| (named, path.clone()))
     }
+}
+
+/// The process of a thread; threads come and go, so it is asked at once. 0 if it cannot be seen from here.
+fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    process.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
 }
