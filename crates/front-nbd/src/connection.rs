@@ -8,7 +8,6 @@
 //! more requests are read, everything submitted is carried out and answered as far as the peer still listens, then the
 //! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
 
-use crate::budget::Budget;
 use crate::proto::handshake::{Agreed, Catalog, Handshake, Offer, Step};
 use crate::proto::reply::Awaited;
 use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
@@ -17,8 +16,7 @@ use crate::server::Shared;
 use crate::socket::{Patience, Socket};
 use crate::source::Source;
 use crate::writer::{Pending, Writer};
-use crate::writing::{Claim, Moment, Peer};
-use bcached_port::{Buffer, Operation, Reply, Requests, Route};
+use bcached_port::{Budget, Buffer, Claim, Moment, Operation, Peer, Reply, Requests, Route};
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
@@ -103,7 +101,7 @@ impl Catalog for PeerCatalog<'_> {
 
     fn offer(&self, name: &str) -> Result<Offer, String> {
         let export = self.shared.exports.find(name).map_err(|error| error.to_string())?;
-        let (now, taken) = self.shared.writing.look(export.uuid, self.peer);
+        let (now, taken) = self.shared.exports.writing().look(export.uuid, self.peer);
         self.since.set(now);
         let read_only = export.read_only || (taken && !export.shared);
         let one_of_several = matches!(self.peer, Peer::Process { .. });
@@ -190,7 +188,7 @@ impl Reader<'_> {
         if export.shared || self.claim.is_some() {
             return true;
         }
-        self.claim = self.shared.writing.claim(export.uuid, self.caller.peer, self.since);
+        self.claim = self.shared.exports.writing().claim(export.uuid, self.caller.peer, self.since);
         if self.claim.is_some() {
             self.shared.writes(self.caller.number);
         }

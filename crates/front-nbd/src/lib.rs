@@ -16,7 +16,6 @@
 //!   [`server`]) is given up only after the last of it is done.
 //! - Threads sleep in the kernel whenever there is nothing to do.
 
-mod budget;
 mod connection;
 mod credentials;
 mod endpoint;
@@ -25,7 +24,6 @@ pub mod server;
 mod socket;
 mod source;
 mod writer;
-mod writing;
 
 pub use endpoint::{Bound, Endpoint, ListenError};
 pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};

@@ -4,17 +4,15 @@
 //! thread is then joined) or the server stops. When all places are taken, the newcomer gets that of the connection that
 //! has longest been without an export: whoever only connects keeps nobody out.
 //!
-//! Who may write is said in `writing.rs`: one client at a time unless the volume is shared; writing begins with the
+//! Who may write is said in [`bcached_port::writing`]: one client at a time unless the volume is shared; writing begins with the
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
-use crate::budget::Pool;
 use crate::connection::{Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
-use crate::writing::{Peer, Writing};
-use bcached_port::ExportTable;
+use bcached_port::{ExportTable, Peer, Pool};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -103,7 +101,6 @@ pub struct NbdServer {
 pub(crate) struct Shared {
     pub(crate) exports: ExportTable,
     pub(crate) limits: Limits,
-    pub(crate) writing: Writing,
     pub(crate) memory: Arc<Pool>,
     connections: Mutex<Connections>,
     /// A connection has ended.
@@ -179,7 +176,6 @@ impl NbdServer {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             exports,
-            writing: Writing::default(),
             memory: Arc::new(Pool::new(options.limits.total_bytes)),
             limits: options.limits,
             connections: Mutex::default(),

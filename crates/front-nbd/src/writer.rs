@@ -5,10 +5,9 @@
 //! long, it says so by ending the socket, and from then on throws replies away as they come: requests in flight are
 //! carried out, their memory comes back.
 
-use crate::budget::Permit;
 use crate::proto::reply::Awaited;
 use crate::socket::Socket;
-use bcached_port::{Buffer, Replies, Reply};
+use bcached_port::{Buffer, Permit, Replies, Reply};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 use crate::lock::lock;
 use crate::operation::SECTOR_BYTES;
 use crate::route::Route;
+use crate::writing::Writing;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -65,6 +66,7 @@ pub enum NoExport {
 #[derive(Clone, Default)]
 pub struct ExportTable {
     by_name: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
+    writing: Writing,
 }
 
 impl Export {
@@ -98,6 +100,18 @@ impl ExportTable {
     #[must_use]
     pub fn route(&self, name: &str) -> Option<Route> {
         lock(&self.by_name).get(name)?.served.clone()
+    }
+
+    /// The volume of exactly that name, if it is served.
+    #[must_use]
+    pub fn by_name(&self, name: &str) -> Option<Arc<Export>> {
+        lock(&self.by_name).get(name).filter(|export| export.served.is_some()).cloned()
+    }
+
+    /// Who writes to the volumes, through whichever front end.
+    #[must_use]
+    pub const fn writing(&self) -> &Writing {
+        &self.writing
     }
 
     /// The volumes that are served now, by name.
@@ -250,6 +264,7 @@ mod tests {
         assert_eq!(two.find("").unwrap_err(), NoExport::NameNeeded(2));
         assert_eq!(two.find("two").unwrap_err(), NoExport::NotServed("two".to_owned()));
         assert_eq!(two.served().len(), 1);
+        assert!(two.by_name("one").is_some() && two.by_name("two").is_none());
         assert!(two.remove("two").is_some());
         assert_eq!(name_of(two.find("")), "one");
     }

@@ -28,9 +28,13 @@
 //!
 //! A volume that goes from one engine to another takes its clients along: they submit by its [`Route`].
 //!
+//! What front ends have in common lies here too: how much of clients' payloads may be in memory ([`budget`]), and which
+//! of all clients may write to a volume ([`writing`]).
+//!
 //! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod client;
 pub mod error;
 pub mod export;
@@ -43,14 +47,17 @@ pub mod route;
 pub mod server;
 pub mod socket;
 mod waiters;
+pub mod writing;
 
 pub use bcached_env::{Buffer, Payload};
+pub use budget::{Budget, Permit, Pool};
 pub use client::{Connector, Full, Replies, Requests};
 pub use error::{Codes, ErrorKind};
 pub use export::{Export, ExportTable, NoExport, Uuid};
 pub use operation::{ClientId, Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
 pub use route::Route;
 pub use server::{ReplyTo, Request, Server, open};
+pub use writing::{Claim, Moment, Peer, Writing};
 
 use std::sync::Arc;
 

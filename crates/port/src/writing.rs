@@ -1,10 +1,13 @@
 //! Who may write: one client at a time, unless the volume is shared.
 //!
-//! **Who is one client.** On a unix socket the process that connected (its number and start time, so that a reused
+//! The rule holds across front ends: the [`crate::ExportTable`] that they share has the one table of writers.
+//!
+//! **Who is one client.** To NBD on a unix socket the process that connected (its number and start time, so that a reused
 //! number is not taken for it): the several connections of `nbdcopy` or of a virtual machine are one client. On TCP
 //! each connection is a client of its own, since nothing there tells one process from another; so CAN_MULTI_CONN is
 //! announced to writers on unix sockets only, and on TCP when the volume is shared or the client may not write anyway.
 //! A process that forwards for others (a proxy, a tunnel) is one client: what is behind it cannot be seen from here.
+//! To FUSE each open file is a client, with all descriptors that were made of it.
 //!
 //! **When writing begins.** With the first request that changes something, not with the connection: whoever only looks
 //! (`nbdinfo`, a copy of the volume) must not take writing away from whoever comes next. It ends when the last
@@ -17,14 +20,15 @@
 //! The latter is decided by counting changes of the writer: a connection may begin to write if nobody else has begun
 //! since it was established.
 
-use bcached_port::Uuid;
+use crate::export::Uuid;
+use crate::lock::lock;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Identity of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Peer {
+pub enum Peer {
     /// A process on this machine.
     Process {
         /// Its number.
@@ -32,13 +36,15 @@ pub(crate) enum Peer {
         /// When it started, in ticks since boot.
         started: u64,
     },
-    /// Nothing is known but the connection, by our number for it.
+    /// Nothing is known but the connection, by the number that its server has for it.
     Connection(u64),
+    /// An open file, by a number that no other of this process has.
+    File(u64),
 }
 
 /// All volumes' writers. Clones share one table.
 #[derive(Clone, Default)]
-pub(crate) struct Writing {
+pub struct Writing {
     volumes: Arc<Mutex<BTreeMap<Uuid, Volume>>>,
 }
 
@@ -55,17 +61,18 @@ struct Volume {
 
 /// A moment in the history of a volume's writers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Moment(u64);
+pub struct Moment(u64);
 
 /// The right to write, held by one connection until it is dropped.
-pub(crate) struct Claim {
+pub struct Claim {
     writing: Writing,
     volume: Uuid,
 }
 
 impl Writing {
     /// The present, and whether another client than `peer` is writing.
-    pub(crate) fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
+    #[must_use]
+    pub fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
         self.lock().get(&volume).map_or((Moment::default(), false), |volume| {
             (Moment(volume.changes), volume.connections > 0 && volume.last != Some(peer))
         })
@@ -73,7 +80,8 @@ impl Writing {
 
     /// Begins to write, for a connection of `peer` that was established at `since`. `None` if another client writes,
     /// or has written since.
-    pub(crate) fn claim(&self, id: Uuid, peer: Peer, since: Moment) -> Option<Claim> {
+    #[must_use]
+    pub fn claim(&self, id: Uuid, peer: Peer, since: Moment) -> Option<Claim> {
         let mut volumes = self.lock();
         let volume = volumes.entry(id).or_default();
         if volume.last == Some(peer) {
@@ -94,7 +102,7 @@ impl Writing {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Volume>> {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.volumes)
     }
 }
 
@@ -111,7 +119,20 @@ impl fmt::Display for Peer {
         match self {
             Self::Process { pid, .. } => write!(f, "process {pid}"),
             Self::Connection(number) => write!(f, "connection {number}"),
+            Self::File(number) => write!(f, "open file {number}"),
         }
+    }
+}
+
+impl fmt::Debug for Writing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writing").field("volumes", &self.lock().len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim").field("volume", &self.volume).finish_non_exhaustive()
     }
 }
 
@@ -139,6 +160,19 @@ mod tests {
         let (now, taken) = writing.look(TANK, OTHER);
         assert!(!taken);
         assert!(writing.claim(TANK, OTHER, now).is_some());
+    }
+
+    /// An NBD connection and an open file of FUSE may have the same number.
+    #[test]
+    fn clients_of_two_front_ends_shut_each_other_out() {
+        let writing = Writing::default();
+        let (connection, file) = (Peer::Connection(3), Peer::File(3));
+        let claim = writing.claim(TANK, connection, Moment::default()).expect("nobody writes");
+        assert!(writing.look(TANK, file).1 && !writing.look(TANK, connection).1);
+        assert!(writing.claim(TANK, file, Moment::default()).is_none());
+        drop(claim);
+        let (now, _) = writing.look(TANK, file);
+        assert!(writing.claim(TANK, file, now).is_some());
     }
 
     #[test]

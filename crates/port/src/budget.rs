@@ -1,33 +1,35 @@
-//! Bytes of payload that may be in memory, for one connection and for all of them together.
+//! Bytes of payload that a front end may have in memory, for one client and for all of them together.
 //!
 //! Who asks first is served first: a large request is not starved by small ones, at the price that they wait behind
 //! it. Liveness: a permit comes back when its reply has been sent or thrown away, and every reply is, because the
-//! engine answers everything and the writer gives up on a peer that does not read; each return wakes the waiters.
+//! engine answers everything and a front end gives up on a peer that does not read; each return wakes the waiters.
 //!
-//! Until it is given up, such a peer may hold all that a connection may, and a few of them all that there is. So that
-//! they do not stand in everybody's way, a connection that holds little has a ledger of its own.
+//! Until it is given up, such a peer may hold all that a client may, and a few of them all that there is. So that
+//! they do not stand in everybody's way, a client that holds little has a ledger of its own.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::lock::{lock, wait};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// What a connection may hold besides the common bytes: some requests of file systems and databases.
+/// What a client may hold besides the common bytes: some requests of file systems and databases.
 const LITTLE_BYTES: u64 = 1 << 20;
-/// The share of all bytes that is there for connections that hold little, on top.
+/// The share of all bytes that is there for clients that hold little, on top.
 const LITTLE_SHARE: u64 = 8;
 
-/// What all connections share.
-pub(crate) struct Pool {
+/// What all clients share.
+pub struct Pool {
     common: Ledger,
     little: Ledger,
 }
 
-/// The bytes of one connection.
-pub(crate) struct Budget {
+/// The bytes of one client.
+pub struct Budget {
     own: Ledger,
     pool: Arc<Pool>,
 }
 
 /// The right to hold so many bytes, until dropped.
-pub(crate) struct Permit {
+pub struct Permit {
     budget: Arc<Budget>,
     bytes: u64,
     is_little: bool,
@@ -50,24 +52,41 @@ struct State {
 }
 
 impl Pool {
-    pub(crate) const fn new(bytes_max: u64) -> Self {
+    /// With room for so many bytes, and an eighth on top for clients that hold little.
+    #[must_use]
+    pub const fn new(bytes_max: u64) -> Self {
         Self { common: Ledger::new(bytes_max), little: Ledger::new(bytes_max / LITTLE_SHARE) }
     }
 }
 
 impl Budget {
-    pub(crate) const fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
+    /// Of a client that may hold so many of the pool's bytes.
+    #[must_use]
+    pub const fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
         Self { own: Ledger::new(bytes_max), pool }
     }
 
-    /// Waits until there is room for `bytes`.
-    pub(crate) fn acquire(self: &Arc<Self>, bytes: u64) -> Permit {
+    /// Waits until there is room for `bytes`, which may not be more than the client or the pool may ever hold.
+    #[must_use = "the bytes are free again when it is dropped"]
+    pub fn acquire(self: &Arc<Self>, bytes: u64) -> Permit {
         let held = self.own.enter(bytes);
-        let is_little = held <= LITTLE_BYTES && self.pool.little.try_enter(bytes);
+        let is_little = held <= LITTLE_BYTES && self.pool.little.try_enter(bytes).is_some();
         if !is_little {
             self.pool.common.enter(bytes);
         }
         Permit { budget: Arc::clone(self), bytes, is_little }
+    }
+
+    /// The same, if there is room now and nobody waits for it.
+    #[must_use]
+    pub fn try_acquire(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
+        let held = self.own.try_enter(bytes)?;
+        let is_little = held <= LITTLE_BYTES && self.pool.little.try_enter(bytes).is_some();
+        if !is_little && self.pool.common.try_enter(bytes).is_none() {
+            self.own.leave(bytes);
+            return None;
+        }
+        Some(Permit { budget: Arc::clone(self), bytes, is_little })
     }
 }
 
@@ -84,7 +103,7 @@ impl Ledger {
         let turn = state.arriving;
         state.arriving += 1;
         while state.serving != turn || self.bytes_max - state.used < bytes {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
         state.used += bytes;
         let used = state.used;
@@ -95,14 +114,15 @@ impl Ledger {
         used
     }
 
-    /// Enters `bytes` if there is room now and nobody waits.
-    fn try_enter(&self, bytes: u64) -> bool {
+    /// Enters `bytes` if there is room now and nobody waits; all that is entered then.
+    fn try_enter(&self, bytes: u64) -> Option<u64> {
         let mut state = self.lock();
         let has_room = state.serving == state.arriving && bytes <= self.bytes_max - state.used;
-        if has_room {
-            state.used += bytes;
+        if !has_room {
+            return None;
         }
-        has_room
+        state.used += bytes;
+        Some(state.used)
     }
 
     fn leave(&self, bytes: u64) {
@@ -114,8 +134,7 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The numbers are whole between any two statements: a panic elsewhere does not spoil them.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -124,6 +143,24 @@ impl Drop for Permit {
         self.budget.own.leave(self.bytes);
         let pool = &self.budget.pool;
         if self.is_little { pool.little.leave(self.bytes) } else { pool.common.leave(self.bytes) }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("used", &self.common.lock().used).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget").field("used", &self.own.lock().used).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
@@ -201,6 +238,20 @@ mod tests {
         assert!(!other.acquire(4096).is_little, "more than little is as any");
         drop(little);
         assert!(!other.acquire(2 * MIB).is_little);
+        assert_eq!((pool.common.lock().used, pool.little.lock().used), (0, 0));
+    }
+
+    #[test]
+    fn what_does_not_want_to_wait_is_told_so_and_holds_nothing() {
+        let pool = Arc::new(Pool::new(4 * MIB));
+        let [one, other] = [(); 2].map(|()| Arc::new(Budget::new(4 * MIB, Arc::clone(&pool))));
+        let held = one.try_acquire(3 * MIB).expect("there is room");
+        assert!(one.try_acquire(2 * MIB).is_none(), "its own bound");
+        assert!(other.try_acquire(2 * MIB).is_none(), "the bound of all");
+        assert_eq!(other.own.lock().used, 0);
+        assert!(other.try_acquire(MIB / 2).is_some_and(|permit| permit.is_little));
+        drop(held);
+        drop(other.try_acquire(4 * MIB).expect("all is free"));
         assert_eq!((pool.common.lock().used, pool.little.lock().used), (0, 0));
     }
 }

@@ -1,0 +1,100 @@
+//! What travels with a request and makes an answer of its reply.
+
+use crate::life::Ticket;
+use crate::ranges::Held;
+use bcached_port::{ErrorKind, Permit, Reply};
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
+use std::sync::mpsc::Sender;
+
+/// A request on its way to the engine.
+pub(crate) struct Pending {
+    pub(crate) answer: Answer,
+    /// The memory that it holds until it is answered.
+    pub(crate) permit: Option<Permit>,
+    /// The sectors that it changes.
+    pub(crate) held: Option<Held>,
+}
+
+/// Who is to be told how it ended.
+pub(crate) enum Answer {
+    /// A program that reads `bytes` of what is read, from `skip` on.
+    Read { reply: ReplyData, skip: usize, bytes: usize, ticket: Ticket },
+    /// A program that writes.
+    Write { reply: ReplyWrite, bytes: u32, ticket: Ticket },
+    /// A program that wants no more than that it is done.
+    Done { reply: ReplyEmpty, ticket: Ticket },
+    /// A program that looks for data or a hole.
+    Seek { reply: ReplyLseek, ticket: Ticket },
+    /// A thread of ours, of whose work it is a step.
+    Step(Sender<Reply>),
+}
+
+/// The number that programs are told.
+pub(crate) fn errno(kind: ErrorKind) -> Errno {
+    Errno::from_i32(kind.codes().errno)
+}
+
+impl Pending {
+    /// The engine's reply has come.
+    pub(crate) fn end(self, reply: Reply) {
+        let Self { answer, permit, held } = self;
+        // Whoever is told that it is done may change the same sectors at once.
+        drop(held);
+        answer.give(reply);
+        drop(permit);
+    }
+}
+
+impl Answer {
+    /// As the engine has it.
+    pub(crate) fn give(self, reply: Reply) {
+        if let Self::Step(waiting) = self {
+            // Only a thread that has come to a bad end does not wait any more.
+            drop(waiting.send(reply));
+            return;
+        }
+        if let Err(kind) = reply.result {
+            return self.refuse(errno(kind));
+        }
+        match self {
+            Self::Read { reply: to, skip, bytes, ticket } => {
+                let content =
+                    reply.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(skip..skip + bytes));
+                match content {
+                    Some(content) => to.data(content),
+                    None => to.error(Errno::EIO),
+                }
+                drop(ticket);
+            }
+            Self::Write { reply, bytes, ticket } => {
+                reply.written(bytes);
+                drop(ticket);
+            }
+            Self::Done { reply, ticket } => {
+                reply.ok();
+                drop(ticket);
+            }
+            // An offset is no reply of the engine's.
+            Self::Seek { .. } => self.refuse(Errno::EIO),
+            Self::Step(_) => {}
+        }
+    }
+
+    /// Not done.
+    pub(crate) fn refuse(self, error: Errno) {
+        match self {
+            Self::Read { reply, ticket, .. } => told(|| reply.error(error), ticket),
+            Self::Write { reply, ticket, .. } => told(|| reply.error(error), ticket),
+            Self::Done { reply, ticket } => told(|| reply.error(error), ticket),
+            Self::Seek { reply, ticket } => told(|| reply.error(error), ticket),
+            // Who waits notices that nobody will tell.
+            Self::Step(_) => {}
+        }
+    }
+}
+
+/// The ticket is given back when the program has been told.
+fn told(tell: impl FnOnce(), ticket: Ticket) {
+    tell();
+    drop(ticket);
+}

@@ -1,0 +1,137 @@
+//! What programs have open, by the handles that the kernel has for it.
+
+use crate::ranges::Ranges;
+use crate::server::Client;
+use crate::text::TextFile;
+use crate::volume_file::VolumeFile;
+use bcached_port::Uuid;
+use fuser::{FileHandle, FileType, INodeNo};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+#[derive(Clone)]
+pub(crate) enum OpenFile {
+    Volume(Arc<VolumeFile>),
+    Text(Arc<TextFile>),
+    Listing(Arc<Mutex<Vec<Listed>>>),
+}
+
+/// A line of a directory.
+#[derive(Clone)]
+pub(crate) struct Listed {
+    pub(crate) number: INodeNo,
+    pub(crate) kind: FileType,
+    pub(crate) name: String,
+}
+
+#[derive(Default)]
+pub(crate) struct OpenFiles {
+    table: RwLock<Table>,
+    /// Of each volume that is open; all its files share it.
+    ranges: Mutex<BTreeMap<Uuid, Weak<Ranges>>>,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    files: BTreeMap<u64, OpenFile>,
+    /// Nothing is opened any more.
+    is_closed: bool,
+}
+
+impl OpenFiles {
+    /// A handle for it; `None` if the mount is gone.
+    pub(crate) fn insert(&self, file: OpenFile) -> Option<FileHandle> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if table.is_closed {
+            return None;
+        }
+        let handle = table.next;
+        table.next += 1;
+        table.files.insert(handle, file);
+        Some(FileHandle(handle))
+    }
+
+    pub(crate) fn get(&self, handle: FileHandle) -> Option<OpenFile> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).files.get(&handle.0).cloned()
+    }
+
+    pub(crate) fn volume(&self, handle: FileHandle) -> Option<Arc<VolumeFile>> {
+        match self.get(handle) {
+            Some(OpenFile::Volume(file)) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// The program has closed it.
+    pub(crate) fn remove(&self, handle: FileHandle) {
+        let removed = self.table.write().unwrap_or_else(PoisonError::into_inner).files.remove(&handle.0);
+        if let Some(OpenFile::Volume(file)) = removed {
+            file.close();
+        }
+    }
+
+    /// The mount is gone, and what was open with it.
+    pub(crate) fn close_all(&self) {
+        let files = {
+            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            table.is_closed = true;
+            std::mem::take(&mut table.files)
+        };
+        for file in files.into_values() {
+            if let OpenFile::Volume(file) = file {
+                file.close();
+            }
+        }
+    }
+
+    /// What of a volume is being changed.
+    pub(crate) fn ranges(&self, volume: Uuid) -> Arc<Ranges> {
+        let mut all = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, ranges| ranges.strong_count() > 0);
+        if let Some(ranges) = all.get(&volume).and_then(Weak::upgrade) {
+            return ranges;
+        }
+        let ranges = Arc::new(Ranges::default());
+        all.insert(volume, Arc::downgrade(&ranges));
+        ranges
+    }
+
+    /// Who has what open; listings are not told of.
+    pub(crate) fn clients(&self) -> Vec<Client> {
+        let files: Vec<_> =
+            self.table.read().unwrap_or_else(PoisonError::into_inner).files.values().cloned().collect();
+        // Names of processes are read without the lock.
+        files.into_iter().filter_map(|file| client(&file)).collect()
+    }
+}
+
+fn client(file: &OpenFile) -> Option<Client> {
+    match file {
+        OpenFile::Volume(file) => Some(Client {
+            peer: process(file.opener),
+            path: format!("{}/{}", crate::nodes::VOLUMES, file.export.name),
+            export: Some(file.export.name.clone()),
+            writing: file.is_writing(),
+        }),
+        OpenFile::Text(file) => Some(Client {
+            peer: process(file.opener),
+            path: file.shown.clone(),
+            export: None,
+            writing: false,
+        }),
+        OpenFile::Listing(_) => None,
+    }
+}
+
+/// A process, for people. It may have ended since, and another have the file open that it was given to.
+fn process(number: u32) -> String {
+    if number == 0 {
+        // A thread of the kernel, as a loop device has one, or somebody in a namespace that we cannot see.
+        return "the kernel, or a process that cannot be seen from here".to_owned();
+    }
+    match std::fs::read_to_string(format!("/proc/{number}/comm")) {
+        Ok(name) => format!("process {number} ({})", name.trim_end()),
+        Err(_) => format!("process {number}"),
+    }
+}

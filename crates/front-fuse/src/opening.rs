@@ -1,0 +1,145 @@
+//! Opening: who may, and what comes of it.
+
+use crate::filesystem::is_durable;
+use crate::nodes::{NamedTree, Node};
+use crate::open_files::OpenFile;
+use crate::server::Shared;
+use crate::text::TextFile;
+use crate::tree::Entry;
+use crate::volume_file::{self, Opening, VolumeFile};
+use bcached_port::{Moment, Peer, Uuid};
+use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags, ReplyOpen};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a program that wants to write waits for another writer to be gone. The kernel tells us of the last close of a
+/// file some time after `close` has returned, so that of two programs that write one after the other the second may come
+/// before the first has gone.
+const GOING: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Who opens, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Opener {
+    /// The kernel tells of the thread.
+    pub(crate) thread: u32,
+    pub(crate) flags: OpenFlags,
+}
+
+impl Opener {
+    fn writes(self) -> bool {
+        self.flags.acc_mode() != OpenAccMode::O_RDONLY
+    }
+
+    fn reads(self) -> bool {
+        self.flags.acc_mode() != OpenAccMode::O_WRONLY
+    }
+}
+
+impl Shared {
+    /// Opens a volume. While somebody else writes to it, it can be opened for reading only, as NBD offers it then.
+    pub(crate) fn open_volume(self: &Arc<Self>, uuid: Uuid, opener: Opener, reply: ReplyOpen) {
+        let number = volume_file::next_number();
+        match self.since(uuid, number, opener) {
+            Ok(Some(since)) => self.open_now(uuid, opener, (number, since), reply),
+            Err(error) => reply.error(error),
+            Ok(None) => {
+                let shared = Arc::clone(self);
+                let wait = move || shared.open_when_free(uuid, opener, number, reply);
+                if let Err(error) = self.life.spawn("fuse-open".to_owned(), wait) {
+                    // The answer went with the closure.
+                    tracing::warn!(event = "fuse-no-thread", %error, "could not start a thread for an open file");
+                }
+            }
+        }
+    }
+
+    /// When it is opened, in the history of the volume's writers; `None` while another one writes.
+    fn since(&self, uuid: Uuid, number: u64, opener: Opener) -> Result<Option<Moment>, Errno> {
+        let export = self.nodes.served(uuid).ok_or(Errno::ENOENT)?;
+        if opener.writes() && export.read_only {
+            return Err(Errno::EROFS);
+        }
+        let (now, taken) = self.nodes.exports.writing().look(uuid, Peer::File(number));
+        Ok((!taken || export.shared || !opener.writes()).then_some(now))
+    }
+
+    fn open_when_free(self: &Arc<Self>, uuid: Uuid, opener: Opener, number: u64, reply: ReplyOpen) {
+        let deadline = Instant::now() + GOING;
+        loop {
+            match self.since(uuid, number, opener) {
+                Ok(Some(since)) => return self.open_now(uuid, opener, (number, since), reply),
+                Err(error) => return reply.error(error),
+                Ok(None) if self.life.is_stopping() => return reply.error(Errno::ESHUTDOWN),
+                Ok(None) if Instant::now() >= deadline => return reply.error(Errno::EROFS),
+                Ok(None) => thread::sleep(LOOK_AGAIN),
+            }
+        }
+    }
+
+    fn open_now(&self, uuid: Uuid, opener: Opener, client: (u64, Moment), reply: ReplyOpen) {
+        let Some(export) = self.nodes.served(uuid) else { return reply.error(Errno::ENOENT) };
+        let Some(route) = export.served.clone() else { return reply.error(Errno::ENOENT) };
+        let opening = Opening {
+            exports: &self.nodes.exports,
+            ranges: self.open.ranges(uuid),
+            memory: Arc::clone(&self.memory),
+            life: Arc::clone(&self.life),
+            window: usize::from(self.limits.requests),
+            bytes_max: self.limits.file_bytes,
+            opener: process_of(opener.thread),
+            is_durable: is_durable(opener.flags),
+        };
+        match VolumeFile::open(opening, export, route, client) {
+            Ok(file) => self.opened(OpenFile::Volume(file), reply),
+            Err(error) => {
+                tracing::warn!(event = "fuse-no-thread", %error, "could not start a thread for an open file");
+                reply.error(Errno::ENOMEM);
+            }
+        }
+    }
+
+    /// Opens a control file. Its permissions hold for root too, as in sysfs.
+    pub(crate) fn open_text(&self, place: (&NamedTree, String), opener: Opener, reply: ReplyOpen) {
+        let (named, path) = place;
+        let mode = match named.1.entry(&path) {
+            Some(Entry::File { mode }) => mode,
+            Some(Entry::Directory) => return reply.error(Errno::EISDIR),
+            Some(Entry::Link { .. }) => return reply.error(Errno::ELOOP),
+            None => return reply.error(Errno::ENOENT),
+        };
+        if (opener.writes() && mode & 0o222 == 0) || (opener.reads() && mode & 0o444 == 0) {
+            return reply.error(Errno::EACCES);
+        }
+        let file = TextFile::new(named, path, process_of(opener.thread));
+        self.opened(OpenFile::Text(Arc::new(file)), reply);
+    }
+
+    /// Each read and write of a program is to come here, as it is.
+    pub(crate) fn opened(&self, file: OpenFile, reply: ReplyOpen) {
+        let flags = match &file {
+            OpenFile::Listing(_) => FopenFlags::empty(),
+            OpenFile::Text(_) => FopenFlags::FOPEN_DIRECT_IO,
+            // The engine puts writes in order; programs need not wait for each other.
+            OpenFile::Volume(_) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+        };
+        match self.open.insert(file) {
+            Some(handle) => reply.opened(handle, flags),
+            None => reply.error(Errno::ESHUTDOWN),
+        }
+    }
+
+    /// The tree that something lies in, and where in it.
+    pub(crate) fn tree_of(&self, node: &Node) -> Option<(&NamedTree, String)> {
+        let Node::InTree { tree, path } = node else { return None };
+        self.nodes.trees.get(*tree).map(|named| (named, path.clone()))
+    }
+}
+
+/// The process of a thread; threads come and go, so it is asked at once. 0 if it cannot be seen from here.
+fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    process.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
+}

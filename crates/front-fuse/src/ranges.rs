@@ -1,0 +1,144 @@
+//! Which sectors of a volume are being changed, for changes of less than a sector.
+//!
+//! Such a change reads a sector, puts its bytes in and writes the sector back. What somebody else writes to that sector
+//! between the two would be lost, though its writer was told that it is written. So it has its sectors for itself: it waits
+//! for changes of them that are under way, and later ones wait for it. Changes of whole sectors do not exclude each other;
+//! the engine carries out overlapping ones in order of arrival.
+//!
+//! Only what goes through this front end is in the table: whoever shares a volume with others (`shared`) shares it by
+//! sectors, as a disk is shared.
+//!
+//! **Liveness.** Who waits holds no range, and who holds one gives it back with the reply of the engine, which answers
+//! everything. Of those who wait the first to come goes first, so that nobody starves.
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+#[derive(Default)]
+pub(crate) struct Ranges {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    claims: Vec<Claim>,
+}
+
+struct Claim {
+    /// Order of arrival.
+    number: u64,
+    sectors: Range<u64>,
+    is_alone: bool,
+    waits: bool,
+}
+
+/// A range that is being changed, until dropped.
+pub(crate) struct Held {
+    ranges: Arc<Ranges>,
+    number: u64,
+}
+
+impl Claim {
+    fn excludes(&self, sectors: &Range<u64>, is_alone: bool) -> bool {
+        (self.is_alone || is_alone) && self.sectors.start < sectors.end && sectors.start < self.sectors.end
+    }
+}
+
+impl Ranges {
+    /// For a change of whole sectors, if nobody has some of them for itself or waits for that.
+    pub(crate) fn try_share(self: &Arc<Self>, sectors: Range<u64>) -> Option<Held> {
+        let mut state = self.lock();
+        if state.claims.iter().any(|claim| claim.excludes(&sectors, false)) {
+            return None;
+        }
+        let number = state.put(sectors, false, false);
+        Some(Held { ranges: Arc::clone(self), number })
+    }
+
+    /// The same, waiting for it.
+    pub(crate) fn share(self: &Arc<Self>, sectors: Range<u64>) -> Held {
+        self.enter(sectors, false)
+    }
+
+    /// For a change of less than these sectors: nobody else changes them meanwhile.
+    pub(crate) fn have_alone(self: &Arc<Self>, sectors: Range<u64>) -> Held {
+        self.enter(sectors, true)
+    }
+
+    fn enter(self: &Arc<Self>, sectors: Range<u64>, is_alone: bool) -> Held {
+        let mut state = self.lock();
+        let number = state.put(sectors.clone(), is_alone, true);
+        let is_before = |claim: &Claim| claim.number != number && (!claim.waits || claim.number < number);
+        while state.claims.iter().any(|claim| is_before(claim) && claim.excludes(&sectors, is_alone)) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if let Some(own) = state.claims.iter_mut().find(|claim| claim.number == number) {
+            own.waits = false;
+        }
+        Held { ranges: Arc::clone(self), number }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Whole between any two statements.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn put(&mut self, sectors: Range<u64>, is_alone: bool, waits: bool) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.claims.push(Claim { number, sectors, is_alone, waits });
+        number
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut state = self.ranges.lock();
+        let somebody_waits = state.claims.iter().any(|claim| claim.waits);
+        if let Some(index) = state.claims.iter().position(|claim| claim.number == self.number) {
+            state.claims.swap_remove(index);
+        }
+        drop(state);
+        if somebody_waits {
+            self.ranges.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn whole_sectors_go_together_and_parts_go_alone() {
+        let ranges = Arc::new(Ranges::default());
+        let one = ranges.try_share(0..8).expect("nobody is there");
+        let other = ranges.try_share(4..12).expect("the engine has them in order");
+        let (tell, told) = mpsc::channel();
+        let waiting = Arc::clone(&ranges);
+        let thread = std::thread::spawn(move || {
+            let alone = waiting.have_alone(7..8);
+            tell.send(()).expect("somebody listens");
+            alone
+        });
+        while ranges.lock().claims.len() < 3 {
+            std::thread::yield_now();
+        }
+        assert!(ranges.try_share(7..9).is_none(), "who waits is not overtaken");
+        assert!(ranges.try_share(8..9).is_some() && ranges.try_share(0..7).is_some());
+        drop(one);
+        assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "the other overlaps too");
+        drop(other);
+        told.recv_timeout(Duration::from_secs(30)).expect("has it now");
+        assert!(ranges.try_share(7..8).is_none());
+        drop(thread.join().expect("no panic"));
+        assert!(ranges.try_share(0..100).is_some());
+        assert!(ranges.lock().claims.is_empty());
+    }
+}

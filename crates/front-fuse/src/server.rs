@@ -1,0 +1,301 @@
+//! The server: mounts, serves until it is told to stop, and leaves no mount behind.
+
+use crate::filesystem::Files;
+use crate::life::Life;
+use crate::mount::{Mount, MountError};
+use crate::nodes::{NamedTree, Nodes, Owner, VOLUMES, is_name};
+use crate::open_files::OpenFiles;
+use crate::tree::Tree;
+use crate::workers::Workers;
+use bcached_port::{ExportTable, Pool};
+use fuser::{Config, Session, SessionACL};
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+use thiserror::Error;
+
+/// How a server is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to mount: an empty directory.
+    pub directory: PathBuf,
+    /// Whether other users than our own may look into it; the files' permissions stay. An ordinary user may do that only
+    /// if `/etc/fuse.conf` says so.
+    pub allow_other: bool,
+    /// What programs may use.
+    pub limits: Limits,
+}
+
+/// What programs may use at most.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Requests of one open file that are with its engine; as many that no program waits for (of `io_uring`, of loop
+    /// devices) the kernel sends at a time for the whole mount.
+    pub requests: u16,
+    /// Bytes of payload that one open file holds in memory, at least 4 MiB.
+    pub file_bytes: u64,
+    /// Bytes of payload that all open files hold in memory, at least 4 MiB; an eighth comes on top for files that hold at most
+    /// 1 MiB.
+    pub total_bytes: u64,
+    /// Threads that take what the kernel sends.
+    pub threads: usize,
+    /// Threads that call trees.
+    pub tree_threads: usize,
+}
+
+/// Why a server did not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Nothing could be mounted.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The limits leave no room to work.
+    #[error("the FUSE limits allow no work: {0}")]
+    Limits(&'static str),
+    /// Two things of the mount would have one name, or it is none.
+    #[error("no tree of the FUSE mount can be called {0:?}")]
+    TreeName(String),
+    /// The system refused a thread or descriptor.
+    #[error("could not start the FUSE server")]
+    System(#[from] io::Error),
+}
+
+/// Requests that were not answered in time.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{requests} requests from the FUSE mount still wait for the engine")]
+pub struct StillBusy {
+    /// How many.
+    pub requests: usize,
+}
+
+/// A file that a program has open, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Client {
+    /// The process that opened it.
+    pub peer: String,
+    /// Where it lies in the mount.
+    pub path: String,
+    /// The volume's name, if it is one.
+    pub export: Option<String>,
+    /// Whether it has written to the volume.
+    pub writing: bool,
+}
+
+/// A mount that is served. Dropped, it is unmounted without waiting for anybody; see [`FuseServer::shutdown`].
+pub struct FuseServer {
+    shared: Arc<Shared>,
+    mount: Mount,
+    /// Ends with the session.
+    session: Receiver<()>,
+    is_unmounted: bool,
+}
+
+/// What all threads of a server share.
+pub(crate) struct Shared {
+    pub(crate) nodes: Nodes,
+    pub(crate) open: OpenFiles,
+    pub(crate) life: Arc<Life>,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) memory: Arc<Pool>,
+    pub(crate) limits: Limits,
+}
+
+/// The largest request, and what is read around it.
+const BYTES_MIN: u64 = 4 << 20;
+/// What ends because the mount is gone needs no longer than this.
+const CUT_GRACE: Duration = Duration::from_secs(1);
+/// Of those who keep a mount busy the log names so many.
+const NAMED_MAX: usize = 10;
+
+impl Default for Limits {
+    fn default() -> Self {
+        let processors = thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            // With the largest requests this is what one file may hold: what the kernel sends of itself never makes a
+            // session thread wait for memory.
+            requests: 64,
+            file_bytes: 64 << 20,
+            total_bytes: 128 << 20,
+            threads: processors.clamp(2, 8),
+            tree_threads: 4,
+        }
+    }
+}
+
+impl Limits {
+    const fn check(&self) -> Result<(), StartError> {
+        if self.requests == 0 || self.threads == 0 || self.tree_threads == 0 {
+            return Err(StartError::Limits("at least one request and one thread of each kind"));
+        }
+        if self.file_bytes < BYTES_MIN || self.total_bytes < BYTES_MIN {
+            return Err(StartError::Limits("4 MiB, for the largest request, must fit in memory"));
+        }
+        Ok(())
+    }
+}
+
+impl FuseServer {
+    /// Mounts and serves the table's volumes, also those that are added later, and the trees under their names. What a daemon
+    /// that is no more has left mounted there is replaced.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind then.
+    pub fn start(
+        options: Options,
+        exports: ExportTable,
+        trees: Vec<(String, Arc<dyn Tree>)>,
+    ) -> Result<Self, StartError> {
+        options.limits.check()?;
+        check_names(&trees)?;
+        let life = Arc::new(Life::default());
+        let workers = Workers::start(&life, if trees.is_empty() { 0 } else { options.limits.tree_threads })?;
+        let owner = Owner {
+            user: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
+            since: SystemTime::now(),
+        };
+        let shared = Arc::new(Shared {
+            nodes: Nodes::new(exports, trees, owner),
+            open: OpenFiles::default(),
+            life,
+            workers,
+            memory: Arc::new(Pool::new(options.limits.total_bytes)),
+            limits: options.limits,
+        });
+        let started = Mount::make(&options.directory, options.allow_other)
+            .map_err(StartError::from)
+            .and_then(|(mount, device)| match shared.serve(device) {
+                Ok(session) => Ok((mount, session)),
+                Err(error) => {
+                    mount.cut();
+                    Err(error.into())
+                }
+            });
+        match started {
+            Ok((mount, session)) => Ok(Self { shared, mount, session, is_unmounted: false }),
+            Err(error) => {
+                shared.workers.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.mount.directory()
+    }
+
+    /// What programs have open.
+    #[must_use]
+    pub fn clients(&self) -> Vec<Client> {
+        self.shared.open.clients()
+    }
+
+    /// Whether nobody can ask anything any more: somebody else has unmounted it, or ended the connection.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        !matches!(self.session.try_recv(), Err(mpsc::TryRecvError::Empty))
+    }
+
+    /// Stops: what was asked is answered, up to `limit`, and what is asked from now on fails with ESHUTDOWN. If nobody uses
+    /// the mount it is then gone; if somebody does, the log says who, and it is taken away from them: their open files fail
+    /// with ENOTCONN. (Where that takes a right that we do not have, it is out of sight, and goes when they close their files.)
+    /// May take a second longer. Nothing is flushed that no program asked for.
+    ///
+    /// # Errors
+    /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
+    pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
+        self.shared.life.stop();
+        let deadline = Instant::now() + limit;
+        if !self.mount.unmount() {
+            self.tell_users();
+            self.shared.life.wait_until(deadline, |state| state.requests == 0);
+            if !self.mount.unmount() && !self.mount.cut() {
+                let directory = self.mount.directory().display();
+                tracing::warn!(
+                    event = "fuse-busy",
+                    "{directory} is out of sight, but served until its open files are closed"
+                );
+            }
+        }
+        self.is_unmounted = true;
+        self.shared.workers.close();
+        // What comes of this is in the numbers below: a session that does not end leaves threads, not replies due.
+        let _: Result<(), _> = self.session.recv_timeout(CUT_GRACE);
+        let end = deadline.max(Instant::now() + CUT_GRACE);
+        let left = self.shared.life.wait_until(end, |state| state.requests == 0 && state.threads == 0);
+        match left.requests {
+            0 => Ok(()),
+            requests => Err(StillBusy { requests }),
+        }
+    }
+
+    fn tell_users(&self) {
+        let clients = self.clients();
+        let users: BTreeSet<_> =
+            clients.iter().map(|client| format!("{} has {} open", client.peer, client.path)).collect();
+        let others = users.len().saturating_sub(NAMED_MAX);
+        let mut users = users.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("; ");
+        if users.is_empty() {
+            "somebody has a directory of it open, or as working directory".clone_into(&mut users);
+        } else if others > 0 {
+            users.push_str(&format!("; and {others} more"));
+        }
+        let directory = self.mount.directory().display();
+        tracing::warn!(event = "fuse-busy", users, "{directory} is unmounted while it is in use: {users}");
+    }
+}
+
+impl Drop for FuseServer {
+    fn drop(&mut self) {
+        self.shared.life.stop();
+        if !self.is_unmounted && !self.mount.unmount() {
+            self.mount.cut();
+        }
+        self.shared.workers.close();
+    }
+}
+
+impl Shared {
+    /// Answers what comes from the kernel, on threads that end with the mount.
+    fn serve(self: &Arc<Self>, device: std::os::fd::OwnedFd) -> io::Result<Receiver<()>> {
+        let mut config = Config::default();
+        config.n_threads = Some(self.limits.threads);
+        config.clone_fd = true;
+        // The kernel knows who may; what comes through a descriptor that was given away, or from a thread of the kernel, is
+        // not to be asked again.
+        let session = Session::from_fd(Files::new(Arc::clone(self)), device, SessionACL::All, config)?;
+        let (ending, ended) = mpsc::channel::<()>();
+        let shared = Arc::clone(self);
+        thread::Builder::new().name("fuse-session".to_owned()).spawn(move || {
+            let result = session.run();
+            shared.open.close_all();
+            match result {
+                Err(error) => tracing::error!(event = "fuse-ended", %error, "the FUSE session failed"),
+                Ok(()) if !shared.life.is_stopping() => {
+                    tracing::warn!(
+                        event = "fuse-ended",
+                        "somebody has unmounted the FUSE mount, or cut it off"
+                    );
+                }
+                Ok(()) => {}
+            }
+            drop(ending);
+        })?;
+        Ok(ended)
+    }
+}
+
+fn check_names(trees: &[NamedTree]) -> Result<(), StartError> {
+    let mut names = BTreeSet::from([VOLUMES]);
+    match trees.iter().find(|(name, _)| !is_name(name) || !names.insert(name.as_str())) {
+        Some((name, _)) => Err(StartError::TreeName(name.clone())),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,64 @@
+//! A control file that a program has open.
+
+use crate::nodes::NamedTree;
+use crate::tree::{Errno, TEXT_BYTES_MAX, Tree};
+use fuser::{ReplyData, ReplyWrite};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(crate) struct TextFile {
+    tree: Arc<dyn Tree>,
+    path: String,
+    /// Where it lies in the mount, for people.
+    pub(crate) shown: String,
+    pub(crate) opener: u32,
+    /// What the reader is being told. Taken when it reads from the start, so that pieces are of one text.
+    text: Mutex<Option<Vec<u8>>>,
+}
+
+impl TextFile {
+    pub(crate) fn new((name, tree): &NamedTree, path: String, opener: u32) -> Self {
+        Self { tree: Arc::clone(tree), shown: format!("{name}/{path}"), path, opener, text: Mutex::new(None) }
+    }
+
+    /// A piece of the text. May wait for the daemon.
+    pub(crate) fn read(&self, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
+        let mut text = self.lock();
+        if offset == 0 || text.is_none() {
+            *text = Some(self.tree.read(&self.path)?);
+        }
+        let text = text.as_deref().unwrap_or_default();
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+        let end = start.saturating_add(bytes as usize).min(text.len());
+        Ok(text[start..end].to_vec())
+    }
+
+    /// A whole text; where the program believes that it stands in the file is of no matter, as in sysfs. May wait for the
+    /// daemon.
+    pub(crate) fn write(&self, text: &[u8]) -> Result<(), Errno> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        self.tree.write(&self.path, text)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        // Whole between any two statements.
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells a program a piece of the text.
+pub(crate) fn read_text(file: &TextFile, (offset, size): (u64, u32), reply: ReplyData) {
+    match file.read(offset, size) {
+        Ok(text) => reply.data(&text),
+        Err(error) => reply.error(fuser::Errno::from_i32(error.raw_os_error())),
+    }
+}
+
+/// Takes a text from a program.
+pub(crate) fn write_text(file: &TextFile, text: &[u8], reply: ReplyWrite) {
+    match file.write(text) {
+        Ok(()) => reply.written(u32::try_from(text.len()).unwrap_or(0)),
+        Err(error) => reply.error(fuser::Errno::from_i32(error.raw_os_error())),
+    }
+}

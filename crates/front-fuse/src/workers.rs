@@ -1,0 +1,70 @@
+//! A few threads for calls of trees: those may wait for the daemon, and the session threads must not.
+
+use crate::life::Life;
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+pub(crate) struct Workers {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// As many jobs as programs wait for.
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    is_closed: bool,
+}
+
+impl Workers {
+    pub(crate) fn start(life: &Arc<Life>, count: usize) -> io::Result<Arc<Self>> {
+        let workers = Arc::new(Self::default());
+        for index in 0..count {
+            let worker = Arc::clone(&workers);
+            let started = life.spawn(format!("fuse-tree-{index}"), move || worker.run());
+            started.inspect_err(|_| workers.close())?;
+        }
+        Ok(workers)
+    }
+
+    /// Some time soon, in order of arrival.
+    pub(crate) fn run_soon(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.jobs.push_back(Box::new(job));
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// The threads end after what they have to do.
+    pub(crate) fn close(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
+        self.changed.notify_all();
+    }
+
+    fn run(&self) {
+        while let Some(job) = self.next() {
+            // Who asked is answered by what the job drops; the next one needs the thread.
+            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                tracing::error!(event = "fuse-tree-failed", "a control file's code panicked");
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! A server over memory behind a real mount.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use bcached_front_fuse::{FuseServer, Limits, Options, Tree};
+use bcached_port::ram::{Hook, Ram, Verdict};
+use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub const TANK: VolumeId = VolumeId(1);
+pub const ARCHIVE: VolumeId = VolumeId(2);
+pub const TANK_SECTORS: u64 = 32 << 11;
+pub const TANK_BYTES: u64 = TANK_SECTORS * 512;
+/// Nothing here takes long; what does not come within this will not come.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+pub const EPERM: i32 = 1;
+pub const EIO: i32 = 5;
+pub const ENXIO: i32 = 6;
+pub const EINVAL: i32 = 22;
+pub const ENOSPC: i32 = 28;
+pub const EROFS: i32 = 30;
+pub const ENOTCONN: i32 = 107;
+pub const ESHUTDOWN: i32 = 108;
+pub const ETIMEDOUT: i32 = 110;
+
+/// Whether the kernel lets us mount; otherwise the test counts as skipped and should return.
+#[must_use = "a test that cannot mount has to return"]
+pub fn can_mount() -> bool {
+    if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        skip(&format!("/dev/fuse cannot be opened: {error}"));
+        return false;
+    }
+    let may = rustix::process::geteuid().is_root() || program("fusermount3").is_some();
+    if !may {
+        skip("not root, and fusermount3 is not installed (package fuse3)");
+    }
+    may
+}
+
+/// The one line that makes a test count as skipped.
+pub fn skip(reason: &str) {
+    println!("skipped: {reason}");
+}
+
+pub fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|candidate| candidate.is_file())
+}
+
+/// Two volumes, "tank" (32 MiB, blocks of 8 KiB) and "archive" (1 MiB, read-only), mounted.
+pub struct Served {
+    // First, so that nobody waits for an engine that is no more.
+    pub server: Option<FuseServer>,
+    pub ram: Ram,
+    pub exports: ExportTable,
+    directory: tempfile::TempDir,
+}
+
+pub fn serve() -> Served {
+    serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve), Vec::new())
+}
+
+pub fn serve_hooked(hook: Hook) -> Served {
+    serve_with(Limits::default(), hook, Vec::new())
+}
+
+pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)>) -> Served {
+    let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
+    let exports = table(&ram);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let options = Options { directory: directory.path().to_owned(), allow_other: false, limits };
+    let server = FuseServer::start(options, exports.clone(), trees).expect("starts");
+    Served { server: Some(server), ram, exports, directory }
+}
+
+pub fn table(ram: &Ram) -> ExportTable {
+    let exports = ExportTable::new();
+    exports.insert(tank(ram));
+    exports.insert(Export {
+        name: "archive".to_owned(),
+        uuid: Uuid([2; 16]),
+        label: String::new(),
+        sectors: 2048,
+        block_sectors: 1,
+        read_only: true,
+        shared: false,
+        served: Some(Route::new(ARCHIVE, &ram.connector())),
+    });
+    exports
+}
+
+pub fn tank(ram: &Ram) -> Export {
+    Export {
+        name: "tank".to_owned(),
+        uuid: Uuid([1; 16]),
+        label: "fast".to_owned(),
+        sectors: TANK_SECTORS,
+        block_sectors: 16,
+        read_only: false,
+        shared: false,
+        served: Some(Route::new(TANK, &ram.connector())),
+    }
+}
+
+impl Served {
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.directory.path().join(path)
+    }
+
+    pub fn tank(&self) -> PathBuf {
+        self.path("volumes/tank")
+    }
+
+    pub fn open(&self) -> File {
+        open(&self.tank()).expect("opens")
+    }
+
+    pub fn server(&self) -> &FuseServer {
+        self.server.as_ref().expect("runs")
+    }
+
+    /// Ends the server, which everybody must have left.
+    pub fn end(mut self) {
+        let server = self.server.take().expect("runs");
+        assert_eq!(server.shutdown(LIMIT), Ok(()));
+        assert!(!is_mounted(self.directory.path()));
+    }
+}
+
+pub fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+pub fn is_mounted(directory: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").expect("there is a /proc");
+    let place = directory.to_str().expect("a plain name");
+    table.lines().any(|line| line.split(' ').nth(4) == Some(place))
+}
+
+pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.expect_err("it must fail").raw_os_error().expect("an error of the system")
+}
+
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LIMIT, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
