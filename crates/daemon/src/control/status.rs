@@ -392,12 +392,13 @@ impl Status {
             self.volumes = vec![volume];
             return Ok(self);
         }
-        let is_meant = |cache: &Cache| {
-            cache.name == name
-                || cache.device == name
-                || cache.counts.as_ref().is_some_and(|c| c.set_uuid == name)
+        let known: Vec<_> = self.caches.iter().map(Cache::known).collect();
+        let cache = match names::resolve(name, &known) {
+            Ok(index) => self.caches[index].clone(),
+            Err(several) => {
+                return Err(several.into_iter().map(|index| self.caches[index].name.clone()).collect());
+            }
         };
-        let cache = self.caches.iter().find(|cache| is_meant(cache)).cloned().ok_or_else(Vec::new)?;
         self.volumes.retain(|volume| volume.cache.as_ref() == Some(&cache.name));
         let left: Vec<_> = self.volumes.iter().map(|volume| volume.name.clone()).collect();
         self.clients.retain(|client| client.volume.as_ref().is_some_and(|name| left.contains(name)));
@@ -456,6 +457,17 @@ impl Status {
 }
 
 impl Cache {
+    /// What it can be called by.
+    fn known(&self) -> Known {
+        Known {
+            name: self.name.clone(),
+            label: None,
+            uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
+            opened: None,
+            path: Some(self.device.clone()),
+        }
+    }
+
     fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(progress) = &self.opening {
