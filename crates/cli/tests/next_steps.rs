@@ -33,3 +33,22 @@ fn a_released_set_is_not_forgotten() {
     assert!(!done(&daemon, &["status"]).contains("released"));
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// What was removed was to be removed, by a name that no shell takes.
+#[test]
+fn what_keeps_a_cache_from_being_replaced_is_forgotten_as_it_is_said() {
+    let (images, daemon) = configured();
+    let new = images.blank("new", CACHE_BYTES);
+    let replace = ["replace", "fast", "--with", &new];
+    done(&daemon, &["add", "swap", "--size", "1M"]);
+    refused(&daemon, &replace, 3, "then `bcached remove swap` and `bcached forget swap`");
+    done(&daemon, &["remove", "swap"]);
+    let ran = ask(&daemon, &replace);
+    assert!(ran.exit == 3 && !ran.err.contains("bcached remove"), "{ran:?}");
+    let command = ran.err.rsplit('`').nth(1).expect("one is named").to_owned();
+    let words: Vec<_> = command.split(' ').skip(1).collect();
+    assert_eq!(words.first(), Some(&"forget"), "{ran:?}");
+    done(&daemon, &words);
+    done(&daemon, &[&replace[..], &["--dry-run"]].concat());
+    assert_eq!(daemon.stop().0, 0);
+}
