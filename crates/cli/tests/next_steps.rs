@@ -52,3 +52,16 @@ fn what_keeps_a_cache_from_being_replaced_is_forgotten_as_it_is_said() {
     done(&daemon, &[&replace[..], &["--dry-run"]].concat());
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// Who is asked by another socket than the daemon has is asked in vain.
+#[test]
+fn a_start_says_where_it_is_asked() {
+    let (_images, daemon) = configured();
+    let log = daemon.log();
+    assert!(
+        log.contains(&format!("commands on {}", daemon.control()))
+            && log.contains("[event=control-listening]"),
+        "{log}"
+    );
+    assert_eq!(daemon.stop().0, 0);
+}
