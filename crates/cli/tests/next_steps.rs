@@ -65,3 +65,26 @@ fn a_start_says_where_it_is_asked() {
     );
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// It held until the daemon stops, and was gone without a word when the volume came back.
+#[test]
+fn an_option_for_now_outlives_a_removal() {
+    let (images, daemon) = configured();
+    done(&daemon, &["set", "tank", "writeback_percent=7", "--runtime"]);
+    done(&daemon, &["remove", "tank"]);
+    done(&daemon, &["add", "tank"]);
+    assert_eq!(done(&daemon, &["get", "tank", "writeback_percent"]), "7\n");
+    // So it is with one that lives in the cache alone.
+    done(&daemon, &["add", "swap", "--size", "1M"]);
+    done(&daemon, &["set", "swap", "on_cache_error=fail", "--runtime"]);
+    done(&daemon, &["remove", "swap"]);
+    done(&daemon, &["add", "swap"]);
+    assert_eq!(done(&daemon, &["get", "swap", "on_cache_error"]), "fail\n");
+    // Another device of that name is another volume.
+    done(&daemon, &["remove", "tank"]);
+    let other = images.blank("other", BACKING_BYTES);
+    assert_eq!(bcached(&["make", "-B", &other]).exit, 0);
+    done(&daemon, &["add", "tank", "--backing", &other]);
+    assert_eq!(done(&daemon, &["get", "tank", "writeback_percent"]), "10\n");
+    assert_eq!(daemon.stop().0, 0);
+}
