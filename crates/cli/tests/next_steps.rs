@@ -88,3 +88,19 @@ fn an_option_for_now_outlives_a_removal() {
     assert_eq!(done(&daemon, &["get", "tank", "writeback_percent"]), "10\n");
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// The line of a file was named that nobody had written.
+#[test]
+fn options_that_must_fit_together_are_set_together() {
+    let (images, daemon) = configured();
+    let low = "writeback_rate_fp_term_low=5000";
+    let ran = ask(&daemon, &["set", "tank", low]);
+    assert_eq!((ran.exit, ran.err.contains("99-set.toml")), (2, false), "{ran:?}");
+    assert!(ran.err.contains("must be below") && ran.err.contains("set them together"), "{ran:?}");
+    assert_eq!(images.kept(), "");
+    done(
+        &daemon,
+        &["set", "tank", low, "writeback_rate_fp_term_mid=6000", "writeback_rate_fp_term_high=7000"],
+    );
+    assert_eq!(daemon.stop().0, 0);
+}
