@@ -104,3 +104,12 @@ fn options_that_must_fit_together_are_set_together() {
     );
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// It was said to wait for something.
+#[test]
+fn the_label_of_a_volume_that_was_stopped_is_set_when_it_is_served_again() {
+    let (_images, daemon) = configured();
+    done(&daemon, &["stop", "tank"]);
+    refused(&daemon, &["set", "tank", "label=foo"], 4, "`bcached add tank` serves it again");
+    assert_eq!(daemon.stop().0, 0);
+}
