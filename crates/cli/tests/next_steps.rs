@@ -113,3 +113,22 @@ fn the_label_of_a_volume_that_was_stopped_is_set_when_it_is_served_again() {
     refused(&daemon, &["set", "tank", "label=foo"], 4, "`bcached add tank` serves it again");
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// The cache is dead, nothing of it is needed, and the way out stands in the documents alone.
+#[test]
+fn who_serves_a_clean_device_with_a_new_cache_is_told_how() {
+    let images = Images::new();
+    let (_fast, tank) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "");
+    assert_eq!(Daemon::configured(&images).stop().0, 0);
+    let new = images.blank("new", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &new]).exit, 0);
+    let serve = || run(&mut Daemon::command(&images, "run", &["--cache", &new, "--backing", &tank]));
+    let ran = serve();
+    let last = ran.err.lines().last().unwrap_or_default();
+    assert!(ran.exit == 3 && last.contains("docs/failures.md"), "{ran:?}");
+    // With dirty data there is none.
+    common::reseal(&tank, common::STATE, common::DIRTY | 1);
+    let ran = serve();
+    let last = ran.err.lines().last().unwrap_or_default();
+    assert!(ran.exit == 3 && !last.contains("docs/failures.md"), "{ran:?}");
+}
