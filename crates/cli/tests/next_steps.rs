@@ -132,3 +132,28 @@ fn who_serves_a_clean_device_with_a_new_cache_is_told_how() {
     let last = ran.err.lines().last().unwrap_or_default();
     assert!(ran.exit == 3 && !last.contains("docs/failures.md"), "{ran:?}");
 }
+
+/// One that is no bcache device kept all others from being told of, and a second one was not named.
+#[test]
+fn a_device_that_is_none_keeps_no_other_from_being_found() {
+    let images = Images::new();
+    let (fast, _tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let (blank, missing) = (images.blank("blank", 1 << 20), images.path("missing"));
+    let all = [fast.as_str(), &blank, missing.to_str().expect("text")];
+    for words in [&["scan"][..], &["config", "scan"]] {
+        let ran = bcached(&[words, &all].concat());
+        assert_eq!((ran.exit, ran.err.lines().count()), (2, 2), "{words:?}: {ran:?}");
+        assert!(ran.err.contains(&blank) && ran.err.contains(all[2]) && ran.out.contains(&fast), "{ran:?}");
+    }
+    let ran = bcached(&["config", "scan", &blank, all[2]]);
+    assert_eq!((ran.exit, ran.err.lines().count(), ran.out.as_str()), (2, 2, ""), "{ran:?}");
+}
+
+#[test]
+fn doctor_says_once_what_is_wrong_with_a_device() {
+    let images = Images::new();
+    let blank = images.blank("blank", 1 << 20);
+    let ran = bcached(&["doctor", &blank]);
+    assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
+    assert!(ran.out.contains("is no bcache device"), "{ran:?}");
+}

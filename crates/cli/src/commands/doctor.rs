@@ -68,7 +68,8 @@ pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
     let devices = devices.into_iter().map(|(patient, _)| patient).collect();
     let report = Report::of(&Examined { machine: machine(), devices })?;
     Ok(match unfit {
-        Some(failure) => report.failing(failure),
+        // The line of its device has it.
+        Some(failure) => report.failing(failure).telling_failures(),
         None => report,
     })
 }
