@@ -150,6 +150,19 @@ fn a_device_that_is_none_keeps_no_other_from_being_found() {
 }
 
 #[test]
+fn half_a_second_is_a_time() {
+    let (_images, daemon) = configured();
+    done(&daemon, &["wait", "tank", "--for", "served", "--timeout", "500ms"]);
+    refused(
+        &daemon,
+        &["wait", "tank", "--for", "served", "--timeout", "50us"],
+        2,
+        "write 500ms, 30s, 5m or 2h",
+    );
+    assert_eq!(daemon.stop().0, 0);
+}
+
+#[test]
 fn doctor_says_once_what_is_wrong_with_a_device() {
     let images = Images::new();
     let blank = images.blank("blank", 1 << 20);
