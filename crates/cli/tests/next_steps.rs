@@ -162,6 +162,20 @@ fn half_a_second_is_a_time() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// What took effect was logged as nothing.
+#[test]
+fn what_was_added_is_no_nothing() {
+    let (_images, daemon) = configured();
+    done(&daemon, &["remove", "tank"]);
+    done(&daemon, &["add", "tank"]);
+    done(&daemon, &["release", "fast"]);
+    done(&daemon, &["import", "fast"]);
+    assert!(!daemon.log().contains("job-nothing"), "{}", daemon.log());
+    done(&daemon, &["add", "tank"]);
+    assert!(daemon.log().contains("it is there already [event=job-nothing"), "{}", daemon.log());
+    assert_eq!(daemon.stop().0, 0);
+}
+
 #[test]
 fn doctor_says_once_what_is_wrong_with_a_device() {
     let images = Images::new();
