@@ -176,6 +176,23 @@ fn what_was_added_is_no_nothing() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The guide says so of it, and it said it of devices only that were named.
+#[test]
+fn doctor_names_what_a_killed_daemon_has_left() {
+    let (images, daemon) = configured();
+    let notes = images.path("run");
+    let doctor =
+        || run(Command::new(env!("CARGO_BIN_EXE_bcached")).arg("doctor").env("BCACHED_NOTES", &notes));
+    let line = |out: &str| out.lines().find(|line| line.starts_with("notes ")).expect("a line").to_owned();
+    let ours = |out: &str| line(out).contains(notes.to_str().expect("text"));
+    let set = daemon.status()["caches"][0]["set_uuid"].as_str().expect("open").to_owned();
+    let running = doctor();
+    assert!(running.exit == 0 && !ours(&running.out), "{running:?}");
+    daemon.kill();
+    let left = doctor();
+    assert!(left.exit == 0 && ours(&left.out) && line(&left.out).contains(&set), "{left:?}");
+}
+
 #[test]
 fn doctor_says_once_what_is_wrong_with_a_device() {
     let images = Images::new();
@@ -183,4 +200,12 @@ fn doctor_says_once_what_is_wrong_with_a_device() {
     let ran = bcached(&["doctor", &blank]);
     assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
     assert!(ran.out.contains("is no bcache device"), "{ran:?}");
+}
+
+#[test]
+fn make_says_what_a_volume_is_called_and_its_mode() {
+    let images = Images::new();
+    let tank = images.blank("tank", BACKING_BYTES);
+    let ran = bcached(&["make", "--writeback", "--label", "media", "-B", &tank]);
+    assert!(ran.exit == 0 && ran.out.contains("label:\t\t\tmedia\ncache_mode:\t\twriteback\n"), "{ran:?}");
 }
