@@ -15,8 +15,10 @@ pub struct Report {
     warnings: Vec<String>,
     /// The same of what is wrong with what was looked at, which is the answer and no failure of the command.
     errors: Vec<String>,
-    /// Something went wrong although there is something to show: printed on standard error after the report.
-    failure: Option<Failure>,
+    /// What went wrong although there is something to show: printed on standard error after the report.
+    failures: Vec<Failure>,
+    /// The text says what went wrong, and is all that people are to read.
+    tells_failures: bool,
 }
 
 /// A value with a form for people; its JSON form is its `Serialize`.
@@ -56,7 +58,8 @@ impl Report {
             exit: 0,
             warnings: Vec::new(),
             errors: Vec::new(),
-            failure: None,
+            failures: Vec::new(),
+            tells_failures: false,
         })
     }
 
@@ -69,7 +72,8 @@ impl Report {
     /// Text only (help).
     #[must_use]
     pub fn text_only(text: String) -> Self {
-        Self { text, json: None, exit: 0, warnings: Vec::new(), errors: Vec::new(), failure: None }
+        let (warnings, errors, failures) = (Vec::new(), Vec::new(), Vec::new());
+        Self { text, json: None, exit: 0, warnings, errors, failures, tells_failures: false }
     }
 
     /// The same report, with `warnings` beside its text.
@@ -89,7 +93,7 @@ impl Report {
     /// Something went wrong.
     #[must_use]
     pub const fn has_failed(&self) -> bool {
-        self.failure.is_some()
+        !self.failures.is_empty()
     }
 
     /// The same report, with the answer "no" (exit status 1).
@@ -99,25 +103,36 @@ impl Report {
         self
     }
 
-    /// The same report, followed by `failure`: what could be shown is shown, then what went wrong.
+    /// The same report, followed by `failure`: what could be shown is shown, then what went wrong. Of several the first decides about the
+    /// exit status.
     #[must_use]
     pub fn failing(mut self, failure: Failure) -> Self {
-        self.exit = failure.kind.exit();
-        self.failure = Some(failure);
+        if self.failures.is_empty() {
+            self.exit = failure.kind.exit();
+        }
+        self.failures.push(failure);
+        self
+    }
+
+    /// The same report, whose text says already what went wrong: only programs are told once more.
+    #[must_use]
+    pub const fn telling_failures(mut self) -> Self {
+        self.tells_failures = true;
         self
     }
 }
 
 /// Prints the outcome and says how the program ends.
 pub fn finish(outcome: Result<Report, Failure>, json: bool) -> ExitCode {
-    let (report, failure) = match outcome {
+    let (report, failures) = match outcome {
         Ok(mut report) => {
-            let failure = report.failure.take();
-            (Some(report), failure)
+            let failures = std::mem::take(&mut report.failures);
+            (Some(report), failures)
         }
-        Err(failure) => (None, Some(failure)),
+        Err(failure) => (None, vec![failure]),
     };
-    let mut exit = failure.as_ref().map_or(0, |failure| failure.kind.exit());
+    let mut exit = failures.first().map_or(0, |failure| failure.kind.exit());
+    let are_told = report.as_ref().is_some_and(|report| report.tells_failures && !json);
     if let Some(report) = report {
         exit = report.exit;
         if !json {
@@ -132,7 +147,7 @@ pub fn finish(outcome: Result<Report, Failure>, json: bool) -> ExitCode {
             exit = Kind::Io.exit();
         }
     }
-    if let Some(failure) = failure {
+    for failure in failures.iter().filter(|_| !are_told) {
         if json {
             eprintln_quietly(&failure.to_json().to_string());
         } else {

@@ -215,9 +215,16 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
 /// Why a backing device is refused.
 pub fn of_attach(name: &str, error: &Error) -> Failure {
     let (kind, next) = match error {
-        Error::DirtyElsewhere(_) | Error::OtherSet(_) => {
+        Error::DirtyElsewhere(_) => {
             (Kind::WrongSet, Some("serve it with that cache; nothing overrides this"))
         }
+        Error::OtherSet(_) => (
+            Kind::WrongSet,
+            Some(
+                "serve it with that cache; nothing overrides this; if that is dead, docs/failures.md (clean: nothing is lost) \
+                 says how the device comes to a new one with all of its data",
+            ),
+        ),
         Error::TooSmall { .. } => {
             (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
         }

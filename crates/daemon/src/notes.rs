@@ -5,8 +5,8 @@
 
 use crate::failure::{Failure, Kind};
 use bcached_format::Uuid;
-use bcached_uring::NoteIdentity;
 use bcached_uring::note::may_hold_records;
+use bcached_uring::{Access, Device, DeviceErrorKind, NoteIdentity};
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -61,6 +61,30 @@ pub fn left_behind(set: Uuid) -> Option<PathBuf> {
     let is_ours =
         |note: &PathBuf| fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user);
     places.iter().map(|place| place.join(format!("{set}.note"))).find(is_ours)
+}
+
+/// The notes in this user's places that no daemon keeps at present. Each is claimed for an instant, to find that out.
+#[must_use]
+pub fn all_left_behind() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let places = looked_through(chosen());
+    let files = places.iter().flat_map(|place| fs::read_dir(place).into_iter().flatten().flatten());
+    let is_left = |note: &PathBuf| {
+        note.extension().is_some_and(|extension| extension == "note")
+            && fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user)
+            && !is_kept(note)
+    };
+    let mut left: Vec<_> = files.map(|entry| entry.path()).filter(is_left).collect();
+    // Two ways to one place are one.
+    left.sort();
+    left.dedup();
+    left
+}
+
+/// A daemon that runs has it.
+fn is_kept(note: &Path) -> bool {
+    let claimed = Device::open(note, Access::Check);
+    matches!(claimed, Err(error) if matches!(error.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice))
 }
 
 /// A file without any length has never been one: there was no room for it.

@@ -135,7 +135,7 @@ impl UblkServer {
                 Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
                 Ok(Err(error)) => still.push(format!("{name}: {error}")),
                 Err(RecvTimeoutError::Timeout) => {
-                    still.push(format!("{name}: the kernel does not let go of it"))
+                    still.push(format!("{name}: the kernel does not let go of it"));
                 }
             }
         }

@@ -103,11 +103,12 @@ struct Proposed {
 }
 
 fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
-    let (scanned, failure) = scan::scan(&flags.devices);
-    if let Some(failure) = failure {
-        return Err(failure);
+    let (scanned, failures) = scan::scan(&flags.devices);
+    let has_none = scanned.sets.iter().all(|set| set.caches.is_empty());
+    if has_none && !failures.is_empty() {
+        return Ok(failures.into_iter().fold(Report::silent(), Report::failing));
     }
-    if scanned.sets.iter().all(|set| set.caches.is_empty()) {
+    if has_none {
         return Err(Failure::new(Kind::NotFound, "no cache device was found")
             .why(if scanned.not_readable.is_empty() {
                 "none of the devices here has the superblock of one".to_owned()
@@ -116,7 +117,8 @@ fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
             })
             .next("name devices, or ask as root"));
     }
-    Report::of(&Proposed { config: propose(&scanned) })
+    let report = Report::of(&Proposed { config: propose(&scanned) })?;
+    Ok(failures.into_iter().fold(report, Report::failing))
 }
 
 /// Block devices by UUID, which stays; files by their path, from whatever directory a daemon is started.

@@ -68,7 +68,8 @@ pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
     let devices = devices.into_iter().map(|(patient, _)| patient).collect();
     let report = Report::of(&Examined { machine: machine(), devices })?;
     Ok(match unfit {
-        Some(failure) => report.failing(failure),
+        // The line of its device has it.
+        Some(failure) => report.failing(failure).telling_failures(),
         None => report,
     })
 }
@@ -94,6 +95,7 @@ fn machine() -> Vec<Item> {
         "bcached",
         "it keeps configured devices from the kernel's bcache",
     ));
+    items.push(notes_left());
     items.extend(capabilities());
     items
 }
@@ -117,6 +119,19 @@ fn kernel_bcache() -> Item {
     let available = Path::new("/sys/fs/bcache").exists();
     let detail = if available { "loaded: it may hold bcache devices" } else { "not loaded" };
     Item { name: "kernel bcache", available, detail: detail.to_owned() }
+}
+
+/// Acknowledged writes may be nowhere else.
+fn notes_left() -> Item {
+    let left: Vec<_> = notes::all_left_behind().iter().map(|note| note.display().to_string()).collect();
+    let detail = match left.as_slice() {
+        [] => "none in this user's places".to_owned(),
+        left => format!(
+            "{}: start bcached with its set once, before a reboot and before anything else uses the devices",
+            left.join(", ")
+        ),
+    };
+    Item { name: "notes of a killed bcached", available: !left.is_empty(), detail }
 }
 
 /// A rule file whose name has `word` in it as a whole.

@@ -1,5 +1,6 @@
 //! `bcached explain`: where the data of an offset is. The answer is no (exit status 1) if the cache does not have it.
 
+use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
@@ -11,8 +12,11 @@ use bcached_daemon::sizes::{self, Bare};
 pub fn run(flags: &flags::Explain) -> Result<Report, Failure> {
     let offset = sizes::parse(&flags.offset, Bare::Bytes)
         .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option("OFFSET"))?;
-    let path = format!("/v1/volumes/{}/explain?offset={offset}", client::encoded(&flags.volume));
-    let explained: Explained = client::understood(&client::get(&flags.control.socket(), &path)?)?;
+    let socket = flags.control.socket();
+    let answer = called(&flags.volume, |volume| {
+        client::get(&socket, &format!("/v1/volumes/{}/explain?offset={offset}", client::encoded(volume)))
+    })?;
+    let explained: Explained = client::understood(&answer)?;
     let report = Report::of(&explained)?;
     Ok(if explained.cached { report } else { report.answering_no() })
 }

@@ -1,6 +1,7 @@
 //! `bcached flush`, `detach`, `attach`, `add`, `remove`, `stop VOLUME`, `forget`, `grow`, `shrink`, `replace`, `release`, `import` and
 //! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched and waited for.
 
+use super::called::{self, called};
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
@@ -85,12 +86,7 @@ pub fn stop(volume: &str, flags: &flags::Watch) -> Result<Report, Failure> {
 pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let flags::Add { name, backing, cache, .. } = flags;
-    // The daemon may have another working directory.
-    let is_path = |backing: &String| !backing.starts_with("UUID=");
-    let absolute = |backing: &String| std::path::absolute(backing).ok()?.to_str().map(str::to_owned);
-    let backing = backing.as_ref().map(|backing| {
-        Some(backing).filter(|backing| is_path(backing)).and_then(absolute).unwrap_or_else(|| backing.clone())
-    });
+    let backing = backing.as_deref().map(called::device);
     let (dry_run, cache) = (flags.watch.dry_run, cache.clone());
     let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
     let begin = Begin::new(Verb::Add, name.clone());
@@ -259,7 +255,22 @@ impl<'a> Watch<'a> {
         Ok(Self { socket: flags.control.socket(), flags, until })
     }
 
+    /// Has it begun, whatever somebody calls what it is about.
     fn begin(&self, begin: &Begin) -> Result<Job, Failure> {
+        let to_cache = |begin: &Begin| match &begin.cache {
+            None => self.ask(begin),
+            Some(cache) => {
+                called(cache, |cache| self.ask(&Begin { cache: Some(cache.to_owned()), ..begin.clone() }))
+            }
+        };
+        if begin.verb == Verb::Add {
+            // It is a name that the volume is to have.
+            return to_cache(begin);
+        }
+        called(&begin.volume, |volume| to_cache(&Begin { volume: volume.to_owned(), ..begin.clone() }))
+    }
+
+    fn ask(&self, begin: &Begin) -> Result<Job, Failure> {
         let body = serde_json::to_string(begin)
             .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
         client::understood(&client::post(&self.socket, "/v1/jobs", &body)?)

@@ -1,5 +1,6 @@
 //! The verbs: what was typed, done. Each gives a report or a failure; none prints.
 
+mod called;
 mod check;
 mod config;
 mod doctor;

@@ -1,6 +1,7 @@
 //! `bcached get`, `set` and `unset`: options of a volume or a cache that a daemon serves. The daemon judges and does; here only the
 //! form of what was typed is looked at.
 
+use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
@@ -73,18 +74,28 @@ fn ask(volume: &str, control: &flags::Control, change: &Change) -> Result<Report
 
 /// Asks for the options of the volume called `name`, or, if there is none, of the cache.
 fn of_either(name: &str, ask: impl Fn(&str) -> Result<String, Failure>) -> Result<(Scope, String), Failure> {
-    let name = client::encoded(name);
-    match ask(&format!("/v1/volumes/{name}/options")) {
-        Err(none) if none.kind == Kind::UnknownName => {
-            let of_cache = ask(&format!("/v1/caches/{name}/options"));
-            // Most likely a volume was meant, whose names are then listed.
-            of_cache.map(|answer| (Scope::Cache, answer)).map_err(|failure| match failure.kind {
-                Kind::UnknownName => none,
-                _ => failure,
-            })
+    called(name, |name| {
+        let name = client::encoded(name);
+        match ask(&format!("/v1/volumes/{name}/options")) {
+            Err(none) if none.kind == Kind::UnknownName => {
+                let of_cache = ask(&format!("/v1/caches/{name}/options"));
+                of_cache.map(|answer| (Scope::Cache, answer)).map_err(|failure| match failure.kind {
+                    Kind::UnknownName => nobody(none, &failure),
+                    _ => failure,
+                })
+            }
+            answer => answer.map(|answer| (Scope::Volume, answer)),
         }
-        answer => answer.map(|answer| (Scope::Volume, answer)),
-    }
+    })
+}
+
+/// No volume and no cache is called so: those of both that there are.
+fn nobody(no_volume: Failure, no_cache: &Failure) -> Failure {
+    let there_are = |failure: &Failure| {
+        failure.next.as_deref().and_then(|next| next.strip_prefix("there are: ")).map(str::to_owned)
+    };
+    let all: Vec<_> = there_are(&no_volume).into_iter().chain(there_are(no_cache)).collect();
+    if all.is_empty() { no_volume } else { no_volume.next(format!("there are: {}", all.join(", "))) }
 }
 
 /// One option, of which people see the value alone.

@@ -66,17 +66,13 @@ pub struct Unfit {
 
 /// Looks, and reports.
 pub fn run(flags: &flags::Scan) -> Result<Report, Failure> {
-    let (scanned, failure) = scan(&flags.devices);
-    let report = Report::of(&scanned)?;
-    Ok(match failure {
-        Some(failure) => report.failing(failure),
-        None => report,
-    })
+    let (scanned, failures) = scan(&flags.devices);
+    Ok(failures.into_iter().fold(Report::of(&scanned)?, Report::failing))
 }
 
-/// What is on `named`, or on every block device; and what is wrong with the first that is named and is no bcache device.
-pub fn scan(named: &[PathBuf]) -> (Scanned, Option<Failure>) {
-    let (mut scanned, mut first_failure) = (Scanned::default(), None);
+/// What is on `named`, or on every block device; and what is wrong with each that is named and is no bcache device.
+pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
+    let (mut scanned, mut failures) = (Scanned::default(), Vec::new());
     let mut sets: BTreeMap<[u8; 16], Set> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     let all = if named.is_empty() { block_devices() } else { named.to_vec() };
@@ -94,10 +90,10 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Option<Failure>) {
                 .push(Unfit { device: device.path().display().to_string(), reason: error.to_string() }),
             Ok((device, Found::Nothing)) if !named.is_empty() => {
                 let what = format!("{} has no bcache superblock", device.path().display());
-                first_failure = first_failure.or(Some(Failure::new(Kind::NotBcache, what)));
+                failures.push(Failure::new(Kind::NotBcache, what));
             }
             Ok((_, Found::Nothing)) => {}
-            Err(failure) if !named.is_empty() => first_failure = first_failure.or(Some(failure)),
+            Err(failure) if !named.is_empty() => failures.push(failure),
             Err(failure) if failure.kind == Kind::Permission => {
                 scanned.not_readable.push(path.display().to_string());
             }
@@ -106,7 +102,7 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Option<Failure>) {
         }
     }
     scanned.sets = sets.into_values().collect();
-    (scanned, first_failure)
+    (scanned, failures)
 }
 
 fn sort_in(

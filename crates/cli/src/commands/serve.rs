@@ -1,5 +1,6 @@
 //! `bcached serve`: the daemon, in the foreground.
 
+use super::called::device;
 use crate::failure::Failure;
 use crate::flags::Serve;
 use crate::output::Report;
@@ -8,10 +9,12 @@ use bcached_daemon::config::CommandLine;
 /// Serves until a signal ends it.
 pub fn run(flags: Serve) -> Result<Report, Failure> {
     let control = flags.control.named();
+    // So they are called by whoever asks, wherever he stands.
+    let devices = |typed: Vec<String>| typed.iter().map(|typed| device(typed)).collect();
     bcached_daemon::serve(CommandLine {
         config: flags.config,
-        caches: flags.cache,
-        backings: flags.backing,
+        caches: devices(flags.cache),
+        backings: devices(flags.backing),
         exports: flags.export,
         control,
         stop_timeout: flags.stop_timeout,

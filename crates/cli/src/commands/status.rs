@@ -1,5 +1,6 @@
 //! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served as configured.
 
+use super::called::called;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
@@ -16,8 +17,10 @@ pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
         Some(name) => {
             let mut names: Vec<_> = status.caches.iter().map(|cache| cache.name.clone()).collect();
             names.extend(status.volumes.iter().map(|volume| volume.name.clone()));
-            status.only(name).map_err(|meant| {
-                refusal(name, meant.iter().map(String::as_str), names.iter().map(String::as_str))
+            called(name, |name| {
+                status.clone().only(name).map_err(|meant| {
+                    refusal(name, meant.iter().map(String::as_str), names.iter().map(String::as_str))
+                })
             })?
         }
     };

@@ -1,5 +1,6 @@
 //! `bcached wait`: until a volume is as wanted. The answer is no (exit status 1) if it will not come to that by itself.
 
+use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, WaitFor};
 use crate::output::{Report, Show};
@@ -58,8 +59,10 @@ fn look(flags: &flags::Wait) -> Result<(Volume, Vec<String>), Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let names: Vec<_> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
     let jobs = status.jobs.clone();
-    let volume = status.volume(&flags.volume).map_err(|meant| {
-        refusal(&flags.volume, meant.iter().map(String::as_str), names.iter().map(String::as_str))
+    let volume = called(&flags.volume, |name| {
+        status.clone().volume(name).map_err(|meant| {
+            refusal(name, meant.iter().map(String::as_str), names.iter().map(String::as_str))
+        })
     })?;
     let work = jobs.iter().filter(|job| job.volume == volume.name).map(Job::progress_text).collect();
     Ok((volume, work))

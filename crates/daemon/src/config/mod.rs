@@ -387,10 +387,7 @@ impl Config {
         // Nothing at all is what comes before an import, and what is wrong with a section has been said.
         let lacks_one = self.caches.is_empty() && needs_one && !self.volumes.is_empty();
         if lacks_one && !from_command_line && findings.is_empty() {
-            findings.push(
-                Failure::new(Kind::Config, "no cache is configured")
-                    .next("add a [cache.NAME] section, or name devices with --cache and --backing"),
-            );
+            findings.push(self.no_cache());
         }
         if self.memory_bytes < MEMORY_MIN {
             findings.push(
@@ -400,6 +397,26 @@ impl Config {
         }
         twice::check_sockets(self, places, findings);
         twice::check_devices(self, places, from_command_line, findings);
+    }
+}
+
+impl Config {
+    /// Volumes need a cache, and none is to be served.
+    fn no_cache(&self) -> Failure {
+        let failure = |what: &str| Failure::new(Kind::Config, what);
+        match self.released.as_slice() {
+            [] => failure("no cache is configured")
+                .next("add a [cache.NAME] section, or name devices with --cache and --backing"),
+            [Released { name, .. }] => failure("no cache is served")
+                .why(format!("{name} was released (served = false)"))
+                .next(format!("`bcached import {name}` serves it again, with its volumes")),
+            several => {
+                let names: Vec<_> = several.iter().map(|released| released.name.as_str()).collect();
+                failure("no cache is served")
+                    .why(format!("{} were released (served = false)", names.join(", ")))
+                    .next("`bcached import NAME` serves one again, with its volumes")
+            }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ impl TryFrom<String> for Size {
     }
 }
 
-/// A time: `30s`, `5m`, `2h`.
+/// A time: `500ms`, `30s`, `5m`, `2h`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Time(pub Duration);
@@ -30,17 +30,18 @@ impl TryFrom<String> for Time {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
-        let refused = || format!("`{typed}` is not a time: write 30s, 5m or 2h");
-        let (number, unit) = typed.split_at(typed.len() - typed.chars().last().map_or(0, char::len_utf8));
-        let seconds = match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3600,
+        let refused = || format!("`{typed}` is not a time: write 500ms, 30s, 5m or 2h");
+        let digits = typed.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = typed.split_at(digits);
+        let milliseconds = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
             _ => return Err(refused()),
         };
-        let number = Some(number).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
-        let number = number.and_then(|number| number.parse::<u32>().ok()).ok_or_else(refused)?;
-        Ok(Self(Duration::from_secs(u64::from(number) * seconds)))
+        let number = number.parse::<u32>().map_err(|_| refused())?;
+        Ok(Self(Duration::from_millis(u64::from(number) * milliseconds)))
     }
 }
 

@@ -24,6 +24,9 @@ pub struct Status {
     pub nbd: Vec<String>,
     /// Cache sets.
     pub caches: Vec<Cache>,
+    /// Caches that are configured and not to be served, as after a release; absent: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub released: Vec<String>,
     /// Volumes, those that are not served included.
     pub volumes: Vec<Volume>,
     /// Connected clients.
@@ -377,6 +380,7 @@ impl Status {
     /// # Errors
     /// The names of all that could be meant; none if nothing is called so.
     pub fn only(mut self, name: &str) -> Result<Self, Vec<String>> {
+        let released = std::mem::take(&mut self.released);
         let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
         let meant = match names::resolve(name, &known) {
             Ok(index) => vec![index],
@@ -392,12 +396,19 @@ impl Status {
             self.volumes = vec![volume];
             return Ok(self);
         }
-        let is_meant = |cache: &Cache| {
-            cache.name == name
-                || cache.device == name
-                || cache.counts.as_ref().is_some_and(|c| c.set_uuid == name)
+        let known: Vec<_> = self.caches.iter().map(Cache::known).collect();
+        let cache = match names::resolve(name, &known) {
+            Ok(index) => self.caches[index].clone(),
+            Err(none) if none.is_empty() && released.iter().any(|released| released == name) => {
+                (self.caches, self.volumes, self.clients) = (Vec::new(), Vec::new(), Vec::new());
+                self.jobs.retain(|job| job.volume == name);
+                self.released = vec![name.to_owned()];
+                return Ok(self);
+            }
+            Err(several) => {
+                return Err(several.into_iter().map(|index| self.caches[index].name.clone()).collect());
+            }
         };
-        let cache = self.caches.iter().find(|cache| is_meant(cache)).cloned().ok_or_else(Vec::new)?;
         self.volumes.retain(|volume| volume.cache.as_ref() == Some(&cache.name));
         let left: Vec<_> = self.volumes.iter().map(|volume| volume.name.clone()).collect();
         self.clients.retain(|client| client.volume.as_ref().is_some_and(|name| left.contains(name)));
@@ -436,6 +447,12 @@ impl Status {
                 };
             }
         }
+        for name in &self.released {
+            let _ = writeln!(
+                text,
+                "cache {name}: released (served = false); `bcached import {name}` serves it again"
+            );
+        }
         for volume in &self.volumes {
             let _ = writeln!(text, "volume {}: {}", volume.name, volume.line());
             let numbers = volume.facts.as_ref().and_then(|facts| facts.numbers.as_ref());
@@ -456,6 +473,17 @@ impl Status {
 }
 
 impl Cache {
+    /// What it can be called by.
+    fn known(&self) -> Known {
+        Known {
+            name: self.name.clone(),
+            label: None,
+            uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
+            opened: None,
+            path: Some(self.device.clone()),
+        }
+    }
+
     fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(progress) = &self.opening {

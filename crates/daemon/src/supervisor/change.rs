@@ -15,7 +15,7 @@ use crate::control::AskChange;
 use crate::control::options::{Change, Changed, Changing, Named};
 use crate::failure::{Failure, Kind};
 use crate::names::Called;
-use crate::options::layers::Layers;
+use crate::options::layers::{Contradiction, Layers};
 use crate::options::value::{Refused, Value};
 use crate::options::{self, Definition, Place, Scope};
 use bcached_engine::{Error, Status, VolumeInfo};
@@ -144,6 +144,17 @@ impl Wanted {
         *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
     }
 
+    /// Sees that the new values fit what else is in force, before a file is named that says so.
+    fn check_together(&self, layers: &Layers) -> Result<(), Failure> {
+        if !self.unset.is_empty() {
+            // What they will be the files say.
+            return Ok(());
+        }
+        let mut together = layers.clone();
+        together.runtime.extend(self.set.clone());
+        together.check().map_err(not_together)
+    }
+
     fn is_written(&self, scope: Scope) -> bool {
         let mut named = self.set.keys().chain(&self.unset).filter_map(|name| scope.find(name));
         named.any(|option| matches!(option.place, Place::Kept { .. } | Place::CacheMode))
@@ -254,6 +265,7 @@ impl Supervisor {
         if change.runtime {
             layers.runtime.extend(wanted.set.clone());
         }
+        wanted.check_together(&layers)?;
         if let (Ok((path, name)), false) = (is_kept, change.runtime && wanted.unset.is_empty()) {
             let mut newest = SetFile::read(path)?;
             let kept = newest.of(view.scope(), name);
@@ -264,9 +276,7 @@ impl Supervisor {
             self.reread(&mut layers, (view.scope(), name), &newest, &wanted)?;
             file = newest.is_changed().then_some(newest);
         }
-        layers.check().map_err(|wrong| {
-            Failure::new(Kind::Usage, "nothing was changed").why(wrong.what).option(wrong.options[0])
-        })?;
+        layers.check().map_err(not_together)?;
         let kept = view.would_write(&layers, label.flatten());
         let mode = wanted.set.contains_key(CACHE_MODE) && !change.runtime;
         let mut written =
@@ -470,6 +480,15 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
         changes: changes.chain(rate).collect(),
         notes: wanted.notes.clone(),
     }
+}
+
+/// Of values that cannot be had together.
+fn not_together(wrong: Contradiction) -> Failure {
+    let [one, other] = wrong.options;
+    Failure::new(Kind::Usage, "nothing was changed")
+        .why(wrong.what)
+        .next(format!("set them together: `bcached set VOLUME {one}=.. {other}=..`"))
+        .option(one)
 }
 
 /// Of what cannot be kept.

@@ -136,7 +136,9 @@ fn kept_out_by(
             let cutoff = human(cutoff);
             format!("{they} {were} part of streams of {cutoff} or more (sequential_cutoff)")
         }
-        Bypass::Congested => format!("{they} came while the cache device was slow"),
+        Bypass::Congested => format!(
+            "{they} came while the cache device was slow (congested_read_threshold_us, congested_write_threshold_us)"
+        ),
     };
     format!("since it is served {requests} {noun} ({}) went past the cache: {rule}", human(bytes))
 }
@@ -159,7 +161,8 @@ mod tests {
         );
         assert_eq!(
             told(1, Bypass::Congested),
-            "since it is served 1 request (8 KiB) went past the cache: it came while the cache device was slow"
+            "since it is served 1 request (8 KiB) went past the cache: it came while the cache device was slow \
+             (congested_read_threshold_us, congested_write_threshold_us)"
         );
     }
 }

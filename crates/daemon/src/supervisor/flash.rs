@@ -56,9 +56,8 @@ impl Table {
             let taken = self.volume_names();
             names::of_volume(info.label, info.uuid, |name| taken.contains(name))
         });
-        // Until the daemon stops, which a volume that was stopped does not end.
-        let stopped = former.map(|former| &self.volumes[former]).filter(|former| !former.is_removed());
-        let options = stopped.map(|former| former.options.clone()).unwrap_or_default();
+        // Until the daemon stops, which neither a stop nor a removal of the volume ends.
+        let options = former.map(|former| self.volumes[former].options.clone()).unwrap_or_default();
         let entry = VolumeEntry {
             name: Some(name),
             backing: None,

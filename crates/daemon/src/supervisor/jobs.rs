@@ -435,6 +435,9 @@ impl Supervisor {
             Ok(job) if is_looking && job.state == State::Planned => {}
             Ok(job) => match job.id {
                 Some(number) => tracing::info!(event = "job-begun", uid, "{text} (job {number})"),
+                None if job.state == State::Done && !job.already => {
+                    tracing::info!(event = "job-done", uid, "{text}: {}", job.text().trim_end());
+                }
                 None => tracing::info!(event = "job-nothing", uid, "{text}: {}", job.text().trim_end()),
             },
         }

@@ -33,9 +33,12 @@ impl Supervisor {
     ) -> Result<Option<Label>, Failure> {
         let name = entry.display_name();
         let VolumeState::Served(info) = &entry.state else {
-            return Err(Failure::new(Kind::NotFound, format!("cannot set the label of {name}"))
-                .why("it is written to its device, and the volume is not served")
-                .next("`bcached status` says what it waits for"));
+            let failure = Failure::new(Kind::NotFound, format!("cannot set the label of {name}"))
+                .why("it is written to its device, and the volume is not served");
+            return Err(match &entry.state {
+                VolumeState::Stopped => failure.next(format!("`bcached add {name}` serves it again")),
+                _ => failure.next("`bcached status` says what it waits for"),
+            });
         };
         let shared = self.shared();
         let others =

@@ -211,6 +211,8 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         tracing::warn!(event, "{sentence}");
     }
     let control = Control::bind(&config.control)?.with_metrics(config.metrics)?;
+    // Whoever asks another one asks in vain.
+    tracing::info!(event = "control-listening", "commands on {}", config.control.display());
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
     let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));

@@ -323,7 +323,12 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
         cannot(Kind::Io).why("its engine does not answer at present").next("look at its device, or ask again")
     })?;
     if let Some(flash) = status.volumes.iter().find(|volume| volume.flash_only) {
-        return Err(lives_there(name, &flash.label.to_string()));
+        let label = flash.label.to_string();
+        return Err(lives_there(
+            name,
+            &label,
+            &format!("`bcached remove {label}` and `bcached forget {label}`"),
+        ));
     }
     check_unserved(name, &status)?;
     let dirty_bytes = status.dirty_sectors * 512;
@@ -422,7 +427,8 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
     for left in &status.unserved {
         let called = super::report::unserved(left).name();
         if left.flash_sectors.is_some() {
-            return Err(lives_there(name, &called));
+            // It was removed already. A label may be anything.
+            return Err(lives_there(name, &called, &format!("`bcached forget {}`", left.uuid)));
         }
         if left.dirty_sectors > 0 {
             let dirty = human(left.dirty_sectors * 512);
@@ -434,10 +440,9 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
     Ok(())
 }
 
-fn lives_there(name: &str, flash: &str) -> Failure {
+/// What `flash` holds is nowhere else; `deleted` are the commands after which it is not there any more.
+fn lives_there(name: &str, flash: &str, deleted: &str) -> Failure {
     Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
         .why(format!("{flash} lives in it alone: there is no device behind it that its data could go to"))
-        .next(format!(
-            "copy it to a volume elsewhere, then `bcached remove {flash}` and `bcached forget {flash}`"
-        ))
+        .next(format!("copy it to a volume elsewhere, then {deleted}"))
 }

@@ -25,13 +25,14 @@ pub fn status_of(
     started: Instant,
 ) -> AskStatus {
     Box::new(move |work| {
-        let (phase, mut caches, engines, entries, are_some) = {
+        let (phase, mut caches, engines, entries, are_some, released) = {
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let table = &shared.table;
             let caches: Vec<_> = table.caches.iter().map(cache).collect();
             let engines: Vec<_> = table.caches.iter().map(CacheEntry::engine).collect();
             let are_some: Vec<_> = table.caches.iter().map(CacheEntry::is_real).collect();
-            (shared.phase, caches, engines, table.volumes.clone(), are_some)
+            let released = shared.config.released.iter().map(|released| released.name.clone()).collect();
+            (shared.phase, caches, engines, table.volumes.clone(), are_some, released)
         };
         let counts = Engine::status_of_all(&engines);
         let ages = match work {
@@ -73,6 +74,7 @@ pub fn status_of(
             uptime_seconds: started.elapsed().as_secs(),
             nbd,
             caches,
+            released,
             volumes,
             clients,
             jobs: jobs::running(&shared),

@@ -431,7 +431,13 @@ impl Table {
         for volume in &config.volumes {
             match self.volumes.iter_mut().find(|entry| entry.name == volume.name) {
                 None => self.volumes.push(VolumeEntry::of(volume)),
-                Some(entry) if entry.is_removed() => *entry = VolumeEntry::of(volume),
+                Some(entry) if entry.is_removed() => {
+                    // What was said until the daemon stops holds when it comes back; another device is another volume.
+                    let is_back = entry.backing.as_ref() == Some(&volume.backing);
+                    let said = std::mem::take(&mut entry.options.runtime);
+                    *entry = VolumeEntry::of(volume);
+                    entry.options.runtime = Some(said).filter(|_| is_back).unwrap_or_default();
+                }
                 // A section is of a device: it is not of what has its name and lives in a cache alone.
                 Some(entry) if entry.is_flash_only() => {}
                 Some(entry) => entry.options.configured = volume.options.clone(),

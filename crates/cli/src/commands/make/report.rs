@@ -131,8 +131,13 @@ impl MadeDevice {
                  nr_this_dev:\t\t0\nfirst_bucket:\t\t{first_bucket}",
                 bucket_bytes / 512
             ),
-            MadeKind::Backing { data_offset_bytes, .. } => {
-                writeln!(text, "block_size:\t\t{block}\ndata_offset:\t\t{}", data_offset_bytes / 512)
+            MadeKind::Backing { data_offset_bytes, cache_mode, label } => {
+                writeln!(text, "block_size:\t\t{block}\ndata_offset:\t\t{}", data_offset_bytes / 512)?;
+                // Of our own: what the volume will be called, and how it begins.
+                if !label.is_empty() {
+                    writeln!(text, "label:\t\t\t{label}")?;
+                }
+                writeln!(text, "cache_mode:\t\t{cache_mode}")
             }
         }
     }
