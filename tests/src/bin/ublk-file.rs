@@ -61,7 +61,7 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
         DeviceState::Missing(why) => println!("missing {why}"),
     });
     let devices = UblkServer::new(news);
-    let guests = driver.guests.clone();
+    let guests = driver.guests;
     let serve = move |devices: &UblkServer, sectors| {
         devices.serve(Served { export: export(sectors), guests: guests.clone(), number: None })
     };
