@@ -15,7 +15,15 @@ fn fio(served: &Served, arguments: &[&str]) {
         "--size=16m",
         "--group_reporting",
     ];
-    let output = Command::new("fio").args(common).arg(file).args(arguments).output().expect("starts");
+    // What it leaves lying about, it leaves there.
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = Command::new("fio")
+        .current_dir(folder.path())
+        .args(common)
+        .arg(file)
+        .args(arguments)
+        .output()
+        .expect("starts");
     let said = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {said}\n{complaint}");

@@ -77,9 +77,13 @@ impl Tree for Sys {
 }
 
 fn serve_sys() -> (Served, Arc<Sys>) {
+    serve_sys_with(Limits::default())
+}
+
+fn serve_sys_with(limits: Limits) -> (Served, Arc<Sys>) {
     let sys = Arc::new(Sys::default());
     let trees: Vec<(String, Arc<dyn Tree>)> = vec![("sys".to_owned(), Arc::<Sys>::clone(&sys))];
-    (serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve), trees), sys)
+    (serve_with(limits, Box::new(|_, _| Verdict::Serve), trees), sys)
 }
 
 #[test]
@@ -176,7 +180,8 @@ fn a_control_file_that_waits_holds_no_volume_up() {
     if !can_mount() {
         return;
     }
-    let (served, sys) = serve_sys();
+    // With one thread that takes requests, who waited in it would hold everybody up.
+    let (served, sys) = serve_sys_with(Limits { threads: 1, ..Limits::default() });
     let (open, gate) = mpsc::channel();
     *sys.gate.lock().expect("no panic") = Some(gate);
     let slow = served.path("sys/fs/bcache/set/slow");

@@ -7,8 +7,9 @@ use bcached_port::{ErrorKind, Operation};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 use support::{
     EINVAL, EIO, ENOSPC, ENXIO, EPERM, EROFS, ESHUTDOWN, ETIMEDOUT, Served, TANK, TANK_BYTES, TANK_SECTORS,
     can_mount, errno, serve, serve_hooked, tank, wait_until,
@@ -116,16 +117,29 @@ fn direct_io_is_as_any_other() {
     if !can_mount() {
         return;
     }
-    let served = serve();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let served = serve_hooked(Box::new(move |_, operation: &Operation| {
+        let told = match operation {
+            Operation::Write { payload, .. } => format!("write of {}", payload.len()),
+            other => format!("{other:?}"),
+        };
+        log.lock().expect("no panic").push(told);
+        Verdict::Serve
+    }));
     let direct = i32::try_from(OFlags::DIRECT.bits()).expect("a flag");
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(direct).open(served.tank()).expect("opens");
-    let memory = pattern(2 << 20, 5);
-    file.write_all_at(&memory[..1 << 20], 1 << 20).expect("is written");
-    assert!(at(&served, 1 << 20, 1 << 20) == memory[..1 << 20]);
+    // From the beginning of a page, as a program does that knows of it.
+    let memory = pattern((1 << 20) + 4096, 5);
+    let page = memory.as_ptr().align_offset(4096);
+    let content = &memory[page..page + (1 << 20)];
+    file.write_all_at(content, 1 << 20).expect("is written");
+    assert!(at(&served, 1 << 20, 1 << 20) == content);
     let mut read = vec![0; 1 << 20];
     file.read_exact_at(&mut read, 1 << 20).expect("is read");
-    assert!(read == memory[..1 << 20]);
+    assert!(read == content);
+    assert_eq!(seen.lock().expect("no panic")[..1], ["write of 1048576"], "in one piece");
     drop(file);
     served.end();
 }
@@ -163,6 +177,55 @@ fn stress_parts_of_a_sector_do_not_overwrite_each_other() {
     for block in 0..16 {
         assert!(at(&served, block * 2048, 1050) == expected, "block {block}");
     }
+    drop(file);
+    served.end();
+}
+
+/// A part of a sector is read, filled in and written back. What comes between is lost unless it waits; and what was there before
+/// must be done before the read.
+#[test]
+fn a_part_of_a_sector_and_the_whole_wait_for_each_other() {
+    if !can_mount() {
+        return;
+    }
+    let (tell, told) = mpsc::channel();
+    let served = serve_hooked(Box::new(move |_, operation: &Operation| {
+        let kind = match operation {
+            Operation::Read { .. } => "read",
+            Operation::Write { .. } => "write",
+            _ => return Verdict::Serve,
+        };
+        tell.send(kind).expect("somebody listens");
+        Verdict::Hold
+    }));
+    let file = Arc::new(served.open());
+    let write = |bytes: Vec<u8>| {
+        let file = Arc::clone(&file);
+        thread::spawn(move || file.write_all_at(&bytes, 0).expect("is written"))
+    };
+    let comes = |what| assert_eq!(told.recv_timeout(support::LIMIT), Ok(what));
+    let comes_no_more = || told.recv_timeout(Duration::from_millis(100)).expect_err("it waits");
+
+    let part = write(vec![1; 10]);
+    comes("read");
+    let whole = write(vec![2; 512]);
+    comes_no_more();
+    served.ram.release();
+    comes("write");
+    comes_no_more();
+    served.ram.release();
+    part.join().expect("no panic");
+    comes("write");
+    let second = write(vec![3; 10]);
+    comes_no_more();
+    served.ram.release();
+    whole.join().expect("no panic");
+    for what in ["read", "write"] {
+        comes(what);
+        served.ram.release();
+    }
+    second.join().expect("no panic");
+    assert_eq!(at(&served, 0, 512), [vec![3; 10], vec![2; 502]].concat());
     drop(file);
     served.end();
 }
@@ -387,7 +450,7 @@ fn a_volume_on_its_way_holds_nobody_up() {
             thread::spawn(move || file.write_all_at(&[1; 4096], n * 4096))
         })
         .collect();
-    thread::sleep(std::time::Duration::from_millis(50));
+    thread::sleep(Duration::from_millis(50));
     let archive = std::fs::File::open(served.path("volumes/archive")).expect("opens");
     for _ in 0..50 {
         archive.read_exact_at(&mut [0; 512], 0).expect("is read");

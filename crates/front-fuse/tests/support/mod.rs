@@ -4,9 +4,11 @@
 use bcached_front_fuse::{FuseServer, Limits, Options, Tree};
 use bcached_port::ram::{Hook, Ram, Verdict};
 use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
+use rustix::mount::UnmountFlags;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 pub const TANK: VolumeId = VolumeId(1);
@@ -57,6 +59,21 @@ pub struct Served {
     pub ram: Ram,
     pub exports: ExportTable,
     directory: tempfile::TempDir,
+    _watchdog: Sender<()>,
+}
+
+/// A program that waits for an answer of the mount waits for ever, and cannot even be killed if it is the one that serves it. So
+/// after a while the mount is cut off, and what waits fails.
+fn watch(directory: PathBuf) -> Sender<()> {
+    let (alive, dead) = channel();
+    std::thread::spawn(move || {
+        if dead.recv_timeout(2 * LIMIT) == Err(RecvTimeoutError::Timeout) {
+            println!("the mount is cut off: something waits for too long");
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+            rustix::mount::unmount(&directory, flags).expect("we have mounted it");
+        }
+    });
+    alive
 }
 
 pub fn serve() -> Served {
@@ -73,7 +90,8 @@ pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)
     let directory = tempfile::tempdir().expect("a temporary directory");
     let options = Options { directory: directory.path().to_owned(), allow_other: false, limits };
     let server = FuseServer::start(options, exports.clone(), trees).expect("starts");
-    Served { server: Some(server), ram, exports, directory }
+    let watchdog = watch(directory.path().to_owned());
+    Served { server: Some(server), ram, exports, directory, _watchdog: watchdog }
 }
 
 pub fn table(ram: &Ram) -> ExportTable {
