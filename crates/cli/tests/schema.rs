@@ -385,6 +385,9 @@ fn lost(all: &mut All, images: &Images, fast: &str) {
     assert_eq!(forgotten.exit, 0, "{forgotten:?}");
     all.take(&forgotten.out);
     all.take(&std::fs::read_to_string(list).expect("a list"));
+    let released = ask(&daemon, &["release", "fast"]);
+    assert_eq!(released.exit, 0, "{released:?}");
+    all.take(&ask(&daemon, &["status", "--json"]).out);
 }
 
 #[test]
