@@ -236,8 +236,11 @@ fn what_a_killed_daemon_left_is_replaced() {
 /// Somebody has mounted something over ours, or unmounted ours: what lies there then is not ours to take away.
 #[test]
 fn what_is_not_ours_is_not_unmounted() {
-    if !can_mount() || !rustix::process::geteuid().is_root() {
+    if !can_mount() {
         return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can unmount without the helper");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let ram = Ram::start(&[(TANK, TANK_SECTORS)]);

@@ -284,6 +284,7 @@ mod tests {
             assert_eq!(pieces.gather(&memory).map(drop), Err(Malformed::Unmapped), "{at:x}");
             assert_eq!(pieces.clone().take_front::<1>(&memory).is_some(), at == 0x2fff, "{at:x}");
         }
+        assert!(!segments(&[(0x1000, 1), (0x5000, 1)]).are_in(&memory));
         assert_eq!(segments(&[(u64::MAX, 5)]).take_last_byte(), None);
         assert_eq!(segments(&[(0x1000, 0)]).take_last_byte(), None);
         assert_eq!(segments(&[]).take_last_byte(), None);

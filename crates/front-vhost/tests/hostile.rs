@@ -77,6 +77,11 @@ fn malformed_chains_are_answered() {
     let refused: &[(&str, u32, &[Descriptor])] = &[
         ("data for a read that cannot be written", IN, &[HEAD, data(CONTENT, 512, 0), TAIL]),
         ("data for a write that can only be written", OUT, &[HEAD, data(CONTENT, 512, WRITE), TAIL]),
+        (
+            "data in both directions",
+            IN,
+            &[HEAD, data(CONTENT, 512, 0), (CONTENT, 512, NEXT | WRITE, 3), (STATUS, 1, WRITE, 0)],
+        ),
         ("no data", IN, &[HEAD, TAIL]),
         ("no data to write", OUT, &[HEAD, TAIL]),
         ("an identity of no bytes", GET_ID, &[HEAD, TAIL]),
@@ -91,7 +96,7 @@ fn malformed_chains_are_answered() {
         ("a header outside of memory", IN, &[(NOWHERE, 16, NEXT, 1), data(CONTENT, 512, WRITE), TAIL]),
         (
             "to be read behind what is to be written",
-            OUT,
+            IN,
             &[(CONTENT, 512, NEXT | WRITE, 1), (HEADER, 16, NEXT, 2), TAIL],
         ),
         ("half a range", DISCARD, &[HEAD, data(CONTENT, 8, 0), TAIL]),
@@ -232,28 +237,25 @@ fn messages_that_make_no_sense_hurt_only_who_sends_them() {
     });
 }
 
-/// A kick that is a file, a pipe, or a socket; it is not waited for again, and nobody hangs in it.
+/// A kick that is half a pipe, and a call that is one with no room: neither is waited for.
 #[test]
 fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
     let served = serve();
     let mut guest = Guest::new(1);
-    let (reads, mut writes) = std::io::pipe().expect("a pipe");
-    writes.write_all(&[0; 3]).expect("room");
-    let reads: OwnedFd = reads.into();
     let mut vmm = Vmm::connect(&served.socket("tank"));
     vmm.frontend.set_features(USUAL).expect("features");
     vmm.share_memory(&guest);
     vmm.set_up(&guest.queues[0], 0);
-    let borrowed = |fd: &OwnedFd| {
-        // The crate takes eventfds only, and looks at none.
-        let fd = fd.try_clone().expect("a descriptor");
-        Foreign::of(fd)
-    };
-    vmm.frontend.set_vring_kick(0, &borrowed(&reads).0).expect("is taken");
-    vmm.frontend.set_vring_call(0, &borrowed(&reads).0).expect("is taken");
+    let (reads, mut writes) = std::io::pipe().expect("a pipe");
+    writes.write_all(&[0; 3]).expect("room");
+    let (_keeps, mut full) = std::io::pipe().expect("a pipe");
+    let room = rustix::pipe::fcntl_getpipe_size(&full).expect("a pipe");
+    full.write_all(&vec![0; room]).expect("room");
+    vmm.frontend.set_vring_kick(0, &Foreign::of(reads.into()).0).expect("is taken");
+    vmm.frontend.set_vring_call(0, &Foreign::of(full.into()).0).expect("is taken");
     vmm.frontend.set_vring_enable(0, true).expect("enabled");
-    assert_eq!(vmm.capacity(), TANK_SECTORS, "the thread goes on");
     guest.queues[0].submit(&support::guest::Ask { kind: FLUSH, sector: 0, out: &[], into: 0 });
+    assert_eq!(vmm.capacity(), TANK_SECTORS, "the thread goes on");
     drop(vmm);
     assert_serves(&served.socket("tank"));
 }
