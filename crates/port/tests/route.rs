@@ -113,7 +113,12 @@ fn stress_no_request_meets_an_engine_that_does_not_have_its_volume() {
 fn bell() -> (bcached_port::Bell, mpsc::Receiver<()>) {
     let (rings, rung) = mpsc::channel();
     // Nobody may listen any more.
-    (Arc::new(move || drop(rings.send(()))), rung)
+    (
+        Arc::new(move || {
+            let _heard = rings.send(());
+        }),
+        rung,
+    )
 }
 
 /// Who must not sleep gets its request back while the route is held, is rung once it is not, and nothing was under way.
