@@ -258,7 +258,8 @@ fn stop_all(volumes: Vec<Served>, limit: Duration) -> Result<(), StillBusy> {
             let volume = &control.name;
             tracing::error!(event = "vhost-failed", volume, "the thread of a volume panicked");
         }
-        let requests = control.tally.count();
+        // Also those of VMMs that have gone before.
+        let requests = control.tally.wait_none(deadline);
         if !has_ended || requests > 0 {
             busy.push((control.name.clone(), requests));
         }

@@ -361,6 +361,27 @@ fn a_server_that_stops_answers_what_it_has_taken_or_says_who_still_waits() {
     served.ram.release();
 }
 
+/// A server that stops waits for requests of VMMs that have gone before, too.
+#[test]
+fn a_server_that_stops_waits_for_what_those_left_who_are_gone() {
+    let (served, hold, seen) = holding(Limits::default());
+    let mut guest = Guest::new(1);
+    let mut vmm = Vmm::connect(&served.socket("tank"));
+    vmm.run(&mut guest, USUAL);
+    hold.store(true, Ordering::SeqCst);
+    guest.queues[0].send(&write(0, &[1; 512]));
+    wait_until("the request", || seen.load(Ordering::SeqCst) == 1);
+    vmm.kill();
+    served.wait_for_clients(0);
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| served.server().stop("tank", LIMIT));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!stopping.is_finished(), "the engine owes a reply");
+        served.ram.release();
+        assert_eq!(stopping.join().expect("no panic"), Ok(()));
+    });
+}
+
 #[test]
 fn a_silent_vmm_does_not_keep_a_server_from_stopping() {
     let served = serve();
