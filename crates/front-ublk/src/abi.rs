@@ -2,13 +2,20 @@
 //!
 //! Everything is in the machine's own byte order, at offsets that the header fixes.
 
-/// A control command's type and number, with read and write bits and the 32 bytes of its head: `_IOWR('u', ..)` or `_IOR('u', ..)`.
-const fn control(number: u32, direction: u32) -> u32 {
-    (direction << 30) | (32 << 16) | ((b'u' as u32) << 8) | number
+use rustix::ioctl::{Opcode, opcode};
+
+/// The head of a control command: its size is in the command's number.
+type Head = [u8; 32];
+
+/// A command that only asks: `_IOR('u', ..)`.
+const fn asks(number: u8) -> Opcode {
+    opcode::read::<Head>(b'u', number)
 }
 
-const READS: u32 = 2;
-const READS_AND_WRITES: u32 = 3;
+/// One that changes something: `_IOWR('u', ..)`.
+const fn changes(number: u8) -> Opcode {
+    opcode::read_write::<Head>(b'u', number)
+}
 
 /// What can be asked of `/dev/ublk-control`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,18 +33,18 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) const fn number(self) -> u32 {
+    pub(crate) const fn number(self) -> Opcode {
         match self {
-            Self::GetDevInfo => control(0x02, READS),
-            Self::AddDev => control(0x04, READS_AND_WRITES),
-            Self::DelDev => control(0x05, READS_AND_WRITES),
-            Self::StartDev => control(0x06, READS_AND_WRITES),
-            Self::StopDev => control(0x07, READS_AND_WRITES),
-            Self::SetParams => control(0x08, READS_AND_WRITES),
-            Self::StartUserRecovery => control(0x10, READS_AND_WRITES),
-            Self::EndUserRecovery => control(0x11, READS_AND_WRITES),
-            Self::GetFeatures => control(0x13, READS),
-            Self::UpdateSize => control(0x15, READS_AND_WRITES),
+            Self::GetDevInfo => asks(0x02),
+            Self::AddDev => changes(0x04),
+            Self::DelDev => changes(0x05),
+            Self::StartDev => changes(0x06),
+            Self::StopDev => changes(0x07),
+            Self::SetParams => changes(0x08),
+            Self::StartUserRecovery => changes(0x10),
+            Self::EndUserRecovery => changes(0x11),
+            Self::GetFeatures => asks(0x13),
+            Self::UpdateSize => changes(0x15),
         }
     }
 

@@ -14,7 +14,7 @@ use bcached_port::{Export, SECTOR_BYTES};
 use bcached_uring::Guests;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -108,13 +108,15 @@ impl Device {
         })?;
         let identity = identity_of(export);
         match find(&control, identity)? {
-            Found::Orphan(info) => Self::take_over(control, info, export, guests, on_end),
-            Found::Remains(left) => {
-                control.call(Command::DelDev, left, (&[], 0), WITH_IO)?;
-                Self::make(control, (identity, number), export, guests, on_end)
-            }
-            Found::Nothing => Self::make(control, (identity, number), export, guests, on_end),
+            Found::Orphan(info) => return Self::take_over(control, info, export, guests, on_end),
+            Found::Remains(left) => drop(control.call(Command::DelDev, left, (&[], 0), WITH_IO)?),
+            Found::Nothing => {}
         }
+        Self::make(control, (identity, number), export, guests, on_end)
+    }
+
+    fn of(control: Control, info: &DeviceInfo) -> Self {
+        Self { control, number: info.number, features: info.features, shared: Arc::default() }
     }
 
     fn make(
@@ -140,7 +142,7 @@ impl Device {
         };
         let answer = control.call(Command::AddDev, wanted.number, (&wanted.to_bytes(), 0), QUICK)?;
         let info = DeviceInfo::from_bytes(&as_info(&answer));
-        let device = Self { control, number: info.number, features: info.features, shared: Arc::default() };
+        let device = Self::of(control, &info);
         let started = device
             .command(Command::SetParams, (&params.to_bytes(), 0), QUICK)
             .and_then(|()| device.host(&info, export, guests, on_end))
@@ -162,7 +164,7 @@ impl Device {
         guests: &Guests,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, DeviceError> {
-        let device = Self { control, number: info.number, features: info.features, shared: Arc::default() };
+        let device = Self::of(control, &info);
         let deadline = Instant::now() + QUIESCE_MAX;
         while let Err(error) = device.command(Command::StartUserRecovery, (&[], 0), QUICK) {
             let is_busy =
@@ -299,12 +301,12 @@ fn params_of(export: &Export) -> Result<Params, DeviceError> {
 }
 
 /// Opens what udev, or the kernel's own file system of devices, may be about to make.
-fn open_when_there(path: &Path) -> Result<OwnedFd, Errno> {
+fn open_when_there(path: &Path) -> Result<File, Errno> {
     let deadline = Instant::now() + QUICK;
     loop {
         match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Err(Errno::NOENT | Errno::BUSY) if Instant::now() < deadline => thread::sleep(PAUSE),
-            other => return other,
+            other => return other.map(File::from),
         }
     }
 }

@@ -74,7 +74,7 @@ pub enum DeviceError {
         /// Its server.
         process: i32,
     },
-    /// Its size or block is not what the volume has.
+    /// The volume has blocks that no block device can have.
     #[error("the block of {0} bytes is none that a block device can have")]
     Block(u64),
 }

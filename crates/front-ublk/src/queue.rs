@@ -18,9 +18,11 @@ use bcached_port::{Bell, Buffer, ErrorKind, Operation, Replies, Reply, Requests,
 use bcached_uring::{Guest, UblkCommand};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a queue and the thread of its device share.
 #[derive(Default)]
@@ -29,14 +31,12 @@ pub(crate) struct Shared {
     pub is_going: AtomicBool,
     /// A reply has come since the last turn, or there is room again.
     rung: AtomicBool,
-    /// Commands that the kernel has of it.
-    fetching: AtomicU64,
 }
 
 /// See the file's head.
 pub(crate) struct Queue {
     number: u16,
-    device: Arc<OwnedFd>,
+    device: Arc<File>,
     descriptors: Descriptors,
     route: Route,
     requests: Requests<Asked>,
@@ -66,7 +66,7 @@ struct Asked {
 
 /// Where a queue is and whom it serves.
 pub(crate) struct Place {
-    pub device: Arc<OwnedFd>,
+    pub device: Arc<File>,
     pub number: u16,
     pub depth: u16,
     pub route: Route,
@@ -127,7 +127,10 @@ impl Queue {
             Wanted::Read => Operation::Read { sector, buffer: Buffer::zeroed(bytes) },
             Wanted::Write => {
                 let mut buffer = Buffer::zeroed(bytes);
-                self.take_data(tag, buffer.as_mut_slice())?;
+                // Out of the request's pages.
+                self.device
+                    .read_exact_at(buffer.as_mut_slice(), self.data_offset(tag))
+                    .map_err(|e| errno_of(&e))?;
                 Operation::Write { sector, payload: buffer.freeze(), fua }
             }
             Wanted::Flush => Operation::Flush,
@@ -137,17 +140,22 @@ impl Queue {
         })
     }
 
+    /// Where the data of a tag's request lies in the character device.
+    const fn data_offset(&self, tag: u16) -> u64 {
+        data_offset(self.number, tag)
+    }
+
     /// Hands a request over, behind those that wait for room.
     fn ask(&mut self, asked: Asked, operation: Operation) {
-        if !self.waiting.is_empty() {
-            return self.waiting.push_back((asked, operation));
-        }
-        if let Err(full) = self.requests.try_submit_by(asked, &self.route, operation) {
-            self.waiting.push_back((full.context, full.operation));
+        let is_next = self.waiting.is_empty();
+        self.waiting.push_back((asked, operation));
+        if is_next {
+            self.ask_waiting();
         }
     }
 
-    fn ask_again(&mut self) {
+    /// Hands over those that wait, as far as there is room.
+    fn ask_waiting(&mut self) {
         while let Some((asked, operation)) = self.waiting.pop_front() {
             if let Err(full) = self.requests.try_submit_by(asked, &self.route, operation) {
                 return self.waiting.push_front((full.context, full.operation));
@@ -160,7 +168,9 @@ impl Queue {
         let Asked { tag, bytes, is_read } = asked;
         let result = match (reply.result, reply.buffer) {
             (Ok(()), Some(buffer)) if is_read => {
-                self.give_data(tag, buffer.as_slice()).map_or_else(|errno| -errno.raw_os_error(), |()| bytes)
+                // Into the request's pages.
+                let given = self.device.write_all_at(buffer.as_slice(), self.data_offset(tag));
+                given.map_or_else(|error| -errno_of(&error).raw_os_error(), |()| bytes)
             }
             (Ok(()), None) if is_read => -Errno::IO.raw_os_error(),
             (Ok(()), _) => bytes,
@@ -175,44 +185,15 @@ impl Queue {
     fn commit(&mut self, tag: u16, result: i32) {
         self.to_push.push_back(UblkCommand { queue: self.number, tag, result: Some(result) });
     }
+}
 
-    /// Copies what is to be written out of the request's pages.
-    fn take_data(&self, tag: u16, mut into: &mut [u8]) -> Result<(), Errno> {
-        let mut offset = data_offset(self.number, tag);
-        while !into.is_empty() {
-            match rustix::io::pread(&self.device, &mut *into, offset) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(count) => {
-                    offset += count as u64;
-                    into = &mut into[count..];
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies what has been read into the request's pages.
-    fn give_data(&self, tag: u16, mut from: &[u8]) -> Result<(), Errno> {
-        let mut offset = data_offset(self.number, tag);
-        while !from.is_empty() {
-            match rustix::io::pwrite(&self.device, from, offset) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(count) => {
-                    offset += count as u64;
-                    from = &from[count..];
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
-    }
+/// What the kernel is told of it. A request's pages that end before the request does are an I/O error.
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 impl Guest for Queue {
-    fn device(&self) -> &Arc<OwnedFd> {
+    fn device(&self) -> &Arc<File> {
         &self.device
     }
 
@@ -222,7 +203,7 @@ impl Guest for Queue {
             while let Some((asked, reply)) = self.replies.try_next() {
                 self.answer(asked, reply);
             }
-            self.ask_again();
+            self.ask_waiting();
         }
         if self.shared.is_going.load(Ordering::Acquire) {
             for tag in std::mem::take(&mut self.given_up) {
@@ -236,7 +217,6 @@ impl Guest for Queue {
             self.to_push.pop_front();
             self.in_kernel += 1;
         }
-        self.shared.fetching.store(self.in_kernel as u64, Ordering::Release);
     }
 
     fn completed(&mut self, tag: u16, result: i32) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How a device that is not there is tried again.
+/// How often a device that is not there is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// A volume that is to have a device.
@@ -52,7 +52,6 @@ struct Entry {
 
 enum Message {
     Serve(Served),
-    Resize(u64),
     /// The ring is done with the queue of that life.
     Ended(u64),
     /// Away with it; the answer is how that went.
@@ -87,7 +86,6 @@ impl UblkServer {
         let mut devices = lock(&self.devices);
         let name = served.export.name.clone();
         if let Some(entry) = devices.get(&name) {
-            let _told = entry.tell.send(Message::Resize(served.export.sectors));
             let _told = entry.tell.send(Message::Serve(served));
             return Ok(());
         }
@@ -166,7 +164,6 @@ impl Life {
             };
             match message {
                 Ok(Message::Serve(served)) => self.serve(served),
-                Ok(Message::Resize(sectors)) => self.resize(sectors),
                 Ok(Message::Ended(number)) if number == self.number => {
                     // The engine that had it has gone. Whoever serves the volume next is told here, or has been.
                     self.device = None;
@@ -186,9 +183,12 @@ impl Life {
     }
 
     fn serve(&mut self, served: Served) {
-        self.served = served;
-        if self.device.is_none() {
-            self.bring();
+        let before = std::mem::replace(&mut self.served, served);
+        let sectors = self.served.export.sectors;
+        match &self.device {
+            None => self.bring(),
+            Some(device) if before.export.sectors != sectors => self.resize(device, sectors),
+            Some(_) => {}
         }
     }
 
@@ -206,11 +206,7 @@ impl Life {
         }
     }
 
-    fn resize(&mut self, sectors: u64) {
-        let Some(device) = &self.device else { return };
-        if sectors == self.served.export.sectors {
-            return;
-        }
+    fn resize(&self, device: &Device, sectors: u64) {
         match device.resize(sectors) {
             Ok(true) => {}
             Ok(false) => tracing::warn!(

@@ -7,17 +7,20 @@
 //! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open.
 
 use crate::bell::{Bell, GUEST, Signals};
+use crate::threads::locked;
 use io_uring::opcode::UringCmd16;
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
+use rustix::ioctl::{Opcode, opcode};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Something that lives on a ring. It runs on the engine's thread, between two turns of its tasks: nothing of it may wait or take long.
 pub trait Guest: Send {
     /// What its commands go to.
-    fn device(&self) -> &Arc<OwnedFd>;
+    fn device(&self) -> &Arc<File>;
 
     /// Gives `push` every command that is to go to the kernel now. One that `push` refuses, because the ring is full for the moment, is
     /// kept and given again on the next turn, which comes at once.
@@ -42,18 +45,13 @@ pub struct UblkCommand {
 }
 
 /// `UBLK_U_IO_FETCH_REQ`: `_IOWR('u', 0x20, 16 bytes)`.
-const FETCH: u32 = command_number(0x20);
+const FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x20);
 /// `UBLK_U_IO_COMMIT_AND_FETCH_REQ`.
-const COMMIT_AND_FETCH: u32 = command_number(0x21);
-
-/// Reads and writes, 16 bytes, of the type `u`.
-const fn command_number(number: u32) -> u32 {
-    (3 << 30) | (16 << 16) | ((b'u' as u32) << 8) | number
-}
+const COMMIT_AND_FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x21);
 
 impl UblkCommand {
     /// As the ring takes it. Its address is 0: it refers to no memory.
-    pub(crate) fn entry(self, device: &OwnedFd) -> Entry {
+    pub(crate) fn entry(self, device: &File) -> Entry {
         let mut bytes = [0; 16];
         bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
         bytes[2..4].copy_from_slice(&self.tag.to_ne_bytes());
@@ -124,8 +122,7 @@ impl Guests {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing that holds it can panic midway.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting)
     }
 }
 

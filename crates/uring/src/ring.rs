@@ -24,7 +24,8 @@ use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 use slab::Slab;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,7 +71,7 @@ enum Step {
 struct Hosted {
     guest: Box<dyn Guest>,
     /// Open as long as one of its commands is in the kernel.
-    device: Arc<OwnedFd>,
+    device: Arc<File>,
     in_kernel: usize,
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct Pool {
     threads_max: usize,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that holds one of these locks can panic midway: queues are whole at every step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
