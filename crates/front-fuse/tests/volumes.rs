@@ -26,6 +26,17 @@ fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
     (0..bytes).map(|at| u8::try_from((at * 7 + at / 509 + seed) % 251).expect("below 251")).collect()
 }
 
+/// Served, and what `tell` says of each request that reaches the engine, in order.
+fn serve_telling<T: Send + 'static>(tell: fn(&Operation) -> Option<T>) -> (Served, Arc<Mutex<Vec<T>>>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let served = serve_hooked(Box::new(move |_, operation| {
+        log.lock().expect("no panic").extend(tell(operation));
+        Verdict::Serve
+    }));
+    (served, seen)
+}
+
 #[test]
 fn volumes_are_files_of_their_size() {
     if !can_mount() {
@@ -117,16 +128,10 @@ fn direct_io_is_as_any_other() {
     if !can_mount() {
         return;
     }
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&seen);
-    let served = serve_hooked(Box::new(move |_, operation: &Operation| {
-        let told = match operation {
-            Operation::Write { payload, .. } => format!("write of {}", payload.len()),
-            other => format!("{other:?}"),
-        };
-        log.lock().expect("no panic").push(told);
-        Verdict::Serve
-    }));
+    let (served, seen) = serve_telling(|operation| match operation {
+        Operation::Write { payload, .. } => Some(format!("write of {}", payload.len())),
+        other => Some(format!("{other:?}")),
+    });
     let direct = i32::try_from(OFlags::DIRECT.bits()).expect("a flag");
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(direct).open(served.tank()).expect("opens");
@@ -282,14 +287,12 @@ fn a_punched_hole_reads_as_zeroes_and_is_one() {
     if !can_mount() {
         return;
     }
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&seen);
-    let served = serve_hooked(Box::new(move |_, operation: &Operation| {
-        if let Operation::WriteZeroes { sector, sectors, may_discard, fua } = operation {
-            log.lock().expect("no panic").push((*sector, *sectors, *may_discard, *fua));
+    let (served, seen) = serve_telling(|operation| match operation {
+        Operation::WriteZeroes { sector, sectors, may_discard, fua } => {
+            Some((*sector, *sectors, *may_discard, *fua))
         }
-        Verdict::Serve
-    }));
+        _ => None,
+    });
     let file = served.open();
     let mut expected = pattern(256 << 10, 3);
     file.write_all_at(&expected, 0).expect("is written");
@@ -340,18 +343,12 @@ fn durable_is_what_is_asked_to_be() {
     if !can_mount() {
         return;
     }
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&seen);
-    let served = serve_hooked(Box::new(move |_, operation: &Operation| {
-        let told = match operation {
-            Operation::Write { fua, .. } => format!("write {fua}"),
-            Operation::WriteZeroes { fua, .. } => format!("zero {fua}"),
-            Operation::Flush => "flush".to_owned(),
-            _ => return Verdict::Serve,
-        };
-        log.lock().expect("no panic").push(told);
-        Verdict::Serve
-    }));
+    let (served, seen) = serve_telling(|operation| match operation {
+        Operation::Write { fua, .. } => Some(format!("write {fua}")),
+        Operation::WriteZeroes { fua, .. } => Some(format!("zero {fua}")),
+        Operation::Flush => Some("flush".to_owned()),
+        _ => None,
+    });
     let with = |flags: OFlags| {
         let flags = i32::try_from(flags.bits()).expect("flags");
         OpenOptions::new().read(true).write(true).custom_flags(flags).open(served.tank()).expect("opens")

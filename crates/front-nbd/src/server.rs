@@ -12,7 +12,7 @@ use crate::connection::{Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
-use bcached_port::{ExportTable, Peer, Pool};
+use bcached_port::{ExportTable, Peer, Pool, Quiet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -114,9 +114,8 @@ pub(crate) struct Shared {
 struct Connections {
     next: u64,
     live: BTreeMap<u64, Live>,
-    /// Connections cut or closed for want of a place since the log last told of it, and when it did.
-    crowded_out: u64,
-    told: Option<Instant>,
+    /// Connections cut or closed for want of a place.
+    crowded_out: Quiet,
 }
 
 struct Live {
@@ -133,8 +132,6 @@ struct Live {
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// The log tells no more often that there are too many connections.
-const CROWD_TOLD_EVERY: Duration = Duration::from_secs(60);
 /// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
@@ -249,17 +246,14 @@ impl Connections {
             live.cut = true;
             live.socket.end();
         });
-        self.crowded_out += 1;
-        if self.told.is_none_or(|told| told.elapsed() >= CROWD_TOLD_EVERY) {
-            let (count, loser) =
-                (self.crowded_out, if found.is_some() { "that chose no export" } else { "that came last" });
+        if let Some(count) = self.crowded_out.count() {
+            let loser = if found.is_some() { "that chose no export" } else { "that came last" };
             tracing::warn!(
                 event = "nbd-crowded",
                 limit,
                 count,
                 "too many NBD connections: those {loser} were closed"
             );
-            (self.crowded_out, self.told) = (0, Some(Instant::now()));
         }
         found.is_some()
     }

@@ -24,7 +24,6 @@ mod device;
 mod inflight;
 mod memory;
 mod notice;
-mod quiet;
 mod ring;
 pub mod server;
 mod serving;

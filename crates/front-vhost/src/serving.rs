@@ -12,11 +12,10 @@
 
 use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
 use crate::memory::{GuestMemory, Segments};
-use crate::quiet::Quiet;
 use crate::ring::{Head, Ring, RingError};
 use crate::tally::{Tally, Ticket};
 use crate::writing::{Permit, ask_to_write};
-use bcached_port::{Buffer, ErrorKind, Export, Full, Operation, Replies, Reply, Requests, Route};
+use bcached_port::{Buffer, ErrorKind, Export, Full, Operation, Quiet, Replies, Reply, Requests, Route};
 use std::sync::Arc;
 use vm_memory::{Bytes as _, GuestAddress};
 

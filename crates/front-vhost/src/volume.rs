@@ -1,11 +1,10 @@
 //! One volume's socket and its thread: one VMM after the other.
 
-use crate::quiet::Quiet;
 use crate::server::{Limits, VolumeOptions};
 use crate::session::{clear, notify, serve, wait};
 use crate::tally::Tally;
 use bcached_port::socket::Listening;
-use bcached_port::{Export, ExportTable};
+use bcached_port::{Export, ExportTable, Quiet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};

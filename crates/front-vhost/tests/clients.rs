@@ -32,6 +32,14 @@ fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
     (serve_with(limits, Box::new(hook)), hold, seen)
 }
 
+/// A guest with so many queues whose disk is the tank, and its VMM.
+fn running(served: &Served, queues: u16) -> (Guest, Vmm) {
+    let mut guest = Guest::new(queues);
+    let mut vmm = Vmm::connect(&served.socket("tank"));
+    vmm.run(&mut guest, USUAL);
+    (guest, vmm)
+}
+
 fn write(sector: u64, content: &[u8]) -> Ask<'_> {
     Ask { kind: OUT, sector, out: content, into: 0 }
 }
@@ -64,9 +72,7 @@ fn a_guest_goes_on_however_often_its_vmm_connects_again() {
 #[test]
 fn a_killed_vmm_leaves_nothing_behind_and_the_next_is_served_at_once() {
     let (served, hold, seen) = holding(Limits::default());
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, vmm) = running(&served, 1);
     hold.store(true, Ordering::SeqCst);
     let content = pattern(4096, 1);
     for n in 0..10 {
@@ -107,9 +113,7 @@ fn mappings(file: &fs::File) -> usize {
 #[test]
 fn a_second_vmm_is_turned_away_and_does_not_disturb_the_first() {
     let served = serve();
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, vmm) = running(&served, 1);
     for _ in 0..5 {
         let start = Instant::now();
         assert!(Vmm::try_connect(&served.socket("tank")).is_err());
@@ -124,9 +128,7 @@ fn a_second_vmm_is_turned_away_and_does_not_disturb_the_first() {
 #[test]
 fn a_queue_stops_when_its_requests_are_answered() {
     let (served, hold, seen) = holding(Limits::default());
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, mut vmm) = running(&served, 1);
     hold.store(true, Ordering::SeqCst);
     for n in 0..4 {
         guest.queues[0].send(&write(n, &[3; 512]));
@@ -152,9 +154,7 @@ fn a_queue_stops_when_its_requests_are_answered() {
 fn a_held_route_keeps_requests_and_not_the_thread() {
     let served = serve();
     let route = served.exports.route("tank").expect("is served");
-    let mut guest = Guest::new(2);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, mut vmm) = running(&served, 2);
     let (idle, is_idle) = mpsc::channel();
     route.hold(move || idle.send(()).expect("somebody waits"));
     is_idle.recv_timeout(LIMIT).expect("nothing is under way");
@@ -244,9 +244,7 @@ fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
     wait_until("all requests", || seen.load(Ordering::SeqCst) == 3);
     let next = Ram::start(&[(TANK, TANK_SECTORS)]);
     served.exports.insert(tank(&next));
-    // The ram of the first engine answers what it holds with `Gone` when it is dropped.
-    let Served { ram, .. } = &served;
-    let _ = ram;
+    // The first engine answers what it holds with `Gone` when it is dropped.
     drop_ram(served, |served| {
         served.wait_for_clients(0);
         assert_eq!(guest.queues[0].try_used(), None, "no answer is no error");
@@ -278,9 +276,7 @@ impl VhostUserFrontendReqHandlerMut for Listens {
 #[test]
 fn a_vmm_is_told_that_its_disk_has_grown() {
     let served = serve();
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, mut vmm) = running(&served, 1);
     let (tells, told) = mpsc::channel();
     let listens = Arc::new(std::sync::Mutex::new(Listens(tells)));
     let mut handler = FrontendReqHandler::new(listens).expect("a channel");
@@ -325,9 +321,7 @@ fn memory_may_come_and_go_in_pieces() {
 #[test]
 fn a_server_that_stops_answers_what_it_has_taken_or_says_who_still_waits() {
     let (served, hold, seen) = holding(Limits::default());
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, vmm) = running(&served, 1);
     hold.store(true, Ordering::SeqCst);
     guest.queues[0].send(&write(0, &[1; 512]));
     wait_until("the request", || seen.load(Ordering::SeqCst) == 1);
@@ -365,9 +359,7 @@ fn a_server_that_stops_answers_what_it_has_taken_or_says_who_still_waits() {
 #[test]
 fn a_server_that_stops_waits_for_what_those_left_who_are_gone() {
     let (served, hold, seen) = holding(Limits::default());
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
-    vmm.run(&mut guest, USUAL);
+    let (mut guest, vmm) = running(&served, 1);
     hold.store(true, Ordering::SeqCst);
     guest.queues[0].send(&write(0, &[1; 512]));
     wait_until("the request", || seen.load(Ordering::SeqCst) == 1);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use support::guest::{
     DATA, DISCARD, FLUSH, GET_ID, Guest, IN, INDIRECT, IOERR, NEXT, OK, OUT, Queue, SIZE, WRITE, WRITE_ZEROES,
 };
-use support::vmm::{EVENT_IDX, USER, USUAL, Vmm, region};
+use support::vmm::{EVENT_IDX, USER, USUAL, Vmm, places, region};
 use support::{LIMIT, Served, TANK_SECTORS, pattern, serve};
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::{VhostBackend as _, VringConfigData};
@@ -179,15 +179,7 @@ fn messages_that_make_no_sense_hurt_only_who_sends_them() {
         vmm.frontend.set_features(USUAL).expect("features");
         vmm.share_memory(&guest);
         let queue = &guest.queues[0];
-        let mut config = VringConfigData {
-            queue_max_size: SIZE,
-            queue_size: SIZE,
-            flags: 0,
-            desc_table_addr: USER + queue.descriptors(),
-            used_ring_addr: USER + queue.used_ring(),
-            avail_ring_addr: USER + queue.available_ring(),
-            log_addr: None,
-        };
+        let mut config = places(queue);
         change(&mut config);
         let refused = vmm.frontend.set_vring_addr(index, &config).is_err();
         refused || vmm.frontend.set_vring_kick(index, &queue.kick).is_err()

@@ -6,8 +6,10 @@
 use crate::Bell;
 use crate::client::Connector;
 use crate::error::ErrorKind;
+use crate::export::{Export, Uuid};
 use crate::lock::{lock, wait};
 use crate::operation::{Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
+use crate::route::Route;
 use crate::server::{Request, Server, open};
 use bcached_env::Buffer;
 use std::collections::BTreeMap;
@@ -82,6 +84,22 @@ impl Ram {
     #[must_use]
     pub fn connector(&self) -> Connector {
         self.connector.clone()
+    }
+
+    /// One of its volumes as front ends see it: each byte of its UUID is the last one of its number, it has no label, blocks of a sector,
+    /// and may be written.
+    #[must_use]
+    pub fn export(&self, name: &str, volume: VolumeId, sectors: u64) -> Export {
+        Export {
+            name: name.to_owned(),
+            uuid: Uuid([volume.0.to_le_bytes()[0]; 16]),
+            label: String::new(),
+            sectors,
+            block_sectors: 1,
+            read_only: false,
+            shared: false,
+            served: Some(Route::new(volume, &self.connector)),
+        }
     }
 
     /// Carries out what has been held back so far, the newest first.

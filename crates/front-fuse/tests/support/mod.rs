@@ -3,7 +3,7 @@
 
 use bcached_front_fuse::{FuseServer, Limits, Options, Tree};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
+use bcached_port::{Export, ExportTable, VolumeId};
 use rustix::mount::UnmountFlags;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -97,30 +97,12 @@ pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)
 pub fn table(ram: &Ram) -> ExportTable {
     let exports = ExportTable::new();
     exports.insert(tank(ram));
-    exports.insert(Export {
-        name: "archive".to_owned(),
-        uuid: Uuid([2; 16]),
-        label: String::new(),
-        sectors: 2048,
-        block_sectors: 1,
-        read_only: true,
-        shared: false,
-        served: Some(Route::new(ARCHIVE, &ram.connector())),
-    });
+    exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     exports
 }
 
 pub fn tank(ram: &Ram) -> Export {
-    Export {
-        name: "tank".to_owned(),
-        uuid: Uuid([1; 16]),
-        label: "fast".to_owned(),
-        sectors: TANK_SECTORS,
-        block_sectors: 16,
-        read_only: false,
-        shared: false,
-        served: Some(Route::new(TANK, &ram.connector())),
-    }
+    Export { label: "fast".to_owned(), block_sectors: 16, ..ram.export("tank", TANK, TANK_SECTORS) }
 }
 
 impl Served {

@@ -4,7 +4,7 @@
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
 use bcached_front_nbd::{Bound, Endpoint, Limits, NbdServer, Options};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
+use bcached_port::{Export, ExportTable, VolumeId};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -35,16 +35,7 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = ExportTable::new();
     exports.insert(tank(&ram));
-    exports.insert(Export {
-        name: "archive".to_owned(),
-        uuid: Uuid([2; 16]),
-        label: String::new(),
-        sectors: 2048,
-        block_sectors: 1,
-        read_only: true,
-        shared: false,
-        served: Some(Route::new(ARCHIVE, &ram.connector())),
-    });
+    exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("nbd.sock");
     let address = "127.0.0.1:0".parse().expect("an address");
@@ -56,16 +47,7 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
 }
 
 pub fn tank(ram: &Ram) -> Export {
-    Export {
-        name: "tank".to_owned(),
-        uuid: Uuid([1; 16]),
-        label: "fast".to_owned(),
-        sectors: TANK_SECTORS,
-        block_sectors: 16,
-        read_only: false,
-        shared: false,
-        served: Some(Route::new(TANK, &ram.connector())),
-    }
+    Export { label: "fast".to_owned(), block_sectors: 16, ..ram.export("tank", TANK, TANK_SECTORS) }
 }
 
 impl Served {

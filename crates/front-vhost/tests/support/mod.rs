@@ -7,7 +7,7 @@ pub mod vmm;
 
 use bcached_front_vhost::{GuestBlock, Limits, Options, VhostServer, VolumeOptions};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, Route, Uuid, VolumeId};
+use bcached_port::{Export, ExportTable, VolumeId};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,16 +34,7 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = ExportTable::new();
     exports.insert(tank(&ram));
-    exports.insert(Export {
-        name: "archive".to_owned(),
-        uuid: Uuid([2; 16]),
-        label: String::new(),
-        sectors: 2048,
-        block_sectors: 1,
-        read_only: true,
-        shared: false,
-        served: Some(Route::new(ARCHIVE, &ram.connector())),
-    });
+    exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     let directory = tempfile::tempdir().expect("a temporary directory");
     let server = start(&exports, directory.path().to_owned(), limits);
     server.serve("tank", volume_options()).expect("a socket");
@@ -60,16 +51,7 @@ pub fn volume_options() -> VolumeOptions {
 }
 
 pub fn tank(ram: &Ram) -> Export {
-    Export {
-        name: "tank".to_owned(),
-        uuid: Uuid([1; 16]),
-        label: "fast".to_owned(),
-        sectors: TANK_SECTORS,
-        block_sectors: 8,
-        read_only: false,
-        shared: false,
-        served: Some(Route::new(TANK, &ram.connector())),
-    }
+    Export { label: "fast".to_owned(), block_sectors: 8, ..ram.export("tank", TANK, TANK_SECTORS) }
 }
 
 impl Served {

@@ -29,6 +29,19 @@ pub struct Vmm {
     pub offered: u64,
 }
 
+/// Where the parts of a queue's ring lie for its VMM.
+pub fn places(queue: &Queue) -> VringConfigData {
+    VringConfigData {
+        queue_max_size: SIZE,
+        queue_size: SIZE,
+        flags: 0,
+        desc_table_addr: USER + queue.descriptors(),
+        used_ring_addr: USER + queue.used_ring(),
+        avail_ring_addr: USER + queue.available_ring(),
+        log_addr: None,
+    }
+}
+
 impl Vmm {
     /// Connects and speaks until features are known.
     pub fn connect(path: &Path) -> Self {
@@ -81,16 +94,7 @@ impl Vmm {
         let index = usize::from(queue.index);
         self.frontend.set_vring_num(index, SIZE).expect("a size");
         self.frontend.set_vring_base(index, base).expect("a base");
-        let config = VringConfigData {
-            queue_max_size: SIZE,
-            queue_size: SIZE,
-            flags: 0,
-            desc_table_addr: USER + queue.descriptors(),
-            used_ring_addr: USER + queue.used_ring(),
-            avail_ring_addr: USER + queue.available_ring(),
-            log_addr: None,
-        };
-        self.frontend.set_vring_addr(index, &config).expect("a place");
+        self.frontend.set_vring_addr(index, &places(queue)).expect("a place");
     }
 
     pub fn start(&mut self, queue: &Queue, base: u16, enable: bool) {

@@ -7,14 +7,14 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// Counts what happens between two times that it is told.
 #[derive(Default)]
-pub(crate) struct Quiet {
+pub struct Quiet {
     count: u64,
     told: Option<Instant>,
 }
 
 impl Quiet {
     /// It has happened. How often since it was last told, if it is time to tell.
-    pub(crate) fn count(&mut self) -> Option<u64> {
+    pub fn count(&mut self) -> Option<u64> {
         self.count += 1;
         if self.told.is_some_and(|told| told.elapsed() < EVERY) {
             return None;
