@@ -128,7 +128,7 @@ async fn carry(set: &CacheSet) -> Result<(), Error> {
         });
         at = match next {
             Next::Key(key) => {
-                while !set.attempt(|s| s.carry_pending(&key)).await? {}
+                set.attempt(|s| s.carry_pending(&key)).await?;
                 key.position()
             }
             Next::Behind(at) => at,

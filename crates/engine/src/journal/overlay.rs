@@ -294,10 +294,13 @@ impl State {
     }
 
     /// Journals a key anew that is here, unless it is not any more: then somebody has put it, or something newer is in its place.
-    pub(crate) fn carry_pending(&mut self, key: &Key) -> Attempt<bool> {
+    pub(crate) fn carry_pending(&mut self, key: &Key) -> Attempt<()> {
         match self.overlay.keys.get(key.position()) {
-            Some((_, found)) if found == *key => self.journal_pending(key),
-            _ => Attempt::Done(true),
+            // It is the only one in its range, so it goes and comes in one step.
+            Some((_, found)) if found == *key => self.journal_pending(key).map(|is_all| {
+                assert!(is_all, "{key:?}: two keys lie over one place");
+            }),
+            _ => Attempt::Done(()),
         }
     }
 
