@@ -56,23 +56,17 @@ pub fn warning(place: &Path) -> Option<(&'static str, String)> {
 /// it is a killed one's, and may hold acknowledged writes. Only looks.
 #[must_use]
 pub fn left_behind(set: Uuid) -> Option<PathBuf> {
-    let user = rustix::process::geteuid().as_raw();
     let places = looked_through(chosen());
-    let is_ours =
-        |note: &PathBuf| fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user);
-    places.iter().map(|place| place.join(format!("{set}.note"))).find(is_ours)
+    places.iter().map(|place| place.join(format!("{set}.note"))).find(|note| is_ours(note))
 }
 
 /// The notes in this user's places that no daemon keeps at present. Each is claimed for an instant, to find that out.
 #[must_use]
 pub fn all_left_behind() -> Vec<PathBuf> {
-    let user = rustix::process::geteuid().as_raw();
     let places = looked_through(chosen());
     let files = places.iter().flat_map(|place| fs::read_dir(place).into_iter().flatten().flatten());
     let is_left = |note: &PathBuf| {
-        note.extension().is_some_and(|extension| extension == "note")
-            && fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user)
-            && !is_kept(note)
+        note.extension().is_some_and(|extension| extension == "note") && is_ours(note) && !is_kept(note)
     };
     let mut left: Vec<_> = files.map(|entry| entry.path()).filter(is_left).collect();
     // Two ways to one place are one.
@@ -85,6 +79,12 @@ pub fn all_left_behind() -> Vec<PathBuf> {
 fn is_kept(note: &Path) -> bool {
     let claimed = Device::open(note, Access::Check);
     matches!(claimed, Err(error) if matches!(error.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice))
+}
+
+/// A note of this user's.
+fn is_ours(note: &Path) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user)
 }
 
 /// A file without any length has never been one: there was no room for it.

@@ -1,6 +1,7 @@
 //! `bcached config`: whether the files are right, what they say together, how that differs from what runs, and files for what the disks
 //! hold. Nothing is written.
 
+use super::called;
 use super::scan::{self, Member, Scanned};
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, ConfigVerb};
@@ -124,10 +125,9 @@ fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
 /// Block devices by UUID, which stays; files by their path, from whatever directory a daemon is started.
 fn named(member: &Member) -> String {
     let device = &member.device;
-    let name = if device.starts_with("/dev/") {
-        format!("UUID={}", member.uuid)
-    } else {
-        std::path::absolute(device).map_or_else(|_| device.clone(), |path| path.display().to_string())
+    let name = match device.starts_with("/dev/") {
+        true => format!("UUID={}", member.uuid),
+        false => called::device(device),
     };
     toml_text(&name)
 }

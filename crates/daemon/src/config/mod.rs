@@ -398,9 +398,7 @@ impl Config {
         twice::check_sockets(self, places, findings);
         twice::check_devices(self, places, from_command_line, findings);
     }
-}
 
-impl Config {
     /// Volumes need a cache, and none is to be served.
     fn no_cache(&self) -> Failure {
         let failure = |what: &str| Failure::new(Kind::Config, what);

@@ -266,11 +266,9 @@ impl Supervisor {
         let Some(status) = engine.status() else {
             return Some("the engine of its former device does not answer".to_owned());
         };
-        let name = self.shared().table.caches[to].name.clone();
-        let is_only = self.shared().table.lasting_caches().count() == 1;
         let (mut blocked, mut left) = (None, false);
         for (volume, entry) in volumes.iter().enumerate() {
-            let is_to = entry.wanted_cache.is_none() && is_only || entry.wanted_cache == name;
+            let is_to = self.shared().table.is_meant(entry, to);
             match &entry.state {
                 VolumeState::Served(info) if entry.cache == Some(former) => {
                     left = true;
@@ -295,7 +293,8 @@ impl Supervisor {
         if left {
             return blocked;
         }
-        if let Err(failure) = check_unserved(&name.unwrap_or_default(), &status) {
+        let name = self.shared().table.caches[to].name.clone().unwrap_or_default();
+        if let Err(failure) = check_unserved(&name, &status) {
             return Some(failure.why.map_or_else(String::new, String::from));
         }
         self.stop_cache(former, engine);
