@@ -1,7 +1,7 @@
 //! How many requests a second pass through here, to a volume in memory: what the front end and the port cost, with a
-//! driver that sleeps when it waits. Figures for people, so not run with the tests:
-//! `cargo test --release -p bcached-front-vhost --test rates -- --ignored --nocapture`
+//! driver that sleeps when it waits: `cargo bench -p bcached-front-vhost --bench rates`. Figures for people; no time is asserted.
 
+#[path = "../tests/support/mod.rs"]
 mod support;
 
 use std::time::{Duration, Instant};
@@ -35,9 +35,7 @@ fn rate(queue: &mut Queue, kind: u32, depth: usize) -> u128 {
     u128::from(done) * 1_000_000 / start.elapsed().as_micros()
 }
 
-#[test]
-#[ignore = "figures, not a judgement"]
-fn rates_of_4_kib_requests() {
+fn main() {
     let served = serve();
     let mut guest = Guest::new(1);
     let mut vmm = Vmm::connect(&served.socket("tank"));
