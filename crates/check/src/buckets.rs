@@ -1,9 +1,9 @@
 //! What is known of each bucket: its generation, what it is used for, how much of it is live.
 
 use crate::damage::{DamageKind, Findings, Place, Structure, Use};
-use bcached_format::{BucketPrio, Gen, Geometry, Key, Pointer, SECTOR_BYTES};
+use bcached_format::{BucketPrio, Gen, Geometry, JsetHeader, Key, Pointer, SECTOR_BYTES, prio};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One bucket of the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -27,13 +27,20 @@ pub(crate) const STALE_MAX: u8 = 96;
 #[derive(Debug)]
 pub(crate) struct Buckets {
     list: Vec<Bucket>,
+    /// Of buckets of nodes, by index: how many blocks of which generation's node were durable.
+    durable: BTreeMap<usize, (Gen, u16)>,
     first: u64,
     bucket_sectors: u64,
 }
 
 impl Buckets {
     pub fn new(geometry: &Geometry) -> Self {
-        Self { list: Vec::new(), first: geometry.first_bucket, bucket_sectors: geometry.bucket_sectors }
+        Self {
+            list: Vec::new(),
+            durable: BTreeMap::new(),
+            first: geometry.first_bucket,
+            bucket_sectors: geometry.bucket_sectors,
+        }
     }
 
     /// Adds the next bucket, as the priority chain has it.
@@ -46,6 +53,21 @@ impl Buckets {
             live_sectors: 0,
             dirty_sectors: 0,
         });
+    }
+
+    /// What the priority of the next bucket says of a node in it. That of one that a kernel wrote says nothing.
+    fn push_length(&mut self, stored: BucketPrio) {
+        let blocks = prio::durable_blocks(stored.prio);
+        if blocks > 0 {
+            self.durable.insert(self.list.len(), (stored.generation, blocks));
+        }
+    }
+
+    /// How many blocks of the node that `pointer` leads to were durable, at the least.
+    pub fn durable_blocks(&self, pointer: Pointer) -> u32 {
+        let stored = self.durable.get(&self.index_of(pointer));
+        let stored = stored.filter(|(generation, _)| *generation == pointer.generation());
+        stored.map_or(0, |(_, blocks)| u32::from(*blocks))
     }
 
     pub fn to_list(&self) -> Vec<Bucket> {
@@ -116,16 +138,16 @@ impl Buckets {
     }
 }
 
-/// Reads the priority chain that starts in bucket `first`. `None` if it is damaged: then no pointer can be judged.
+/// Reads the priority chain that `header` names. `None` if it is damaged: then no pointer can be judged.
 pub(crate) fn read_chain(
     image: &dyn crate::ReadAt,
     geometry: &Geometry,
-    first: u64,
+    header: &JsetHeader,
     findings: &mut Findings,
 ) -> Option<(Buckets, Vec<u64>)> {
     let mut buckets = Buckets::new(geometry);
     let (mut chain, mut seen) = (Vec::new(), BTreeSet::new());
-    let (mut next, mut seq) = (first, None);
+    let (mut next, mut seq) = (header.prio_bucket, None);
     for index in 0..geometry.prio_sets() {
         if !geometry.is_usable(next) || !seen.insert(next) {
             let kind = DamageKind::PrioBucket { index, found: next };
@@ -148,7 +170,12 @@ pub(crate) fn read_chain(
         }
         let left = geometry.buckets - buckets.list.len() as u64;
         let described = usize::try_from(left).unwrap_or(usize::MAX);
-        set.entries().take(described).for_each(|entry| buckets.push(entry));
+        for entry in set.entries().take(described) {
+            if header.marks_reserve {
+                buckets.push_length(entry);
+            }
+            buckets.push(entry);
+        }
         chain.push(next);
         next = set.next_bucket;
     }

@@ -286,6 +286,14 @@ pub enum DamageKind {
         /// Block of the set.
         block: u32,
     },
+    /// The last sets of a node are not there.
+    #[error("its sets end at block {found}, but {wanted} blocks were durable: a write to it was lost")]
+    NodeShorter {
+        /// Blocks that were durable, by the priority of its bucket.
+        wanted: u32,
+        /// Blocks that its sets take.
+        found: u32,
+    },
     /// Keys of a set are out of order.
     #[error("set at block {block}: {error}")]
     KeyOrder {

@@ -193,7 +193,7 @@ fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Fi
             dump_entry(cache, &geometry, index, *entry, visit, findings);
         }
     }
-    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, journal.header.prio_bucket, findings)?;
+    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, &journal.header, findings)?;
     visit(Record::PriorityChain { buckets: chain });
     for (index, bucket) in (0..).zip(buckets.to_list()) {
         if bucket.prio != 0 || bucket.generation != 0 {

@@ -175,7 +175,7 @@ fn check_started<'a>(
         keys_to_replay: 0,
     });
     let header = journal.header;
-    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, header.prio_bucket, findings)?;
+    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, &header, findings)?;
     claim_metadata(&geometry, &chain, &header, &mut buckets, findings);
     let slots =
         volumes::read_table(cache, &geometry, &header.uuids, journal.old_uuids, entry_place, findings)

@@ -99,6 +99,12 @@ pub(crate) fn walk(
                 continue;
             }
         };
+        let (wanted, found) = (buckets.durable_blocks(node.pointer), log.end_block);
+        if found < wanted {
+            findings.error(node.place(), DamageKind::NodeShorter { wanted, found });
+            tree.lost.push(node);
+            continue;
+        }
         visit(&node, &log);
         if last_set_is_cut_off(&bytes, geometry, place, &log) {
             findings.error(node.place(), DamageKind::NodeSetLost { block: log.end_block });

@@ -7,7 +7,7 @@ use bcached_check::{
     Checked, DamageKind as Kind, Options, Piece, ReadAt, Severity, Source, Structure, Use, check,
 };
 use bcached_format::error::{BsetError, KeyError, NodeError, PrioError};
-use bcached_format::{BackingState, Inode, Key, Pointer, Pointers, Position, Uuid};
+use bcached_format::{BackingState, Inode, Key, Pointer, Pointers, Position, Uuid, prio};
 use common::{Image, backing, clean, dirty, node_key, pointer};
 
 /// The findings of an image without backing devices.
@@ -335,6 +335,27 @@ fn the_last_set_of_a_node_is_missed_though_nothing_follows_it() {
     bytes[(40 * 16 + 1) * 512 + 16] ^= 4;
     let checked = check(&bytes, &[], Options::default());
     assert_eq!(checked.report.findings[0].kind, Kind::NodeSetLost { block: 1 });
+}
+
+#[test]
+fn a_node_is_as_long_as_the_priorities_of_bcached_say() {
+    let two_sets = |is_ours: bool, generation: u8, blocks: u16| {
+        let mut image = Image::with_leaf(&[&[clean(16, 24, 100)], &[dirty(16, 24, 101)]]);
+        image.header.marks_reserve = is_ours;
+        image.journal = vec![image.entries(1, &[(10, 10, &[])])];
+        image.generations[40] = generation;
+        image.prios[40] = prio::prio_of_node(blocks);
+        image
+    };
+    let is_named = |image: Image| {
+        let kind = Kind::NodeShorter { wanted: 3, found: 2 };
+        kinds(image).contains(&kind)
+    };
+    assert!(is_named(two_sets(true, 0, 3)), "a set was lost");
+    assert!(!is_named(two_sets(true, 0, 2)), "nothing was");
+    assert!(!is_named(two_sets(true, 0, 1)), "one was added since");
+    assert!(!is_named(two_sets(true, 255, 3)), "it was of another node");
+    assert!(!is_named(two_sets(false, 0, 3)), "a kernel's say nothing");
 }
 
 #[test]

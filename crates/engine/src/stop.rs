@@ -1,11 +1,12 @@
 //! The orderly end: nothing new is taken, what is in flight ends, every leaf is written, and a last journal entry
 //! says that nothing needs replay. Dirty data stays in the cache.
 
+use crate::btree::write;
 use crate::error::Error;
 use crate::journal::writer;
 use crate::request::flush;
 use crate::set::{CacheSet, Duty};
-use crate::space::summaries;
+use crate::space::{prios, summaries};
 use crate::writeback::task;
 
 impl CacheSet {
@@ -68,6 +69,11 @@ impl CacheSet {
         // The keys that wait for an entry first: the last one is to have none. Fills are not journalled, and a replay would lay a
         // hole over those made since.
         writer::commit(self).await?;
-        writer::checkpoint(self).await
+        write::write_all(self).await?;
+        // The next start is to know a write to a node that was lost.
+        if self.with(|s| s.buckets.has_longer_nodes()) {
+            return prios::store(self).await;
+        }
+        writer::commit_now(self).await
     }
 }

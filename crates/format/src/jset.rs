@@ -29,7 +29,7 @@ const MARK: Field = Field::new(
     232,
     8,
     "prio_bucket[7]",
-    "junk; of bcached 0x2164656863616362 xor seq: the chain marks the reserve",
+    "junk; of bcached 0x2164656863616362 xor seq: bcached wrote the chain",
 );
 
 /// The table of an entry.
@@ -66,7 +66,8 @@ pub struct JsetHeader {
     /// First bucket of the priority chain.
     pub prio_bucket: u64,
     /// That chain was stored by bcached, and what it gives the priority [`PRIO_RESERVE`](crate::prio::PRIO_RESERVE) is of the
-    /// reserve (see `stamp`). No kernel has written since.
+    /// reserve (see `stamp`), what it gives a node tells the node's length ([`durable_blocks`](crate::prio::durable_blocks)). No kernel has
+    /// written since.
     pub marks_reserve: bool,
 }
 

@@ -33,8 +33,24 @@ pub const PRIO_NEVER_USED: u16 = 0;
 pub const PRIO_RESERVE: u16 = 1;
 /// Priority of a bucket that was just filled or hit.
 pub const PRIO_FRESH: u16 = 32768;
-/// Priority of a bucket that holds metadata, a B-tree node above all.
+/// Priority of a bucket that holds metadata, a B-tree node above all. A kernel stores it as it is.
 pub const PRIO_BTREE: u16 = 65535;
+/// The most blocks of a node that a priority can tell.
+pub const NODE_BLOCKS_MAX: u16 = PRIO_BTREE - PRIO_FRESH - 1;
+
+/// The priority that bcached stores for the bucket of a node of which so many blocks are durable: below a kernel's by as many, and
+/// above all that data can have. Who finds fewer blocks knows that a write was lost. A kernel, which sets the priorities of nodes itself
+/// when it starts, loses it; so it means something only in a chain that bcached wrote last (see `JsetHeader::marks_reserve`).
+#[must_use]
+pub const fn prio_of_node(durable_blocks: u16) -> u16 {
+    if durable_blocks < NODE_BLOCKS_MAX { PRIO_BTREE - durable_blocks } else { PRIO_FRESH + 1 }
+}
+
+/// How many blocks of the node in a bucket are durable at the least, by its priority; 0: nothing is said, or it is no node.
+#[must_use]
+pub const fn durable_blocks(prio: u16) -> u16 {
+    if prio > PRIO_FRESH { PRIO_BTREE - prio } else { 0 }
+}
 
 /// Buckets that a set in a meta area of this many bytes describes.
 #[must_use]

@@ -65,6 +65,14 @@ pub enum NodeFault {
         /// Position of the last child; zero if there is none.
         found: Position,
     },
+    /// Fewer blocks have sets than were durable once.
+    #[error("its sets end at block {found}, but {wanted} blocks were durable: a write to it was lost")]
+    SetLost {
+        /// Blocks that were durable.
+        wanted: u32,
+        /// Blocks that its sets take.
+        found: u32,
+    },
     /// Two living children with one position.
     #[error("two children stand at {position}")]
     TwoChildren {

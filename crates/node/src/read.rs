@@ -53,6 +53,19 @@ impl Node {
             None => Ok(()),
         }
     }
+
+    /// Checks that no set is missing of the first blocks of the node, so many of which were `durable` once. The sets behind a lost one
+    /// are missed by the reader itself; that the last is lost shows nowhere else.
+    ///
+    /// # Errors
+    /// [`NodeFault::SetLost`].
+    pub fn check_length(&self, durable: u32) -> Result<(), NodeError> {
+        let found = self.written_blocks();
+        if found < durable {
+            return Err(self.error(NodeFault::SetLost { wanted: durable, found }));
+        }
+        Ok(())
+    }
 }
 
 /// Reads a node in steps.

@@ -28,6 +28,7 @@ pub type Entry = (JsetHeader, Vec<Key>);
 pub struct Image {
     pub superblock: CacheSuperblock,
     pub generations: Vec<u8>,
+    pub prios: Vec<u16>,
     pub slots: Vec<UuidSlot>,
     pub header: JsetHeader,
     /// Journal entries: index of the bucket, then the entries in it.
@@ -91,6 +92,7 @@ impl Image {
         Self {
             superblock,
             generations: vec![0; usize::try_from(BUCKETS).unwrap()],
+            prios: vec![1; usize::try_from(BUCKETS).unwrap()],
             slots: vec![UuidSlot { uuid: BACKING_UUID, ..UuidSlot::FREE }, flash],
             header,
             journal: vec![(1, vec![(header, Vec::new())])],
@@ -161,8 +163,10 @@ impl Image {
         let seal = self.superblock.seal();
         self.put(8, &seal[..]);
         let mut meta = vec![0; geometry.meta_bytes()];
-        let entries: Vec<BucketPrio> =
-            self.generations.iter().map(|stored| BucketPrio { prio: 1, generation: Gen(*stored) }).collect();
+        let stored = self.prios.iter().zip(&self.generations);
+        let entry =
+            |(prio, generation): (&u16, &u8)| BucketPrio { prio: *prio, generation: Gen(*generation) };
+        let entries: Vec<BucketPrio> = stored.map(entry).collect();
         prio::seal(&mut meta, geometry.magic, 5, self.prio_next, entries.into_iter());
         self.put(PRIO_BUCKET * BUCKET_SECTORS, &meta);
         for (index, slot) in self.slots.clone().iter().enumerate() {

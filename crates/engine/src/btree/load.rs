@@ -74,8 +74,11 @@ pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
         return Err(Error::Inconsistent("a btree node is larger than those of its set"));
     }
     let begun = set.env().now();
-    let mut node = read_from((set.env(), set.cache()), child, &geometry).await?;
-    set.with(|s| s.stats.node_reads.add(begun, s.now));
+    let mut node = read_from((set.env(), set.cache()), child, &geometry, durable_blocks(set, child)).await?;
+    set.with(|s| {
+        s.stats.node_reads.add(begun, s.now);
+        s.buckets.node_found(child.pointer(), node.written_blocks());
+    });
     if !node.is_leaf() {
         learn(set, &node).await?;
         // What is dead stays so, and nobody changes what the node says while it is read.
@@ -125,8 +128,18 @@ async fn learn(set: &CacheSet, node: &Node) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads a node and checks its sets; dead children are still in it. Others run between the steps of it.
-pub async fn read_from((env, disk): (&Env, &Disk), child: Child, geometry: &Geometry) -> Result<Node, Error> {
+/// How many blocks of a node are durable, at the least.
+pub fn durable_blocks(set: &CacheSet, child: Child) -> u32 {
+    set.with(|s| s.buckets.durable_blocks(child.pointer()))
+}
+
+/// Reads a node and checks its sets, of whose blocks so many are `durable`; dead children are still in it. Others run between the steps of it.
+pub async fn read_from(
+    (env, disk): (&Env, &Disk),
+    child: Child,
+    geometry: &Geometry,
+    durable: u32,
+) -> Result<Node, Error> {
     let bytes = usize::try_from(child.key.sectors() * 512).expect("a node is small");
     let (result, buffer) = disk.read(child.pointer().sector(), Buffer::zeroed(bytes)).await;
     result.map_err(Error::io(Doing::Node))?;
@@ -138,6 +151,7 @@ pub async fn read_from((env, disk): (&Env, &Disk), child: Child, geometry: &Geom
         let node = reader.step(READ_STEP_KEYS).map_err(|source| damaged(child, source))?;
         env.charge(READ_STEP_NS * (reader.handled() - handled) as u64 + find_ns(reader.found() - found));
         if let Some(node) = node {
+            node.check_length(durable).map_err(|source| damaged(child, source))?;
             return Ok(node);
         }
     }

@@ -137,7 +137,8 @@ async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Er
         (*node.own(), node.level(), s.geometry)
     });
     let child = Child { key: own, level };
-    let read = load::read_from((set.env(), set.cache()), child, &geometry).await;
+    let durable = load::durable_blocks(set, child);
+    let read = load::read_from((set.env(), set.cache()), child, &geometry, durable).await;
     set.with(|s| match &read {
         Ok(_) => s.unreadable.forget(child.pointer()),
         Err(error) => s.meets_unreadable(child, error),

@@ -73,8 +73,11 @@ pub async fn walk(
         for visit in &batch {
             walk.enter(visit)?;
         }
-        let reads =
-            batch.iter().map(|visit| load::read_from((walk.env, walk.disk), visit.child, walk.geometry));
+        let read = |visit: &Visit| {
+            let durable = walk.buckets.durable_blocks(visit.child.pointer());
+            load::read_from((walk.env, walk.disk), visit.child, walk.geometry, durable)
+        };
+        let reads: Vec<_> = batch.iter().map(read).collect();
         for (visit, node) in batch.iter().zip(join_all(reads).await) {
             match node {
                 Err(error @ Error::Node { .. }) if visit.child.level < root.level => {
@@ -105,6 +108,7 @@ impl Walk<'_> {
     async fn visit(&mut self, visit: &Visit, mut node: Node, stack: &mut Vec<Visit>) -> Result<(), Error> {
         let sector = visit.child.pointer().sector();
         let damaged = |source| Error::Node { sector, source: alloc::boxed::Box::new(source) };
+        self.buckets.node_found(visit.child.pointer(), node.written_blocks());
         if node.is_leaf() {
             node.check_extents(visit.low).map_err(damaged)?;
             for (number, key) in node.keys().enumerate() {

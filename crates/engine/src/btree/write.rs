@@ -195,13 +195,27 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(),
 
 async fn write_head(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
     let head = head_bytes(set).min(write.bytes.len());
-    write_durably(set, Cause::Btree, sector, &write.bytes[..head]).await
+    write_durably(set, Cause::Btree, sector, &write.bytes[..head]).await?;
+    is_durable(set, sector, write);
+    Ok(())
+}
+
+/// A set of a node is durable, and so is what stands before it.
+fn is_durable(set: &CacheSet, sector: u64, write: &SetWrite) {
+    set.with(|s| {
+        let blocks = write.bytes.len() / s.geometry.block_bytes();
+        let blocks = write.block + u32::try_from(blocks).expect("a set is smaller than its node");
+        let (bucket, _) = s.geometry.bucket_at(sector);
+        s.buckets.node_reaches(s.buckets.id(bucket), blocks);
+    });
 }
 
 /// Writes the first set of a node that nothing points to yet, durably. A failure latches: the tree on the device is
 /// behind what was promised.
 pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
-    write_durably(set, Cause::Btree, sector, &write.bytes).await
+    write_durably(set, Cause::Btree, sector, &write.bytes).await?;
+    is_durable(set, sector, write);
+    Ok(())
 }
 
 /// Writes metadata that is durable when this returns; on a device without FUA by the one flush that may run. A failure latches.

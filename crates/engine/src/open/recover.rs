@@ -53,7 +53,7 @@ pub(super) async fn recover(
     let (header, old_uuids) = (newest.header, newest.old_uuids);
     check_number(header.seq)?;
     let root = root_of(&geometry, &header.root, header.root_level)?;
-    let stored = prios::read((&env, &disk), &geometry, header.prio_bucket).await?;
+    let stored = prios::read((&env, &disk), &geometry, header.prio_bucket, header.marks_reserve).await?;
     check_number(stored.sequence)?;
     let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
     let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;

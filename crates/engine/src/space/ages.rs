@@ -3,7 +3,7 @@
 
 use crate::set::CacheSet;
 use alloc::vec::Vec;
-use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
+use bcached_format::prio::PRIO_FRESH;
 
 /// The buckets are divided into so many groups of one size, by age.
 const GROUPS: u64 = 32;
@@ -28,7 +28,7 @@ impl CacheSet {
         let mut by_age = alloc::vec![0_u64; usize::from(PRIO_FRESH)];
         self.each_bucket(|s, id, _| {
             let prio = s.buckets.prio(id);
-            if prio != 0 && prio != PRIO_BTREE {
+            if prio != 0 && prio <= PRIO_FRESH {
                 by_age[usize::from(PRIO_FRESH - prio)] += 1;
             }
         })

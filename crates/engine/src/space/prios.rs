@@ -12,13 +12,14 @@ use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
 use bcached_format::checksum::{CHECKSUM_BYTES, Sum};
-use bcached_format::prio::{BucketPrio, PRIO_RESERVE, PrioSet, PrioWriter};
+use bcached_format::prio::{BucketPrio, PRIO_BTREE, PRIO_FRESH, PRIO_RESERVE, PrioSet, PrioWriter};
 use bcached_format::{BucketId, Gen, Geometry};
 
 /// Stores all generations and releases the buckets that were pending when it began.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
+    set.with(|s| s.buckets.begin_storing_lengths());
     let pending = set.with(|s| s.buckets.pending().len());
     let chain = set.begin(Phase::PriorityChain);
     let sets = set.with(|s| s.prios.spare.len());
@@ -99,8 +100,14 @@ pub struct Stored {
     pub sequence: u64,
 }
 
-/// Reads the chain that starts in bucket `first`.
-pub async fn read((env, disk): (&Env, &Disk), geometry: &Geometry, first: u64) -> Result<Stored, Error> {
+/// Reads the chain that starts in bucket `first`. `is_ours`: of one that a kernel wrote the priorities of nodes say nothing of their lengths.
+pub async fn read(
+    (env, disk): (&Env, &Disk),
+    geometry: &Geometry,
+    first: u64,
+    is_ours: bool,
+) -> Result<Stored, Error> {
+    let known = |prio: u16| if is_ours || prio <= PRIO_FRESH { prio } else { PRIO_BTREE };
     let mut stored = Stored { entries: Vec::new(), chain: Vec::new(), sequence: 0 };
     let mut bucket = first;
     for index in 0..geometry.prio_sets() {
@@ -117,7 +124,7 @@ pub async fn read((env, disk): (&Env, &Disk), geometry: &Geometry, first: u64) -
         stored.sequence = parsed.seq;
         let missing = geometry.buckets - stored.entries.len() as u64;
         let count = usize::try_from(missing.min(geometry.prios_per_set())).expect("a set is small");
-        let mut entries = parsed.entries().take(count).map(|entry| (entry.generation, entry.prio));
+        let mut entries = parsed.entries().take(count).map(|entry| (entry.generation, known(entry.prio)));
         while entries.len() > 0 {
             env.breathe().await;
             let before = stored.entries.len();

@@ -121,6 +121,11 @@ impl World {
         DiskId(u32::try_from(self.disks.len() - 1).expect("few"))
     }
 
+    /// What stands on `copy` stands on `disk` again.
+    pub fn restore(&mut self, disk: DiskId, copy: DiskId) {
+        self.disks[disk.0 as usize] = self.disks[copy.0 as usize].clone();
+    }
+
     /// Puts whole sectors on a device from outside.
     pub fn place(&mut self, disk: usize, sector: u64, bytes: &[u8]) {
         for (place, part) in self.disks[disk][index(sector)..].iter_mut().zip(bytes.chunks_exact(SECTOR)) {

@@ -7,6 +7,7 @@
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
 
+mod lengths;
 mod reserved;
 mod search;
 
@@ -19,7 +20,7 @@ use crate::space::{Flushes, FreeList};
 use crate::state::State;
 use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
-use bcached_format::prio::{PRIO_BTREE, PRIO_FRESH};
+use bcached_format::prio::{self, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Key, Pointer, Replacement};
 
 /// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
@@ -62,6 +63,8 @@ pub struct Bucket {
     pub usage: Usage,
     /// A summary of what it holds was looked for in vain.
     pub is_unsummed: bool,
+    /// Of a node: how many of its blocks are durable, as far as known (`lengths`). Else 0.
+    durable_blocks: u16,
     /// It was to be emptied, and something in it, or a leaf that names it, could not be read.
     pub is_stuck: bool,
     /// Clock of the last hit or write, in units of [`Buckets::age`]; 0 = long ago.
@@ -105,6 +108,8 @@ pub struct Buckets {
     flushes: Flushes,
     /// The search that is going on has passed some only for the age of the pointers to them.
     passes_old: bool,
+    /// Nodes are longer than has been stored.
+    has_longer_nodes: bool,
 }
 
 impl Buckets {
@@ -124,6 +129,7 @@ impl Buckets {
                 oldest: generation,
                 usage: if index < first_bucket { Usage::Meta } else { Usage::Unknown },
                 is_unsummed: false,
+                durable_blocks: prio::durable_blocks(prio),
                 is_stuck: false,
                 touched: u32::from(prio.min(PRIO_FRESH)),
                 pins: 0,
@@ -155,6 +161,7 @@ impl Buckets {
             next_victim: None,
             flushes: Flushes::default(),
             passes_old: false,
+            has_longer_nodes: false,
         }
     }
 
@@ -282,6 +289,7 @@ impl Buckets {
             return false;
         }
         bucket.generation = pointer.generation();
+        bucket.durable_blocks = 0;
         let lost_dirty = bucket.dirty > 0;
         bucket.live = 0;
         bucket.dirty = 0;
@@ -405,8 +413,8 @@ impl Buckets {
     #[must_use]
     pub fn prio(&self, id: BucketId) -> u16 {
         let bucket = self.get(id);
-        if bucket.usage == Usage::Meta {
-            return PRIO_BTREE;
+        if bucket.usage == Usage::Meta || bucket.durable_blocks > 0 {
+            return prio::prio_of_node(bucket.durable_blocks);
         }
         let age = self.clock - bucket.touched.min(self.clock);
         u16::try_from(u32::from(PRIO_FRESH).saturating_sub(age)).unwrap_or(0)
@@ -419,6 +427,9 @@ impl Buckets {
         self.by_usage[bucket.usage as usize] -= 1;
         self.by_usage[usage as usize] += 1;
         bucket.usage = usage;
+        if !matches!(usage, Usage::Meta | Usage::Unknown) {
+            bucket.durable_blocks = 0;
+        }
         self.settle(id, was_available);
     }
 

@@ -1,0 +1,148 @@
+//! A device that says that it has a write to the index durably, and has lost it: what that said is not known any more, and what stood before
+//! it is old. Nobody is ever answered with that after a stop in good order.
+
+use crate::memory::World;
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
+use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::Buffer;
+use bcached_format::{SetMagic, Uuid};
+
+/// Nodes of 4 KiB: a tree of three levels is soon there.
+const SIZES: Sizes = Sizes { block: 1, bucket: 8, buckets: 9000, backing: 200_000 };
+const NODE: u64 = 8;
+/// Extents, none beside another.
+const EXTENTS: u64 = 24_000;
+const STEP: u64 = 8;
+/// What the backing device has, and what the cache has.
+const OLD: u8 = 1;
+const NEW: u8 = 2;
+/// What a lost write leaves where nothing stood before.
+const ZEROES: [u8; 512] = [0; 512];
+
+fn options(reserve: u64) -> Options {
+    let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
+    Options {
+        reserve: Some(reserve),
+        cutoff_writeback: 101,
+        cutoff_cache_add: 101,
+        volume,
+        ..Options::default()
+    }
+}
+
+async fn write_all(set: &CacheSet, volume: VolumeId, byte: u8) {
+    for number in 0..EXTENTS {
+        ask(set, volume, write(STEP * number, 1, byte)).await;
+    }
+    ask(set, volume, Request::Flush).await;
+}
+
+/// A set that has been stopped in good order, and has everything dirty.
+fn stopped(reserve: u64) -> Rig {
+    let mut rig = Rig::new(SIZES, reserve);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options(reserve)).await.expect("a new set");
+        write_all(&set, volume, OLD).await;
+        set.write_back(volume, &Cancel::default()).await.expect("the device works");
+        write_all(&set, volume, NEW).await;
+        set.stop().await.expect("it stops");
+    });
+    rig
+}
+
+/// Where the last set of one leaf in so many, and of one parent in fewer, begins, if it is not the only one: in sectors of the device.
+fn last_sets(world: &World, every: usize) -> Vec<u64> {
+    let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
+    let (mut parents, mut leaves) = (Vec::new(), Vec::new());
+    for first in (0..SIZES.buckets).map(|bucket| bucket * NODE) {
+        let mut node = [0; NODE as usize * 512];
+        world.look(CACHE.0 as usize, first, &mut node);
+        let is_set = |block: &[u8]| block[8..16] == magic && block[16..24] == node[16..24];
+        let last = node.chunks_exact(512).rposition(is_set).filter(|last| *last > 0);
+        let header = u64::from_le_bytes(node[32..40].try_into().expect("eight bytes"));
+        // What a parent's key names is as large as a node.
+        let kind = if header >> 20 & 0xFFFF == NODE { &mut parents } else { &mut leaves };
+        kind.extend(last.map(|last| first + last as u64));
+    }
+    parents.into_iter().step_by(every / 13).chain(leaves.into_iter().step_by(every)).collect()
+}
+
+/// What was met when all extents were read: how many could not be.
+async fn refused(set: &CacheSet, volume: VolumeId, lost: u64) -> u64 {
+    let mut refused = 0;
+    for number in 0..EXTENTS {
+        let read = Request::Read { sector: STEP * number, buffer: Buffer::zeroed(512) };
+        let reply = set.serve(volume, read).await;
+        match reply.result {
+            Ok(()) => {
+                let found = reply.buffer.expect("a read gives its memory back").as_slice()[0];
+                assert_eq!(found, NEW, "extent {number}, without the set at sector {lost}");
+            }
+            Err(Error::Node { .. }) => refused += 1,
+            Err(error) => panic!("extent {number}, without the set at sector {lost}: {error}"),
+        }
+    }
+    refused
+}
+
+/// What came of each last set that was lost.
+#[derive(Default, Debug)]
+struct Met {
+    /// The set was refused.
+    starts_refused: u64,
+    /// A leaf was found damaged.
+    leaves: u64,
+    /// A parent was.
+    parents: u64,
+}
+
+/// The last sets of some nodes are lost, each alone.
+fn some_lost(mut rig: Rig, reserve: u64, every: usize) -> Met {
+    let (cache, backing) = {
+        let mut world = rig.world.borrow_mut();
+        (world.copy(CACHE), world.copy(BACKING))
+    };
+    let lost = last_sets(&rig.world.borrow(), every);
+    let mut met = Met::default();
+    for lost in lost {
+        {
+            let mut world = rig.world.borrow_mut();
+            world.restore(CACHE, cache);
+            world.restore(BACKING, backing);
+            world.place(CACHE.0 as usize, lost, &ZEROES);
+        }
+        let levels = run(&mut rig, move |env| async move {
+            let (set, volume) = match open(env, options(reserve)).await {
+                Ok(opened) => opened,
+                Err(Error::Node { .. }) => return None,
+                Err(error) => panic!("without the set at sector {lost}: {error}"),
+            };
+            let refused = refused(&set, volume, lost).await;
+            let levels: Vec<u8> = set.status().unreadable.iter().map(|damaged| damaged.level).collect();
+            assert_eq!(refused > 0, !levels.is_empty(), "what is damaged is refused, and told");
+            Some(levels)
+        });
+        match levels {
+            None => met.starts_refused += 1,
+            Some(levels) => {
+                met.leaves += u64::from(levels.contains(&0));
+                met.parents += u64::from(levels.iter().any(|level| *level > 0));
+            }
+        }
+    }
+    met
+}
+
+#[test]
+fn a_lost_write_to_a_node_is_never_answered_with_what_was_before_it() {
+    let met = some_lost(stopped(100), 100, 40);
+    assert!(met.leaves > 2 && met.parents > 0, "{met:?}");
+}
+
+/// There is no reserve: all nodes are read before anything is served, and too few buckets are known to be free for a set of which one
+/// cannot be.
+#[test]
+fn a_start_that_walks_first_meets_a_lost_write() {
+    let met = some_lost(stopped(0), 0, 80);
+    assert!(met.starts_refused > 2, "{met:?}");
+}
