@@ -9,7 +9,8 @@ use bcached_format::{SetMagic, Uuid};
 
 /// Nodes of 4 KiB: a tree of three levels is soon there.
 const SIZES: Sizes = Sizes { block: 1, bucket: 8, buckets: 9000, backing: 200_000 };
-const NODE: u64 = 8;
+const NODE_BYTES: usize = 4096;
+const NODE: u64 = NODE_BYTES as u64 / 512;
 /// Extents, none beside another.
 const EXTENTS: u64 = 24_000;
 const STEP: u64 = 8;
@@ -55,7 +56,7 @@ fn last_sets(world: &World, every: usize) -> Vec<u64> {
     let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
     let (mut parents, mut leaves) = (Vec::new(), Vec::new());
     for first in (0..SIZES.buckets).map(|bucket| bucket * NODE) {
-        let mut node = [0; NODE as usize * 512];
+        let mut node = [0; NODE_BYTES];
         world.look(CACHE.0 as usize, first, &mut node);
         let is_set = |block: &[u8]| block[8..16] == magic && block[16..24] == node[16..24];
         let last = node.chunks_exact(512).rposition(is_set).filter(|last| *last > 0);
@@ -74,12 +75,12 @@ async fn refused(set: &CacheSet, volume: VolumeId, lost: u64) -> u64 {
         let read = Request::Read { sector: STEP * number, buffer: Buffer::zeroed(512) };
         let reply = set.serve(volume, read).await;
         match reply.result {
-            Ok(()) => {
+            Err(Error::Node { .. }) => refused += 1,
+            other => {
+                other.expect("nothing but a node is damaged");
                 let found = reply.buffer.expect("a read gives its memory back").as_slice()[0];
                 assert_eq!(found, NEW, "extent {number}, without the set at sector {lost}");
             }
-            Err(Error::Node { .. }) => refused += 1,
-            Err(error) => panic!("extent {number}, without the set at sector {lost}: {error}"),
         }
     }
     refused
@@ -113,9 +114,8 @@ fn some_lost(mut rig: Rig, reserve: u64, every: usize) -> Met {
         }
         let levels = run(&mut rig, move |env| async move {
             let (set, volume) = match open(env, options(reserve)).await {
-                Ok(opened) => opened,
                 Err(Error::Node { .. }) => return None,
-                Err(error) => panic!("without the set at sector {lost}: {error}"),
+                other => other.expect("nothing but a node is damaged"),
             };
             let refused = refused(&set, volume, lost).await;
             let levels: Vec<u8> = set.status().unreadable.iter().map(|damaged| damaged.level).collect();
