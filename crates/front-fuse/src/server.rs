@@ -38,8 +38,7 @@ pub struct Limits {
     pub requests: u16,
     /// Bytes of payload that one open file holds in memory, at least 4 MiB.
     pub file_bytes: u64,
-    /// Bytes of payload that all open files hold in memory, at least 4 MiB; an eighth comes on top for files that hold at most
-    /// 1 MiB.
+    /// Bytes of payload that all open files hold in memory, at least 4 MiB; an eighth comes on top for small requests.
     pub total_bytes: u64,
     /// Threads that take what the kernel sends.
     pub threads: usize,

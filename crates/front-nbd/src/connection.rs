@@ -8,6 +8,7 @@
 //! more requests are read, everything submitted is carried out and answered as far as the peer still listens, then the
 //! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
 
+use crate::pace::Pace;
 use crate::proto::handshake::{Agreed, Catalog, Handshake, Offer, Step};
 use crate::proto::reply::Awaited;
 use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
@@ -47,7 +48,7 @@ pub(crate) struct Caller {
 }
 
 /// Serves a connection to its end.
-pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Result<(), Broken> {
+pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: Caller) -> Result<(), Broken> {
     let mut source = Source::new(Arc::clone(socket));
     let catalog = PeerCatalog { shared, peer: caller.peer, since: Cell::new(Moment::default()) };
     let Some(agreed) = shake_hands(shared, socket, &mut source, (&catalog, caller))? else { return Ok(()) };
@@ -56,8 +57,16 @@ pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Re
 
     let limits = &shared.limits;
     let (requests, replies) = route.connect::<Pending>(limits.requests);
-    let (structured, stall) = (agreed.structured, limits.stall);
-    let writer = Writer { socket: Arc::clone(socket), replies, structured, stall };
+    let budget = Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory)));
+    let pace = || Pace::new(Arc::clone(&budget), limits.give_way);
+    let writer = Writer {
+        shared: Arc::clone(shared),
+        number: caller.number,
+        socket: Arc::clone(socket),
+        replies,
+        structured: agreed.structured,
+        pace: pace(),
+    };
     let writer = shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run())?;
     let mut reader = Reader {
         shared,
@@ -65,7 +74,8 @@ pub(crate) fn serve(shared: &Shared, socket: &Arc<Socket>, caller: Caller) -> Re
         session: Session::new(agreed),
         requests,
         route: route.clone(),
-        budget: Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory))),
+        pace: pace(),
+        budget,
         caller,
         since: catalog.since.get(),
         claim: None,
@@ -152,6 +162,8 @@ struct Reader<'a> {
     requests: Requests<Pending>,
     route: Route,
     budget: Arc<Budget>,
+    /// Of payloads.
+    pace: Pace,
     caller: Caller,
     /// When the connection was established, for the right to write.
     since: Moment,
@@ -218,7 +230,10 @@ impl Reader<'_> {
             }
             Command::Write { sector, bytes, fua } => {
                 let mut buffer = Buffer::zeroed(bytes as usize);
-                self.source.read(buffer.as_mut_slice(), self.patience(bytes))?;
+                let patience = self.patience(bytes);
+                self.source
+                    .read(buffer.as_mut_slice(), patience, &mut self.pace)
+                    .inspect_err(|error| self.shared.lost(self.caller.number, "sends no payload", error))?;
                 Operation::Write { sector, payload: buffer.freeze(), fua }
             }
             Command::Flush => Operation::Flush,

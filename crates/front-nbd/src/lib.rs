@@ -12,6 +12,8 @@
 //!   all connections together too ([`Limits`]); at a bound the reader stops reading its socket, and the peer waits.
 //! - **No client can hold anything for ever** but an idle connection: the handshake has a deadline, and so has a
 //!   payload; replies that nobody reads end the connection after [`Limits::stall`].
+//! - **No client stops the others** by what it holds: memory is given out so that something is left
+//!   ([`bcached_port::budget`]), and who is too slow to give it back goes when others wait ([`Limits::give_way`]).
 //! - **A lost connection loses no request**: what was received whole is carried out, and the right to write (see
 //!   [`server`]) is given up only after the last of it is done.
 //! - Threads sleep in the kernel whenever there is nothing to do.
@@ -19,6 +21,7 @@
 mod connection;
 mod credentials;
 mod endpoint;
+mod pace;
 pub mod proto;
 pub mod server;
 mod socket;

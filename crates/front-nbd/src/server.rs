@@ -10,6 +10,7 @@
 
 use crate::connection::{Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
+use crate::pace::InTheWay;
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
 use bcached_port::{ExportTable, Peer, Pool, Quiet};
@@ -44,14 +45,17 @@ pub struct Limits {
     pub requests: usize,
     /// Bytes of payload that one connection holds in memory, at least 32 MiB: the largest request.
     pub connection_bytes: u64,
-    /// Bytes of payload that all connections hold in memory, at least 32 MiB; an eighth comes on top for connections that
-    /// hold at most 1 MiB.
+    /// Bytes of payload that all connections hold in memory, at least 32 MiB; an eighth comes on top for small requests. How
+    /// it is given out: [`bcached_port::budget`].
     pub total_bytes: u64,
     /// A connection must have chosen its export by then.
     pub handshake: Duration,
     /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this; one whose
     /// payload is not whole by then has a second for each MiB of it on top.
     pub stall: Duration,
+    /// As long as somebody waits for memory who has none, connections that hold some go when this much time is lost with
+    /// them: they take no replies, or send no payload, or go slower than 256 KiB a second. Who waits has waited as long.
+    pub give_way: Duration,
 }
 
 /// Why a server did not start.
@@ -116,6 +120,8 @@ struct Connections {
     live: BTreeMap<u64, Live>,
     /// Connections cut or closed for want of a place.
     crowded_out: Quiet,
+    /// Connections cut because they did not move.
+    stuck: Quiet,
 }
 
 struct Live {
@@ -128,6 +134,9 @@ struct Live {
     cut: bool,
 }
 
+/// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
+/// leave enough for large requests of others.
+const LEAVES: u64 = 4;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
@@ -144,6 +153,7 @@ impl Default for Limits {
             total_bytes: 4 * u64::from(PAYLOAD_BYTES_MAX),
             handshake: Duration::from_secs(10),
             stall: Duration::from_secs(60),
+            give_way: Duration::from_secs(5),
         }
     }
 }
@@ -173,7 +183,7 @@ impl NbdServer {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             exports,
-            memory: Arc::new(Pool::new(options.limits.total_bytes)),
+            memory: Arc::new(Pool::new(options.limits.total_bytes).leaving(LEAVES)),
             limits: options.limits,
             connections: Mutex::default(),
             ended: Condvar::new(),
@@ -281,6 +291,29 @@ impl Shared {
     /// A connection has been given the right to write.
     pub(crate) fn writes(&self, number: u64) {
         self.update(number, |client| client.writing = true);
+    }
+
+    /// A connection can no longer be used. If that is because its peer does not move, people want to know: it may have left
+    /// others without memory, and its own program sees an error now.
+    pub(crate) fn lost(&self, number: u64, peer_does: &str, error: &io::Error) {
+        let is_in_the_way = InTheWay::is(error);
+        if !is_in_the_way && error.kind() != io::ErrorKind::TimedOut {
+            tracing::debug!(event = "nbd-broke-off", connection = number, %error, "an NBD connection is of no more use");
+            return;
+        }
+        let mut connections = self.lock();
+        let client = connections.live.get(&number).map(|live| live.client.clone());
+        let Some((count, client)) = connections.stuck.count().zip(client) else { return };
+        drop(connections);
+        let (peer, volume) = (client.peer, client.export.unwrap_or_default());
+        let why =
+            if is_in_the_way { "others wait for the memory that it holds" } else { "it has had time enough" };
+        tracing::warn!(
+            event = "nbd-client-stuck",
+            connection = number,
+            count,
+            "an NBD client of {volume} ({peer}) {peer_does}, and was cut off: {why}"
+        );
     }
 
     fn update(&self, number: u64, change: impl FnOnce(&mut Client)) {

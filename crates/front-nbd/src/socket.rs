@@ -3,6 +3,7 @@
 //! The descriptor stays in blocking mode. A receive without a limit is one system call; one with a limit asks without
 //! blocking first and polls only if there is nothing, so that a busy connection pays nothing for its limits.
 
+use crate::pace::Pace;
 use bcached_port::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -59,8 +60,14 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives what is there, at least a byte. 0 when the peer will send no more.
-    pub(crate) fn receive(&self, into: &mut [u8], patience: Patience) -> io::Result<usize> {
+    /// Receives what is there, at least a byte. 0 when the peer will send no more. `pace` is for what holds memory
+    /// until it has come.
+    pub(crate) fn receive(
+        &self,
+        into: &mut [u8],
+        patience: Patience,
+        mut pace: Option<&mut Pace>,
+    ) -> io::Result<usize> {
         debug_assert!(!into.is_empty(), "0 must mean the end");
         let deadline = match patience {
             Patience::Forever => None,
@@ -70,16 +77,26 @@ impl Socket {
         let flags = if deadline.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         loop {
             match recv(&self.fd, &mut *into, flags) {
-                Ok((received, _)) => return Ok(received),
+                Ok((received, _)) => {
+                    if let Some(pace) = pace {
+                        pace.moved(received);
+                    }
+                    return Ok(received);
+                }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline, pace.as_deref_mut())?,
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Sends everything, unless the peer takes nothing for `stall`.
-    pub(crate) fn send(&self, mut slices: &mut [IoSlice<'_>], stall: Duration) -> io::Result<()> {
+    /// Sends everything, unless the peer takes nothing for `stall`. `pace` is for what holds memory until it is sent.
+    pub(crate) fn send(
+        &self,
+        mut slices: &mut [IoSlice<'_>],
+        stall: Duration,
+        mut pace: Option<&mut Pace>,
+    ) -> io::Result<()> {
         // Empty slices at the front would make the loop's end invisible.
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
@@ -90,9 +107,16 @@ impl Socket {
                 &mut SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]),
                 flags,
             ) {
-                Ok(sent) => IoSlice::advance_slices(&mut slices, sent),
+                Ok(sent) => {
+                    if let Some(pace) = &mut pace {
+                        pace.moved(sent);
+                    }
+                    IoSlice::advance_slices(&mut slices, sent);
+                }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, Some(Instant::now() + stall))?,
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::OUT, Some(Instant::now() + stall), pace.as_deref_mut())?;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -101,7 +125,7 @@ impl Socket {
 
     /// Sends one slice.
     pub(crate) fn send_slice(&self, bytes: &[u8], stall: Duration) -> io::Result<()> {
-        self.send(&mut [IoSlice::new(bytes)], stall)
+        self.send(&mut [IoSlice::new(bytes)], stall, None)
     }
 
     /// Ends receiving: a receive under way returns 0.
@@ -122,16 +146,30 @@ impl Socket {
         Some(Peer::Process { pid, started })
     }
 
-    fn wait(&self, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+    fn wait(
+        &self,
+        what: PollFlags,
+        deadline: Option<Instant>,
+        mut pace: Option<&mut Pace>,
+    ) -> io::Result<()> {
         loop {
-            let left = deadline.map(|moment| moment.saturating_duration_since(Instant::now()));
-            let left = left
+            let now = Instant::now();
+            let left = deadline.map(|moment| moment.saturating_duration_since(now));
+            let look = pace.as_ref().map(|pace| pace.look_every());
+            let longest = left.into_iter().chain(look).min();
+            let longest = longest
                 .map(|left| Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
             let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), what)];
-            match poll(&mut fds, left.as_ref()) {
-                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            let polled = poll(&mut fds, longest.as_ref());
+            if let Some(pace) = &mut pace {
+                pace.waited(now.elapsed())?;
+            }
+            match polled {
+                Ok(0) if deadline.is_some_and(|moment| moment <= Instant::now()) => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -171,9 +209,9 @@ mod tests {
         let one = Socket::new(one.into());
         let mut byte = [0];
         let short = Duration::from_millis(1);
-        let error = one.receive(&mut byte, Patience::Stall(short)).unwrap_err();
+        let error = one.receive(&mut byte, Patience::Stall(short), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let error = one.receive(&mut byte, Patience::Deadline(Instant::now())).unwrap_err();
+        let error = one.receive(&mut byte, Patience::Deadline(Instant::now()), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let megabytes = vec![0; 4 << 20];
         let error = one.send_slice(&megabytes, short).unwrap_err();

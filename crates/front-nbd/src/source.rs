@@ -1,6 +1,7 @@
 //! Bytes from a peer, through a small buffer: headers and small payloads come many to a system call, large payloads
 //! go past the buffer into their own memory.
 
+use crate::pace::Pace;
 use crate::proto::wire::OPTION_BYTES_MAX;
 use crate::socket::{Patience, Socket};
 use std::io;
@@ -39,7 +40,7 @@ impl Source {
         }
         while self.end - self.start < bytes {
             let patience = if self.start == self.end { first } else { rest };
-            let received = self.socket.receive(&mut self.buffer[self.end..], patience)?;
+            let received = self.socket.receive(&mut self.buffer[self.end..], patience, None)?;
             if received == 0 {
                 let ended_between = self.start == self.end;
                 return if ended_between { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
@@ -54,15 +55,15 @@ impl Source {
         Ok(Some(&self.buffer[range]))
     }
 
-    /// Fills `into`.
-    pub(crate) fn read(&mut self, into: &mut [u8], patience: Patience) -> io::Result<()> {
+    /// Fills `into`, which holds memory meanwhile.
+    pub(crate) fn read(&mut self, into: &mut [u8], patience: Patience, pace: &mut Pace) -> io::Result<()> {
         let here = into.len().min(self.end - self.start);
         into[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
         self.start += here;
         let mut filled = here;
         while filled < into.len() {
             patience.check()?;
-            match self.socket.receive(&mut into[filled..], patience)? {
+            match self.socket.receive(&mut into[filled..], patience, Some(pace))? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 received => filled += received,
             }
@@ -77,7 +78,7 @@ impl Source {
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
                 patience.check()?;
-                match self.socket.receive(&mut self.buffer, patience)? {
+                match self.socket.receive(&mut self.buffer, patience, None)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     received => self.end = received,
                 }
@@ -126,7 +127,7 @@ mod tests {
                 source.skip(u32::try_from(size).unwrap(), FIRST).unwrap();
                 bytes = (at..at + size).map(byte).collect();
             } else if size > BUFFER_BYTES || turn % 2 == 0 {
-                source.read(&mut bytes, FIRST).unwrap();
+                source.read(&mut bytes, FIRST, &mut Pace::unhurried()).unwrap();
             } else {
                 bytes.copy_from_slice(source.next(size, FIRST, FIRST).unwrap().expect("more is to come"));
             }

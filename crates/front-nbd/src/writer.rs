@@ -5,13 +5,14 @@
 //! long, it says so by ending the socket, and from then on throws replies away as they come: requests in flight are
 //! carried out, their memory comes back.
 
+use crate::pace::Pace;
 use crate::proto::reply::Awaited;
+use crate::server::Shared;
 use crate::socket::Socket;
 use bcached_port::{Buffer, Permit, Replies, Reply};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What travels with a request and makes an answer of its reply.
 pub(crate) struct Pending {
@@ -22,10 +23,13 @@ pub(crate) struct Pending {
 }
 
 pub(crate) struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    /// The connection's.
+    pub(crate) number: u64,
     pub(crate) socket: Arc<Socket>,
     pub(crate) replies: Replies<Pending>,
     pub(crate) structured: bool,
-    pub(crate) stall: Duration,
+    pub(crate) pace: Pace,
 }
 
 /// Replies in one system call, at most: what they need of slices fits on the stack.
@@ -40,7 +44,7 @@ impl Writer {
         while self.replies.next_batch(&mut batch) {
             while !broken && !batch.is_empty() {
                 if let Err(error) = self.send_some(&mut batch, &mut heads) {
-                    tracing::debug!(event = "nbd-broke-off", %error, "replies can no longer be sent");
+                    self.shared.lost(self.number, "takes no replies", &error);
                     self.socket.end();
                     broken = true;
                 }
@@ -50,7 +54,7 @@ impl Writer {
     }
 
     /// Sends the first replies of the batch and drops them, which gives their memory back.
-    fn send_some(&self, batch: &mut VecDeque<(Pending, Reply)>, heads: &mut Vec<u8>) -> io::Result<()> {
+    fn send_some(&mut self, batch: &mut VecDeque<(Pending, Reply)>, heads: &mut Vec<u8>) -> io::Result<()> {
         let count = batch.len().min(REPLIES_MAX);
         // Where each head ends, and whether content follows it.
         let mut ends = [(0, false); REPLIES_MAX];
@@ -68,7 +72,8 @@ impl Writer {
             }
             start = end;
         }
-        self.socket.send(&mut slices[..2 * count], self.stall)?;
+        let stall = self.shared.limits.stall;
+        self.socket.send(&mut slices[..2 * count], stall, Some(&mut self.pace))?;
         batch.drain(..count);
         Ok(())
     }

@@ -149,7 +149,8 @@ fn a_client_that_does_not_read_fills_its_own_budget_only() {
         }
         Verdict::Serve
     };
-    let served = serve_with(Limits { requests: 256, ..Limits::default() }, Box::new(hook));
+    let served =
+        serve_with(Limits { requests: 256, total_bytes: 256 << 20, ..Limits::default() }, Box::new(hook));
     let mut flooding = entered(&served);
     for cookie in 0..ASKED {
         flooding.request(command::READ, 0, cookie as u64, 0, 1 << 20);

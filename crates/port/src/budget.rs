@@ -1,30 +1,45 @@
 //! Bytes of payload that a front end may have in memory, for one client and for all of them together.
 //!
-//! Who asks first is served first: a large request is not starved by small ones, at the price that they wait behind
-//! it. Liveness: a permit comes back when its reply has been sent or thrown away, and every reply is, because the
-//! engine answers everything and a front end gives up on a peer that does not read; each return wakes the waiters.
+//! A peer that does not take its replies keeps what it holds until it is given up, and so does a volume whose disk does not
+//! answer. Nobody else is to stand still for that, so memory is given out by three rules:
 //!
-//! Until it is given up, such a peer may hold all that a client may, and a few of them all that there is. So that
-//! they do not stand in everybody's way, a client that holds little has a ledger of its own.
+//! 1. **A share.** Who holds little has that apart from the common bytes ([`SHARE_BYTES`] each, an eighth on top for all): however
+//!    much others hold, small requests go on.
+//! 2. **A part of what is left.** Who holds common bytes gets more only as long as some times what it holds then is free after
+//!    that ([`Pool::leaving`]). With four times, the first one that keeps all it gets has a fifth, the next one a fifth of
+//!    the rest, and of 64 MiB eight of them leave 10.
+//! 3. **Who holds none first.** A client that holds no common bytes gets what it asks for once so much is free: in the
+//!    order of asking, and before all that hold some. A large request is not starved by small ones, at the price that they wait behind it.
+//!
+//! What is left are few large requests that take everything (the largest may be all there is). Whoever holds their bytes
+//! for a peer that does not take them can ask how long others have waited: [`Budget::keeps_waiting`].
+//!
+//! **Liveness.** A permit comes back when its reply has been sent or thrown away, and every reply is, because the
+//! engine answers everything and a front end gives up on a peer that does not read. Each return looks who can go on. Who
+//! waits because of rule 2 holds something: when that has come back, rule 3 is for it.
 
 use crate::lock::{lock, wait};
+use slab::Slab;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// What a client may hold besides the common bytes: some requests of file systems and databases.
-const LITTLE_BYTES: u64 = 1 << 20;
-/// The share of all bytes that is there for clients that hold little, on top.
-const LITTLE_SHARE: u64 = 8;
+/// What a client may hold besides the common bytes: a request of a file system or database, and read-ahead up to its usual size.
+pub const SHARE_BYTES: u64 = 64 << 10;
+/// The part of the common bytes that there is on top of them, for shares.
+const SHARES_PART: u64 = 8;
 
 /// What all clients share.
 pub struct Pool {
-    common: Ledger,
-    little: Ledger,
+    state: Mutex<State>,
+    /// Somebody who waited has been given what it asked for.
+    granted: Condvar,
 }
 
 /// The bytes of one client.
 pub struct Budget {
-    own: Ledger,
+    client: usize,
     pool: Arc<Pool>,
 }
 
@@ -32,105 +47,93 @@ pub struct Budget {
 pub struct Permit {
     budget: Arc<Budget>,
     bytes: u64,
-    is_little: bool,
+    kind: Kind,
 }
 
-/// A bound on bytes.
-struct Ledger {
-    state: Mutex<State>,
-    changed: Condvar,
-    bytes_max: u64,
+/// Whose bytes they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Share,
+    Common,
 }
 
-#[derive(Default)]
 struct State {
+    bytes_max: u64,
+    /// Who holds common bytes leaves so many times as many.
+    leaves: u64,
+    /// Common bytes that are held.
     used: u64,
-    /// Number of the next one to ask.
+    shares_max: u64,
+    /// Clients that hold something of their share.
+    shares: u64,
+    clients: Slab<Client>,
+    /// By the order of asking.
+    waiting: BTreeMap<u64, Waiter>,
+    /// Not yet noticed by who waited.
+    given: BTreeMap<u64, Kind>,
+    /// Number of the next one to wait.
     arriving: u64,
-    /// Number of the one whose turn it is.
-    serving: u64,
+    /// One of those who wait holds no common bytes, and there are too few for it.
+    is_short: bool,
+    /// Counts looks through those who wait.
+    sweep: u64,
+}
+
+/// What a client holds.
+#[derive(Default)]
+struct Client {
+    bytes_max: u64,
+    share: u64,
+    common: u64,
+    /// How many wait for bytes of this client.
+    waiting: u32,
+    /// In this sweep one of them was left waiting; those behind it do not pass.
+    left_in: u64,
+}
+
+struct Waiter {
+    client: usize,
+    bytes: u64,
+    /// It holds no common bytes, and there are too few for it: since when.
+    short_since: Option<Instant>,
+}
+
+/// Whether a client can have what it asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Look {
+    Room(Kind),
+    /// What it holds itself is in the way.
+    Held,
+    /// What others hold is.
+    Short,
 }
 
 impl Pool {
-    /// With room for so many bytes, and an eighth on top for clients that hold little.
+    /// With room for so many bytes, and an eighth on top for shares.
     #[must_use]
     pub const fn new(bytes_max: u64) -> Self {
-        Self { common: Ledger::new(bytes_max), little: Ledger::new(bytes_max / LITTLE_SHARE) }
+        let state = State {
+            bytes_max,
+            leaves: 0,
+            used: 0,
+            shares_max: bytes_max / SHARES_PART / SHARE_BYTES,
+            shares: 0,
+            clients: Slab::new(),
+            waiting: BTreeMap::new(),
+            given: BTreeMap::new(),
+            arriving: 0,
+            is_short: false,
+            sweep: 0,
+        };
+        Self { state: Mutex::new(state), granted: Condvar::new() }
     }
-}
 
-impl Budget {
-    /// Of a client that may hold so many of the pool's bytes.
+    /// For clients that may keep what they get: one that holds common bytes gets more only if so many times what it holds
+    /// then is left.
     #[must_use]
-    pub const fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
-        Self { own: Ledger::new(bytes_max), pool }
-    }
-
-    /// Waits until there is room for `bytes`, which may not be more than the client or the pool may ever hold.
-    #[must_use = "the bytes are free again when it is dropped"]
-    pub fn acquire(self: &Arc<Self>, bytes: u64) -> Permit {
-        let held = self.own.enter(bytes);
-        let is_little = held <= LITTLE_BYTES && self.pool.little.try_enter(bytes).is_some();
-        if !is_little {
-            self.pool.common.enter(bytes);
-        }
-        Permit { budget: Arc::clone(self), bytes, is_little }
-    }
-
-    /// The same, if there is room now and nobody waits for it.
-    #[must_use]
-    pub fn try_acquire(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
-        let held = self.own.try_enter(bytes)?;
-        let is_little = held <= LITTLE_BYTES && self.pool.little.try_enter(bytes).is_some();
-        if !is_little && self.pool.common.try_enter(bytes).is_none() {
-            self.own.leave(bytes);
-            return None;
-        }
-        Some(Permit { budget: Arc::clone(self), bytes, is_little })
-    }
-}
-
-impl Ledger {
-    const fn new(bytes_max: u64) -> Self {
-        let state = State { used: 0, arriving: 0, serving: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new(), bytes_max }
-    }
-
-    /// Waits until there is room for `bytes`; all that is entered then.
-    fn enter(&self, bytes: u64) -> u64 {
-        assert!(bytes <= self.bytes_max, "no request is larger than any budget");
-        let mut state = self.lock();
-        let turn = state.arriving;
-        state.arriving += 1;
-        while state.serving != turn || self.bytes_max - state.used < bytes {
-            state = wait(&self.changed, state);
-        }
-        state.used += bytes;
-        let used = state.used;
-        state.serving += 1;
-        if state.serving != state.arriving {
-            self.changed.notify_all();
-        }
-        used
-    }
-
-    /// Enters `bytes` if there is room now and nobody waits; all that is entered then.
-    fn try_enter(&self, bytes: u64) -> Option<u64> {
-        let mut state = self.lock();
-        let has_room = state.serving == state.arriving && bytes <= self.bytes_max - state.used;
-        if !has_room {
-            return None;
-        }
-        state.used += bytes;
-        Some(state.used)
-    }
-
-    fn leave(&self, bytes: u64) {
-        let mut state = self.lock();
-        state.used -= bytes;
-        if state.serving != state.arriving {
-            self.changed.notify_all();
-        }
+    pub fn leaving(mut self, times: u64) -> Self {
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner).leaves = times;
+        self
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -138,23 +141,198 @@ impl Ledger {
     }
 }
 
+impl Budget {
+    /// Of a client that may hold so many of the pool's bytes.
+    #[must_use]
+    pub fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
+        let client = pool.lock().clients.insert(Client { bytes_max, ..Client::default() });
+        Self { client, pool }
+    }
+
+    /// Waits until there is room for `bytes`, which may not be more than the client or the pool may ever hold.
+    #[must_use = "the bytes are free again when it is dropped"]
+    pub fn acquire(self: &Arc<Self>, bytes: u64) -> Permit {
+        let mut state = self.pool.lock();
+        let mut kind = state.ask(self.client, bytes);
+        if kind.is_none() {
+            let turn = state.enter(self.client, bytes);
+            while kind.is_none() {
+                state = wait(&self.pool.granted, state);
+                kind = state.given.remove(&turn);
+            }
+        }
+        let kind = kind.expect("it waited until it had some");
+        Permit { budget: Arc::clone(self), bytes, kind }
+    }
+
+    /// The same, if there is room now and nobody waits for it.
+    #[must_use]
+    pub fn try_acquire(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
+        let kind = self.pool.lock().ask(self.client, bytes)?;
+        Some(Permit { budget: Arc::clone(self), bytes, kind })
+    }
+
+    /// How long one who holds no common bytes has waited for some, if this client holds any.
+    #[must_use]
+    pub fn keeps_waiting(&self) -> Option<Duration> {
+        let state = self.pool.lock();
+        if state.clients[self.client].common == 0 {
+            return None;
+        }
+        state.waiting.values().find_map(|waiter| waiter.short_since).map(|since| since.elapsed())
+    }
+}
+
+impl State {
+    /// Gives out `bytes` unless somebody waits for what there is.
+    fn ask(&mut self, client: usize, bytes: u64) -> Option<Kind> {
+        let asks = &self.clients[client];
+        assert!(bytes <= asks.bytes_max.min(self.bytes_max), "no request is larger than any budget");
+        if asks.waiting > 0 {
+            return None;
+        }
+        match self.look(client, bytes) {
+            Look::Room(Kind::Common) if self.is_short => None,
+            Look::Room(kind) => {
+                self.take(client, bytes, kind);
+                Some(kind)
+            }
+            Look::Held | Look::Short => None,
+        }
+    }
+
+    /// Waits from now on, for what it was not given when it asked.
+    fn enter(&mut self, client: usize, bytes: u64) -> u64 {
+        let turn = self.arriving;
+        self.arriving += 1;
+        let short_since = (self.look(client, bytes) == Look::Short).then(Instant::now);
+        self.is_short |= short_since.is_some();
+        self.clients[client].waiting += 1;
+        self.waiting.insert(turn, Waiter { client, bytes, short_since });
+        turn
+    }
+
+    /// What a client can have if nobody waits.
+    fn look(&self, client: usize, bytes: u64) -> Look {
+        let asks = &self.clients[client];
+        if asks.share + asks.common + bytes > asks.bytes_max {
+            return Look::Held;
+        }
+        if asks.share + bytes <= SHARE_BYTES && (asks.share > 0 || self.shares < self.shares_max) {
+            return Look::Room(Kind::Share);
+        }
+        let free = self.bytes_max - self.used;
+        match asks.common {
+            0 if bytes > free => Look::Short,
+            0 => Look::Room(Kind::Common),
+            held if bytes + self.leaves * (held + bytes) <= free => Look::Room(Kind::Common),
+            _ => Look::Held,
+        }
+    }
+
+    fn take(&mut self, client: usize, bytes: u64, kind: Kind) {
+        let takes = &mut self.clients[client];
+        match kind {
+            Kind::Share => {
+                self.shares += u64::from(takes.share == 0);
+                takes.share += bytes;
+            }
+            Kind::Common => {
+                self.used += bytes;
+                takes.common += bytes;
+            }
+        }
+        assert!(takes.share <= SHARE_BYTES && self.used <= self.bytes_max, "memory is bounded");
+    }
+
+    fn give_back(&mut self, client: usize, bytes: u64, kind: Kind) {
+        let gives = &mut self.clients[client];
+        match kind {
+            Kind::Share => {
+                gives.share -= bytes;
+                self.shares -= u64::from(gives.share == 0);
+            }
+            Kind::Common => {
+                gives.common -= bytes;
+                self.used -= bytes;
+            }
+        }
+    }
+
+    /// Gives to those who wait what they can have now. Whether anybody got something.
+    fn serve_waiting(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let given = self.given.len();
+        self.is_short = self.serve_those(true);
+        if !self.is_short {
+            self.serve_those(false);
+        }
+        self.given.len() > given
+    }
+
+    /// One sweep: those who hold nothing, or those who do. Whether one of them was short.
+    fn serve_those(&mut self, without: bool) -> bool {
+        self.sweep += 1;
+        let (mut is_short, mut waiting) = (false, std::mem::take(&mut self.waiting));
+        waiting.retain(|turn, waiter| {
+            let Waiter { client, bytes, .. } = *waiter;
+            let look = self.look(client, bytes);
+            let room = match look {
+                _ if self.clients[client].left_in == self.sweep => None,
+                Look::Room(Kind::Share) => Some(Kind::Share),
+                Look::Room(kind) if !is_short && (self.clients[client].common == 0) == without => Some(kind),
+                _ => None,
+            };
+            waiter.short_since =
+                (look == Look::Short).then(|| waiter.short_since.unwrap_or_else(Instant::now));
+            is_short |= look == Look::Short;
+            let Some(kind) = room else {
+                self.clients[client].left_in = self.sweep;
+                return true;
+            };
+            self.take(client, bytes, kind);
+            self.clients[client].waiting -= 1;
+            self.given.insert(*turn, kind);
+            false
+        });
+        self.waiting = waiting;
+        is_short
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.budget.own.leave(self.bytes);
         let pool = &self.budget.pool;
-        if self.is_little { pool.little.leave(self.bytes) } else { pool.common.leave(self.bytes) }
+        let mut state = pool.lock();
+        state.give_back(self.budget.client, self.bytes, self.kind);
+        let served = state.serve_waiting();
+        drop(state);
+        if served {
+            pool.granted.notify_all();
+        }
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        // Its permits, and who waits for one, keep it: nothing is held.
+        self.pool.lock().clients.remove(self.client);
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("used", &self.common.lock().used).finish_non_exhaustive()
+        f.debug_struct("Pool").field("used", &self.lock().used).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Budget").field("used", &self.own.lock().used).finish_non_exhaustive()
+        let state = self.pool.lock();
+        let client = &state.clients[self.client];
+        f.debug_struct("Budget").field("used", &(client.share + client.common)).finish_non_exhaustive()
     }
 }
 
@@ -165,93 +343,4 @@ impl fmt::Debug for Permit {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc;
-    use std::thread;
-    use std::time::Duration;
-
-    const LIMIT: Duration = Duration::from_secs(30);
-    const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn a_small_one_waits_behind_a_large_one() {
-        let ledger = Arc::new(Ledger::new(10));
-        ledger.enter(6);
-        let (order, arrived) = mpsc::channel();
-        let spawn = |bytes: u64| {
-            let (asks, order) = (Arc::clone(&ledger), order.clone());
-            let waiting = ledger.lock().arriving;
-            let thread = thread::spawn(move || {
-                asks.enter(bytes);
-                order.send(bytes).unwrap();
-                asks.leave(bytes);
-            });
-            while ledger.lock().arriving == waiting {
-                thread::yield_now();
-            }
-            thread
-        };
-        let large = spawn(8);
-        let small = spawn(3);
-        assert!(arrived.try_recv().is_err(), "four bytes are free, but the large one came first");
-        ledger.leave(6);
-        assert_eq!(arrived.recv_timeout(LIMIT), Ok(8));
-        assert_eq!(arrived.recv_timeout(LIMIT), Ok(3));
-        large.join().unwrap();
-        small.join().unwrap();
-        assert_eq!(ledger.lock().used, 0);
-    }
-
-    #[test]
-    fn the_pool_bounds_all_connections() {
-        let pool = Arc::new(Pool::new(10 * MIB));
-        let connections = [(); 2].map(|()| Arc::new(Budget::new(8 * MIB, Arc::clone(&pool))));
-        let first = connections[0].acquire(8 * MIB);
-        let (sender, arrived) = mpsc::channel();
-        let other = Arc::clone(&connections[1]);
-        let thread = thread::spawn(move || {
-            let permit = other.acquire(8 * MIB);
-            sender.send(()).unwrap();
-            drop(permit);
-        });
-        while pool.common.lock().arriving < 2 {
-            thread::yield_now();
-        }
-        assert!(arrived.try_recv().is_err());
-        drop(first);
-        arrived.recv_timeout(LIMIT).unwrap();
-        thread.join().unwrap();
-        assert_eq!(pool.common.lock().used, 0);
-    }
-
-    /// Peers that do not read hold everything; another connection's small requests pass them.
-    #[test]
-    fn little_requests_pass_those_who_hold_everything() {
-        let pool = Arc::new(Pool::new(16 * MIB));
-        let stalled = [(); 2].map(|()| Arc::new(Budget::new(8 * MIB, Arc::clone(&pool))));
-        let held: Vec<_> = stalled.iter().map(|connection| connection.acquire(8 * MIB)).collect();
-        let other = Arc::new(Budget::new(8 * MIB, Arc::clone(&pool)));
-        let little: Vec<_> = (0..4).map(|_| other.acquire(MIB / 4)).collect();
-        assert!(little.iter().all(|permit| permit.is_little));
-        drop(held);
-        assert!(!other.acquire(4096).is_little, "more than little is as any");
-        drop(little);
-        assert!(!other.acquire(2 * MIB).is_little);
-        assert_eq!((pool.common.lock().used, pool.little.lock().used), (0, 0));
-    }
-
-    #[test]
-    fn what_does_not_want_to_wait_is_told_so_and_holds_nothing() {
-        let pool = Arc::new(Pool::new(4 * MIB));
-        let [one, other] = [(); 2].map(|()| Arc::new(Budget::new(4 * MIB, Arc::clone(&pool))));
-        let held = one.try_acquire(3 * MIB).expect("there is room");
-        assert!(one.try_acquire(2 * MIB).is_none(), "its own bound");
-        assert!(other.try_acquire(2 * MIB).is_none(), "the bound of all");
-        assert_eq!(other.own.lock().used, 0);
-        assert!(other.try_acquire(MIB / 2).is_some_and(|permit| permit.is_little));
-        drop(held);
-        drop(other.try_acquire(4 * MIB).expect("all is free"));
-        assert_eq!((pool.common.lock().used, pool.little.lock().used), (0, 0));
-    }
-}
+mod tests;

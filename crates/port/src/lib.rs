@@ -28,7 +28,7 @@
 //!
 //! A volume that goes from one engine to another takes its clients along: they submit by its [`Route`].
 //!
-//! What front ends have in common lies here too: how much of clients' payloads may be in memory ([`budget`]), and which
+//! What front ends have in common lies here too: how much of clients' payloads may be in memory and whose ([`budget`]), and which
 //! of all clients may write to a volume ([`writing`]).
 //!
 //! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
