@@ -157,6 +157,7 @@ impl Supervisor {
                         Err(error) => tracing::warn!(event = "cache-not-stopped", "{error}"),
                     }));
                 }
+                self.shared().table.set_has_come(index);
                 self.take_up_flash(index, flash_only);
                 self.apply_settings(index, Done::nobody());
             }
