@@ -2,15 +2,16 @@
 //!
 //! Devices that answer with errors when they are opened, anywhere from the superblock to the root of the index (a dying SSD, a loose cable,
 //! a full file system below a file), are tried again, ever less often. A cache is as good as missing meanwhile: who has nothing dirty
-//! there is served without it. A cache for whose note there is no room is tried again like that; it is well, and waited for. A volume says
-//! meanwhile why it waits, and nobody who starts the daemon waits for that.
+//! there is served without it. A cache for whose note there is no room, or for whose index too little memory because others have the rest,
+//! is tried again like that; it is well, and waited for. A volume says meanwhile why it waits, and nobody who starts the daemon waits for
+//! that.
 
 use super::Supervisor;
 use super::returning::Absent;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use crate::devices::{self, CacheDevice};
 use crate::engine_failure::START_AGAIN;
-use crate::failure::{Failure, Outlook};
+use crate::failure::{Failure, Kind, Outlook};
 use std::collections::BTreeMap;
 
 /// What the loop knows of them, by cache.
@@ -78,7 +79,11 @@ impl Supervisor {
     }
 
     /// The engine of a cache could not open its set.
-    pub(super) fn set_refused(&mut self, index: usize, failure: Failure) {
+    pub(super) fn set_refused(&mut self, index: usize, mut failure: Failure) {
+        // Nothing else that an engine says of a set is a matter of the configuration.
+        if failure.kind == Kind::Config && self.is_short_of_memory(index) {
+            failure.kind = Kind::Scarce;
+        }
         let state = match failure.outlook() {
             Outlook::Passes => self.cache_refused(index, failure),
             // The device is there: nothing else comes.
@@ -134,7 +139,6 @@ impl VolumeEntry {
 mod tests {
     use super::*;
     use crate::config::CommandLine;
-    use crate::failure::Kind;
     use bcached_engine::{Doing, Error};
     use bcached_env::{DiskId, IoError, IoErrorKind};
     use std::path::PathBuf;
