@@ -1,5 +1,5 @@
-//! A cache device that answers with I/O errors when the daemon starts: to volumes that have nothing dirty there it is as good as missing,
-//! and they go back to it when it is well. Needs `nbdkit` and `nbdfuse`, which make a file that fails where a test says so.
+//! A device that answers with I/O errors when the daemon starts, and is tried again. To volumes that have nothing dirty there a cache is as
+//! good as missing, and they go back to it when it is well. Needs `nbdkit` and `nbdfuse`, which make a file that fails where a test says so.
 
 mod common;
 
@@ -15,7 +15,7 @@ const DATA_BYTES: usize = 2 << 20;
 /// How long a file system in user space may take to be there.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The image `fast` as a file that fails where the file `trouble` says, from one byte to another.
+/// An image as a file that fails where the file `trouble` says, from one byte to another.
 struct Flaky {
     folder: PathBuf,
     trouble: PathBuf,
@@ -25,15 +25,14 @@ struct Flaky {
 
 impl Flaky {
     /// `None`: not on this machine.
-    fn new(images: &Images) -> Option<Self> {
+    fn over(images: &Images, image: &str) -> Option<Self> {
         if !["nbdkit", "nbdfuse", "nbdcopy"].iter().all(|tool| requires(tool)) {
             return None;
         }
         let (folder, trouble, socket) =
             (images.path("flaky"), images.path("trouble"), images.path("flaky.sock"));
         std::fs::create_dir(&folder).expect("a folder");
-        let image = images.path("fast");
-        let (image, told) = (image.display(), trouble.display());
+        let told = trouble.display();
         let fails = format!(
             "if [ -e {told} ]; then read a b < {told}; \
              if [ $4 -lt $b ] && [ $(($4 + $3)) -gt $a ]; then echo EIO a bad place >&2; exit 1; fi; fi"
@@ -135,7 +134,7 @@ fn start_with_trouble(from: u64, to: u64) {
     assert_eq!(daemon.stop().0, 0);
     assert_eq!((state_of(&media).as_str(), state_of(&pond).as_str()), ("clean", "dirty"));
 
-    let Some(flaky) = Flaky::new(&images) else { return };
+    let Some(flaky) = Flaky::over(&images, &fast) else { return };
     configure(flaky.file().to_str().expect("text"));
     flaky.fail(from, to);
     let before = bytes(&pond);
@@ -175,6 +174,37 @@ fn clean_volumes_go_without_a_cache_whose_superblock_cannot_be_read() {
 #[test]
 fn clean_volumes_go_without_a_cache_whose_journal_cannot_be_read() {
     start_with_trouble(64 << 10, CACHE_BYTES);
+}
+
+/// A second of errors left a volume failed until somebody removed and added it; a cache was tried again.
+#[test]
+fn a_backing_device_that_fails_at_the_start_is_tried_again() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let Some(flaky) = Flaky::over(&images, &tank) else { return };
+    let ill = flaky.file();
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {ill:?}\nwait = \"5m\"\n"
+    ));
+    flaky.fail(0, BACKING_BYTES);
+    // Nobody waits for it: less than its `wait`, which is more than this may take.
+    let daemon = Daemon::configured(&images);
+    let status = daemon.status();
+    let (state, reason) = (&status["volumes"][0]["state"], status["volumes"][0]["reason"].as_str());
+    assert_eq!(state, "waiting", "{status}\n{}", daemon.log());
+    assert!(reason.is_some_and(|reason| reason.contains("it is tried again, ever less often")), "{status}");
+    let log = daemon.log();
+    assert_eq!(
+        (log.matches("event=volume-waits").count(), log.contains("volume-failed")),
+        (1, false),
+        "{log}"
+    );
+    flaky.mend();
+    daemon.wait_for("it is served", |status| status["volumes"][0]["state"] == "served");
+    fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 3));
+    expect(&images, &daemon, "tank", 3);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
 }
 
 /// A small file system in memory; unmounted at the end.
@@ -229,6 +259,37 @@ fn a_cache_without_room_for_its_note_is_tried_again() {
     assert!(daemon.log().contains("event=cache-waits"), "{}", daemon.log());
     let left = std::fs::read_dir(memory.0.join("notes")).expect("it was made").count();
     assert_eq!(left, 0, "a note without its room is none, and nobody would take it away");
+    std::fs::remove_file(&filler).expect("ours");
+    daemon.wait_for("it is served", |status| {
+        status["volumes"][0]["state"] == "served" && status["volumes"][0]["cache"] == "fast"
+    });
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+/// A full file system below a cache was waited for in a running daemon, and at a start it was the end.
+#[test]
+fn a_cache_without_room_below_it_is_tried_again() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let Some(memory) = Memory::new(&images) else { return };
+    let sparse = memory.0.join("fast");
+    let copied = common::run(Command::new("cp").arg("--sparse=always").arg(&fast).arg(&sparse));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+    let filler = memory.0.join("filler");
+    std::fs::write(&filler, vec![1; 9 << 20]).expect_err("it is full");
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {sparse:?}\n[volume.tank]\nbacking = {tank:?}\nwait = \"0s\"\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    daemon.wait_for("it is not given up", |status| {
+        let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
+        status["caches"][0]["state"] == "waiting" && reason.contains("no space left")
+    });
+    let status = daemon.status();
+    let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
+    let said = format!("free space on the file system below {}: it is tried again", sparse.display());
+    assert!(reason.contains(&said), "{reason}");
     std::fs::remove_file(&filler).expect("ours");
     daemon.wait_for("it is served", |status| {
         status["volumes"][0]["state"] == "served" && status["volumes"][0]["cache"] == "fast"

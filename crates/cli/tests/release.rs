@@ -360,3 +360,34 @@ fn a_released_set_comes_back_under_its_names_however_it_is_called() {
     }
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// One that was added while its set was somebody else's stayed failed when the set came back, because of a cache that "is not served".
+#[test]
+fn a_volume_that_was_refused_for_want_of_its_set_is_served_when_that_comes() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let [slow, pond] =
+        [("slow", CACHE_BYTES), ("pond", BACKING_BYTES)].map(|(name, n)| images.blank(name, n));
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &slow]).exit, 0);
+    assert_eq!(bcached(&["make", "--writeback", "-B", &pond]).exit, 0);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[cache.slow]\ndevice = {slow:?}\n[defaults]\ncache = \"fast\"\n\
+         [volume.media]\nbacking = {tank:?}\n[volume.pond]\nbacking = {pond:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    done(&daemon, &["release", "fast"]);
+    done(&daemon, &["add", "pond", "--no-wait"]);
+    let pond_of = |status: &serde_json::Value| {
+        let volumes = status["volumes"].as_array().expect("volumes").clone();
+        volumes.into_iter().find(|volume| volume["name"] == "pond").unwrap_or_default()
+    };
+    daemon.wait_for("its set is not here", |status| pond_of(status)["state"] == "failed");
+    let reason = pond_of(&daemon.status())["reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.contains("it belongs to the cache set"), "{reason}");
+    done(&daemon, &["import", "fast"]);
+    daemon.wait_for("it is here", |status| {
+        let pond = pond_of(status);
+        pond["state"] == "served" && pond["cache"] == "fast"
+    });
+    assert_eq!(daemon.stop().0, 0);
+}

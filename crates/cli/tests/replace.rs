@@ -568,3 +568,22 @@ fn a_device_that_the_cache_always_had_is_not_waited_for() {
     }
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// Each new device was called too small, whatever its size, where the old one had buckets of less than 32 KiB.
+#[test]
+fn a_cache_of_small_buckets_is_replaced_by_another() {
+    let images = Images::new();
+    let [old, new, tank] = ["old", "new", "tank"].map(|name| images.blank(name, 20 << 20));
+    let small = images.blank("small", 4 << 20);
+    assert_eq!(bcached(&["make", "-b", "16k", "-C", &old, "-B", &tank]).exit, 0);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {old:?}\n[volume.tank]\nbacking = {tank:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    let least = "a set has 513 buckets at least, and none of less than 16 KiB are chosen here";
+    refused(&daemon, &["replace", "fast", "--with", &small, "--dry-run"], 2, least);
+    done(&daemon, &["replace", "fast", "--with", &new]);
+    let shown = json(&bcached(&["show", "--json", &new]).out);
+    assert_eq!(shown["bucket_bytes"], 16 << 10, "{shown}");
+    assert_eq!(daemon.stop().0, 0);
+}

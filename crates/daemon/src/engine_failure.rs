@@ -10,6 +10,9 @@ use std::path::Path;
 
 const OPEN: &str = "cannot open the cache set";
 
+/// How an advice ends that is done by hand only where the daemon does not do it.
+pub const START_AGAIN: &str = ", then start again";
+
 /// The machine does not give what an engine needs.
 pub fn of_machine(why: String) -> Failure {
     Failure::new(Kind::Io, OPEN).why(why)
@@ -29,7 +32,7 @@ pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
             failure(Kind::Permission)
         }
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            failure(Kind::NoteRoom).next("make room there, for acknowledged writes are noted in it")
+            failure(Kind::Scarce).next("make room there, for acknowledged writes are noted in it")
         }
         _ => failure(Kind::Io),
     }
@@ -67,9 +70,8 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
     let failure = |kind| Failure::new(kind, cannot_open(device)).why(error.to_string());
     let device = device.display();
     match error {
-        error if is_full(error) => {
-            failure(Kind::Io).next(format!("free space on the file system below {device}, then start again"))
-        }
+        error if is_full(error) => failure(Kind::DeviceFails)
+            .next(format!("free space on the file system below {device}{START_AGAIN}")),
         Error::NodeBudget { needed, .. } => {
             // Half of the memory is for nodes; a set of several shares that with the others.
             let memory = needed.saturating_mul(2).div_ceil(1 << 20);
@@ -244,9 +246,11 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         ),
         Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
         Error::Format { .. } => (Kind::Damaged, None),
-        error if is_full(error) => {
-            (Kind::Io, Some("free space on the file systems below it and below its cache, then start again"))
-        }
+        error if is_full(error) => (
+            Kind::DeviceFails,
+            Some("free space on the file systems below it and below its cache, then start again"),
+        ),
+        error if error.may_pass() => (Kind::DeviceFails, Some("look at the device")),
         _ => (Kind::Io, None),
     };
     let failure = Failure::new(kind, format!("cannot serve {name}")).why(error.to_string());

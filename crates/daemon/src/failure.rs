@@ -59,9 +59,9 @@ pub enum Kind {
     /// The device answers with errors, and may be well again later. Outside this process it is [`Kind::Io`].
     #[serde(rename = "io", skip_deserializing)]
     DeviceFails,
-    /// There is no room for the note of a cache, and may be later. Outside this process it is [`Kind::Io`].
+    /// There is no room for what a cache needs beside its device, and may be later. Outside this process it is [`Kind::Io`].
     #[serde(rename = "io", skip_deserializing)]
-    NoteRoom,
+    Scarce,
     /// Nobody has looked for the device yet. Outside this process it is [`Kind::NotFound`].
     #[serde(rename = "not-found", skip_deserializing)]
     NotLooked,
@@ -86,11 +86,23 @@ impl Kind {
             Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
             Self::WrongSet | Self::Ambiguous | Self::DataLoss | Self::NoRoom => 3,
             Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
-            Self::DeviceFails | Self::NoteRoom | Self::NotLooked | Self::Cancelled => 4,
+            Self::DeviceFails | Self::Scarce | Self::NotLooked | Self::Cancelled => 4,
             Self::NoDaemon => 5,
             Self::TimeLimit | Self::Busy => 6,
         }
     }
+}
+
+/// What it means for a device that is to be served that it cannot be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outlook {
+    /// Somebody has to mend something and say so.
+    Final,
+    /// It may be had later without anybody having mended anything: it may be plugged in, be given up by whoever has it, or get the
+    /// mapped device over it that is meant. It is looked for, which costs nothing.
+    Comes,
+    /// It is there, and may be well again, which only a try tells: ever less often.
+    Passes,
 }
 
 /// One failed command. Its texts never change once they are written, so each is a boxed `str`: small in a result.
@@ -144,11 +156,14 @@ impl Failure {
         Self { next: None, ..self.clone() }.to_string()
     }
 
-    /// True for a device that may be had later without anybody having mended anything: it may be plugged in, be given up
-    /// by whoever has it, or get the mapped device over it that is meant.
+    /// What it means for the device that cannot be had because of it, whatever that is for.
     #[must_use]
-    pub const fn may_pass(&self) -> bool {
-        matches!(self.kind, Kind::NotFound | Kind::NotLooked | Kind::InUse | Kind::Ambiguous)
+    pub const fn outlook(&self) -> Outlook {
+        match self.kind {
+            Kind::NotFound | Kind::NotLooked | Kind::InUse | Kind::Ambiguous => Outlook::Comes,
+            Kind::DeviceFails | Kind::Scarce => Outlook::Passes,
+            _ => Outlook::Final,
+        }
     }
 
     /// Which kind of failure a superblock's refusal is.
@@ -261,7 +276,7 @@ mod tests {
     fn what_devices_do_has_one_name_outside() {
         let told = |kind| Failure::new(kind, "cannot open /dev/x").to_json();
         assert_eq!(told(Kind::DeviceFails), told(Kind::Io));
-        assert_eq!(told(Kind::NoteRoom), told(Kind::Io));
+        assert_eq!(told(Kind::Scarce), told(Kind::Io));
         assert_eq!(told(Kind::NotLooked), told(Kind::NotFound));
         let back = Failure::from_json(&told(Kind::DeviceFails)).map(|failure| failure.kind);
         assert_eq!(back, Some(Kind::Io));

@@ -102,6 +102,7 @@ fn mapped_name(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Outlook;
 
     const fn disk(minor: u32) -> Identity {
         Identity::Block { major: 8, minor }
@@ -132,8 +133,8 @@ mod tests {
     fn the_refusal_names_both_and_what_to_do() {
         let told = ambiguous("UUID=x", &["/dev/sdb".into(), "/dev/sdc".into()]);
         assert_eq!(
-            (told.kind.exit(), told.may_pass()),
-            (3, true),
+            (told.kind.exit(), told.outlook()),
+            (3, Outlook::Comes),
             "the mirror over both may not be there yet"
         );
         let said = told.to_string();

@@ -4,6 +4,7 @@ use super::device::{self, Access, Device};
 use super::overwrite::{self, Overrides};
 use super::superblock::{self, Found};
 use crate::failure::{Failure, Kind};
+use crate::sizes::human;
 use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::units::bytes_of;
 use bcached_format::{CacheFormat, CacheSuperblock, Replacement, Superblock, Uuid};
@@ -18,7 +19,8 @@ pub struct Geometry {
     pub bucket_sectors: u16,
 }
 
-/// The smallest bucket that is chosen, in sectors.
+/// The smallest bucket that is chosen for want of room, in sectors: smaller ones make btree nodes and the journal slow. What is to be
+/// replaced may have smaller ones already.
 const BUCKET_MIN: u16 = 64;
 
 /// A cache that nobody has used.
@@ -75,14 +77,16 @@ pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool)
         .next("another device is needed, or that volume must be detached first"));
     }
     let fits = |bucket: &u16| device.info().sectors / u64::from(*bucket) >= BUCKETS_MIN;
-    let buckets = std::iter::successors(Some(suits.bucket_sectors), |bucket| Some(bucket / 2));
-    let least = suits.block_sectors.max(BUCKET_MIN);
+    // Whatever is chosen, a node must have room for a set of keys beside its first one.
+    let wanted = suits.bucket_sectors.max(2 * suits.block_sectors);
+    let least = wanted.min(BUCKET_MIN);
+    let buckets = std::iter::successors(Some(wanted), |bucket| Some(bucket / 2));
     let Some(bucket_sectors) = buckets.take_while(|bucket| *bucket >= least).find(fits) else {
         return Err(refuse(format!(
-            "it is too small: {BUCKETS_MIN} buckets of {} KiB do not fit, and a set needs as many",
-            least / 2
+            "it is too small: a set has {BUCKETS_MIN} buckets at least, and none of less than {} are chosen here",
+            human(u64::from(least) * 512)
         ))
-        .next("name a larger device"));
+        .next("name a larger device, or make it a cache of smaller ones before (`bcached make`), which is taken as it is"));
     };
     let superblock = CacheSuperblock::format(CacheFormat {
         uuid: random_uuid()?,

@@ -1,12 +1,17 @@
-//! Caches whose devices answer with errors when they are opened, anywhere from the superblock to the root of the index: a dying SSD, or
-//! one whose cable is loose. They are tried again, ever less often, and meanwhile they are as good as missing: who has nothing dirty
-//! there is served without them. A cache for whose note there is no room is tried again like that; it is well, and waited for.
+//! What a refusal at a start means for what comes after it: [`Outlook`], for caches and for volumes.
+//!
+//! Devices that answer with errors when they are opened, anywhere from the superblock to the root of the index (a dying SSD, a loose cable,
+//! a full file system below a file), are tried again, ever less often. A cache is as good as missing meanwhile: who has nothing dirty
+//! there is served without it. A cache for whose note there is no room, or for whose index too little memory because others have the rest,
+//! is tried again like that; it is well, and waited for. A volume says meanwhile why it waits, and nobody who starts the daemon waits for
+//! that.
 
 use super::Supervisor;
 use super::returning::Absent;
-use super::table::CacheState;
+use super::table::{CacheState, VolumeEntry, VolumeState};
 use crate::devices::{self, CacheDevice};
-use crate::failure::{Failure, Kind};
+use crate::engine_failure::START_AGAIN;
+use crate::failure::{Failure, Kind, Outlook};
 use std::collections::BTreeMap;
 
 /// What the loop knows of them, by cache.
@@ -45,24 +50,21 @@ impl Ailing {
     }
 }
 
-/// Nobody has to mend anything here, and whether it has passed is known only when it is tried.
-const fn is_tried_again(failure: &Failure) -> bool {
-    matches!(failure.kind, Kind::DeviceFails | Kind::NoteRoom)
-}
-
 /// The same, with what is done about it. Who serves the devices of the command line does nothing: nobody else may say this.
 fn with_promise(failure: Failure) -> Failure {
     let again = "it is tried again, ever less often";
-    let next = failure.next.as_ref().map_or_else(|| again.to_owned(), |next| format!("{next}: {again}"));
+    let next = failure.next.as_deref().map(|next| next.strip_suffix(START_AGAIN).unwrap_or(next));
+    let next = next.map_or_else(|| again.to_owned(), |next| format!("{next}: {again}"));
     failure.next(next)
 }
 
 impl Supervisor {
     /// What becomes of a cache that cannot be opened for this reason.
     pub(super) fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
-        if !is_tried_again(&failure) || self.strict {
+        let outlook = failure.outlook();
+        if self.strict || outlook != Outlook::Passes {
             self.cache_is_well(index);
-            return match failure.may_pass() && !self.strict {
+            return match outlook == Outlook::Comes && !self.strict {
                 true => CacheState::Waiting(failure),
                 false => CacheState::Failed(failure),
             };
@@ -77,10 +79,15 @@ impl Supervisor {
     }
 
     /// The engine of a cache could not open its set.
-    pub(super) fn set_refused(&mut self, index: usize, failure: Failure) {
-        let state = match is_tried_again(&failure) {
-            true => self.cache_refused(index, failure),
-            false => {
+    pub(super) fn set_refused(&mut self, index: usize, mut failure: Failure) {
+        // Nothing else that an engine says of a set is a matter of the configuration.
+        if failure.kind == Kind::Config && self.is_short_of_memory(index) {
+            failure.kind = Kind::Scarce;
+        }
+        let state = match failure.outlook() {
+            Outlook::Passes => self.cache_refused(index, failure),
+            // The device is there: nothing else comes.
+            Outlook::Comes | Outlook::Final => {
                 self.cache_is_well(index);
                 CacheState::Failed(failure)
             }
@@ -89,6 +96,27 @@ impl Supervisor {
             one.is_ending = true;
         }
         self.shared().table.set_cache(index, state);
+    }
+
+    /// What becomes of a volume that is not served for this reason, be it said by its device or by its engine.
+    pub(super) fn volume_refused(&self, index: usize, failure: Failure) -> VolumeState {
+        let again = &mut self.shared().table.volumes[index].again;
+        match failure.outlook() {
+            Outlook::Passes if !self.strict => {
+                let failure = with_promise(failure);
+                // The log hears of it with the state.
+                let _is_news = again.get_or_insert_with(Absent::since_now).refused(&failure);
+                VolumeState::Waiting(failure)
+            }
+            Outlook::Comes if !self.strict => {
+                *again = None;
+                VolumeState::Waiting(failure)
+            }
+            _ => {
+                *again = None;
+                VolumeState::Failed(failure)
+            }
+        }
     }
 
     /// Its device answers, or has another trouble now.
@@ -100,10 +128,19 @@ impl Supervisor {
     }
 }
 
+impl VolumeEntry {
+    /// It may be tried now.
+    pub fn is_due(&mut self) -> bool {
+        self.again.as_mut().is_none_or(Absent::is_due)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::CommandLine;
+    use bcached_engine::{Doing, Error};
+    use bcached_env::{DiskId, IoError, IoErrorKind};
     use std::path::PathBuf;
 
     /// `serve --cache .. --backing ..` ended with the promise to try it again.
@@ -114,7 +151,7 @@ mod tests {
             let mut supervisor =
                 Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
             supervisor.strict = strict;
-            let failure = Failure::new(Kind::NoteRoom, "no room").next("make room there");
+            let failure = Failure::new(Kind::Scarce, "no room").next("make room there");
             match supervisor.cache_refused(0, failure) {
                 CacheState::Waiting(failure) | CacheState::Failed(failure) => failure.to_string(),
                 _ => String::new(),
@@ -122,5 +159,41 @@ mod tests {
         };
         assert_eq!(refused(true), "no room; make room there");
         assert_eq!(refused(false), "no room; make room there: it is tried again, ever less often");
+    }
+
+    /// What an engine met when it took a volume up was final, and what its device said when it was looked at, too.
+    #[test]
+    fn one_rule_says_what_a_refusal_means_for_a_volume() {
+        let config = crate::supervisor::tests::config(&["one"]);
+        let mut supervisor = Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
+        let meets = |supervisor: &Supervisor, doing, kind| {
+            let source = IoError { kind, disk: DiskId(0), sector: 8 };
+            supervisor.volume_added(0, Err(Error::Io { doing, source }));
+            let mut shared = supervisor.shared();
+            let entry = &mut shared.table.volumes[0];
+            (matches!(entry.state, VolumeState::Waiting(_)), entry.again.is_some(), entry.is_due())
+        };
+        let (full, ill) = (IoErrorKind::NoSpace, IoErrorKind::Io);
+        assert_eq!(
+            meets(&supervisor, Doing::Backing, ill),
+            (true, true, false),
+            "it is left alone for a while"
+        );
+        assert_eq!(meets(&supervisor, Doing::Uuids, full), (true, true, false));
+        assert_eq!(
+            meets(&supervisor, Doing::CacheFlush, ill),
+            (false, false, true),
+            "nobody knows what is gone"
+        );
+        let gone = supervisor.volume_refused(0, Failure::new(Kind::NotFound, "it is not there"));
+        assert!(
+            matches!(gone, VolumeState::Waiting(_)) && supervisor.shared().table.volumes[0].again.is_none()
+        );
+        supervisor.strict = true;
+        assert_eq!(
+            meets(&supervisor, Doing::Backing, ill),
+            (false, false, true),
+            "all of a command line is meant now"
+        );
     }
 }

@@ -42,7 +42,7 @@ impl Supervisor {
             Err(Unopened::Failed(failure)) => self.cache_refused(index, failure),
             Ok(cache) => {
                 let Some(nodes) = self.nodes_for(index) else {
-                    let waits = Failure::new(Kind::InUse, "memory for its index is not free yet")
+                    let waits = Failure::new(Kind::Scarce, "memory for its index is not free yet")
                         .why("other caches give some of theirs up for it")
                         .next("it is opened when they have");
                     self.shared().table.caches[index].state = CacheState::Waiting(waits);
@@ -157,6 +157,7 @@ impl Supervisor {
                         Err(error) => tracing::warn!(event = "cache-not-stopped", "{error}"),
                     }));
                 }
+                self.shared().table.set_has_come(index);
                 self.take_up_flash(index, flash_only);
                 self.apply_settings(index, Done::nobody());
             }

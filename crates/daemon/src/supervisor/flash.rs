@@ -78,6 +78,7 @@ impl Table {
             absent: None,
             missed_set: None,
             lack: None,
+            again: None,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,
                 _ => VolumeState::Served(Box::new(info)),

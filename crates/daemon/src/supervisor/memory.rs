@@ -2,7 +2,9 @@
 //! them, engines without a cache included: they take two megabytes).
 //!
 //! It is divided evenly among the caches that are served or to be, a missing one included. A cache that comes to others gets its part
-//! when they have given theirs up, so the sum is never more than there is; what one that goes had is divided among the rest.
+//! when they have given theirs up, so the sum is never more than there is; what one that goes had is divided among the rest. One that
+//! opens or ends at that moment is not asked before it has. Who could not be opened with less than its part is tried again: it may have
+//! more then.
 
 use super::table::{CacheEntry, CacheState, Table};
 use super::{Event, Supervisor};
@@ -45,6 +47,14 @@ impl Table {
         let given: usize = engines.map(|(_, cache)| cache.nodes.bytes).sum();
         (all / count.max(1), all.saturating_sub(given))
     }
+
+    /// A cache other than that has more than its part, and cannot be asked for it at this moment.
+    fn will_give(&self, index: usize, part: usize) -> bool {
+        let mut others = self.real_caches().filter(|(other, _)| *other != index);
+        let unasked =
+            |cache: &CacheEntry| cache.has_engine() && !matches!(cache.state, CacheState::Open { .. });
+        others.any(|(_, cache)| unasked(cache) && cache.nodes.bytes > part)
+    }
 }
 
 impl Supervisor {
@@ -54,6 +64,9 @@ impl Supervisor {
         if free >= part {
             return Some(part);
         }
+        if self.shared().table.will_give(index, part) {
+            return None;
+        }
         let others = self.shared().table.open_engines();
         let asked: Vec<bool> = others
             .into_iter()
@@ -62,6 +75,12 @@ impl Supervisor {
             .collect();
         let is_waiting = asked.contains(&true);
         (!is_waiting).then_some(free)
+    }
+
+    /// The cache was opened with less than it is to have, since others had the rest.
+    pub(super) fn is_short_of_memory(&self, index: usize) -> bool {
+        let (part, _) = self.shared().table.parts(self.memory_of_nodes());
+        self.shared().table.caches[index].nodes.bytes < part
     }
 
     /// What has become free goes to those that have less than their part.
@@ -111,5 +130,66 @@ impl Supervisor {
         let nodes = &mut self.shared().table.caches[index].nodes;
         let before = nodes.before.take();
         nodes.bytes = has.or(before).unwrap_or(nodes.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CommandLine;
+    use crate::engine_failure;
+    use crate::engine_thread::Engine;
+    use bcached_engine::Error;
+    use bcached_format::Uuid;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    const ALL: usize = 128 << 20;
+
+    /// A cache that opens with all of the memory, and one that comes.
+    fn two_caches() -> Supervisor {
+        let config = crate::supervisor::tests::config(&[]);
+        let second = CacheEntry::of(&config.caches[0]);
+        let supervisor = Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
+        let mut shared = supervisor.shared();
+        shared.table.caches.push(second);
+        shared.table.caches[0].state = opening();
+        shared.table.caches[0].nodes = Nodes::of(ALL);
+        drop(shared);
+        supervisor
+    }
+
+    fn opening() -> CacheState {
+        let thread = std::thread::spawn(|| {});
+        CacheState::Opening { set: Uuid([7; 16]), progress: Arc::default(), thread }
+    }
+
+    /// Of two that came one after the other the second was opened with no memory at all, and stayed failed for that.
+    #[test]
+    fn a_cache_that_comes_waits_for_what_one_that_opens_is_to_give_up() {
+        let supervisor = two_caches();
+        assert_eq!(supervisor.nodes_for(1), None, "it opens, and is asked when it has");
+        let (engine, _ears) = Engine::deaf();
+        let thread = std::thread::spawn(|| {});
+        let open = CacheState::Open { set: Uuid([7; 16]), engine, io: String::new(), thread };
+        supervisor.shared().table.caches[0].state = open;
+        assert_eq!(supervisor.nodes_for(1), None, "it is asked");
+        supervisor.nodes_changed(0, Some(ALL / 2));
+        assert_eq!(supervisor.nodes_for(1), Some(ALL / 2));
+    }
+
+    /// What was too little because others had the rest was called wrong for good, and `memory` with it.
+    #[test]
+    fn too_little_memory_is_final_only_for_who_had_its_part() {
+        let mut supervisor = two_caches();
+        let mut refused = |bytes| {
+            supervisor.shared().table.caches[1].state = opening();
+            supervisor.shared().table.caches[1].nodes = Nodes::of(bytes);
+            let error = Error::NodeBudget { budget: bytes, needed: ALL };
+            supervisor.set_refused(1, engine_failure::of_open(Path::new("/dev/ssd"), &error));
+            matches!(supervisor.shared().table.caches[1].state, CacheState::Waiting(_))
+        };
+        assert!(refused(ALL / 2 - 1));
+        assert!(!refused(ALL / 2), "there is no more for it");
     }
 }

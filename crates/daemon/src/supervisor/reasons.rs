@@ -64,7 +64,7 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
     match reason.kind {
         Kind::InUse => {}
         Kind::DeviceFails => return failing_cache(superblock, cache, reason),
-        Kind::NoteRoom => return cache_not_served(reason),
+        Kind::Scarce => return cache_not_served(reason),
         _ => return missing_cache(superblock, cache),
     }
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
@@ -76,14 +76,13 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
 fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
     let set = superblock.set_uuid();
+    let mend = reason.next.as_deref().unwrap_or("mend the cache's device, which is tried again");
     let (what, next) = match superblock.state() {
         BackingState::Dirty => (
             format!("its newest data is in the cache set {set}, whose device fails"),
-            "mend the cache's device, which is tried again; without it the volume holds old data",
+            format!("{mend}; without it the volume holds old data"),
         ),
-        _ => {
-            (format!("the device of its cache{cache} fails"), "mend the cache's device, which is tried again")
-        }
+        _ => (format!("the device of its cache{cache} fails"), mend.to_owned()),
     };
     Failure::new(Kind::DeviceFails, what).why(reason.reason()).next(next)
 }

@@ -364,7 +364,7 @@ fn check_dead(found: &Found) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
     if !matches!(
         trouble.kind,
-        Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked | Kind::NoteRoom
+        Kind::InUse | Kind::TimeLimit | Kind::Permission | Kind::NotLooked | Kind::Scarce
     ) {
         return Ok(());
     }

@@ -33,7 +33,8 @@ pub struct Returns {
 }
 
 /// A device that is looked for.
-pub(super) struct Absent {
+#[derive(Clone)]
+pub struct Absent {
     /// When it is looked for next.
     next: Instant,
     pause: Duration,

@@ -4,7 +4,7 @@ use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use super::{reasons, without};
 use crate::config;
 use crate::engine_thread::Engine;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use bcached_format::BackingSuperblock;
 
 /// What a volume needs next.
@@ -65,6 +65,20 @@ impl Table {
             }
             Some(CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released) => None,
             Some(CacheState::Open { .. }) | None => Some((device, Step::Open(cache))),
+        }
+    }
+
+    /// A set has come, with this cache. Whoever was refused because the set that its device belongs to was not here may be served now,
+    /// unless its section says that it is to have another cache.
+    pub fn set_has_come(&mut self, cache: usize) {
+        for index in 0..self.volumes.len() {
+            let entry = &self.volumes[index];
+            let is_refused =
+                matches!(&entry.state, VolumeState::Failed(failure) if failure.kind == Kind::WrongSet);
+            let said = self.cache_said(entry.wanted_cache.as_deref());
+            if is_refused && said.is_none_or(|said| said == cache) {
+                self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
+            }
         }
     }
 

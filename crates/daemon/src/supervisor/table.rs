@@ -1,16 +1,16 @@
 //! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
 
 use crate::config::{self, Config};
-use crate::engine_failure;
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::reasons;
+use crate::supervisor::returning::Absent;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
-use bcached_engine::{DiskHealth, Error, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_uring::Presence;
 use std::collections::BTreeSet;
@@ -149,6 +149,8 @@ pub struct VolumeEntry {
     pub missed_set: Option<Uuid>,
     /// Its cache is missing, and can be done without.
     pub lack: Option<Lack>,
+    /// What is tried again, ever less often, to serve it has failed the last time.
+    pub again: Option<Absent>,
     pub state: VolumeState,
     /// The reason to wait that the log was told last.
     pub wait_logged: Option<Box<str>>,
@@ -209,6 +211,8 @@ impl Table {
                 | VolumeState::Releasing
                 | VolumeState::Removed
                 | VolumeState::Stopped => true,
+                // It was refused, for all that is known at this moment.
+                VolumeState::Waiting(_) | VolumeState::Attaching if volume.again.is_some() => true,
                 // Who is told that all is ready finds it served, if it can be.
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.lack.is_some() => {
                     is_enough(volume.wait + without::MOMENT)
@@ -373,6 +377,9 @@ impl Table {
             }
             _ => {}
         }
+        if matches!(state, VolumeState::Failed(_)) {
+            entry.again = None;
+        }
         entry.state = state;
     }
 
@@ -389,29 +396,17 @@ impl Table {
         None
     }
 
-    /// An engine has answered. The entry, if the volume is served now.
-    pub fn volume_added(&mut self, index: usize, result: Result<VolumeInfo, Error>) -> Option<VolumeEntry> {
-        match result {
-            Ok(mut info) => {
-                let entry = &mut self.volumes[index];
-                // Its engine says so from now on.
-                (entry.kept_mode, entry.owes) = (Some(info.mode), false);
-                info.sectors = entry.served_sectors(info.sectors, info.block_sectors);
-                if info.attached {
-                    entry.lack = None;
-                }
-                self.set_volume(index, VolumeState::Served(Box::new(info)));
-                self.volumes.get(index).cloned()
-            }
-            Err(error) => {
-                let entry = &self.volumes[index];
-                // Two devices of one UUID: its names may stand for either, the path only for this one.
-                let path = entry.backing.clone().filter(|_| matches!(error, Error::Duplicate));
-                let name = path.or_else(|| entry.name.clone()).unwrap_or_default();
-                self.set_volume(index, VolumeState::Failed(engine_failure::of_attach(&name, &error)));
-                None
-            }
+    /// An engine has a volume, which is served now.
+    pub fn volume_added(&mut self, index: usize, mut info: VolumeInfo) -> VolumeEntry {
+        let entry = &mut self.volumes[index];
+        // Its engine says so from now on.
+        (entry.kept_mode, entry.owes, entry.again) = (Some(info.mode), false, None);
+        info.sectors = entry.served_sectors(info.sectors, info.block_sectors);
+        if info.attached {
+            entry.lack = None;
         }
+        self.set_volume(index, VolumeState::Served(Box::new(info)));
+        self.volumes[index].clone()
     }
 
     /// Takes over what is new in `config`; the names of what is not in it any more.
@@ -580,6 +575,7 @@ impl VolumeEntry {
             absent: None,
             missed_set: None,
             lack: None,
+            again: None,
             state: VolumeState::Waiting(not_looked()),
             wait_logged: None,
         }

@@ -1,11 +1,13 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
 use super::patience::Unopened;
+use super::returning::Absent;
 use super::steps::{Step, Unserved};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
 use crate::config::NO_CACHE;
 use crate::devices;
+use crate::engine_failure;
 use crate::engine_thread::{Added, Adding, Engine, Way};
 use crate::failure::{Failure, Kind};
 use crate::options::quiet;
@@ -16,41 +18,62 @@ impl Supervisor {
     /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
     pub(super) fn try_volume(&mut self, index: usize) {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
-        let state = match step {
+        if !self.shared().table.volumes[index].is_due() {
+            return;
+        }
+        let found = match step {
             Step::Open(cache) => self.open_volume(index, &device, cache),
             Step::Look(cache, reason) => self.without_cache(index, &device, &cache, &reason),
+        };
+        let state = match found {
+            Ok(state) => {
+                if !matches!(state, VolumeState::Attaching) {
+                    // Its device answers: it is something else that it waits for.
+                    self.shared().table.volumes[index].again = None;
+                }
+                state
+            }
+            Err(Unopened::Failed(failure)) => self.volume_refused(index, failure),
+            Err(Unopened::Hangs(failure)) => {
+                self.shared().table.volumes[index].again.iter_mut().for_each(Absent::soon);
+                VolumeState::Waiting(failure)
+            }
         };
         self.shared().table.set_volume(index, state);
     }
 
-    fn open_volume(&mut self, index: usize, device: &str, cache: Option<usize>) -> VolumeState {
+    fn open_volume(
+        &mut self,
+        index: usize,
+        device: &str,
+        cache: Option<usize>,
+    ) -> Result<VolumeState, Unopened> {
         // Opened only when somebody takes it: each close after an opening for writing wakes up udev.
-        let superblock = match self.look(index, device) {
-            Ok(superblock) => superblock,
-            Err(reason) => return self.without_device(reason),
-        };
+        let superblock = self.look(index, device)?;
         match self.engine_for(index, cache, &superblock) {
             Ok(server) => self.give_to(index, device, &superblock, server),
-            Err(Unserved::Waits(failure)) => VolumeState::Waiting(failure),
+            Err(Unserved::Waits(failure)) => Ok(VolumeState::Waiting(failure)),
             Err(Unserved::Missing(failure)) => {
                 self.lacks(index, device, None, (&superblock, &failure, failure.clone()))
             }
-            Err(Unserved::Failed(failure)) => VolumeState::Failed(failure),
+            Err(Unserved::Failed(failure)) => Ok(VolumeState::Failed(failure)),
         }
     }
 
     /// Its cache, called so, cannot be had for this reason.
-    fn without_cache(&mut self, index: usize, device: &str, cache: &str, reason: &Failure) -> VolumeState {
-        match self.look(index, device) {
-            Ok(superblock) => {
-                let waits = match reason.kind {
-                    Kind::Damaged => reasons::cache_not_served(reason),
-                    _ => reasons::cache_waits(&superblock, Some(cache), reason),
-                };
-                self.lacks(index, device, Some(cache), (&superblock, reason, waits))
-            }
-            Err(reason) => self.without_device(reason),
-        }
+    fn without_cache(
+        &mut self,
+        index: usize,
+        device: &str,
+        cache: &str,
+        reason: &Failure,
+    ) -> Result<VolumeState, Unopened> {
+        let superblock = self.look(index, device)?;
+        let waits = match reason.kind {
+            Kind::Damaged => reasons::cache_not_served(reason),
+            _ => reasons::cache_waits(&superblock, Some(cache), reason),
+        };
+        self.lacks(index, device, Some(cache), (&superblock, reason, waits))
     }
 
     /// Its cache is missing: it waits for that, or is served without it.
@@ -60,20 +83,21 @@ impl Supervisor {
         device: &str,
         cache: Option<&str>,
         (superblock, reason, waits): (&BackingSuperblock, &Failure, Failure),
-    ) -> VolumeState {
+    ) -> Result<VolumeState, Unopened> {
         if !self.goes_without(index, cache, superblock, reason) {
             if reason.kind == Kind::Damaged {
-                return VolumeState::Failed(waits);
+                return Ok(VolumeState::Failed(waits));
             }
             let (lacks, wait) = {
                 let entry = &self.shared().table.volumes[index];
                 (entry.lack.is_some(), entry.wait)
             };
-            return VolumeState::Waiting(if lacks { reasons::goes_without_soon(waits, wait) } else { waits });
+            let waits = if lacks { reasons::goes_without_soon(waits, wait) } else { waits };
+            return Ok(VolumeState::Waiting(waits));
         }
         match self.engine_of_none(superblock.block_sectors()) {
             Ok((none, engine)) => {
-                let state = self.give_to(index, device, superblock, (none, engine, true));
+                let state = self.give_to(index, device, superblock, (none, engine, true))?;
                 if matches!(state, VolumeState::Attaching) {
                     let name = self.shared().table.volumes[index].display_name().to_owned();
                     tracing::warn!(
@@ -81,10 +105,10 @@ impl Supervisor {
                         "volume {name}: it is served without its cache, and what that holds of it is void: {waits}"
                     );
                 }
-                state
+                Ok(state)
             }
-            Err(Unserved::Waits(failure) | Unserved::Missing(failure)) => VolumeState::Waiting(failure),
-            Err(Unserved::Failed(failure)) => VolumeState::Failed(failure),
+            Err(Unserved::Waits(failure) | Unserved::Missing(failure)) => Ok(VolumeState::Waiting(failure)),
+            Err(Unserved::Failed(failure)) => Ok(VolumeState::Failed(failure)),
         }
     }
 
@@ -95,11 +119,8 @@ impl Supervisor {
         device: &str,
         superblock: &BackingSuperblock,
         (cache, engine, is_uncached): (usize, Engine, bool),
-    ) -> VolumeState {
-        let backing = match self.slow_backings.open(device, devices::open_backing) {
-            Ok(backing) => backing,
-            Err(reason) => return self.without_device(reason),
-        };
+    ) -> Result<VolumeState, Unopened> {
+        let backing = self.slow_backings.open(device, devices::open_backing)?;
         let mut shared = self.shared();
         shared.table.name_volume(index, &backing.superblock, cache);
         let is_meant = shared.table.is_to_be_on(index, cache);
@@ -117,7 +138,7 @@ impl Supervisor {
         };
         let adding = Adding { device: backing.device, mode, options: entry.told, way, owes };
         engine.add_backing(adding, Box::new(added));
-        VolumeState::Attaching
+        Ok(VolumeState::Attaching)
     }
 
     /// The engine of a volume's cache, or the one that serves it without: then that is said.
@@ -157,35 +178,36 @@ impl Supervisor {
         Ok(superblock)
     }
 
-    /// A device that is missing may come, and one in use be given up; of the command line's devices all are meant now.
-    fn without_device(&self, reason: Unopened) -> VolumeState {
-        let failure = match reason {
-            Unopened::Hangs(failure) => return VolumeState::Waiting(failure),
-            Unopened::Failed(failure) => failure,
-        };
-        if failure.may_pass() && !self.strict {
-            VolumeState::Waiting(failure)
-        } else {
-            VolumeState::Failed(failure)
-        }
-    }
-
     /// An engine has attached a volume, or says why not.
     pub(super) fn volume_added(&self, index: usize, result: Result<Added, Error>) {
-        let is_cut_short = result.as_ref().is_ok_and(|added| added.cut_short);
-        let result = result.map(|added| added.volume);
-        let entry: Option<VolumeEntry> = self.shared().table.volume_added(index, result);
-        if let Some(entry) = entry {
-            if is_cut_short {
-                let (name, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
-                tracing::warn!(
-                    event = "volume-cut-short",
-                    "volume {name}: data of it is cached behind the end of {device}: was that cut short? It is served as \
-                     long as it is now"
-                );
+        let Added { volume, cut_short } = match result {
+            Ok(added) => added,
+            Err(error) => {
+                let failure = self.shared().table.volumes[index].not_attached(&error);
+                let state = self.volume_refused(index, failure);
+                return self.shared().table.set_volume(index, state);
             }
-            self.export(&entry);
-            self.settle_volume(index);
+        };
+        let entry = self.shared().table.volume_added(index, volume);
+        if cut_short {
+            let (name, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
+            tracing::warn!(
+                event = "volume-cut-short",
+                "volume {name}: data of it is cached behind the end of {device}: was that cut short? It is served as \
+                 long as it is now"
+            );
         }
+        self.export(&entry);
+        self.settle_volume(index);
+    }
+}
+
+impl VolumeEntry {
+    /// Why an engine has not attached it.
+    fn not_attached(&self, error: &Error) -> Failure {
+        // Two devices of one UUID: its names may stand for either, the path only for this one.
+        let path = self.backing.as_ref().filter(|_| matches!(error, Error::Duplicate));
+        let name = path.or(self.name.as_ref()).map_or("", String::as_str);
+        engine_failure::of_attach(name, error)
     }
 }
