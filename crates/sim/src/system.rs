@@ -12,6 +12,7 @@ pub mod passthrough;
 pub mod policy;
 mod seat;
 pub mod tuning;
+pub mod work;
 
 use crate::disk::{Background, Device, Model};
 use crate::note::MemoryNote;
@@ -280,6 +281,9 @@ pub trait Running {
     fn clean(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
+
+    /// Gives up, if it can be, what goes on of detaching, attaching, writing back, shrinking and growing a volume.
+    fn cancel(&self, _volume: u32) {}
 
     /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether it did, which is a flush. If its
     /// cache set has failed, that is let go of and opened again instead, for all volumes, which is no flush.

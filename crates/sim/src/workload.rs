@@ -94,6 +94,11 @@ pub enum Step {
         /// Volume.
         volume: u32,
     },
+    /// Give up, if it can be, what goes on of detaching, attaching, writing back, shrinking and growing a volume.
+    Cancel {
+        /// Volume.
+        volume: u32,
+    },
     /// Serve a volume no more, with requests in flight, and serve it again at once; requests that come in between wait.
     Readd {
         /// Volume.
@@ -304,6 +309,7 @@ impl fmt::Display for Step {
             Self::Turn { volume, knob, value } => write!(f, "turn {volume} {} {value}", knob.word()),
             Self::Detach { volume } => write!(f, "detach {volume}"),
             Self::Attach { volume } => write!(f, "attach {volume}"),
+            Self::Cancel { volume } => write!(f, "cancel {volume}"),
             Self::Clean { volume } => write!(f, "clean {volume}"),
             Self::Readd { volume } => write!(f, "readd {volume}"),
             Self::Shrink { volume, sectors } => write!(f, "shrink {volume} {sectors}"),

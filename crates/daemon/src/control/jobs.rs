@@ -41,7 +41,16 @@ impl Verb {
     /// It can be given up while it goes on. The others end soon, or cannot be left half done.
     #[must_use]
     pub const fn can_be_cancelled(self) -> bool {
-        matches!(self, Self::Flush | Self::Detach | Self::Forget | Self::Shrink | Self::Replace)
+        matches!(
+            self,
+            Self::Attach
+                | Self::Detach
+                | Self::Flush
+                | Self::Forget
+                | Self::Grow
+                | Self::Replace
+                | Self::Shrink
+        )
     }
 }
 

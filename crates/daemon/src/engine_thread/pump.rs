@@ -168,8 +168,8 @@ impl Pump {
             answer(match long {
                 Long::Flush => set.write_back(volume, &cancel).await,
                 Long::Detach => set.detach(volume, &cancel).await,
-                Long::Attach => set.attach(volume).await,
-                Long::Grow(sectors) => resize::grow(&set, &disks, volume, sectors).await,
+                Long::Attach => set.attach(volume, &cancel).await,
+                Long::Grow(sectors) => resize::grow(&set, &disks, volume, sectors, &cancel).await,
                 Long::Shrink(sectors) => resize::shrink(&set, &disks, volume, sectors, &cancel).await,
             });
         });

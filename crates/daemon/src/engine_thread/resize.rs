@@ -20,13 +20,19 @@ pub fn under(set: &CacheSet, disks: &Disks, volume: VolumeId) -> Option<Under> {
 }
 
 /// The volume has so many sectors from now on; its device, if it has one, was seen to have that many.
-pub async fn grow(set: &CacheSet, disks: &Disks, volume: VolumeId, sectors: u64) -> Result<(), Error> {
+pub async fn grow(
+    set: &CacheSet,
+    disks: &Disks,
+    volume: VolumeId,
+    sectors: u64,
+    cancel: &Cancel,
+) -> Result<(), Error> {
     let Some(Under { device, data_offset }) = under(set, disks, volume) else {
-        return set.grow(volume, sectors).await;
+        return set.grow(volume, sectors, cancel).await;
     };
     let before = device.info().sectors;
     device.count_on(before.max(data_offset + sectors));
-    let grown = set.grow(volume, sectors).await;
+    let grown = set.grow(volume, sectors, cancel).await;
     if grown.is_err() {
         device.count_on(before);
     }

@@ -11,6 +11,7 @@ use crate::uuids;
 use crate::volume::epoch::Epoch;
 use crate::volume::resize::cacheable_end;
 use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
+use crate::writeback::urgent::Cancel;
 use crate::writeback::{stripes, task};
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
@@ -85,7 +86,7 @@ impl CacheSet {
         {
             self.check_end(inode, disk.info().sectors).await?;
         }
-        let inode = self.take_slot(&superblock, known, fresh).await?;
+        let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
         let before = superblock.clone();
         if known.is_none() || fresh {
             // The slot is durable: now the device may say whose it is.
@@ -219,6 +220,7 @@ impl CacheSet {
         superblock: &BackingSuperblock,
         known: Option<Inode>,
         fresh: bool,
+        cancel: &Cancel,
     ) -> Result<Inode, Error> {
         let seconds = self.env().wall_seconds();
         let keep = known.filter(|_| !fresh);
@@ -237,7 +239,7 @@ impl CacheSet {
             Ok(())
         })?;
         let choose = |s: &State| keep.or_else(|| s.uuids.free_slot());
-        let inode = self.with_slot(choose, |s, inode| {
+        let inode = self.with_slot(cancel, choose, |s, inode| {
             // Somebody else may have added it while a slot was made free.
             if keep.is_none() && s.uuids.find(superblock.uuid()).is_some() {
                 return Err(Error::Duplicate);

@@ -43,11 +43,16 @@ impl CacheSet {
         urgent::walked(self, cancel).await?;
         self.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.course = Course::Detaching));
         self.leave_clean(target, inode, cancel).await?;
+        self.is_not_ours(target.id, inode).await
+    }
+
+    /// A volume that goes without the cache is nobody's: its superblock says so, durably, and then the table.
+    pub(super) async fn is_not_ours(&self, id: VolumeId, inode: Inode) -> Result<(), Error> {
         // If it left for another reason meanwhile, that is what its superblock says.
-        record::update(self, target.id, |_, superblock| say_none(superblock)).await?;
+        record::update(self, id, |_, superblock| say_none(superblock)).await?;
         let seconds = self.env().wall_seconds();
         self.with(|s| {
-            if let Some(volume) = s.volumes.get_mut(target.id) {
+            if let Some(volume) = s.volumes.get_mut(id) {
                 volume.is_rid_of_dirty();
                 volume.marking_trouble = None;
             }
@@ -74,7 +79,7 @@ impl CacheSet {
     }
 }
 
-fn say_none(superblock: &mut BackingSuperblock) {
+pub(super) fn say_none(superblock: &mut BackingSuperblock) {
     superblock.set_state(BackingState::None);
     superblock.set_set_uuid(Uuid::NIL);
 }

@@ -9,6 +9,7 @@ use crate::space::Usage;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::uuids;
 use crate::volume::{Volume, VolumeId, VolumeInfo};
+use crate::writeback::urgent::Cancel;
 use alloc::vec::Vec;
 use bcached_format::{CacheMode, Inode, Label, Uuid, UuidSlot};
 
@@ -32,7 +33,9 @@ impl CacheSet {
         let uuid = Uuid::from_random([self.env().random(), self.env().random()]);
         let seconds = self.env().wall_seconds();
         self.with(|s| s.check_flash_size(sectors))?;
+        let cancel = Cancel::default();
         let inode = self.with_slot(
+            &cancel,
             |s| s.uuids.free_slot(),
             |s, inode| {
                 s.check_flash_size(sectors)?;

@@ -16,7 +16,7 @@ use crate::state::State;
 use crate::uuids;
 use crate::volume::forget::Lost;
 use crate::volume::{Course, VolumeId};
-use crate::writeback::urgent::Cancel;
+use crate::writeback::urgent::{self, Cancel};
 use alloc::vec::Vec;
 use bcached_format::{Inode, Position};
 
@@ -34,15 +34,20 @@ pub struct Shrinking {
 }
 
 impl CacheSet {
-    pub(super) async fn grow_flash_only(&self, target: &Target, sectors: u64) -> Result<(), Error> {
+    pub(super) async fn grow_flash_only(
+        &self,
+        target: &Target,
+        sectors: u64,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
         let inode = target.inode.ok_or(Error::NoVolume)?;
         // How much there is room for depends on what is dirty, and where.
-        self.walked().await?;
+        urgent::walked(self, cancel).await?;
         self.count_behind_ends().await?;
         if sectors != target.sectors {
             self.with(|s| s.check_flash_growth(inode, target.sectors, sectors))?;
         }
-        self.make_void_from(target, target.cacheable_end).await?;
+        self.make_void_from(target, target.cacheable_end, cancel).await?;
         self.with(|s| s.dirty_behind_ends.remove(&inode));
         if sectors == target.sectors {
             return Ok(());
@@ -166,7 +171,7 @@ impl CacheSet {
             });
             return Err(error);
         }
-        let emptied = self.make_void_from(target, of.sectors).await;
+        let emptied = self.make_void_from(target, of.sectors, &Cancel::default()).await;
         self.with(|s| {
             if emptied.is_ok() {
                 s.dirty_behind_ends.remove(&of.inode);

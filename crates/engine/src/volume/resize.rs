@@ -50,7 +50,10 @@ impl CacheSet {
     pub async fn give_up_behind_end(&self, id: VolumeId) -> Result<bool, Error> {
         let target = self.with(|s| s.hold(id))?;
         let given_up = match self.is_cut_short(id).await {
-            Ok(true) => self.make_void_from(&target, target.cacheable_end).await.map(|()| true),
+            Ok(true) => {
+                let end = target.cacheable_end;
+                self.make_void_from(&target, end, &Cancel::default()).await.map(|()| true)
+            }
             other => other,
         };
         self.let_go(id);
@@ -62,19 +65,19 @@ impl CacheSet {
     ///
     /// # Errors
     /// If the device ends before that, or the volume has more already; if the cache has no room for it; if the volume is on its way; if the
-    /// set fails or is being stopped. Then it is as large as before.
-    pub async fn grow(&self, id: VolumeId, sectors: u64) -> Result<(), Error> {
+    /// set fails or is being stopped; if it is cancelled. Then it is as large as before.
+    pub async fn grow(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Growing))?;
         let grown = match target.backing {
-            Some(_) => self.take_up_more(&target, sectors).await,
-            None => self.grow_flash_only(&target, sectors).await,
+            Some(_) => self.take_up_more(&target, sectors, cancel).await,
+            None => self.grow_flash_only(&target, sectors, cancel).await,
         };
         self.with(|s| s.end_course(id));
         self.signals().ranges.notify_all();
         grown
     }
 
-    async fn take_up_more(&self, target: &Target, sectors: u64) -> Result<(), Error> {
+    async fn take_up_more(&self, target: &Target, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let found = target.backing.as_ref().map(Disk::info).ok_or(Error::FlashOnly)?.sectors;
         let sectors_max = found.saturating_sub(target.data_offset);
         if sectors < target.sectors || sectors > sectors_max {
@@ -83,12 +86,16 @@ impl CacheSet {
         if sectors == target.sectors {
             return Ok(());
         }
-        self.make_void_from(target, target.cacheable_end).await?;
-        self.use_size(target.id, |volume, block| {
-            volume.sectors = sectors;
-            volume.cacheable_end = cacheable_end(volume.data_offset, sectors, block);
-        });
-        self.earlier_have_ended(target.id, &Cancel::default()).await
+        self.make_void_from(target, target.cacheable_end, cancel).await?;
+        let use_sectors = |sectors| {
+            self.use_size(target.id, |volume, block| {
+                volume.sectors = sectors;
+                volume.cacheable_end = cacheable_end(volume.data_offset, sectors, block);
+            });
+        };
+        use_sectors(sectors);
+        // Nothing has entered the cache before they have, and nothing does before those that know the new size have, if that is given up.
+        self.earlier_have_ended(target.id, cancel).await.inspect_err(|_| use_sectors(target.sectors))
     }
 
     /// Serves so many sectors of a volume, and no more than until now: what is dirty behind that is written back, and the cache holds
@@ -194,7 +201,7 @@ impl CacheSet {
             Ok(true)
         })
         .await?;
-        self.make_void_from(target, from).await
+        self.make_void_from(target, from, cancel).await
     }
 
     /// Where the leaf ends that `at` lies in, or else `end`; `None` if something is dirty there.
@@ -206,14 +213,17 @@ impl CacheSet {
 
     /// Makes void, durably, what the cache holds of a volume from there on; nothing of it may be dirty, unless the volume lives in the cache
     /// alone.
-    pub(super) async fn make_void_from(&self, target: &Target, from: u64) -> Result<(), Error> {
+    pub(super) async fn make_void_from(
+        &self,
+        target: &Target,
+        from: u64,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
         let end = Position::MAX.offset;
         let mut at = from;
         while at < end {
-            if self.with(|s| s.stopping) {
-                return Err(Error::Stopping);
-            }
+            urgent::check(self, cancel)?;
             let (upto, found) = self.held_in_leaf(inode, at, end).await?;
             // Where requests have been, data may be on its way into the index.
             let is_used = at < target.cacheable_end;

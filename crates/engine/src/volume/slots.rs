@@ -15,18 +15,20 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
+use crate::writeback::urgent::{self, Cancel};
 use bcached_format::{Inode, Key};
 
 impl CacheSet {
     /// A transition with the slot that is chosen; if there is none it is tried again with one that is used again.
     pub(super) async fn with_slot<R>(
         &self,
+        cancel: &Cancel,
         choose: impl Fn(&State) -> Option<Inode>,
         transition: impl FnOnce(&mut State, Inode) -> Result<R, Error>,
     ) -> Result<R, Error> {
         while self.with(|s| choose(s).is_none()) {
             // Nobody knows before what is there of whom.
-            self.walked().await?;
+            urgent::walked(self, cancel).await?;
             self.with(State::begin_work)?;
             let freed = self.free_slot().await;
             self.end_work();

@@ -205,7 +205,8 @@ async fn alone(set: &CacheSet, id: VolumeId) -> Result<Permit, Error> {
     Ok(lock.ok_or(Error::NoVolume)?.acquire(1).await)
 }
 
-fn check(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
+/// Whether such work is to go on.
+pub fn check(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
     set.check_alive()?;
     if set.with(|s| s.stopping) {
         return Err(Error::Stopping);

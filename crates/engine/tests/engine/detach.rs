@@ -126,8 +126,8 @@ fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
             set.detach(volume, &Cancel::default()).await.expect("sound");
             assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::NotAttached));
             ask(&set, volume, write(0, 32, round)).await;
-            set.attach(volume).await.expect("sound");
-            assert_eq!(set.attach(volume).await, Err(Error::Attached));
+            set.attach(volume, &Cancel::default()).await.expect("sound");
+            assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::Attached));
             let info = set.volumes().remove(0);
             assert_eq!((info.attached, info.state), (true, Some(BackingState::Clean)));
             let all = bytes(&set, volume, 0, 64).await;
@@ -170,7 +170,7 @@ fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
         env.sleep(Duration::from_millis(1)).await;
         let attaching = {
             let set = set.clone();
-            Beside::start(&env, async move { set.attach(volume).await })
+            Beside::start(&env, async move { set.attach(volume, &Cancel::default()).await })
         };
         for _ in 0..50 {
             assert_eq!(bytes(&set, volume, 8, 8).await, [OLD; 8]);
@@ -184,6 +184,51 @@ fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
         attaching.result(&env).await.expect("nothing is in the way");
         assert_eq!(bytes(&set, volume, 0, 16).await, [NEW; 16]);
     });
+}
+
+/// Waiting for the requests from before has no limit: whoever asked can have it back, at once, and the volume is nobody's again.
+#[test]
+fn an_attach_that_waits_for_earlier_requests_is_cancelled() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.detach(volume, &Cancel::default()).await.expect("sound");
+        let holds = Rc::new(Cell::new(true));
+        let is_held = Rc::clone(&holds);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let Op::Write { payload, .. } = op else { return None };
+            (disk == BACKING && is_of(payload, 2) && is_held.get()).then_some(Mishap::Waits)
+        }));
+        let earlier = asking(&env, &set, volume, write(0, 8, 2));
+        env.sleep(Duration::from_millis(1)).await;
+        for _ in 0..2 {
+            let cancel = Cancel::default();
+            let attaching = {
+                let (set, cancel) = (set.clone(), cancel.clone());
+                Beside::start(&env, async move { set.attach(volume, &cancel).await })
+            };
+            env.sleep(Duration::from_secs(5)).await;
+            assert!(set.volumes()[0].attached && !attaching.is_over());
+            assert_eq!(bytes(&set, volume, 8, 8).await, [0; 8]);
+            set.cancel(&cancel);
+            env.sleep(Duration::from_secs(1)).await;
+            assert_eq!(attaching.result(&env).await, Err(Error::Cancelled));
+            let info = &set.volumes()[0];
+            assert!(!info.attached && !earlier.is_over());
+            assert_eq!(info.state, Some(BackingState::None));
+            ask(&set, volume, write(8, 8, 3)).await;
+            assert_eq!(bytes(&set, volume, 8, 8).await, [3; 8]);
+            ask(&set, volume, write(8, 8, 0)).await;
+        }
+        holds.set(false);
+        earlier.result(&env).await.expect("it is let go");
+        set.attach(volume, &Cancel::default()).await.expect("nothing is in the way");
+        assert_eq!(bytes(&set, volume, 0, 8).await, [2; 8]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+    assert_eq!(backing_superblock(&rig).state(), BackingState::Clean);
 }
 
 /// Zeroes are written over a range whose ends are parts of blocks, one after the other. In between the volume is detached
@@ -399,7 +444,7 @@ fn a_stop_ends_a_detach_and_the_volume_is_what_it_was() {
         let first = detaching(&env, &set, volume);
         env.sleep(Duration::from_millis(1500)).await;
         assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
-        assert_eq!(set.attach(volume).await, Err(Error::OnItsWay));
+        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
         set.stop().await.expect("it stops");
         assert_eq!(first.result(&env).await, Err(Error::Stopping));
         assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::Stopping));
@@ -426,7 +471,7 @@ fn a_set_that_has_failed_detaches_and_attaches_nothing() {
         }));
         assert!(set.serve(volume, Request::Flush).await.result.is_err());
         assert!(matches!(set.detach(volume, &Cancel::default()).await, Err(Error::Failed(_))));
-        assert!(matches!(set.attach(volume).await, Err(Error::Failed(_))));
+        assert!(matches!(set.attach(volume, &Cancel::default()).await, Err(Error::Failed(_))));
         assert_eq!(set.volumes()[0].state, Some(BackingState::Dirty));
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
     });
@@ -442,7 +487,7 @@ fn a_flash_only_volume_is_not_detached() {
         let volume = set.volumes().iter().find(|info| info.flash_only).expect("in the table").id;
         ask(&set, volume, write(0, 8, 1)).await;
         assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::FlashOnly));
-        assert_eq!(set.attach(volume).await, Err(Error::FlashOnly));
+        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::FlashOnly));
         assert_eq!(set.detach(VolumeId(77), &Cancel::default()).await, Err(Error::NoVolume));
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
     });
@@ -457,7 +502,7 @@ fn detaching_again_and_again_takes_no_buckets() {
         for round in 0..450_u64 {
             ask(&set, volume, write(8 * (round % 50), 8, 1)).await;
             set.detach(volume, &Cancel::default()).await.expect("sound");
-            set.attach(volume).await.expect("sound");
+            set.attach(volume, &Cancel::default()).await.expect("sound");
         }
         // All but what is kept in reserve: buckets are looked for.
         for at in (0..100 * 128).step_by(128) {

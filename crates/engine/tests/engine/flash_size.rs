@@ -49,8 +49,8 @@ fn a_volume_in_the_cache_alone_grows_and_shrinks() {
         let (set, _) = open(env, options()).await.expect("sound");
         let scratch = make(&set, 4000).await;
         ask(&set, scratch, write(3992, 8, 1)).await;
-        assert_eq!(set.grow(scratch, 4000).await, Ok(()), "so it is");
-        assert_eq!(set.grow(scratch, 8000).await, Ok(()));
+        assert_eq!(set.grow(scratch, 4000, &Cancel::default()).await, Ok(()), "so it is");
+        assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
         assert_eq!(bytes(&set, scratch, 3992, 16).await, [[1; 8], [0; 8]].concat());
         ask(&set, scratch, write(7992, 8, 2)).await;
         set.stop().await.expect("it stops");
@@ -71,7 +71,7 @@ fn a_volume_in_the_cache_alone_grows_and_shrinks() {
         let (set, _) = open(env, options()).await.expect("sound");
         let (scratch, sectors) = found(&set);
         assert_eq!(sectors, 4000);
-        assert_eq!(set.grow(scratch, 8000).await, Ok(()));
+        assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
         assert_eq!(bytes(&set, scratch, 3992, 8).await, [1; 8]);
         assert_eq!(bytes(&set, scratch, 7992, 8).await, [0; 8]);
         set.stop().await.expect("it stops");
@@ -99,7 +99,7 @@ fn what_lay_behind_the_end_does_not_come_back() {
                 assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
                 assert_eq!(dirty(&set, scratch), 0, "it has its room back");
             }
-            assert_eq!(set.grow(scratch, 8000).await, Ok(()));
+            assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
             assert_eq!(bytes(&set, scratch, 7992, 8).await, [0; 8]);
             set.stop().await.expect("it stops");
             set.assert_invariants();
@@ -118,11 +118,11 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
         let room = set.status().flash_room_sectors;
         let sectors_max = 4000 + room;
         let too_large = Error::NoRoom { sectors: sectors_max + 8, sectors_max };
-        assert_eq!(set.grow(scratch, sectors_max + 8).await, Err(too_large));
+        assert_eq!(set.grow(scratch, sectors_max + 8, &Cancel::default()).await, Err(too_large));
         let odd = Error::NotWholeBlocks { sectors: 4001, block_sectors: 8 };
-        assert_eq!(set.grow(scratch, 4001).await, Err(odd.clone()));
+        assert_eq!(set.grow(scratch, 4001, &Cancel::default()).await, Err(odd.clone()));
         let smaller = Error::Size { sectors: 8, sectors_min: 4000, sectors_max };
-        assert_eq!(set.grow(scratch, 8).await, Err(smaller));
+        assert_eq!(set.grow(scratch, 8, &Cancel::default()).await, Err(smaller));
         assert_eq!(
             shrink(&set, scratch, 4001).await.err(),
             Some(Error::Size { sectors: 4001, sectors_min: 8, sectors_max: 4000 })
@@ -141,7 +141,11 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
             (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
         }));
         let larger = set.clone();
-        let growing = Beside::start(&env, async move { larger.grow(scratch, sectors_max - 1024).await });
+        let growing =
+            Beside::start(
+                &env,
+                async move { larger.grow(scratch, sectors_max - 1024, &Cancel::default()).await },
+            );
         env.sleep(Duration::from_millis(10)).await;
         // Less what the table takes meanwhile.
         let left = set.status().flash_room_sectors;
@@ -150,7 +154,7 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
         env.sleep(Duration::from_millis(1)).await;
         assert!(behind.is_over(), "the table does not say so yet: it is refused");
         assert_eq!(set.detach(scratch, &Cancel::default()).await, Err(Error::FlashOnly));
-        assert_eq!(set.grow(scratch, sectors_max).await, Err(Error::OnItsWay));
+        assert_eq!(set.grow(scratch, sectors_max, &Cancel::default()).await, Err(Error::OnItsWay));
         world.borrow_mut().fate = None;
         assert_eq!(growing.result(&env).await, Ok(()));
         assert!(set.status().flash_room_sectors <= 1024);
@@ -225,7 +229,7 @@ fn what_a_shrink_would_lose_is_told_first() {
         let lost = [Lost { start: 4000, end: 4016 }, Lost { start: 7000, end: 7008 }];
         assert_eq!(set.lost_behind(&shrinking, 0).await, Ok((lost.to_vec(), None)));
         assert!(set.serve(scratch, write(4000, 8, 3)).await.result.is_err(), "behind its end");
-        assert_eq!(set.grow(scratch, 8000).await, Err(Error::OnItsWay));
+        assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Err(Error::OnItsWay));
         set.keep_size(shrinking.clone());
         assert_eq!(bytes(&set, scratch, 4000, 16).await, [2; 16]);
         assert_eq!(set.shrink_flash_only(shrinking).await, Err(Error::OpenedAnew), "it was given up");
@@ -267,7 +271,7 @@ fn what_lies_behind_an_end_is_promised_to_nobody() {
         let more = set.create_flash_only(room + 8, label).await;
         assert_eq!(more, Err(Error::NoRoom { sectors: room + 8, sectors_max: room }));
         let too_large = Error::NoRoom { sectors: sectors_max + 8, sectors_max };
-        assert_eq!(set.grow(scratch, sectors_max + 8).await, Err(too_large));
+        assert_eq!(set.grow(scratch, sectors_max + 8, &Cancel::default()).await, Err(too_large));
         assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
         // The index of it comes on top, and goes with it.
         assert!(set.status().flash_room_sectors >= room + 4000, "it has given its room back");
@@ -291,7 +295,7 @@ fn a_table_that_cannot_be_written_leaves_the_size() {
                 (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
             }));
             let failed = match grows {
-                true => set.grow(scratch, 8000).await,
+                true => set.grow(scratch, 8000, &Cancel::default()).await,
                 false => shrink(&set, scratch, 2000).await,
             };
             assert!(failed.is_err(), "the table cannot be written");
@@ -357,7 +361,7 @@ fn a_shrink_that_ends_in_the_middle_is_completed_by_the_next() {
                 });
                 assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
                 assert_eq!(dirty(&set, scratch), 40);
-                assert_eq!(set.grow(scratch, 8000).await, Ok(()));
+                assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
                 let all = bytes(&set, scratch, 0, 8000).await;
                 assert_eq!((all[3200], all[4000], all[4800]), (2, 0, 0));
                 set.stop().await.expect("it stops");

@@ -50,11 +50,15 @@ fn a_device_that_grew_is_taken_up_with_its_odd_end() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(990, 13, 1)).await;
         let refused = Error::Size { sectors: 1100, sectors_min: 1003, sectors_max: 1003 };
-        assert_eq!(set.grow(volume, 1100).await, Err(refused), "the device ends before that");
-        assert_eq!(set.grow(volume, 1003).await, Ok(()), "so it is");
+        assert_eq!(
+            set.grow(volume, 1100, &Cancel::default()).await,
+            Err(refused),
+            "the device ends before that"
+        );
+        assert_eq!(set.grow(volume, 1003, &Cancel::default()).await, Ok(()), "so it is");
         world.borrow_mut().resize(1, DATA_OFFSET + 2001);
         assert!(set.serve(volume, write(1003, 1, 2)).await.result.is_err(), "not taken up yet");
-        assert_eq!(set.grow(volume, 2001).await, Ok(()));
+        assert_eq!(set.grow(volume, 2001, &Cancel::default()).await, Ok(()));
         assert_eq!(sectors(&set), 2001);
         assert_eq!(bytes(&set, volume, 990, 16).await, [[1; 13].as_slice(), &[0; 3]].concat());
         ask(&set, volume, write(1002, 2, 3)).await;
@@ -64,7 +68,7 @@ fn a_device_that_grew_is_taken_up_with_its_odd_end() {
         set.write_back(volume, &Cancel::default()).await.expect("the device is well");
         assert_eq!(bytes(&set, volume, 1000, 5).await, at_old_end);
         let smaller = Error::Size { sectors: 1003, sectors_min: 2001, sectors_max: 2001 };
-        assert_eq!(set.grow(volume, 1003).await, Err(smaller), "that is another thing");
+        assert_eq!(set.grow(volume, 1003, &Cancel::default()).await, Err(smaller), "that is another thing");
         set.stop().await.expect("it stops");
         set.assert_invariants();
     });
@@ -97,7 +101,7 @@ fn nothing_of_the_old_end_is_cached_under_a_request_that_does_not_know_the_new_o
         env.sleep(Duration::from_millis(1)).await;
         let growing = Beside::start(&env, {
             let set = set.clone();
-            async move { set.grow(volume, 2000).await }
+            async move { set.grow(volume, 2000, &Cancel::default()).await }
         });
         env.sleep(Duration::from_secs(1)).await;
         assert!(!old.is_over() && !growing.is_over());
@@ -107,6 +111,46 @@ fn nothing_of_the_old_end_is_cached_under_a_request_that_does_not_know_the_new_o
         assert_eq!(old.result(&env).await, Ok(()));
         assert_eq!(bytes(&set, volume, 1000, 8).await, [0, 0, 0, 7, 7, 7, 7, 7]);
         assert_eq!(growing.result(&env).await, Ok(()));
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// Until the requests have ended that know the old size only, which nobody can hasten, the larger one can be taken back.
+#[test]
+fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(1000, 3, 9)).await;
+        world.borrow_mut().resize(1, DATA_OFFSET + 2000);
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            let is_zero = |byte: &u8| *byte == 0;
+            let is_first = matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(is_zero));
+            (disk == CACHE && is_first).then_some(Mishap::Waits)
+        }));
+        let zeroes = Request::WriteZeroes { sector: 985, sectors: 18, fua: false };
+        let old = asking(&env, &set, volume, zeroes);
+        env.sleep(Duration::from_millis(1)).await;
+        let cancel = Cancel::default();
+        let growing = Beside::start(&env, {
+            let (set, cancel) = (set.clone(), cancel.clone());
+            async move { set.grow(volume, 2000, &cancel).await }
+        });
+        env.sleep(Duration::from_secs(5)).await;
+        assert!(!old.is_over() && !growing.is_over());
+        set.cancel(&cancel);
+        env.sleep(Duration::from_secs(1)).await;
+        assert_eq!(growing.result(&env).await, Err(Error::Cancelled));
+        assert_eq!(set.volumes()[0].sectors, ODD - DATA_OFFSET);
+        assert!(set.serve(volume, write(1003, 5, 7)).await.result.is_err(), "it ends there");
+        world.borrow_mut().fate = None;
+        assert_eq!(old.result(&env).await, Ok(()));
+        assert_eq!(bytes(&set, volume, 1000, 3).await, [0; 3]);
+        assert_eq!(set.grow(volume, 2000, &Cancel::default()).await, Ok(()));
+        ask(&set, volume, write(1003, 5, 7)).await;
+        assert_eq!(bytes(&set, volume, 1000, 8).await, [0, 0, 0, 7, 7, 7, 7, 7]);
         set.stop().await.expect("it stops");
         set.assert_invariants();
     });
@@ -133,7 +177,7 @@ fn what_was_cached_behind_a_cut_does_not_come_back() {
                 assert_eq!(set.give_up_behind_end(volume).await, Ok(false), "it is gone");
             }
             world.borrow_mut().resize(1, DATA_OFFSET + 2000);
-            assert_eq!(set.grow(volume, 2000).await, Ok(()));
+            assert_eq!(set.grow(volume, 2000, &Cancel::default()).await, Ok(()));
             assert_eq!(bytes(&set, volume, 1000, 8).await, [5, 5, 5, 0, 0, 0, 0, 0]);
             assert_eq!(bytes(&set, volume, 1000, 1000).await[3..], [0; 997], "the device has nothing there");
             assert_eq!(bytes(&set, volume, 900, 100).await, [5; 100]);
@@ -179,7 +223,7 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
         world.borrow_mut().resize(1, DATA_OFFSET + 1000);
         assert_eq!(set.is_cut_short(volume).await, Ok(false), "the cache holds nothing of it");
         world.borrow_mut().resize(1, DATA_OFFSET + 4000);
-        assert_eq!(set.grow(volume, 4000).await, Ok(()));
+        assert_eq!(set.grow(volume, 4000, &Cancel::default()).await, Ok(()));
         assert_eq!(bytes(&set, volume, 1000, 3000).await, [0; 3000], "nothing of it was kept");
         set.stop().await.expect("it stops");
         set.assert_invariants();
@@ -208,7 +252,7 @@ fn a_shrink_that_fails_or_is_given_up_loses_nothing() {
         });
         env.sleep(Duration::from_millis(1)).await;
         assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
-        assert_eq!(set.grow(volume, 4000).await, Err(Error::OnItsWay));
+        assert_eq!(set.grow(volume, 4000, &Cancel::default()).await, Err(Error::OnItsWay));
         set.cancel(&cancel);
         assert_eq!(going.result(&env).await, Err(Error::Cancelled));
         assert_eq!((sectors(&set), bytes(&set, volume, 2000, 100).await), (4000, vec![2; 100]));
@@ -258,7 +302,7 @@ fn requests_behind_the_new_end_leave_nothing_in_the_cache() {
         world.borrow_mut().resize(1, DATA_OFFSET + 1000);
         assert_eq!(set.is_cut_short(volume).await, Ok(false), "the cache holds nothing of it");
         world.borrow_mut().resize(1, DATA_OFFSET + 4000);
-        assert_eq!(set.grow(volume, 4000).await, Ok(()));
+        assert_eq!(set.grow(volume, 4000, &Cancel::default()).await, Ok(()));
         assert_eq!(bytes(&set, volume, 2000, 16).await, [0; 16]);
         assert_eq!(bytes(&set, volume, 3000, 8).await, [0; 8]);
         set.stop().await.expect("it stops");

@@ -41,7 +41,7 @@ async fn run_full(set: &CacheSet, volume: VolumeId) {
     for expected in number(set, volume).expect("it is attached")..SLOTS - 1 {
         assert_eq!(number(set, volume), Some(expected));
         detached(set, volume).await;
-        set.attach(volume).await.expect("there are more");
+        set.attach(volume, &Cancel::default()).await.expect("there are more");
     }
     detached(set, volume).await;
 }
@@ -55,7 +55,7 @@ fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         warm(&set, volume).await;
         run_full(&set, volume).await;
-        assert_eq!(set.attach(volume).await, Err(Error::NoSlot(SLOTS as usize)));
+        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::NoSlot(SLOTS as usize)));
         let made = set.create_flash_only(64, Label::default()).await;
         assert_eq!(made, Err(Error::NoSlot(SLOTS as usize)));
         ask(&set, volume, write(0, 128, 3)).await;
@@ -72,7 +72,7 @@ fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
         let made = set.create_flash_only(64, Label::default()).await.expect("there are more");
         assert_eq!((number(&set, made), bytes(&set, made, 0, 64).await), (Some(1), vec![0; 64]));
         detached(&set, volume).await;
-        set.attach(volume).await.expect("there are more");
+        set.attach(volume, &Cancel::default()).await.expect("there are more");
         assert_eq!(number(&set, volume), Some(2), "not that of just before");
         assert_eq!(bytes(&set, volume, 0, 16).await[..], [[3; 8], [4; 8]].concat());
         set.stop().await.expect("it stops");
@@ -90,7 +90,7 @@ fn numbers_of_volumes_that_exist_are_not_taken() {
             set.create_flash_only(8, Label::default()).await.expect("there is room");
         }
         detached(&set, volume).await;
-        assert_eq!(set.attach(volume).await, Err(Error::NoSlot(SLOTS as usize)));
+        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::NoSlot(SLOTS as usize)));
         set.stop().await.expect("it stops");
     });
     // The one that the volume had.

@@ -189,7 +189,7 @@ fn dirty_sectors_are_counted_by_stripe_from_any_moment_on() {
             set.assert_invariants();
             assert_eq!((info(&set).dirty_sectors, info(&set).full_stripes), (0, Some(0)));
             set.detach(volume, &Cancel::default()).await.expect("it leaves");
-            set.attach(volume).await.expect("it comes back");
+            set.attach(volume, &Cancel::default()).await.expect("it comes back");
             let change = |options: &mut VolumeOptions| options.stripe_size = Some(STRIPE * 512);
             set.change_volume_options(volume, change).expect("served");
             settle(&env).await;

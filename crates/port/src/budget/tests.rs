@@ -136,7 +136,7 @@ fn who_holds_none_goes_before_who_holds_some() {
     drop(held);
     let first = first.recv_timeout(LIMIT).expect("it fits");
     let more = more.recv_timeout(LIMIT).expect("as much is left after that");
-    let again = wait_for(&greedy, 10 * MIB);
+    let again = wait_for(&greedy, 12 * MIB);
     drop(first);
     assert!(again.try_recv().is_err(), "less would be left than it held");
     drop((some, more));

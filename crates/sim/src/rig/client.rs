@@ -289,6 +289,10 @@ impl Client {
             Step::Detach { volume } => self.shared.running.detach(volume).await,
             Step::Attach { volume } => self.shared.running.attach(volume).await,
             Step::Clean { volume } => self.shared.running.clean(volume).await,
+            Step::Cancel { volume } => {
+                self.shared.running.cancel(volume);
+                Ok(())
+            }
             Step::Readd { volume } => self.readd(volume).await,
             Step::Shrink { volume, sectors } => self.shrink(volume, sectors).await,
             Step::Grow { volume, sectors } => self.grow(volume, sectors).await,

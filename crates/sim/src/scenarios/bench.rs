@@ -4,8 +4,11 @@
 use crate::disk::Device;
 use crate::note::MemoryNote;
 use crate::system::engine::{self, Engine};
+use crate::system::work;
 use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
-use bcached_engine::{BucketCount, CacheSet, Options, Phases, Settings, Status, VolumeId, VolumeOptions};
+use bcached_engine::{
+    BucketCount, CacheSet, Cancel, Options, Phases, Settings, Status, VolumeId, VolumeOptions,
+};
 use bcached_env::{DiskId, Env};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -162,11 +165,11 @@ impl Running for Open {
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        engine::detach(&self.set, self.id(volume))
+        work::detach(&self.set, self.id(volume), Cancel::default())
     }
 
     fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        engine::attach(&self.set, self.id(volume))
+        work::attach(&self.set, self.id(volume), Cancel::default())
     }
 
     fn stop(&self) -> Soon<Result<(), Refusal>> {

@@ -162,7 +162,11 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
                 });
                 let (set, id) = made.unwrap();
                 let resized = async move {
-                    if shrinks { shrink(&set, id, KEPT).await } else { set.grow(id, FULL).await }
+                    if shrinks {
+                        shrink(&set, id, KEPT).await
+                    } else {
+                        set.grow(id, FULL, &Cancel::default()).await
+                    }
                 };
                 if !cut_at(&mut stage, nth, survivors, resized) {
                     break;
@@ -174,7 +178,7 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
                     let is_full = info.sectors == FULL;
                     assert!(is_full || info.sectors == KEPT, "{}", info.sectors);
                     let end = if shrinks && is_full { FULL } else { KEPT };
-                    set.grow(info.id, FULL).await.unwrap();
+                    set.grow(info.id, FULL, &Cancel::default()).await.unwrap();
                     let found = content(&set, info.id, FULL).await;
                     let zeroes = usize::try_from(end * 512).unwrap();
                     assert!(found[..zeroes].iter().all(|byte| *byte == 7), "nothing is lost before the end");

@@ -350,6 +350,7 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         }
         ["detach", volume] => Step::Detach { volume: backed(volume)? },
         ["attach", volume] => Step::Attach { volume: backed(volume)? },
+        ["cancel", volume] => Step::Cancel { volume: volume_of(volume)? },
         ["clean", volume] => Step::Clean { volume: backed(volume)? },
         ["readd", volume] => Step::Readd { volume: volume_of(volume)? },
         ["shrink", volume, sectors] => {

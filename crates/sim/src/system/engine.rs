@@ -8,14 +8,12 @@ use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
-use super::{lodger, lost};
+use super::{lodger, lost, work};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{
-    BucketCount, CacheSet, Cancel, Error, Options, Phases, Settings, VolumeId, VolumeOptions,
-};
+use bcached_engine::{BucketCount, CacheSet, Cancel, Options, Phases, Settings, VolumeId, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_env::{DiskId, Env};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
@@ -81,6 +79,16 @@ impl Open {
             drop(set);
             asked.await
         })
+    }
+
+    /// Likewise something long, which [`Running::cancel`] gives up.
+    fn long<T: 'static>(
+        &self,
+        volume: u32,
+        ask: impl FnOnce(&CacheSet, VolumeId, Cancel) -> Soon<Result<T, Refusal>> + 'static,
+    ) -> Soon<Result<T, Refusal>> {
+        let cancel = self.seats[volume as usize].cancel();
+        self.with(volume, |set, id| ask(set, id, cancel))
     }
 }
 
@@ -386,44 +394,6 @@ pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
     Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
 }
 
-/// Takes a volume of an engine from the cache.
-#[must_use]
-pub fn detach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
-    let set = set.clone();
-    Box::pin(async move { unless_there(set.detach(id, &Cancel::default()).await) })
-}
-
-/// Puts a volume of an engine back behind the cache.
-#[must_use]
-pub fn attach(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
-    let set = set.clone();
-    Box::pin(async move { unless_there(set.attach(id).await) })
-}
-
-/// Writes back what is dirty of a volume of an engine.
-#[must_use]
-pub fn clean(set: &CacheSet, id: VolumeId) -> Soon<Result<(), Refusal>> {
-    let set = set.clone();
-    Box::pin(async move { set.write_back(id, &Cancel::default()).await.map_err(Refusal::from_error) })
-}
-
-/// Who asks for what is so already, or is under way, has not been refused anything.
-fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
-    match done {
-        Err(Error::NotAttached | Error::Attached | Error::OnItsWay) => Ok(()),
-        other => other.map_err(Refusal::from_error),
-    }
-}
-
-/// Whether a volume has another size now; it cannot while it is on its way, or if there is no room.
-fn if_it_stays(done: Result<(), Error>) -> Result<bool, Refusal> {
-    match done {
-        Ok(()) => Ok(true),
-        Err(Error::OnItsWay | Error::NoRoom { .. }) => Ok(false),
-        Err(error) => Err(Refusal::from_error(error)),
-    }
-}
-
 impl Running for Open {
     fn volumes(&self) -> Vec<VolumeShape> {
         self.shapes.clone()
@@ -472,15 +442,21 @@ impl Running for Open {
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        self.with(volume, detach)
+        self.long(volume, work::detach)
     }
 
     fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        self.with(volume, attach)
+        self.long(volume, work::attach)
     }
 
     fn clean(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        self.with(volume, clean)
+        self.long(volume, work::clean)
+    }
+
+    fn cancel(&self, volume: u32) {
+        if let Some(set) = self.berth.set() {
+            set.cancel(&self.seats[volume as usize].cancelled());
+        }
     }
 
     fn readd(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
@@ -496,22 +472,11 @@ impl Running for Open {
 
     fn shrink(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
         let is_lodger = self.seats[volume as usize].is_lodger();
-        self.with(volume, move |set, id| {
-            let set = set.clone();
-            Box::pin(async move {
-                if_it_stays(match is_lodger {
-                    true => lodger::shrink(&set, id, sectors).await,
-                    false => set.shrink(id, sectors, &Cancel::default()).await,
-                })
-            })
-        })
+        self.long(volume, move |set, id, cancel| work::shrink(set, id, cancel, (sectors, is_lodger)))
     }
 
     fn grow(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
-        self.with(volume, move |set, id| {
-            let set = set.clone();
-            Box::pin(async move { if_it_stays(set.grow(id, sectors).await) })
-        })
+        self.long(volume, move |set, id, cancel| work::grow(set, id, cancel, sectors))
     }
 
     fn begin_forget(&self, volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {

@@ -53,8 +53,8 @@ pub async fn delete(set: &CacheSet, seat: &Seat) -> Result<bool, Refusal> {
 }
 
 /// It loses what it has behind that.
-pub async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64) -> Result<(), Error> {
-    let shrinking = set.begin_shrinking(id, sectors, &Cancel::default()).await?;
+pub async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
+    let shrinking = set.begin_shrinking(id, sectors, cancel).await?;
     set.shrink_flash_only(shrinking).await
 }
 

@@ -1,9 +1,9 @@
 //! A volume that may be given up and taken up again while clients ask: under another number each time.
 
 use super::Refusal;
-use bcached_engine::{CacheSet, Error, Removed, VolumeId};
+use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId};
 use bcached_env::sync::Notify;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// How often a volume is tried to be added again; its device may be failing.
@@ -17,6 +17,8 @@ pub struct Seat {
     /// The volume lives in the cache alone, and may be nowhere.
     is_lodger: bool,
     back: Notify,
+    /// Of the long work that has been asked for.
+    cancel: RefCell<Cancel>,
 }
 
 /// What comes of something that a failing device may need to be asked more than once.
@@ -52,7 +54,23 @@ impl Seat {
     }
 
     fn new(id: Option<VolumeId>, is_lodger: bool) -> Rc<Self> {
-        Rc::new(Self { id: Cell::new(id), is_away: Cell::new(false), is_lodger, back: Notify::new() })
+        Rc::new(Self {
+            id: Cell::new(id),
+            is_away: Cell::new(false),
+            is_lodger,
+            back: Notify::new(),
+            cancel: RefCell::default(),
+        })
+    }
+
+    /// What gives up long work on the volume that is asked for now.
+    pub fn cancel(&self) -> Cancel {
+        self.cancel.borrow().clone()
+    }
+
+    /// What gives up all such work that has been asked for.
+    pub fn cancelled(&self) -> Cancel {
+        self.cancel.take()
     }
 
     /// What the engine calls the volume, as soon as it has it; `None` if it is gone.

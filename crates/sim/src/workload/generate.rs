@@ -165,10 +165,19 @@ impl<'a> Painter<'a> {
                 _ => Restart::Twice(1 + (self.rng.below(96) >> self.rng.below(5)), self.rng.next()),
             }),
             9 => self.trouble(),
-            10 => Step::Detach { volume: self.volume() },
-            11 => Step::Attach { volume: self.volume() },
+            10 => {
+                let volume = self.volume();
+                self.begun(volume, Step::Detach { volume })
+            }
+            11 => {
+                let volume = self.volume();
+                self.begun(volume, Step::Attach { volume })
+            }
             12 => self.delay(),
-            13 => Step::Clean { volume: self.volume() },
+            13 => {
+                let volume = self.volume();
+                self.begun(volume, Step::Clean { volume })
+            }
             14 => Step::Readd { volume: self.any() },
             15 => self.shrinking(),
             16 => self.growing(),
@@ -180,6 +189,23 @@ impl<'a> Painter<'a> {
         }
     }
 
+    /// Long work on a volume, which is perhaps given up soon, while it waits for a request that its device takes its time for.
+    fn begun(&mut self, volume: u32, work: Step) -> Step {
+        if !self.rng.one_in(4) {
+            return work;
+        }
+        let (written, sectors) = self.place();
+        if written == volume {
+            self.next.push_back(Step::Write { volume, sectors, fua: self.rng.one_in(2) });
+        }
+        let pause = Step::Pause(1 << self.rng.below(6));
+        self.next.extend([work, pause, Step::Cancel { volume }]);
+        let is_cache = volume as usize >= self.shape.volumes || self.rng.one_in(2);
+        let fault = Fault::Late(1 << (23 + self.rng.below(6)));
+        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+        Step::Trouble { device: if is_cache { 0 } else { 1 + volume as usize }, rule }
+    }
+
     fn turn(&mut self) -> Step {
         let knob = Knob::ALL[usize::try_from(self.rng.below(Knob::ALL.len() as u64)).expect("few knobs")];
         Step::Turn { volume: self.any(), knob, value: knob.draw(&mut self.rng) }
@@ -189,7 +215,7 @@ impl<'a> Painter<'a> {
     fn shrinking(&mut self) -> Step {
         let volume = self.any();
         let sectors = BLOCK * (1 + self.rng.below(self.span(volume) / BLOCK - 1));
-        Step::Shrink { volume, sectors }
+        self.begun(volume, Step::Shrink { volume, sectors })
     }
 
     /// Half of the time to what it had at first, else to any end; of one that lives in the cache alone any of whole blocks.
@@ -198,7 +224,7 @@ impl<'a> Painter<'a> {
         let unit = if volume as usize >= self.shape.volumes { BLOCK } else { self.unit };
         let blocks = self.span(volume) / unit;
         let blocks = if self.rng.one_in(2) { blocks } else { 1 + self.rng.below(blocks) };
-        Step::Grow { volume, sectors: blocks * unit }
+        self.begun(volume, Step::Grow { volume, sectors: blocks * unit })
     }
 
     /// Some operations of a device take their time, and others overtake them. No request fails for that.

@@ -79,7 +79,7 @@ fn disturb(bed: &mut Bed, disturbance: Option<Disturbance>, region: u64) {
         Some(Disturbance::Resize) => bed.block_on(async move { resize(&set, volume, region).await }),
         Some(Disturbance::Reattach) => bed.block_on(async move {
             set.detach(volume, &Cancel::default()).await?;
-            set.attach(volume).await
+            set.attach(volume, &Cancel::default()).await
         }),
     };
     done.expect("nothing stands in its way");
@@ -107,7 +107,7 @@ async fn resize(set: &CacheSet, volume: VolumeId, region: u64) -> Result<(), Err
         write(set, volume, sector).await?;
     }
     set.shrink(volume, region, &Cancel::default()).await?;
-    set.grow(volume, whole).await
+    set.grow(volume, whole, &Cancel::default()).await
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
