@@ -5,11 +5,13 @@
 
 mod scenario;
 
+use std::io;
 use std::time::Duration;
 
 pub use scenario::Scenario;
 
 use crate::guest::{GuestError, Job, Machine, Report};
+use crate::offline;
 use crate::set::{CacheSet, Geometry, Maker};
 use crate::workload::{Fate, Model};
 
@@ -54,6 +56,11 @@ pub fn kernel_image(
         let crashed = crash_at.is_some() && index + 1 == started;
         let fate = if crashed { Fate::CrashedAfterFlush(report.last_flush()) } else { Fate::Finished };
         model.expect("a plan writes to its own volumes").apply(workload, fate);
+    }
+    if crash_at.is_some() {
+        // What the kernel's crash left below clean copies shows when such a copy is evicted.
+        let differing = offline::note_differing_copies(&mut set);
+        differing.map_err(io::Error::other).map_err(GuestError::host("look at the images"))?;
     }
     Ok(KernelImage { set, report })
 }
