@@ -12,12 +12,14 @@
 //! - [`content`], [`world`]: what devices hold, and all of them as the engine's driver;
 //! - [`load`], [`zipf`], [`bed`]: clients, and the engine under them;
 //! - [`kernel`]: how a kernel writes back, to compare with;
+//! - [`heap`]: what that allocates;
 //! - [`bench`]: the figures that are promised, beside their bounds.
 pub mod bed;
 pub mod bench;
 pub mod content;
 pub mod gauge;
 pub mod hdd;
+pub mod heap;
 pub mod kernel;
 pub mod latencies;
 pub mod load;

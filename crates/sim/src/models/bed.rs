@@ -178,6 +178,12 @@ impl Bed {
         self.world.borrow().devices[device].traffic
     }
 
+    /// What has been allocated at most since the set was opened, in bytes.
+    #[must_use]
+    pub fn heap(&self) -> u64 {
+        self.world.borrow().heap.bytes() as u64
+    }
+
     /// What the set says of itself.
     #[must_use]
     pub fn status(&self) -> Status {

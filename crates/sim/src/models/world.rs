@@ -6,6 +6,7 @@
 
 use super::content::Content;
 use super::hdd::{self, Hdd};
+use super::heap::Peak;
 use super::mechanism::{Command, Kind, Mechanism, SECTOR_BYTES};
 use super::ssd::{self, Ssd};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
@@ -101,12 +102,14 @@ pub struct World {
     life: u64,
     cpu_ns: u64,
     ended: Vec<u64>,
+    /// What this life has allocated at most, in moments in which it waits.
+    pub heap: Peak,
 }
 
 impl World {
     /// A world at time zero.
     #[must_use]
-    pub const fn new(devices: Vec<Device>) -> Self {
+    pub fn new(devices: Vec<Device>) -> Self {
         Self {
             devices,
             now: 0,
@@ -115,6 +118,7 @@ impl World {
             life: 0,
             cpu_ns: 0,
             ended: Vec::new(),
+            heap: Peak::default(),
         }
     }
 
@@ -131,8 +135,9 @@ impl World {
     }
 
     /// A process has died: nobody hears any more of what it has asked for.
-    pub const fn next_life(&mut self) {
+    pub fn next_life(&mut self) {
         self.life += 1;
+        self.heap = Peak::begin();
     }
 
     fn charge(&mut self, nanoseconds: u64) {
@@ -245,7 +250,9 @@ impl Driver for ModelDriver {
     }
 
     fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
-        self.0.borrow_mut().wait(until, events);
+        let mut world = self.0.borrow_mut();
+        world.heap.look();
+        world.wait(until, events);
     }
 
     fn now(&self) -> Time {
