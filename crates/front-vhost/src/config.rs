@@ -135,6 +135,7 @@ mod tests {
             block_sectors,
             read_only: false,
             shared: false,
+            ways: bcached_port::Ways::default(),
             served: None,
         }
     }

@@ -14,8 +14,10 @@ use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
 use crate::memory::{GuestMemory, Segments};
 use crate::ring::{Head, Ring, RingError};
 use crate::tally::{Tally, Ticket};
-use crate::writing::{Permit, ask_to_write};
-use bcached_port::{Buffer, ErrorKind, Export, Full, Operation, Quiet, Replies, Reply, Requests, Route};
+use crate::writing::{Permit, Writer};
+use bcached_port::{
+    Buffer, ErrorKind, Export, ExportTable, Full, Operation, Quiet, Replies, Reply, Requests, Route,
+};
 use std::sync::Arc;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -36,6 +38,8 @@ pub(crate) struct Serving {
     bytes_max: u64,
     /// Answers mean that what was written is durable: the driver sends no flushes.
     pub(crate) is_write_through: bool,
+    exports: ExportTable,
+    writer: Writer,
     permit: Option<Permit>,
     /// The engine is no more, and what it has not done stays noted in the VMM's memory for the next one.
     pub(crate) is_abandoned: bool,
@@ -57,6 +61,8 @@ pub(crate) struct Pending {
     bytes: u64,
     #[expect(dead_code, reason = "dropping it is its use")]
     ticket: Ticket,
+    #[expect(dead_code, reason = "nobody else writes before this is dropped")]
+    permit: Option<Permit>,
 }
 
 /// A request that found no room.
@@ -80,7 +86,7 @@ pub(crate) enum Taken {
 
 impl Serving {
     pub(crate) fn new(
-        export: Arc<Export>,
+        (export, exports, writer): (Arc<Export>, ExportTable, Writer),
         route: Route,
         (requests, replies): (Requests<Pending>, Replies<Pending>),
         tally: Arc<Tally>,
@@ -97,6 +103,8 @@ impl Serving {
             bytes: 0,
             bytes_max: limits.volume_bytes,
             is_write_through: true,
+            exports,
+            writer,
             permit: None,
             is_abandoned: false,
             nonsense: Quiet::default(),
@@ -255,7 +263,8 @@ impl Serving {
         self.bytes += bytes;
         let generation = ring.generation();
         let (memory, ticket) = (Arc::clone(memory), self.tally.enter());
-        let pending = Pending { ring: index, generation, head, status, into, memory, bytes, ticket };
+        let permit = self.permit.clone();
+        let pending = Pending { ring: index, generation, head, status, into, memory, bytes, ticket, permit };
         self.submit((index, ring), pending, operation)
     }
 
@@ -274,7 +283,7 @@ impl Serving {
 
     fn may_write(&mut self) -> bool {
         if self.permit.is_none() {
-            self.permit = ask_to_write(&self.export);
+            self.permit = self.writer.ask(&self.exports, &self.export);
         }
         self.permit.is_some()
     }

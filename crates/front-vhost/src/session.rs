@@ -10,7 +10,7 @@ use crate::device::{Device, Setup};
 use crate::notice::Notices;
 use crate::serving::Serving;
 use crate::volume::{Control, Order};
-use crate::writing::is_offered_read_only;
+use crate::writing::Writer;
 use bcached_port::{Bell, Export};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -87,11 +87,13 @@ impl<'a> Session<'a> {
         let queues = control.options.queues;
         let halves = route.connect_with_bell(control.limits.requests, ring);
         let (tally, limits) = (Arc::clone(&control.tally), &control.limits);
-        let serving = Serving::new(Arc::clone(export), route, halves, tally, limits, queues);
+        let writer = Writer::connects(&control.exports, export, control.peer);
+        let what = (Arc::clone(export), control.exports.clone(), writer);
+        let serving = Serving::new(what, route, halves, tally, limits, queues);
         let setup = Setup {
             exports: control.exports.clone(),
             block: control.options.block,
-            is_read_only: is_offered_read_only(export),
+            is_read_only: writer.is_offered_read_only,
             queues,
             wait: Box::new(move |limit| {
                 // Woken too early, the caller looks and comes back.

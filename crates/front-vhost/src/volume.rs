@@ -4,7 +4,7 @@ use crate::server::{Limits, VolumeOptions};
 use crate::session::{clear, notify, serve, wait};
 use crate::tally::Tally;
 use bcached_port::socket::Listening;
-use bcached_port::{Export, ExportTable, Quiet};
+use bcached_port::{Export, ExportTable, Peer, Quiet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -12,11 +12,14 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// When descriptors run out, accepting pauses this long instead of spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// Of the next socket.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// What the server wants of a volume's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +36,8 @@ pub(crate) enum Order {
 pub(crate) struct Control {
     pub(crate) name: String,
     pub(crate) exports: ExportTable,
+    /// Whoever is on the socket.
+    pub(crate) peer: Peer,
     pub(crate) limits: Limits,
     pub(crate) options: VolumeOptions,
     /// Requests that the engine has not answered.
@@ -76,7 +81,8 @@ impl Control {
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (state, ended) = (Mutex::new(state), Condvar::new());
-        Ok(Self { name, exports, limits, options, tally: Arc::default(), state, ended, wake })
+        let peer = Peer::Machine(NUMBERS.fetch_add(1, Ordering::Relaxed));
+        Ok(Self { name, exports, peer, limits, options, tally: Arc::default(), state, ended, wake })
     }
 
     /// Wakes the thread, when polled.

@@ -1,11 +1,13 @@
 //! What a front end must know of the volumes: who they are, how large, and which engine serves them.
 //!
 //! The daemon keeps one [`ExportTable`] and hands clones of it to every front end; volumes come, go and grow while
-//! clients are connected. A client keeps the [`Export`] it was given when it connected.
+//! clients are connected. A client keeps the [`Export`] it was given when it connected. A front end sees those volumes only that are to be had by
+//! it: [`ExportTable::by`].
 
 use crate::lock::lock;
 use crate::operation::SECTOR_BYTES;
 use crate::route::Route;
+use crate::way::{Way, Ways};
 use crate::writing::Writing;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,6 +36,8 @@ pub struct Export {
     pub read_only: bool,
     /// Several clients may write at once; they take care of each other (a cluster file system).
     pub shared: bool,
+    /// The front ends that show it.
+    pub ways: Ways,
     /// The way to it. `None`: configured, but not served now (its devices are
     /// missing, say). It counts when the empty name is resolved, and nobody can use it.
     pub served: Option<Route>,
@@ -57,6 +61,14 @@ pub enum NoExport {
     /// The empty name stands for the only volume, and there are several, or none.
     #[error("a name is needed: {0} volumes are configured")]
     NameNeeded(usize),
+    /// There is such a volume, and another front end has it.
+    #[error("the volume {name:?} is exported by {ways}, and not this way")]
+    AnotherWay {
+        /// Its name.
+        name: String,
+        /// Who has it.
+        ways: Ways,
+    },
     /// The volume is configured and not served now.
     #[error("the volume {0:?} is not served at present")]
     NotServed(String),
@@ -67,6 +79,8 @@ pub enum NoExport {
 pub struct ExportTable {
     by_name: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
     writing: Writing,
+    /// Only what this front end shows; `None`: all.
+    way: Option<Way>,
 }
 
 impl Export {
@@ -84,6 +98,16 @@ impl ExportTable {
         Self::default()
     }
 
+    /// The same table, as a front end is to see it.
+    #[must_use]
+    pub fn by(&self, way: Way) -> Self {
+        Self { way: Some(way), ..self.clone() }
+    }
+
+    fn shows(&self, export: &Export) -> bool {
+        self.way.is_none_or(|way| export.ways.has(way))
+    }
+
     /// Adds a volume, or replaces what is known of the one with its name (clients that are connected keep what they
     /// were told).
     pub fn insert(&self, export: Export) {
@@ -99,13 +123,14 @@ impl ExportTable {
     /// The way to the volume called `name`, if it is served.
     #[must_use]
     pub fn route(&self, name: &str) -> Option<Route> {
-        lock(&self.by_name).get(name)?.served.clone()
+        lock(&self.by_name).get(name).filter(|export| self.shows(export))?.served.clone()
     }
 
     /// The volume of exactly that name, if it is served.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<Arc<Export>> {
-        lock(&self.by_name).get(name).filter(|export| export.served.is_some()).cloned()
+        let by_name = lock(&self.by_name);
+        by_name.get(name).filter(|export| export.served.is_some() && self.shows(export)).cloned()
     }
 
     /// Who writes to the volumes, through whichever front end.
@@ -117,7 +142,9 @@ impl ExportTable {
     /// The volumes that are served now, by name.
     #[must_use]
     pub fn served(&self) -> Vec<Arc<Export>> {
-        lock(&self.by_name).values().filter(|export| export.served.is_some()).cloned().collect()
+        let by_name = lock(&self.by_name);
+        let served = by_name.values().filter(|export| export.served.is_some() && self.shows(export));
+        served.cloned().collect()
     }
 
     /// The served volume that `wanted` means: by name, else UUID, else label; the empty name means the only volume
@@ -128,10 +155,10 @@ impl ExportTable {
     pub fn find(&self, wanted: &str) -> Result<Arc<Export>, NoExport> {
         let by_name = lock(&self.by_name);
         let export = if wanted.is_empty() {
-            let mut all = by_name.values();
-            match (all.next(), all.next()) {
-                (Some(only), None) => Arc::clone(only),
-                _ => return Err(NoExport::NameNeeded(by_name.len())),
+            let shown: Vec<_> = by_name.values().filter(|export| self.shows(export)).collect();
+            match shown.as_slice() {
+                [only] => Arc::clone(only),
+                several => return Err(NoExport::NameNeeded(several.len())),
             }
         } else if let Some(export) = by_name.get(wanted) {
             Arc::clone(export)
@@ -140,6 +167,9 @@ impl ExportTable {
         } else {
             by_label(&by_name, wanted)?
         };
+        if !self.shows(&export) {
+            return Err(NoExport::AnotherWay { name: export.name.clone(), ways: export.ways });
+        }
         if export.served.is_some() { Ok(export) } else { Err(NoExport::NotServed(export.name.clone())) }
     }
 }
@@ -227,6 +257,7 @@ mod tests {
                 block_sectors: 8,
                 read_only: false,
                 shared: false,
+                ways: Way::Nbd.into(),
                 served: served.then(|| Route::new(VolumeId(0), &connector)),
             });
         }
@@ -267,6 +298,23 @@ mod tests {
         assert!(two.by_name("one").is_some() && two.by_name("two").is_none());
         assert!(two.remove("two").is_some());
         assert_eq!(name_of(two.find("")), "one");
+    }
+
+    #[test]
+    fn a_front_end_shows_what_is_to_be_had_by_it() {
+        let table = table(&[("one", 1, "data", true), ("two", 2, "", true)]);
+        let file = Export { ways: Way::Fuse.into(), ..(*table.find("two").expect("it is there")).clone() };
+        table.insert(file);
+        let (nbd, fuse) = (table.by(Way::Nbd), table.by(Way::Fuse));
+        assert_eq!(name_of(nbd.find("")), "one");
+        assert_eq!(name_of(fuse.find("")), "two");
+        let refused = NoExport::AnotherWay { name: "one".to_owned(), ways: Way::Nbd.into() };
+        assert_eq!(fuse.find("data").unwrap_err(), refused);
+        assert!(fuse.by_name("one").is_none() && fuse.route("one").is_none() && fuse.route("two").is_some());
+        assert_eq!((nbd.served().len(), fuse.served().len(), table.served().len()), (1, 1, 2));
+        // Who writes is one question for all of them.
+        let claim = nbd.writing().claim(Uuid([2; 16]), crate::Peer::Connection(1), crate::Moment::default());
+        assert!(claim.is_some() && fuse.writing().look(Uuid([2; 16]), crate::Peer::File(1)).1);
     }
 
     #[test]

@@ -48,6 +48,7 @@ pub mod route;
 pub mod server;
 pub mod socket;
 mod waiters;
+pub mod way;
 pub mod writing;
 
 pub use bcached_env::{Buffer, Payload};
@@ -59,6 +60,7 @@ pub use operation::{ClientId, Operation, Reply, SECTOR_BYTES, StatusExtent, Volu
 pub use quiet::Quiet;
 pub use route::Route;
 pub use server::{ReplyTo, Request, Server, open};
+pub use way::{Way, Ways};
 pub use writing::{Claim, Moment, Peer, Writing};
 
 use std::sync::Arc;

@@ -11,6 +11,7 @@ use crate::lock::{lock, wait};
 use crate::operation::{Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
 use crate::route::Route;
 use crate::server::{Request, Server, open};
+use crate::way::Way;
 use bcached_env::Buffer;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -98,6 +99,7 @@ impl Ram {
             block_sectors: 1,
             read_only: false,
             shared: false,
+            ways: Way::ALL.into_iter().collect(),
             served: Some(Route::new(volume, &self.connector)),
         }
     }

@@ -7,7 +7,8 @@
 //! each connection is a client of its own, since nothing there tells one process from another; so CAN_MULTI_CONN is
 //! announced to writers on unix sockets only, and on TCP when the volume is shared or the client may not write anyway.
 //! A process that forwards for others (a proxy, a tunnel) is one client: what is behind it cannot be seen from here.
-//! To FUSE each open file is a client, with all descriptors that were made of it.
+//! To FUSE each open file is a client, with all descriptors that were made of it. To vhost-user the socket is: virtual machines come to it one
+//! after the other, and one that comes again while requests of it are under way is no other.
 //!
 //! **When writing begins.** With the first request that changes something, not with the connection: whoever only looks
 //! (`nbdinfo`, a copy of the volume) must not take writing away from whoever comes next. It ends when the last
@@ -40,6 +41,8 @@ pub enum Peer {
     Connection(u64),
     /// An open file, by a number that no other of this process has.
     File(u64),
+    /// Whatever virtual machine is on a socket of ours, one after the other, by a number that no other socket of this process has.
+    Machine(u64),
 }
 
 /// All volumes' writers. Clones share one table.
@@ -120,6 +123,7 @@ impl fmt::Display for Peer {
             Self::Process { pid, .. } => write!(f, "process {pid}"),
             Self::Connection(number) => write!(f, "connection {number}"),
             Self::File(number) => write!(f, "open file {number}"),
+            Self::Machine(number) => write!(f, "virtual machine {number}"),
         }
     }
 }

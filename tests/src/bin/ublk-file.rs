@@ -52,6 +52,7 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
             block_sectors: 8,
             read_only,
             shared,
+            ways: bcached_port::Ways::default(),
             served,
         })
     };

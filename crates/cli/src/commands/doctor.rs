@@ -82,7 +82,11 @@ fn machine() -> Vec<Item> {
         "/sys/module/nbd",
         "the kernel's client: a block device from an NBD export (`nbd-client`)",
     ));
-    items.push(present("fuse", "/dev/fuse", "a file from an NBD export (`nbdfuse`)"));
+    items.push(present(
+        "fuse",
+        "/dev/fuse",
+        "volumes as files (`serve --export fuse`), also from an NBD export (`nbdfuse`)",
+    ));
     items.push(present("loop", "/dev/loop-control", "a block device from such a file (`losetup`)"));
     items.push(kernel_bcache());
     items.push(rules(

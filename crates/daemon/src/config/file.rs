@@ -2,12 +2,14 @@
 
 use super::reading::{MEND_SET_FILE, bounded, content};
 use super::section::{RawCache, RawVolume, Typed};
-use super::values::{Listen, Loopback, Size, Time};
+use super::values::{Loopback, Size, Time};
+use super::ways::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::{NO_CACHE, findings};
 use crate::failure::{Failure, Kind};
 use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};
 use crate::options::value::{Refused, Value};
+use bcached_port::Ways;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
@@ -79,7 +81,7 @@ pub struct Settings {
     pub memory: Option<u64>,
     pub stop_timeout: Option<Duration>,
     pub metrics: Option<Located<SocketAddr>>,
-    pub listen: Option<Vec<Located<Listen>>>,
+    pub places: SaidPlaces,
     pub caches: BTreeMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
     pub volumes: BTreeMap<String, NamedVolume>,
@@ -161,6 +163,7 @@ pub struct VolumeSettings {
     pub released: Option<bool>,
     pub wait: Option<Duration>,
     pub size: Option<u64>,
+    pub export: Option<Ways>,
     pub options: Configured,
 }
 
@@ -172,6 +175,10 @@ struct RawFile {
     daemon: RawDaemon,
     #[serde(default)]
     nbd: RawNbd,
+    #[serde(default, rename = "vhost-user")]
+    vhost_user: RawVhostUser,
+    #[serde(default)]
+    fuse: RawFuse,
     #[serde(default)]
     cache: BTreeMap<Spanned<String>, RawCache>,
     #[serde(default)]
@@ -187,12 +194,6 @@ struct RawDaemon {
     memory: Option<Size>,
     stop_timeout: Option<Time>,
     metrics: Option<Spanned<Loopback>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct RawNbd {
-    listen: Option<Vec<Spanned<Listen>>>,
 }
 
 /// Reads the file at `path` and understands it; what is wrong with that is added to `findings`.
@@ -267,7 +268,15 @@ impl Source<'_> {
             metrics: self
                 .locate(raw.daemon.metrics)
                 .map(|Located { value, origin }| Located { value: value.0, origin }),
-            listen: raw.nbd.listen.map(|all| all.into_iter().map(|listen| self.located(listen)).collect()),
+            places: SaidPlaces {
+                listen: raw
+                    .nbd
+                    .listen
+                    .map(|all| all.into_iter().map(|listen| self.located(listen)).collect()),
+                vhost_user: raw.vhost_user.directory,
+                fuse: raw.fuse.directory,
+                fuse_allow_other: raw.fuse.allow_other,
+            },
             caches: self.named(raw.cache, |source, name, origin, raw| CacheSettings {
                 origin,
                 is_refused: raw.device.is_none() && source.says("cache", name, &["device"]),
@@ -373,6 +382,7 @@ impl Source<'_> {
             wait: raw.wait.map(|time| time.0),
             options: self.options(raw.options),
             size: raw.size.map(|size| size.0),
+            export: raw.export.map(|export| export.0),
         }
     }
 
@@ -411,7 +421,7 @@ impl Settings {
         replace(&mut self.memory, newer.memory);
         replace(&mut self.stop_timeout, newer.stop_timeout);
         replace(&mut self.metrics, newer.metrics);
-        replace(&mut self.listen, newer.listen);
+        self.places.overlay(newer.places);
         for (name, cache) in newer.caches {
             match self.caches.get_mut(&name) {
                 Some(older) => {
@@ -482,7 +492,7 @@ impl Settings {
             && self.memory.is_none()
             && self.stop_timeout.is_none()
             && self.metrics.is_none()
-            && self.listen.is_none()
+            && self.places.is_empty()
             && self.defaults.is_empty();
         let values = |options: Configured| -> KeptOptions {
             options.into_iter().map(|(name, setting)| (name, setting.value)).collect()
@@ -529,11 +539,13 @@ impl VolumeSettings {
         replace(&mut self.released, newer.released);
         replace(&mut self.wait, newer.wait);
         replace(&mut self.size, newer.size);
+        replace(&mut self.export, newer.export);
         self.options.extend(newer.options);
     }
 
     fn is_empty(&self) -> bool {
-        let Self { backing, flash, cache, read_only, shared, served, released, wait, size, options } = self;
+        let Self { backing, flash, cache, read_only, shared, served, released, wait, size, export, options } =
+            self;
         let is_unsaid =
             backing.is_none() && flash.is_none() && cache.is_none() && wait.is_none() && served.is_none();
         is_unsaid
@@ -541,6 +553,7 @@ impl VolumeSettings {
             && read_only.is_none()
             && shared.is_none()
             && size.is_none()
+            && export.is_none()
             && options.is_empty()
     }
 }
@@ -559,7 +572,7 @@ impl NamedVolume {
     }
 }
 
-fn replace<T>(older: &mut Option<T>, newer: Option<T>) {
+pub(super) fn replace<T>(older: &mut Option<T>, newer: Option<T>) {
     if newer.is_some() {
         *older = newer;
     }

@@ -3,6 +3,7 @@
 //!
 //! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
 
+mod entries;
 mod file;
 mod findings;
 mod reading;
@@ -11,12 +12,16 @@ mod section;
 mod set_file;
 mod twice;
 mod values;
+mod ways;
 
 use crate::devices;
 use crate::failure::{Failure, Kind};
-use crate::options::layers::{Configured, Layers};
+use crate::options::layers::Configured;
+use crate::sizes::typed;
 use bcached_format::Uuid;
-use file::{CacheSettings, Located, NamedVolume, Settings, VolumeSettings};
+use bcached_port::{Way, Ways};
+use entries::{check_size, in_order, known_cache, required, sense_of_flash};
+use file::{NamedVolume, Settings, VolumeSettings};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,6 +33,7 @@ pub use section::Typed;
 pub(crate) use set_file::SetFile;
 pub(crate) use twice::Real;
 pub use values::Listen;
+pub use ways::{DISK_BYTES, Places as FrontPlaces};
 
 /// Where the daemon answers unless told otherwise.
 pub const CONTROL_DEFAULT: &str = "/run/bcached/control.sock";
@@ -57,8 +63,10 @@ pub struct Config {
     pub memory_bytes: u64,
     /// How long a stop waits for users.
     pub stop_timeout: Duration,
-    /// Where NBD is served.
-    pub listen: Vec<Listen>,
+    /// Where the front ends are.
+    pub places: FrontPlaces,
+    /// By which of them a volume can be had of which nothing is said.
+    pub ways: Ways,
     /// Where the numbers can be had, if so: on loopback.
     pub metrics: Option<SocketAddr>,
     /// The caches, by name.
@@ -127,6 +135,8 @@ pub struct Flash {
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
+    /// The front ends that it can be had by.
+    pub ways: Ways,
 }
 
 /// A backing device to be served.
@@ -144,6 +154,8 @@ pub struct Volume {
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
+    /// The front ends that it can be had by.
+    pub ways: Ways,
     /// How long its devices are waited for at start.
     pub wait: Duration,
     /// So much of it is served at most, in bytes.
@@ -244,7 +256,7 @@ impl Config {
             options: Configured::new(),
         };
         config.caches.extend(line.caches.iter().map(plain));
-        config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device)));
+        config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device, config.ways)));
         config.check(named, &places, findings);
         Ok(config)
     }
@@ -272,6 +284,18 @@ impl Config {
         gone.chain(unstable).chain(replaced).collect()
     }
 
+    /// Memory for nodes of btrees, in bytes: half, without what each disk of a virtual machine takes.
+    #[must_use]
+    pub fn memory_of_nodes(&self) -> u64 {
+        (self.memory_bytes / 2).saturating_sub(self.memory_of_disks())
+    }
+
+    fn memory_of_disks(&self) -> u64 {
+        let flash = self.flash.iter().map(|flash| flash.ways);
+        let ways = self.volumes.iter().map(|volume| volume.ways).chain(flash);
+        ways.filter(|ways| ways.has(Way::VhostUser)).count() as u64 * DISK_BYTES
+    }
+
     /// Names of the volumes that are to have that cache: their sections name it, or none, and it is the only one.
     pub(crate) fn volumes_of(&self, cache: &str) -> Vec<String> {
         let is_only = self.caches.iter().all(|other| other.name.as_deref() == Some(cache));
@@ -287,13 +311,9 @@ impl Config {
         tell_of_no_volumes(&settings);
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
-        let nbd = Listen::Unix(control.with_file_name("nbd.sock"));
-        let listen = if line.exports.is_empty() {
-            let values = |all: Vec<Located<Listen>>| all.into_iter().map(|listen| listen.value).collect();
-            settings.listen.map_or_else(|| vec![nbd], values)
-        } else {
-            line.exports.iter().map(|way| values::export_way(way, &nbd)).collect::<Result<_, _>>()?
-        };
+        let mut places = settings.places.of(&control);
+        let told = if line.exports.is_empty() { None } else { Some(places.take_over(&line.exports)?) };
+        let ways = told.or(settings.defaults.export).unwrap_or_else(|| Way::Nbd.into());
         let stop_timeout = line.stop_timeout.clone().map(values::Time::try_from).transpose();
         let stop_timeout = stop_timeout
             .map_err(|why| Failure::new(Kind::Usage, why).option("--stop-timeout"))?
@@ -302,7 +322,8 @@ impl Config {
             control,
             memory_bytes: settings.memory.unwrap_or(MEMORY_DEFAULT),
             stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
-            listen,
+            places,
+            ways,
             metrics: settings.metrics.map(|metrics| metrics.value),
             caches: Vec::new(),
             volumes: Vec::new(),
@@ -326,7 +347,7 @@ impl Config {
             }
         }
         for (name, own) in settings.volumes {
-            if let Err(failure) = config.add_volume(name, own, &settings.defaults) {
+            if let Err(failure) = config.add_volume(name, own, &settings.defaults, told) {
                 findings.push(failure);
             }
         }
@@ -338,10 +359,12 @@ impl Config {
         name: String,
         own: NamedVolume,
         defaults: &VolumeSettings,
+        told: Option<Ways>,
     ) -> Result<(), Failure> {
         let (origin, is_refused) = (own.origin.clone(), own.is_refused);
         sense_of_flash(&name, own.said())?;
-        let merged = own.over(defaults);
+        let mut merged = own.over(defaults);
+        merged.export = told.or(merged.export);
         if merged.flash.is_some() {
             self.flash.push(Flash::of(name, &origin, merged)?);
             return Ok(());
@@ -361,6 +384,7 @@ impl Config {
             options: in_order(merged.options)?,
             read_only: merged.read_only.unwrap_or(false),
             shared: merged.shared.unwrap_or(false),
+            ways: merged.export.unwrap_or(self.ways),
             wait: merged.wait.unwrap_or(WAIT_DEFAULT),
             size: merged.size,
             name: Some(name),
@@ -394,6 +418,12 @@ impl Config {
                 Failure::new(Kind::Config, "`memory` is too small")
                     .why("B-tree nodes and requests in flight need 128M"),
             );
+        } else if self.memory_bytes < MEMORY_MIN + 2 * self.memory_of_disks() {
+            findings.push(
+                Failure::new(Kind::Config, "`memory` is too small")
+                    .why("it needs 128M, and 64M for each volume with `export = \"vhost-user\"`")
+                    .next(format!("write \"{}\" or more", typed(MEMORY_MIN + 2 * self.memory_of_disks()))),
+            );
         }
         twice::check_sockets(self, places, findings);
         twice::check_devices(self, places, from_command_line, findings);
@@ -414,86 +444,6 @@ impl Config {
                     .why(format!("{} were released (served = false)", names.join(", ")))
                     .next("`bcached import NAME` serves one again, with its volumes")
             }
-        }
-    }
-}
-
-impl Cache {
-    /// `None`: it is not to be served.
-    fn of(name: &str, said: CacheSettings) -> Result<Option<Self>, Failure> {
-        if name == NO_CACHE {
-            return Err(said
-                .origin
-                .failure("no cache can be called `none`")
-                .next("it stands for having no cache"));
-        }
-        if said.served == Some(false) || said.device.is_none() && said.is_refused {
-            return Ok(None);
-        }
-        let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;
-        // Nothing leaves one that is dead.
-        let is_awaited = said.former.is_none() && said.moving == Some(true);
-        let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
-        let (name, options) = (Some(name.to_owned()), said.options);
-        Ok(Some(Self { name, device: device.value, former, is_awaited, options }))
-    }
-}
-
-/// A section of a volume that lives in its cache alone says nothing that would be ignored. `[defaults]` are for the others, and what `set` has
-/// kept of a volume that had a backing device stops no start.
-fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Failure> {
-    let Some(flash) = &said.flash else { return Ok(()) };
-    let option = said.options.iter().find(|(_, setting)| !setting.origin.is_by_set());
-    if let Some((option, setting)) = option {
-        let what = format!("`{option}` means nothing in [volume.{name}], which lives in its cache alone");
-        return Err(setting
-            .origin
-            .failure(&what)
-            .next("leave it out; `bcached set --runtime` knows what it has"));
-    }
-    let own = [("wait", said.wait.is_some()), ("size", said.size.is_some())];
-    match own.iter().find(|(_, is_said)| *is_said) {
-        Some((key, _)) => {
-            let what = format!("`{key}` means nothing in [volume.{name}], which lives in its cache alone");
-            Err(flash.origin.failure(&what).next("leave it out"))
-        }
-        None => Ok(()),
-    }
-}
-
-impl Flash {
-    fn of(name: String, origin: &Origin, said: VolumeSettings) -> Result<Self, Failure> {
-        let flash = required(said.flash, origin, &format!("[volume.{name}] has no `flash`"))?;
-        if said.backing.is_some() {
-            return Err(origin.failure("a volume has either `backing` or `flash`"));
-        }
-        let uuid = flash.value.strip_prefix("UUID=").and_then(Uuid::from_text).ok_or_else(|| {
-            flash
-                .origin
-                .failure(&format!("`{}` is not the UUID of a volume", flash.value))
-                .next("write it as UUID=..")
-        })?;
-        Ok(Self {
-            name,
-            uuid,
-            served: said.served.unwrap_or(true),
-            read_only: said.read_only.unwrap_or(false),
-            shared: said.shared.unwrap_or(false),
-        })
-    }
-}
-
-impl Volume {
-    fn plain(device: &str) -> Self {
-        Self {
-            name: None,
-            backing: device.to_owned(),
-            cache: None,
-            options: Configured::new(),
-            read_only: false,
-            shared: false,
-            wait: WAIT_DEFAULT,
-            size: None,
         }
     }
 }
@@ -537,53 +487,6 @@ fn more_files(main: &Path) -> Vec<PathBuf> {
 fn files(main: &Path) -> Vec<PathBuf> {
     let set_file = Some(set_file::path_beside(main)).filter(|path| path.exists());
     std::iter::once(main.to_owned()).chain(more_files(main)).chain(set_file).collect()
-}
-
-/// The options of one volume, which may each be right and not fit together.
-fn in_order(options: Configured) -> Result<Configured, Failure> {
-    let layers = Layers { configured: options, ..Layers::default() };
-    match layers.check() {
-        Ok(()) => Ok(layers.configured),
-        Err(wrong) => {
-            let said = wrong.options.iter().find_map(|name| layers.configured.get(name));
-            let setting = said.expect("the defaults fit together, so one of the two was said");
-            Err(setting.origin.failure(&wrong.what))
-        }
-    }
-}
-
-fn required<T>(setting: Option<Located<T>>, origin: &Origin, what: &str) -> Result<Located<T>, Failure> {
-    setting.ok_or_else(|| origin.failure(what))
-}
-
-/// Of which blocks it is only the cache knows.
-fn check_size(name: &str, origin: &Origin, size: Option<u64>) -> Result<(), Failure> {
-    if size.is_none_or(|size| size > 0 && size.is_multiple_of(512)) {
-        return Ok(());
-    }
-    let what = format!("`size` of [volume.{name}] is not a number of sectors of 512 bytes");
-    Err(origin.failure(&what).next("write it in whole blocks of the cache, as \"300G\""))
-}
-
-fn known_cache(
-    named: Option<Located<String>>,
-    caches: &[Cache],
-    released: &[Released],
-) -> Result<Option<String>, Failure> {
-    let Some(named) = named else { return Ok(None) };
-    if named.value == NO_CACHE
-        || released.iter().any(|released| released.name == named.value)
-        || caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value))
-    {
-        return Ok(Some(named.value));
-    }
-    let names: Vec<_> = caches.iter().filter_map(|cache| cache.name.as_deref()).collect();
-    let failure = named.origin.failure(&format!("there is no cache `{}`", named.value));
-    Err(if names.is_empty() {
-        failure.next("add a [cache.NAME] section")
-    } else {
-        failure.next(format!("the caches are: {}", names.join(", ")))
-    })
 }
 
 #[cfg(test)]

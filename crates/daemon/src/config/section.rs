@@ -3,7 +3,8 @@
 //! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
 //! like derived ones, and list every key.
 
-use super::values::{Size, Time, Way};
+use super::values::{Size, Time};
+use super::ways::Exported;
 use crate::options::{Definition, Scope};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -23,6 +24,7 @@ pub struct RawVolume {
     pub released: Option<bool>,
     pub wait: Option<Time>,
     pub size: Option<Size>,
+    pub export: Option<Exported>,
     /// Not understood yet: whoever does that knows the line.
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
 }
@@ -139,8 +141,7 @@ impl<'de> Deserialize<'de> for RawVolume {
                         Key::Released => raw.released = Some(map.next_value()?),
                         Key::Wait => raw.wait = Some(map.next_value()?),
                         Key::Size => raw.size = Some(map.next_value()?),
-                        // Checked by its type: this version knows one way.
-                        Key::Export => drop(map.next_value::<Way>()?),
+                        Key::Export => raw.export = Some(map.next_value()?),
                         Key::Option(option) => raw.options.push((option, map.next_value()?)),
                     }
                 }

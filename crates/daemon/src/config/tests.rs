@@ -57,7 +57,7 @@ fn a_whole_file_is_understood() {
     assert_eq!(config.memory_bytes, 512 << 20);
     assert_eq!(config.stop_timeout, Duration::from_secs(5));
     let tcp = "127.0.0.1:10809".parse().expect("an address");
-    assert_eq!(config.listen, [Listen::Unix("/run/x/nbd.sock".into()), Listen::Tcp(tcp)]);
+    assert_eq!(config.places.listen, [Listen::Unix("/run/x/nbd.sock".into()), Listen::Tcp(tcp)]);
     assert_eq!(config.caches[0].name.as_deref(), Some("nvme"));
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
     assert_eq!(media.cache.as_deref(), Some("nvme"), "from the defaults");
@@ -157,16 +157,49 @@ fn the_command_line_stands_for_itself() {
         ..CommandLine::default()
     };
     let config = Config::load(&line).expect("a good line");
-    assert_eq!(config.listen[0], Listen::Unix("/tmp/x/nbd.sock".into()));
+    assert_eq!(config.places.listen[0], Listen::Unix("/tmp/x/nbd.sock".into()));
     assert_eq!((config.caches.len(), config.volumes.len()), (1, 1));
     let both = CommandLine { config: Some("/etc/x".into()), ..line.clone() };
     assert_eq!(Config::load(&both).expect_err("both").kind, Kind::Usage);
-    for (way, kind) in
-        [("ublk", Kind::NotInThisVersion), ("nfs", Kind::Usage), ("nbd:8.8.8.8:1", Kind::Usage)]
-    {
+    for (way, kind) in [
+        ("ublk", Kind::NotInThisVersion),
+        ("nfs", Kind::Usage),
+        ("nbd:8.8.8.8:1", Kind::Usage),
+        ("fuse:", Kind::Usage),
+    ] {
         let line = CommandLine { exports: vec![way.into()], ..line.clone() };
         assert_eq!(Config::load(&line).expect_err(way).kind, kind, "{way}");
     }
+}
+
+#[test]
+fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
+    let text = "version = 1\n[daemon]\nmemory = \"512M\"\ncontrol = \"/run/x/control.sock\"\n[vhost-user]\ndirectory = \"/run/vm\"\n\
+                [fuse]\nallow_other = true\n[cache.a]\ndevice = \"/x\"\n[defaults]\nexport = \"vhost-user\"\n[volume.v]\nbacking = \"/b\"\n\
+                [volume.w]\nbacking = \"/c\"\nexport = [\"fuse\", \"nbd\"]\n";
+    let config = load(text, &[]).expect("a good file");
+    let ways: Vec<_> = config.volumes.iter().map(|volume| volume.ways.to_string()).collect();
+    assert_eq!(ways, ["vhost-user", "nbd, fuse"]);
+    assert_eq!(config.ways, Way::VhostUser.into());
+    let places = &config.places;
+    assert_eq!((&*places.vhost_user, &*places.fuse), (Path::new("/run/vm"), Path::new("/run/x/fuse")));
+    assert!(places.fuse_allow_other);
+    assert_eq!(config.memory_of_nodes(), (256 - 32) << 20, "what its disk takes is not for nodes");
+
+    let small = text.replace("512M", "180M");
+    assert!(refused(&small).1.contains("`memory` is too small: it needs 128M, and 64M for each"));
+    let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");
+    assert!(none.contains("a volume without a way to it is of no use"), "{none}");
+    let line = CommandLine {
+        caches: vec!["/c".into()],
+        backings: vec!["/b".into()],
+        exports: vec!["vhost-user:/run/vm".into(), "fuse:/mnt/x".into()],
+        control: Some("/tmp/x/control.sock".into()),
+        ..CommandLine::default()
+    };
+    let config = Config::load(&line).expect("a good line");
+    assert_eq!(config.volumes[0].ways.to_string(), "vhost-user, fuse");
+    assert_eq!((config.places.listen.len(), config.places.fuse), (0, "/mnt/x".into()));
 }
 
 const CACHE: &str = "version = 1\n[cache.a]\ndevice = \"/x\"\n";
@@ -237,6 +270,7 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
         served: true,
         read_only: true,
         shared: false,
+        ways: Way::Nbd.into(),
     };
     assert_eq!((config.flash, config.volumes.len()), (vec![wanted], 0));
     let of_set = format!("version = 1\n[volume.swap]\nflash = \"UUID={UUID}\"\nserved = false\n");
@@ -347,7 +381,7 @@ fn the_guide_shows_every_key() {
     assert_eq!(config.control, Path::new(CONTROL_DEFAULT));
     assert_eq!((config.memory_bytes, config.stop_timeout), (MEMORY_DEFAULT, STOP_TIMEOUT_DEFAULT));
     let tcp = Listen::Tcp("127.0.0.1:10809".parse().expect("an address"));
-    assert_eq!(config.listen, [Listen::Unix("/run/bcached/nbd.sock".into()), tcp]);
+    assert_eq!(config.places.listen, [Listen::Unix("/run/bcached/nbd.sock".into()), tcp]);
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
     assert_eq!((media.name.as_deref(), media.cache.as_deref()), (Some("media"), Some("nvme")));
     assert!(said(media, "cache_mode").starts_with("writethrough "));

@@ -25,7 +25,7 @@ impl Places {
             places.extend(origin.map(|origin| (key, origin.clone())));
         };
         add("metrics".to_owned(), settings.metrics.as_ref().map(|located| &located.origin));
-        for (index, listen) in settings.listen.iter().flatten().enumerate() {
+        for (index, listen) in settings.places.listen.iter().flatten().enumerate() {
             add(format!("listen {index}"), Some(&listen.origin));
         }
         for (name, cache) in &settings.caches {
@@ -55,7 +55,7 @@ impl Places {
 pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failure>) {
     let monitor = config.control.with_file_name("monitor.sock");
     let names = |path: &Path| path.to_string_lossy().into_owned();
-    let paths = config.listen.iter().filter_map(Listen::unix_path);
+    let paths = config.places.listen.iter().filter_map(Listen::unix_path);
     let real = Real::of([&*config.control, &*monitor].into_iter().chain(paths).map(names));
     let is_same = |one: &Listen, other: &Listen| match (one, other) {
         (Listen::Unix(one), Listen::Unix(other)) => real.is_same(&names(one), &names(other)),
@@ -63,10 +63,10 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
         (Listen::Tcp(one), Listen::Tcp(other)) => one == other || is_same_port(*one, *other),
         _ => false,
     };
-    for (index, listen) in config.listen.iter().enumerate() {
+    for (index, listen) in config.places.listen.iter().enumerate() {
         let refused = |why: &str| places.refused(&format!("listen {index}"), &format!("{listen} {why}"));
         let is = |path: &Path| listen.unix_path().is_some_and(|own| real.is_same(&names(own), &names(path)));
-        if let Some(other) = config.listen[..index].iter().find(|other| is_same(other, listen)) {
+        if let Some(other) = config.places.listen[..index].iter().find(|other| is_same(other, listen)) {
             let failure = refused("is listened on twice").next("name it once in `listen`");
             findings.push(if other == listen {
                 failure
@@ -81,7 +81,7 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
     }
     let Some(metrics) = config.metrics else { return };
     let is_taken = |listen: &&Listen| matches!(listen, Listen::Tcp(nbd) if is_same_port(*nbd, metrics));
-    if let Some(nbd) = config.listen.iter().find(is_taken) {
+    if let Some(nbd) = config.places.listen.iter().find(is_taken) {
         let failure = places.refused("metrics", &format!("`metrics` cannot be on {metrics}"));
         findings.push(failure.why(format!("NBD is served on {nbd}")).next("give one of them another port"));
     }

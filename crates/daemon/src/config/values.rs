@@ -1,7 +1,6 @@
 //! The values of settings: sizes, times, places to listen on. Each is understood where it is parsed, so that
 //! an error has its line.
 
-use crate::failure::{Failure, Kind};
 use crate::sizes::{self, Bare};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -102,46 +101,6 @@ impl TryFrom<String> for Loopback {
             ));
         }
         Ok(Self(address))
-    }
-}
-
-/// A way to export a volume. This version knows one.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Way;
-
-impl TryFrom<String> for Way {
-    type Error = String;
-
-    fn try_from(typed: String) -> Result<Self, Self::Error> {
-        match typed.as_str() {
-            "nbd" => Ok(Self),
-            "dev" | "ublk" | "vhost-user" | "vhost-user-blk" | "fuse" => Err(format!(
-                "`{typed}` is not in this version: write \"nbd\", and attach a device with nbd-client or nbdfuse"
-            )),
-            _ => Err(format!("`{typed}` is not a way to export a volume: write \"nbd\"")),
-        }
-    }
-}
-
-/// `--export nbd`, `nbd:/path/to/socket` or `nbd:127.0.0.1:10809`.
-///
-/// # Errors
-/// Anything else.
-pub fn export_way(typed: &str, nbd_default: &Listen) -> Result<Listen, Failure> {
-    let refuse = |kind, why: String| {
-        Failure::new(kind, format!("cannot export by `{typed}`")).why(why).option("--export")
-    };
-    match typed.split_once(':') {
-        None => match Way::try_from(typed.to_owned()) {
-            Ok(Way) => Ok(nbd_default.clone()),
-            Err(why) if why.contains("not in this version") => Err(refuse(Kind::NotInThisVersion, why)),
-            Err(why) => Err(refuse(Kind::Usage, why)),
-        },
-        Some(("nbd", place)) => Listen::try_from(place.to_owned()).map_err(|why| refuse(Kind::Usage, why)),
-        Some(_) => {
-            Err(refuse(Kind::Usage, "write nbd, nbd:/path/to/socket or nbd:127.0.0.1:10809".to_owned()))
-        }
     }
 }
 

@@ -260,9 +260,33 @@ pub struct Volume {
     /// Name of its cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
+    /// The ways to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exports: Vec<Exported>,
     /// What a served volume is.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub facts: Option<VolumeFacts>,
+}
+
+/// A way to a volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Exported {
+    /// `nbd`, `vhost-user` or `fuse`.
+    pub way: String,
+    /// A socket, an address or a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
+    /// Why it cannot be had that way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl Exported {
+    /// Why it cannot be had that way, in a sentence.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.reason.as_ref().map(|why| format!("it is not to be had by {}: {why}", self.way))
+    }
 }
 
 /// A served volume.
@@ -353,6 +377,9 @@ pub struct Client {
     pub volume: Option<String>,
     /// It has written.
     pub writing: bool,
+    /// By which front end: `nbd`, `vhost-user` or `fuse`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way: Option<String>,
 }
 
 impl Status {

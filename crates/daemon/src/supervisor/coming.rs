@@ -81,7 +81,7 @@ impl Supervisor {
             self.name_export(&entry);
             tracing::info!(event = "volume-stopped", "{name}: it is not served until the next start");
         } else {
-            self.exports.remove(name);
+            self.unexport(name);
             tracing::info!(event = "volume-removed", "{name}: it is served no more");
         }
     }

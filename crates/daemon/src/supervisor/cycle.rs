@@ -13,8 +13,6 @@ use crate::failure::{Failure, Kind};
 use crate::options::quiet;
 use crate::sizes::human;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
-use std::collections::BTreeSet;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How long who uses a volume may wait for its move.
@@ -252,7 +250,7 @@ impl Supervisor {
 
     /// A volume that its engine gives up loses its clients.
     pub(super) fn check_unused(&self, name: &str, verb: Verb) -> Result<(), Failure> {
-        let users = self.users_of(name);
+        let users = self.fronts.users_of(name);
         if users.is_empty() {
             return Ok(());
         }
@@ -273,15 +271,6 @@ impl Supervisor {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Who has connected to the volume.
-    pub(super) fn users_of(&self, name: &str) -> Vec<String> {
-        let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
-        let clients = nbd.as_ref().map_or_else(Vec::new, |server| server.clients());
-        let its = clients.into_iter().filter(|client| client.export.as_deref() == Some(name));
-        // A client may have several connections.
-        its.map(|client| client.peer).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn cache_name(&self, index: usize) -> String {

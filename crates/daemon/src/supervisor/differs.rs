@@ -178,12 +178,15 @@ impl Found {
 
     fn of_daemon(&mut self, running: &Config, files: &Config) {
         let each = |config: &Config| {
-            let listen: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
+            let listen: Vec<_> = config.places.listen.iter().map(ToString::to_string).collect();
             [
                 ("daemon", "control", Some(config.control.display().to_string())),
                 ("daemon", "memory", Some(typed(config.memory_bytes))),
                 ("daemon", "metrics", config.metrics.map(|address| address.to_string())),
                 ("nbd", "listen", Some(listen.join(", "))),
+                ("vhost-user", "directory", Some(config.places.vhost_user.display().to_string())),
+                ("fuse", "directory", Some(config.places.fuse.display().to_string())),
+                ("fuse", "allow_other", Some(config.places.fuse_allow_other.to_string())),
             ]
         };
         for ((section, key, runs), (.., said)) in each(running).into_iter().zip(each(files)) {
@@ -200,6 +203,7 @@ impl Found {
             let of = |is: bool| Some(is.to_string());
             self.value(&section, "read_only", of(runs.read_only), of(said.read_only), RESTART);
             self.value(&section, "shared", of(runs.shared), of(said.shared), RESTART);
+            self.value(&section, "export", Some(runs.ways.to_string()), Some(said.ways.to_string()), RESTART);
         }
     }
 
@@ -239,6 +243,7 @@ impl Found {
         self.value(&section, "backing", entry.backing.clone(), Some(said.backing.clone()), RESTART);
         self.value(&section, "read_only", of(entry.read_only), of(said.read_only), RESTART);
         self.value(&section, "shared", of(entry.shared), of(said.shared), RESTART);
+        self.value(&section, "export", Some(entry.ways.to_string()), Some(said.ways.to_string()), RESTART);
         self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), OF_SIZE);
         let time = |wait| Some(Value::Time(wait).to_string());
         self.value(&section, "wait", time(entry.wait), time(said.wait), RESTART);

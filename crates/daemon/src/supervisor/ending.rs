@@ -2,6 +2,7 @@
 //!
 //! The process ends with its last answer: it waits a moment for who asks how the stop has ended.
 
+use super::fronts::Fronts;
 use super::table;
 use super::{Event, Phase, Shared};
 use crate::control::stop::{DirtyStays, Stopping};
@@ -9,8 +10,6 @@ use crate::control::{AskStop, AskStopped, Signal};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use bcached_engine::Status;
-use bcached_front_nbd::NbdServer;
-use std::collections::BTreeSet;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -51,12 +50,7 @@ impl Ending {
 }
 
 /// What the control thread calls for a stop.
-pub fn stop(
-    shared: Arc<Mutex<Shared>>,
-    nbd: Arc<Mutex<Option<NbdServer>>>,
-    ending: Ending,
-    events: Sender<Event>,
-) -> AskStop {
+pub fn stop(shared: Arc<Mutex<Shared>>, fronts: Fronts, ending: Ending, events: Sender<Event>) -> AskStop {
     Box::new(move |asked, uid| {
         let timeout = shared.lock().unwrap_or_else(PoisonError::into_inner).stop_timeout;
         let now = Stopping {
@@ -65,11 +59,7 @@ pub fn stop(
             already: false,
             ended: false,
             stop_timeout_seconds: timeout.as_secs(),
-            users: nbd
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .as_ref()
-                .map_or_else(Vec::new, users_of),
+            users: fronts.uses(),
             dirty: dirty(&shared),
             failure: None,
         };
@@ -113,14 +103,6 @@ pub fn stopped(ending: Ending) -> AskStopped {
         }
         Ok(stopping)
     })
-}
-
-/// Who is connected, and to what.
-pub fn users_of(server: &NbdServer) -> Vec<String> {
-    let clients = server.clients().into_iter();
-    let uses =
-        clients.filter_map(|client| client.export.map(|export| format!("{} uses {export}", client.peer)));
-    uses.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// What is dirty in every open cache. Holds no lock while it waits for the engines.

@@ -1,13 +1,9 @@
-//! Volumes as exports, and the NBD server that serves them.
+//! Volumes as exports, by whichever front ends they are to be had.
 
 use super::Supervisor;
 use super::table::{VolumeEntry, VolumeState};
-use crate::config::Listen;
-use crate::failure::{Failure, Kind};
-use bcached_front_nbd::{Endpoint, Limits, ListenError, NbdServer, Options, StartError};
-use bcached_port::socket::SocketError;
-use bcached_port::{Export, Route, Uuid, VolumeId};
-use std::sync::PoisonError;
+use crate::failure::Failure;
+use bcached_port::{Export, Route, Uuid, VolumeId, Way};
 
 impl Supervisor {
     /// Makes all that is configured known by name: whoever asks for what is not served yet is told so, and what the
@@ -35,12 +31,14 @@ impl Supervisor {
             block_sectors: 1,
             read_only: entry.read_only,
             shared: entry.shared,
+            ways: entry.ways,
             served: None,
         });
     }
 
     /// Makes a served volume known to the front ends, under its name.
     pub(super) fn export(&self, entry: &VolumeEntry) {
+        self.start_fronts_of(entry);
         if self.publish(entry) {
             tracing::info!(event = "volume-served", "{}: served", entry.display_name());
         }
@@ -71,9 +69,11 @@ impl Supervisor {
             block_sectors: u32::try_from(info.block_sectors).expect("blocks are at most a page"),
             read_only: entry.read_only,
             shared: entry.shared,
+            ways: entry.ways,
             served: Some(route.clone()),
         });
         route.lead(id, &engine.connector);
+        self.fronts.publish(name, entry.ways);
         true
     }
 
@@ -84,36 +84,34 @@ impl Supervisor {
         }
     }
 
-    /// Listens. Volumes are added as they come.
-    pub(super) fn start_nbd(&self) -> Result<(), Failure> {
-        let endpoints = self.config.listen.iter().map(|listen| match listen {
-            Listen::Unix(path) => Endpoint::Unix { path: path.clone(), group: None },
-            Listen::Tcp(address) => Endpoint::Tcp { address: *address, anywhere: false },
-        });
-        // A quarter of the memory is for payloads of requests; the least that the largest request needs is in it,
-        // because the memory's own least is four times that.
-        let limits = Limits { total_bytes: self.config.memory_bytes / 4, ..Limits::default() };
-        let options = Options { endpoints: endpoints.collect(), limits };
-        let server = NbdServer::start(options, self.exports.clone()).map_err(|error| {
-            let kind = match &error {
-                StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {
-                    Kind::InUse
-                }
-                StartError::Listen(
-                    ListenError::NotLoopback(_)
-                    | ListenError::Unix(SocketError::NotSocket(_) | SocketError::TooLong(_)),
-                ) => Kind::Usage,
-                StartError::Listen(ListenError::Unix(SocketError::NoDirectory(_))) => Kind::NotFound,
-                _ => Kind::Io,
-            };
-            let why =
-                std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
-            Failure::new(kind, "cannot serve NBD").why(format!("{error}{why}")).option("--export")
-        })?;
-        for bound in server.bound() {
-            tracing::info!(event = "nbd-listening", "NBD on {bound}");
+    /// Nobody finds it any more, and whoever uses it goes without it: it does not come back by itself.
+    pub(super) fn unexport(&self, name: &str) {
+        self.exports.remove(name);
+        self.fronts.retire(name);
+    }
+
+    /// The front ends that configured volumes are to be had by, and those that come. What cannot be had by one that is named does not
+    /// come by another.
+    pub(super) fn start_fronts(&self) -> Result<(), Failure> {
+        let ways: Vec<_> = {
+            let shared = self.shared();
+            let said = shared.table.volumes.iter().map(|entry| entry.ways);
+            said.chain(self.config.flash.iter().map(|flash| flash.ways)).chain([self.config.ways]).collect()
+        };
+        let wanted = |way: &Way| ways.iter().any(|ways| ways.has(*way));
+        Way::ALL.into_iter().filter(wanted).try_for_each(|way| self.start_front(way))
+    }
+
+    fn start_front(&self, way: Way) -> Result<(), Failure> {
+        self.fronts.start(way, &self.config, &self.exports)
+    }
+
+    /// A volume that has come since may be the first of its kind.
+    fn start_fronts_of(&self, entry: &VolumeEntry) {
+        for way in entry.ways.iter() {
+            if let Err(failure) = self.start_front(way) {
+                tracing::error!(event = "volume-not-exported", "{}: {failure}", entry.display_name());
+            }
         }
-        *self.nbd.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
-        Ok(())
     }
 }

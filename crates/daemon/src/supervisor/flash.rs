@@ -4,7 +4,7 @@
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::words::OfMode;
 use super::{Event, Supervisor};
-use crate::config::{Config, Flash, Kept, SetFile};
+use crate::config::{Config, Kept, SetFile};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_failure;
 use crate::engine_thread::Engine;
@@ -45,8 +45,8 @@ enum What {
 
 impl Table {
     /// A volume that an open set serves or could serve becomes an entry.
-    pub fn add_flash(&mut self, cache: usize, info: VolumeInfo, said: &[Flash]) -> VolumeEntry {
-        let said = said.iter().find(|flash| flash.uuid == info.uuid);
+    pub fn add_flash(&mut self, cache: usize, info: VolumeInfo, config: &Config) -> VolumeEntry {
+        let said = config.flash.iter().find(|flash| flash.uuid == info.uuid);
         let is_former = |former: &VolumeEntry| {
             former.backing.is_none() && former.is_gone() && former.uuid == Some(info.uuid)
         };
@@ -71,6 +71,7 @@ impl Table {
             said_mode: OfMode::default(),
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),
+            ways: said.map_or(config.ways, |flash| flash.ways),
             wait: Duration::ZERO,
             limit: None,
             owes: false,
@@ -98,7 +99,7 @@ impl Supervisor {
     pub(super) fn take_up_flash(&self, cache: usize, volumes: Vec<VolumeInfo>) {
         for info in volumes {
             let id = info.id;
-            let entry = self.shared().table.add_flash(cache, info, &self.config.flash);
+            let entry = self.shared().table.add_flash(cache, info, &self.config);
             if !entry.is_removed() {
                 self.export(&entry);
                 continue;
@@ -266,7 +267,7 @@ impl Supervisor {
         let name = shown.volume.clone();
         let outcome = match added {
             Ok(info) => {
-                let entry = self.shared().table.add_flash(cache, info, &self.config.flash);
+                let entry = self.shared().table.add_flash(cache, info, &self.config);
                 self.export(&entry);
                 tracing::info!(event = "volume-added", "{name}: it is served, and lives in its cache alone");
                 Ok(shown)

@@ -97,7 +97,7 @@ impl Supervisor {
     }
 
     fn memory_of_nodes(&self) -> usize {
-        usize::try_from(self.config.memory_bytes / 2).unwrap_or(usize::MAX)
+        usize::try_from(self.config.memory_of_nodes()).unwrap_or(usize::MAX)
     }
 
     /// Has an engine change what it has. True if its answer is to be waited for.

@@ -24,6 +24,7 @@ mod flash;
 mod flash_size;
 mod forget;
 mod former;
+mod fronts;
 mod health;
 mod import;
 mod jobs;
@@ -67,8 +68,8 @@ use crate::notes;
 use crate::owned::OwnedList;
 use bcached_engine::Error;
 use bcached_format::{BackingSuperblock, Uuid};
-use bcached_front_nbd::NbdServer;
 use bcached_port::ExportTable;
+use fronts::Fronts;
 use patience::Patience;
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -186,7 +187,7 @@ struct Supervisor {
     exports: ExportTable,
     /// How a stop has ended that somebody asked for.
     ending: ending::Ending,
-    nbd: Arc<Mutex<Option<NbdServer>>>,
+    fronts: Fronts,
     events: Receiver<Event>,
     sender: Sender<Event>,
     started: Instant,
@@ -215,11 +216,11 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     tracing::info!(event = "control-listening", "commands on {}", config.control.display());
     let supervisor = Supervisor::new(line, config, notes);
     let signals = supervisor.sender.clone();
-    let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let (stops, ending) = (Arc::clone(&nbd), supervisor.ending.clone());
+    let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
+    let ending = supervisor.ending.clone();
     control
         .start(Handlers {
-            status: report::status_of(Arc::clone(&shared), nbd, supervisor.started),
+            status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
             options: options::options_of(Arc::clone(&shared)),
             change: change::ask(Arc::clone(&shared), supervisor.sender.clone()),
             begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
@@ -229,7 +230,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             explain: explain::ask(Arc::clone(&shared)),
             differences: differs::ask(supervisor.sender.clone()),
             events: events::ask(),
-            stop: ending::stop(shared, stops, ending.clone(), supervisor.sender.clone()),
+            stop: ending::stop(shared, fronts, ending.clone(), supervisor.sender.clone()),
             stopped: ending::stopped(ending),
             signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
         })
@@ -277,7 +278,7 @@ impl Supervisor {
             })),
             exports: ExportTable::new(),
             ending: ending::Ending::default(),
-            nbd: Arc::new(Mutex::new(None)),
+            fronts: Fronts::default(),
             events,
             sender,
             started: Instant::now(),
@@ -288,7 +289,7 @@ impl Supervisor {
     fn run(mut self) -> Result<(), Failure> {
         warn_of(&self.config);
         self.name_exports();
-        self.start_nbd()?;
+        self.start_fronts()?;
         let outcome = self.claim_devices().and_then(|()| self.advance()).and_then(|()| self.serve_events());
         let ending = self.ending.clone();
         let ended = outcome.and(self.stop());

@@ -145,7 +145,7 @@ impl Supervisor {
             .iter()
             .flat_map(|(_, entry)| {
                 let name = entry.display_name();
-                self.users_of(name).into_iter().map(move |user| format!("{user} uses {name}"))
+                self.fronts.users_of(name).into_iter().map(move |user| format!("{user} uses {name}"))
             })
             .collect();
         if users.is_empty() {
@@ -159,7 +159,7 @@ impl Supervisor {
     /// Whoever connects from now on is told that there is no such volume; as before if somebody has been faster.
     fn unserve(&self, name: &str, index: usize, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
         for (_, entry) in volumes {
-            self.exports.remove(entry.display_name());
+            self.unexport(entry.display_name());
         }
         if let Err(failure) = self.check_idle(name, volumes) {
             for (_, entry) in volumes {
@@ -212,7 +212,7 @@ impl Supervisor {
         let volumes = self.volumes_of(index);
         for (volume, entry) in &volumes {
             self.shared().table.volumes[*volume].state = VolumeState::Removed;
-            self.exports.remove(entry.display_name());
+            self.unexport(entry.display_name());
         }
         let outcome = match result {
             Err(error) => {

@@ -77,7 +77,7 @@ impl Supervisor {
             return Err(failure);
         }
         for (_, entry) in &volumes {
-            self.exports.remove(entry.display_name());
+            self.unexport(entry.display_name());
         }
         self.cache_is_well(index);
         tracing::info!(event = "cache-released", "cache {name}: it was not open, and is not served any more");

@@ -44,8 +44,8 @@ impl Supervisor {
         }
         self.shared().stop_timeout = config.stop_timeout;
         // The rest is what runs.
-        let Config { control, memory_bytes, listen, metrics, .. } = (*self.config).clone();
-        self.set_config(Config { control, memory_bytes, listen, metrics, ..config });
+        let Config { control, memory_bytes, places, ways, metrics, .. } = (*self.config).clone();
+        self.set_config(Config { control, memory_bytes, places, ways, metrics, ..config });
         self.name_exports();
         self.apply_all();
     }

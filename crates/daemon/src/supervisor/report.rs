@@ -1,12 +1,13 @@
 //! The status, put together from the table and from what the engines say at this moment.
 
+use super::fronts::{Fronts, User};
 use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, health, jobs, numbers};
 use crate::config::NO_CACHE;
 use crate::control::AskStatus;
 use crate::control::status::{
-    self, BypassCounts, Cache, CacheCounts, Client, Covered, Progress, Status, UnreadableNode, Unserved,
-    Volume, VolumeCounts, VolumeFacts, Writeback,
+    self, BypassCounts, Cache, CacheCounts, Client, Covered, Exported, Progress, Status, UnreadableNode,
+    Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
 use bcached_engine::{
@@ -14,16 +15,11 @@ use bcached_engine::{
     Unwritable, VolumeInfo,
 };
 use bcached_format::BackingState;
-use bcached_front_nbd::NbdServer;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// The function that the control thread calls. It holds no lock while it waits for an engine.
-pub fn status_of(
-    shared: Arc<Mutex<Shared>>,
-    nbd: Arc<Mutex<Option<NbdServer>>>,
-    started: Instant,
-) -> AskStatus {
+pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: Fronts, started: Instant) -> AskStatus {
     Box::new(move |work| {
         let (phase, mut caches, engines, entries, are_some, released) = {
             let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,34 +59,42 @@ pub fn status_of(
         let volumes = entries
             .iter()
             .filter(|entry| !entry.is_removed())
-            .map(|entry| volume(entry, &caches, &counts))
+            .map(|entry| volume(entry, &caches, &counts, exported(&fronts, entry)))
             .collect();
         let mut are_some = are_some.into_iter();
         caches.retain(|_| are_some.next().unwrap_or(true));
-        let (nbd, clients) = front(&nbd);
         Status {
             state: phase.name().to_owned(),
             pid: std::process::id(),
             uptime_seconds: started.elapsed().as_secs(),
-            nbd,
+            nbd: fronts.nbd_places(),
             caches,
             released,
             volumes,
-            clients,
+            clients: clients(&fronts),
             jobs: jobs::running(&shared),
         }
     })
 }
 
-fn front(nbd: &Mutex<Option<NbdServer>>) -> (Vec<String>, Vec<Client>) {
-    let nbd = nbd.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(server) = nbd.as_ref() else { return (Vec::new(), Vec::new()) };
-    let clients = server.clients().into_iter().map(|client| Client {
-        peer: client.peer,
-        volume: client.export,
-        writing: client.writing,
+fn clients(fronts: &Fronts) -> Vec<Client> {
+    let client = |user: User| Client {
+        peer: user.peer,
+        volume: user.volume,
+        writing: user.writing,
+        way: Some(user.way.to_string()),
+    };
+    fronts.users().into_iter().map(client).collect()
+}
+
+/// Where the volume can be had, and why not by some way.
+fn exported(fronts: &Fronts, entry: &VolumeEntry) -> Vec<Exported> {
+    let places = fronts.places_of(entry.display_name(), entry.ways).into_iter();
+    let exported = places.map(|(way, place)| {
+        let (place, reason) = place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
+        Exported { way: way.to_string(), place, reason }
     });
-    (server.bound().iter().map(ToString::to_string).collect(), clients.collect())
+    exported.collect()
 }
 
 fn cache(entry: &CacheEntry) -> Cache {
@@ -147,7 +151,12 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
     described.collect()
 }
 
-fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]) -> Volume {
+fn volume(
+    entry: &VolumeEntry,
+    caches: &[Cache],
+    counts: &[Option<EngineStatus>],
+    exports: Vec<Exported>,
+) -> Volume {
     let (state, reason, facts) = match &entry.state {
         VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         VolumeState::Attaching => ("attaching", None, None),
@@ -173,7 +182,8 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
             let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());
             let absent = entry.absent.as_deref().map(str::to_owned);
             let without = entry.without_cache().filter(|_| !now.attached);
-            let told: Vec<_> = absent.into_iter().chain(without).chain(trouble).collect();
+            let missing = exports.iter().filter_map(Exported::trouble);
+            let told: Vec<_> = absent.into_iter().chain(without).chain(trouble).chain(missing).collect();
             let trouble = (!told.is_empty()).then(|| told.join("; "));
             (
                 if trouble.is_some() { "degraded" } else { "served" },
@@ -192,6 +202,7 @@ fn volume(entry: &VolumeEntry, caches: &[Cache], counts: &[Option<EngineStatus>]
         reason,
         backing,
         cache: cache.map(|cache| cache.name.clone()),
+        exports,
         facts,
     }
 }

@@ -6,9 +6,7 @@ use crate::control::Signal;
 use crate::engine_failure;
 use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
-use bcached_front_nbd::NbdServer;
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How often the users are looked at while a stop waits for them.
@@ -30,16 +28,11 @@ impl Supervisor {
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
-        let server = self.nbd.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(server) = server {
-            self.wait_for_users(&server);
-            // Who waits for a volume that moves would wait for ever.
-            let entries = self.shared().table.volumes.clone();
-            entries.iter().for_each(|entry| self.let_clients_go(entry));
-            if let Err(busy) = server.shutdown(REPLIES_LIMIT) {
-                tracing::warn!(event = "clients-cut", "{busy}");
-            }
-        }
+        self.wait_for_users();
+        // Who waits for a volume that moves would wait for ever.
+        let entries = self.shared().table.volumes.clone();
+        entries.iter().for_each(|entry| self.let_clients_go(entry));
+        self.fronts.shutdown(REPLIES_LIMIT);
         let outcome = self.stop_engines();
         if outcome.is_ok() {
             tracing::info!(event = "stopped", "stopped");
@@ -48,12 +41,12 @@ impl Supervisor {
     }
 
     /// Gives users the time to go; a second signal shortens it.
-    fn wait_for_users(&mut self, server: &NbdServer) {
+    fn wait_for_users(&mut self) {
         let deadline = Instant::now() + self.config.stop_timeout;
         let mut named = false;
         loop {
             self.extension.tell();
-            let users = ending::users_of(server);
+            let users = self.fronts.uses();
             let now = Instant::now();
             if users.is_empty() || now >= deadline {
                 return;

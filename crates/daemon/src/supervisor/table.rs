@@ -12,6 +12,7 @@ use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
 use bcached_engine::{DiskHealth, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
+use bcached_port::Ways;
 use bcached_uring::Presence;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -136,6 +137,7 @@ pub struct VolumeEntry {
     pub said_mode: OfMode,
     pub read_only: bool,
     pub shared: bool,
+    pub ways: Ways,
     pub wait: Duration,
     /// So much of it is served at most, in bytes.
     pub limit: Option<u64>,
@@ -568,6 +570,7 @@ impl VolumeEntry {
             said_mode: OfMode::default(),
             read_only: volume.read_only,
             shared: volume.shared,
+            ways: volume.ways,
             wait: volume.wait,
             limit: volume.size,
             owes: false,

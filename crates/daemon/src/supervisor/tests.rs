@@ -8,15 +8,15 @@ mod words;
 use super::caches::Openings;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor, report};
-use crate::config::{Cache, CommandLine, Config, Volume};
+use crate::config::{Cache, CommandLine, Config, FrontPlaces, Volume};
 use crate::control::Signal;
 use crate::control::status::{Progress, Volume as VolumeStatus, VolumeFacts};
 use crate::engine_thread::{self, Engine};
 use crate::options::layers::Configured;
 use bcached_engine::{Error, UnreadableNode};
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Label, Uuid};
-use bcached_port::NoExport;
-use std::path::PathBuf;
+use bcached_port::{NoExport, Ways};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -30,6 +30,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
         options: Configured::new(),
         read_only: false,
         shared: false,
+        ways: Ways::default(),
         size: None,
         wait: Duration::ZERO,
     };
@@ -37,7 +38,8 @@ pub(super) fn config(volumes: &[&str]) -> Config {
         control: PathBuf::from("/nonexistent/control.sock"),
         memory_bytes: 256 << 20,
         stop_timeout: Duration::ZERO,
-        listen: Vec::new(),
+        places: FrontPlaces { listen: Vec::new(), ..FrontPlaces::beside(Path::new("/run/x")) },
+        ways: Ways::default(),
         metrics: None,
         caches: vec![Cache {
             former: None,
@@ -153,8 +155,8 @@ fn a_command_line_is_not_ready_before_all_is_served() {
 fn an_opening_says_how_far_it_is() {
     let supervisor = supervisor(&[]);
     supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
-    let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let mut status = report::status_of(shared, nbd, supervisor.started)(None);
+    let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
+    let mut status = report::status_of(shared, fronts, supervisor.started)(None);
     let begun = "cache fast on /nonexistent/fast: opening: reading the journal and";
     assert!(status.text().contains(begun), "{}", status.text());
     status.caches[0].opening = Some(Progress { nodes_read: 1234, tree_percent: 61 });
@@ -244,8 +246,8 @@ fn a_volume_says_what_was_bypassed_and_why() {
 #[test]
 fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     let supervisor = supervisor(&["one", "two", "three"]);
-    let (shared, nbd) = (Arc::clone(&supervisor.shared), Arc::clone(&supervisor.nbd));
-    let mut status = report::status_of(shared, nbd, supervisor.started)(None);
+    let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
+    let mut status = report::status_of(shared, fronts, supervisor.started)(None);
     assert!(status.text().starts_with(&format!("daemon {}, starting\n", status.pid)), "{}", status.text());
     let uuids = ["1f5a0c22-2a53-4ae5", "1f5a0c22-9999-4ae5", "77777777-2a53-4ae5"];
     for (volume, uuid) in status.volumes.iter_mut().zip(uuids) {

@@ -57,6 +57,7 @@ impl Catalog for TwoVolumes {
             block_sectors: 8,
             read_only,
             shared: false,
+            ways: bcached_port::Ways::default(),
             served: None,
         };
         Ok(Offer { export: Arc::new(export), read_only, multi_conn: true })

@@ -1,0 +1,141 @@
+//! Volumes by other ways than NBD: disks of virtual machines, and files.
+
+mod common;
+#[path = "../../front-vhost/tests/support/machine.rs"]
+mod machine;
+
+use common::{Daemon, Images, bytes, content, done, fill, pattern, refused, requires, run, tool};
+use machine::{Machine, boot_sector, has_qemu};
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const CACHE_BYTES: u64 = 64 << 20;
+const BACKING_BYTES: u64 = 16 << 20;
+
+/// The ways to the volume, as the status tells them.
+fn ways(daemon: &Daemon) -> Vec<(String, String)> {
+    let status = daemon.status();
+    let exports = status["volumes"][0]["exports"].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    exports.iter().map(|export| (text(&export["way"]), text(&export["place"]))).collect()
+}
+
+fn clients(status: &Value) -> Vec<(String, bool)> {
+    let clients = status["clients"].as_array().expect("clients").iter();
+    let way = |client: &Value| client["way"].as_str().unwrap_or_default().to_owned();
+    clients.map(|client| (way(client), client["writing"] == true)).collect()
+}
+
+/// It boots from what another client has put there, its disk is nobody else's while it writes, it outlives a daemon that is killed, and
+/// what it wrote is there.
+#[test]
+fn a_virtual_machine_has_a_volume_as_its_disk() {
+    if !has_qemu() || !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = [\"nbd\", \"vhost-user\"]\n");
+    let daemon = Daemon::configured(&images);
+    let mut disk = pattern(64 << 10, 1);
+    disk[..512].copy_from_slice(&boot_sector());
+    disk[512] = b'!';
+    fill(&images, &daemon, "tank", &disk);
+    let socket = images.path("run/vhost-user/tank.sock");
+    let nbd = images.path("run/nbd.sock");
+    let places = [("nbd", &nbd), ("vhost-user", &socket)];
+    assert_eq!(ways(&daemon), places.map(|(way, place)| (way.to_owned(), place.display().to_string())));
+    let guest = Machine::start(&socket);
+    assert_eq!([guest.says(), guest.says(), guest.says()], *b"!..");
+    daemon.wait_for("it writes", |status| clients(status) == [("vhost-user".to_owned(), true)]);
+    let data = images.path("data");
+    let other = run(tool("nbdcopy").arg(&data).arg(daemon.uri("tank")));
+    assert_ne!(other.exit, 0, "one client writes at a time");
+    refused(&daemon, &["remove", "tank"], 3, "it is in use by a virtual machine");
+
+    daemon.kill();
+    while guest.said.recv_timeout(Duration::from_secs(1)).is_ok() {}
+    let daemon = Daemon::configured(&images);
+    assert_eq!([guest.says(), guest.says()], *b"..", "it hears of no error");
+    drop(guest);
+    daemon.wait_for("it is gone", |status| clients(status).is_empty());
+    let found = content(&images, &daemon, "tank");
+    assert!(found[1024..1536] == disk[512..1024] && found[2048..64 << 10] == disk[2048..]);
+    done(&daemon, &["remove", "tank"]);
+    daemon.wait_for("its socket goes", |_| !socket.exists());
+    done(&daemon, &["add", "tank"]);
+    assert!(socket.exists());
+    let (exit, log) = daemon.stop();
+    assert_eq!((exit, socket.exists()), (0, false), "{log}");
+}
+
+/// Whether volumes can be mounted here; else the test is skipped.
+fn has_fuse() -> bool {
+    match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(_) if rustix::process::geteuid().is_root() => true,
+        Ok(_) => requires("fusermount3"),
+        Err(error) => {
+            println!("skipped: /dev/fuse cannot be opened: {error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn a_volume_is_a_file() {
+    if !has_fuse() {
+        return;
+    }
+    let images = Images::new();
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = \"fuse\"\n");
+    let daemon = Daemon::configured(&images);
+    let file: PathBuf = images.path("run/fuse/volumes/tank");
+    assert_eq!(ways(&daemon), [("fuse".to_owned(), file.display().to_string())]);
+    assert!(daemon.status()["nbd"].as_array().is_some_and(|nbd| !nbd.is_empty()), "for volumes that come");
+    let data = pattern(300_000, 3);
+    let open = OpenOptions::new().read(true).write(true).open(&file).expect("it is there");
+    open.write_all_at(&data, 777).expect("it takes it");
+    open.sync_all().expect("it is durable");
+    daemon.wait_for("it has a writer", |status| clients(status) == [("fuse".to_owned(), true)]);
+    refused(&daemon, &["remove", "tank"], 3, "it is in use by");
+    let other = run(tool("nbdinfo").arg(daemon.uri("tank")));
+    assert_ne!(other.exit, 0, "it is to be had as a file: {other:?}");
+    drop(open);
+
+    daemon.kill();
+    assert!(std::fs::metadata(&file).is_err(), "its mount is dead");
+    let daemon = Daemon::configured(&images);
+    let found = bytes(&file);
+    assert_eq!(found.len() as u64, std::fs::metadata(&file).expect("a file").len());
+    assert!(found[777..][..data.len()] == data[..] && found[..777].iter().all(|byte| *byte == 0));
+    done(&daemon, &["remove", "tank"]);
+    assert!(!file.exists());
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    assert!(std::fs::read_dir(images.path("run/fuse")).expect("a folder").next().is_none(), "{log}");
+}
+
+/// A way that is named and cannot be had ends the start: another is not taken in its place.
+#[test]
+fn a_way_that_cannot_be_had_ends_the_start() {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let taken = images.path("taken");
+    std::fs::write(&taken, "a file").expect("a file");
+    for (way, exit, sentence) in [
+        (
+            format!("vhost-user:{}", taken.display()),
+            2,
+            "is to hold vhost-user sockets and is not a directory",
+        ),
+        (format!("vhost-user:{}/no/such", images.path("run").display()), 4, "/no/such cannot be made"),
+        (format!("fuse:{}", taken.display()), 2, "is not a directory, so nothing can be mounted there"),
+    ] {
+        let words = ["--cache", &fast, "--backing", &tank, "--export", &way];
+        let ran = run(&mut Daemon::command(&images, "run", &words));
+        assert_eq!(ran.exit, exit, "{way}: {ran:?}");
+        assert!(ran.err.contains(sentence), "{way}: {ran:?}");
+    }
+}

@@ -1,0 +1,176 @@
+//! By which front ends volumes can be had, and where these are: `export`, `[nbd]`, `[vhost-user]`, `[fuse]` and `--export`.
+
+use super::file::{Located, replace};
+use super::values::Listen;
+use crate::failure::{Failure, Kind};
+use bcached_port::{Way, Ways};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// What the disk of a virtual machine takes of the daemon's memory: its largest request, in bytes.
+pub const DISK_BYTES: u64 = 32 << 20;
+
+/// What `export` says.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "OneOrSeveral")]
+pub struct Exported(pub Ways);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrSeveral {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl TryFrom<OneOrSeveral> for Exported {
+    type Error = String;
+
+    fn try_from(said: OneOrSeveral) -> Result<Self, String> {
+        let typed = match said {
+            OneOrSeveral::One(way) => vec![way],
+            OneOrSeveral::Several(ways) => ways,
+        };
+        if typed.is_empty() {
+            return Err("a volume without a way to it is of no use: `served = false` takes it out".to_owned());
+        }
+        typed.iter().map(|way| understood(way).map_err(|(_, why)| why)).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// `[nbd]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct RawNbd {
+    pub listen: Option<Vec<Spanned<Listen>>>,
+}
+
+/// `[vhost-user]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct RawVhostUser {
+    pub directory: Option<PathBuf>,
+}
+
+/// `[fuse]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct RawFuse {
+    pub directory: Option<PathBuf>,
+    pub allow_other: Option<bool>,
+}
+
+/// What these say, of one file, or of several over each other.
+#[derive(Debug, Default)]
+pub struct SaidPlaces {
+    pub listen: Option<Vec<Located<Listen>>>,
+    pub vhost_user: Option<PathBuf>,
+    pub fuse: Option<PathBuf>,
+    pub fuse_allow_other: Option<bool>,
+}
+
+impl SaidPlaces {
+    /// `newer` over these, key by key.
+    pub fn overlay(&mut self, newer: Self) {
+        replace(&mut self.listen, newer.listen);
+        replace(&mut self.vhost_user, newer.vhost_user);
+        replace(&mut self.fuse, newer.fuse);
+        replace(&mut self.fuse_allow_other, newer.fuse_allow_other);
+    }
+
+    pub const fn is_empty(&self) -> bool {
+        self.listen.is_none()
+            && self.vhost_user.is_none()
+            && self.fuse.is_none()
+            && self.fuse_allow_other.is_none()
+    }
+
+    /// Where the front ends are, of a daemon with this control socket.
+    pub fn of(self, control: &Path) -> Places {
+        let own = Places::beside(control);
+        let listen = self.listen.map(|all| all.into_iter().map(|listen| listen.value).collect());
+        Places {
+            listen: listen.unwrap_or(own.listen),
+            vhost_user: self.vhost_user.unwrap_or(own.vhost_user),
+            fuse: self.fuse.unwrap_or(own.fuse),
+            fuse_allow_other: self.fuse_allow_other.unwrap_or(own.fuse_allow_other),
+        }
+    }
+}
+
+/// The way that somebody means.
+fn understood(typed: &str) -> Result<Way, (Kind, String)> {
+    let known = || "write \"nbd\", \"vhost-user\" or \"fuse\"";
+    if let Some(way) = Way::ALL.into_iter().find(|way| way.word() == typed) {
+        return Ok(way);
+    }
+    match typed {
+        "dev" | "ublk" => Err((
+            Kind::NotInThisVersion,
+            format!(
+                "`{typed}` is not in this version: {}, and attach a device with nbd-client or losetup",
+                known()
+            ),
+        )),
+        _ => Err((Kind::Usage, format!("`{typed}` is not a way to export a volume: {}", known()))),
+    }
+}
+
+/// Where the front ends are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Places {
+    /// Where NBD is served.
+    pub listen: Vec<Listen>,
+    /// The directory of the sockets for virtual machines.
+    pub vhost_user: PathBuf,
+    /// Where the FUSE mount is.
+    pub fuse: PathBuf,
+    /// Others than the daemon's own user may look into that.
+    pub fuse_allow_other: bool,
+}
+
+impl Places {
+    /// All beside the control socket.
+    #[must_use]
+    pub fn beside(control: &Path) -> Self {
+        Self {
+            listen: vec![Listen::Unix(control.with_file_name("nbd.sock"))],
+            vhost_user: control.with_file_name("vhost-user"),
+            fuse: control.with_file_name("fuse"),
+            fuse_allow_other: false,
+        }
+    }
+
+    /// What `--export` says, for all volumes: `nbd`, `nbd:/path/to/socket`, `nbd:127.0.0.1:10809`, `vhost-user`, `vhost-user:DIR`,
+    /// `fuse`, `fuse:DIR`.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub fn take_over(&mut self, typed: &[String]) -> Result<Ways, Failure> {
+        let nbd = std::mem::take(&mut self.listen);
+        typed.iter().map(|typed| self.take(typed, &nbd)).collect()
+    }
+
+    fn take(&mut self, typed: &str, nbd: &[Listen]) -> Result<Way, Failure> {
+        let refuse = |(kind, why)| {
+            Failure::new(kind, format!("cannot export by `{typed}`")).why(why).option("--export")
+        };
+        let (word, place) = match typed.split_once(':') {
+            Some((word, place)) => (word, Some(place)),
+            None => (typed, None),
+        };
+        let way = understood(word).map_err(refuse)?;
+        match (way, place) {
+            (Way::Nbd, None) => self.listen.extend(nbd.iter().cloned()),
+            (Way::Nbd, Some(place)) => {
+                let listen = Listen::try_from(place.to_owned()).map_err(|why| refuse((Kind::Usage, why)))?;
+                self.listen.push(listen);
+            }
+            (_, Some("")) => return Err(refuse((Kind::Usage, "a directory follows the colon".to_owned()))),
+            (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),
+            (Way::Fuse, Some(place)) => self.fuse = place.into(),
+            (Way::VhostUser | Way::Fuse, None) => {}
+        }
+        Ok(way)
+    }
+}

@@ -1,0 +1,289 @@
+//! The front ends: each is started when the first volume is to be had by it, and all threads may ask who uses what.
+//!
+//! Payloads of requests have a quarter of the daemon's memory. NBD has all of that, if any volume is to be had by it, and then FUSE a
+//! quarter as much beside it; each disk of a virtual machine takes [`DISK_BYTES`] of what nodes would have.
+
+use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
+use crate::failure::{Failure, Kind};
+use bcached_front_fuse::{self as fuse, FuseServer, MountError};
+use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer};
+use bcached_front_vhost::{self as vhost, VhostServer};
+use bcached_port::socket::SocketError;
+use bcached_port::{ExportTable, Way, Ways};
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a virtual machine whose volume is taken away may wait for what it has asked.
+const RETIRE_LIMIT: Duration = Duration::from_secs(5);
+
+/// All that run. Clones are the same ones.
+#[derive(Clone, Default)]
+pub struct Fronts(Arc<Mutex<Running>>);
+
+#[derive(Default)]
+struct Running {
+    nbd: Option<NbdServer>,
+    vhost: Option<Arc<VhostServer>>,
+    fuse: Option<FuseServer>,
+    /// Why a volume cannot be had by a way that it is to be had by.
+    refused: BTreeMap<(String, Way), String>,
+}
+
+/// Somebody who uses a volume, or could.
+pub struct User {
+    pub peer: String,
+    pub volume: Option<String>,
+    pub writing: bool,
+    pub way: Way,
+}
+
+impl Fronts {
+    /// Starts one, unless it runs.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn start(&self, way: Way, config: &Config, exports: &ExportTable) -> Result<(), Failure> {
+        let mut running = self.lock();
+        let (places, exports) = (&config.places, exports.by(way));
+        let memory = config.memory_bytes / 4;
+        match way {
+            Way::Nbd if running.nbd.is_none() => running.nbd = Some(start_nbd(places, exports, memory)?),
+            Way::VhostUser if running.vhost.is_none() => {
+                running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports)?));
+            }
+            Way::Fuse if running.fuse.is_none() => {
+                let memory = if running.nbd.is_some() { memory / 4 } else { memory };
+                running.fuse = Some(start_fuse(places, exports, memory)?);
+            }
+            Way::Nbd | Way::VhostUser | Way::Fuse => {}
+        }
+        Ok(())
+    }
+
+    /// A volume is served, or what is known of it has changed.
+    pub fn publish(&self, name: &str, ways: Ways) {
+        if !ways.has(Way::VhostUser) {
+            return;
+        }
+        let mut running = self.lock();
+        let Some(vhost) = running.vhost.clone() else { return };
+        if vhost.served().iter().any(|served| served == name) {
+            return vhost.changed(name);
+        }
+        let key = (name.to_owned(), Way::VhostUser);
+        match vhost.serve(name, vhost::VolumeOptions::default()) {
+            Ok(()) => drop(running.refused.remove(&key)),
+            Err(error) => {
+                let told = sentence(&error);
+                tracing::error!(event = "volume-not-exported", "{name}: no disk of virtual machines: {told}");
+                running.refused.insert(key, told);
+            }
+        }
+    }
+
+    /// A volume is served no more, and does not come back by itself.
+    pub fn retire(&self, name: &str) {
+        let mut running = self.lock();
+        running.refused.retain(|(of, _), _| of != name);
+        let Some(vhost) = running.vhost.clone() else { return };
+        drop(running);
+        if !vhost.served().iter().any(|served| served == name) {
+            return;
+        }
+        let name = name.to_owned();
+        let stop = move || {
+            if let Err(busy) = vhost.stop(&name, RETIRE_LIMIT) {
+                tracing::warn!(event = "clients-cut", "{name}: a virtual machine: {:?}", busy.volumes);
+            }
+        };
+        // Nobody waits for that. Without a thread the socket stays, and turns away whoever comes.
+        let _without = std::thread::Builder::new().name("vhost-stop".to_owned()).spawn(stop);
+    }
+
+    /// Where a volume can be had, and why not.
+    pub fn places_of(&self, name: &str, ways: Ways) -> Vec<(Way, Result<String, String>)> {
+        let running = self.lock();
+        let place = |way| {
+            if let Some(why) = running.refused.get(&(name.to_owned(), way)) {
+                return Some(Err(why.clone()));
+            }
+            let place = match way {
+                Way::Nbd => running.nbd.as_ref()?.bound().first()?.to_string(),
+                Way::VhostUser => {
+                    let vhost = running.vhost.as_ref()?;
+                    vhost.served().iter().find(|served| *served == name)?;
+                    vhost.socket_path(name).display().to_string()
+                }
+                Way::Fuse => {
+                    let fuse = running.fuse.as_ref()?;
+                    if fuse.has_ended() {
+                        return Some(Err("somebody has unmounted it".to_owned()));
+                    }
+                    fuse.directory().join("volumes").join(name).display().to_string()
+                }
+            };
+            Some(Ok(place))
+        };
+        ways.iter().filter_map(|way| Some((way, place(way)?))).collect()
+    }
+
+    /// Where NBD is served.
+    pub fn nbd_places(&self) -> Vec<String> {
+        let running = self.lock();
+        let bound = running.nbd.iter().flat_map(|server| server.bound().iter().map(ToString::to_string));
+        bound.collect()
+    }
+
+    /// Everybody who is connected, or has a volume open.
+    pub fn users(&self) -> Vec<User> {
+        let running = self.lock();
+        let nbd = running.nbd.iter().flat_map(NbdServer::clients).map(|client| User {
+            peer: client.peer,
+            volume: client.export,
+            writing: client.writing,
+            way: Way::Nbd,
+        });
+        let vhost = running.vhost.iter().flat_map(|server| server.clients()).map(|client| User {
+            peer: "a virtual machine".to_owned(),
+            volume: Some(client.volume),
+            writing: client.is_writing,
+            way: Way::VhostUser,
+        });
+        let fuse = running.fuse.iter().flat_map(FuseServer::clients).map(|client| User {
+            peer: client.peer,
+            volume: client.export,
+            writing: client.writing,
+            way: Way::Fuse,
+        });
+        nbd.chain(vhost).chain(fuse).collect()
+    }
+
+    /// Who uses which volume, in words.
+    pub fn uses(&self) -> Vec<String> {
+        let uses = self.users().into_iter();
+        let uses = uses.filter_map(|user| user.volume.map(|volume| format!("{} uses {volume}", user.peer)));
+        uses.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Who uses the volume of that name.
+    pub fn users_of(&self, name: &str) -> Vec<String> {
+        let its = self.users().into_iter().filter(|user| user.volume.as_deref() == Some(name));
+        // A client may have several connections.
+        its.map(|user| user.peer).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Ends all of them. What is due goes out, up to `limit` each.
+    pub fn shutdown(&self, limit: Duration) {
+        let Running { nbd, vhost, fuse, .. } = std::mem::take(&mut *self.lock());
+        let cut = |busy: &dyn std::fmt::Display| tracing::warn!(event = "clients-cut", "{busy}");
+        if let Some(Err(busy)) = nbd.map(|server| server.shutdown(limit)) {
+            cut(&busy);
+        }
+        // Somebody may be about to take a volume from it.
+        if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(limit)) {
+            cut(&format_args!("virtual machines are cut off, with requests: {:?}", busy.volumes));
+        }
+        if let Some(Err(busy)) = fuse.map(|server| server.shutdown(limit)) {
+            cut(&busy);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An error, and what is behind it.
+fn sentence(error: &dyn Error) -> String {
+    let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
+    format!("{error}{why}")
+}
+
+fn start_nbd(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<NbdServer, Failure> {
+    let endpoints = places.listen.iter().map(|listen| match listen {
+        Listen::Unix(path) => Endpoint::Unix { path: path.clone(), group: None },
+        Listen::Tcp(address) => Endpoint::Tcp { address: *address, anywhere: false },
+    });
+    // The least that the largest request needs is in it, because the memory's own least is four times that.
+    let limits = nbd::Limits { total_bytes: memory, ..nbd::Limits::default() };
+    let options = nbd::Options { endpoints: endpoints.collect(), limits };
+    let server = NbdServer::start(options, exports).map_err(|error| {
+        let kind = match &error {
+            nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {
+                Kind::InUse
+            }
+            nbd::StartError::Listen(
+                ListenError::NotLoopback(_)
+                | ListenError::Unix(SocketError::NotSocket(_) | SocketError::TooLong(_)),
+            ) => Kind::Usage,
+            nbd::StartError::Listen(ListenError::Unix(SocketError::NoDirectory(_))) => Kind::NotFound,
+            _ => Kind::Io,
+        };
+        Failure::new(kind, "cannot serve NBD").why(sentence(&error)).option("--export")
+    })?;
+    for bound in server.bound() {
+        tracing::info!(event = "nbd-listening", "NBD on {bound}");
+    }
+    Ok(server)
+}
+
+/// A directory of ours, which nobody else has to make.
+fn own_directory(path: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o755).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+const fn kind_of(kind: ErrorKind) -> Kind {
+    match kind {
+        ErrorKind::PermissionDenied => Kind::Permission,
+        ErrorKind::NotFound => Kind::NotFound,
+        _ => Kind::Io,
+    }
+}
+
+fn start_vhost(directory: &Path, exports: ExportTable) -> Result<VhostServer, Failure> {
+    let cannot = |kind, why: String| {
+        Failure::new(kind, "cannot serve disks of virtual machines").why(why).option("--export")
+    };
+    let made = own_directory(directory);
+    let limits = vhost::Limits { volume_bytes: DISK_BYTES, ..vhost::Limits::default() };
+    let options = vhost::Options { directory: directory.to_owned(), group: None, limits };
+    let server = VhostServer::start(options, exports).map_err(|error| match (&error, made) {
+        (vhost::StartError::NoDirectory(_), Err(why)) => {
+            cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+        }
+        (vhost::StartError::NotDirectory(_), _) => cannot(Kind::Usage, sentence(&error)),
+        _ => cannot(Kind::Io, sentence(&error)),
+    })?;
+    tracing::info!(event = "vhost-user-serving", "sockets for virtual machines in {}", directory.display());
+    Ok(server)
+}
+
+fn start_fuse(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<FuseServer, Failure> {
+    let directory = &places.fuse;
+    let cannot =
+        |kind, why: String| Failure::new(kind, "cannot mount volumes as files").why(why).option("--export");
+    let made = own_directory(directory);
+    let own = fuse::Limits::default();
+    let limits = fuse::Limits { total_bytes: memory, file_bytes: own.file_bytes.min(memory), ..own };
+    let options =
+        fuse::Options { directory: directory.clone(), allow_other: places.fuse_allow_other, limits };
+    let server = FuseServer::start(options, exports, Vec::new()).map_err(|error| match (&error, made) {
+        (_, Err(why)) if !directory.exists() => {
+            cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+        }
+        (fuse::StartError::Mount(MountError::NotEmpty(_) | MountError::NotDirectory(_)), _) => {
+            cannot(Kind::Usage, sentence(&error))
+        }
+        _ => cannot(Kind::Io, sentence(&error)),
+    })?;
+    tracing::info!(event = "fuse-mounted", "volumes as files in {}/volumes", directory.display());
+    Ok(server)
+}
