@@ -444,3 +444,11 @@ fn warn_of(config: &Config) {
         tracing::warn!(event, "{sentence}");
     }
 }
+
+/// The loop has not come to something in time, or not to its end. It does one thing after another, and who asks cannot see which of them lasts:
+/// there may be very many devices, and none of them slow.
+fn late(what: impl Into<Box<str>>) -> Failure {
+    Failure::new(Kind::TimeLimit, what).why(
+        "the daemon is busy with something else, or waits for a device, which `bcached status` names then",
+    )
+}
