@@ -179,7 +179,7 @@ pub struct Make {
 pub struct Show {
     /// The device or image file
     pub device: PathBuf,
-    /// Go on if the checksum is wrong
+    /// Go on if the magic number or the checksum is wrong
     #[arg(short = 'f')]
     pub ignore_checksum: bool,
 }

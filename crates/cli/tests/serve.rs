@@ -234,6 +234,16 @@ fn what_cannot_be_served_is_refused_and_not_written() {
     std::fs::copy(c, &damaged).expect("a copy");
     patch(&damaged, 4096 + 200, &[9]);
     refuses(&["--cache", &damaged], &[&damaged], 4, "bad checksum");
+    std::fs::copy(c, &damaged).expect("a copy");
+    patch(&damaged, 4096 + 24, &[0xc7]);
+    refuses(&["--cache", &damaged], &[&damaged], 4, "the magic number is damaged");
+    for command in [["serve", "--cache"].as_slice(), &["make", "--cache"], &["doctor"], &["check"], &["scan"]]
+    {
+        let ran = bcached(&[command, &[&damaged]].concat());
+        let said = format!("{}{}", ran.out, ran.err);
+        assert!(said.contains("the magic number is damaged") && !said.contains("`bcached make`"), "{said}");
+    }
+    std::fs::copy(c, &damaged).expect("a copy");
     reseal(&damaged, 16, 9);
     refuses(&["--cache", &damaged], &[&damaged], 4, "unsupported superblock version 9");
 }

@@ -81,8 +81,14 @@ fn says_what_does_not_match() {
     assert_eq!((ran.exit, ran.err.as_str()), (0, ""), "{ran:?}");
     // Sums are printed without leading zeroes.
     assert_eq!(compare(&with(0, &[1, 2, 3, 0, 0, 0, 0, 0]), true).exit, 0);
-    let ran = compare(&with(30, &[0]), false);
+    let ran = compare(&with(24, &[0; 16]), false);
     assert_eq!((ran.exit, ran.err.contains("is not a bcache device: bad magic")), (2, true), "{ran:?}");
+    let ran = compare(&with(30, &[0]), false);
+    assert_eq!(
+        (ran.exit, ran.err.contains("is damaged: bad magic; -f shows it nevertheless")),
+        (4, true),
+        "{ran:?}"
+    );
     let ran = compare(&with(8, &[9]), false);
     assert_eq!((ran.exit, ran.err.contains("another sector")), (2, true), "{ran:?}");
     let ran = compare(&changed(&images, &cache, 16, &[7], true), false);
@@ -96,6 +102,9 @@ fn goes_on_where_the_other_program_crashes_or_stops() {
     assert_eq!(bcached(&["make", "-C", &cache, "-b", "64k"]).exit, 0);
     let ran = bcached(&["show", "-f", &changed(&images, &cache, 206, &[0xff, 0xff], false)]);
     assert_eq!((ran.exit, ran.err.contains("more journal buckets than fit")), (4, true), "{ran:?}");
+    let ran = bcached(&["show", "-f", &changed(&images, &cache, 30, &[0], false)]);
+    assert!(ran.exit == 0 && ran.out.starts_with("sb.magic\t\tbad magic\n"), "{ran:?}");
+    assert!(ran.out.contains("cset.uuid"), "{ran:?}");
     let ran = bcached(&["show", "-f", &changed(&images, &cache, 16, &[5], false)]);
     assert_eq!((ran.exit, ran.out.contains("5 [cache device]")), (0, true), "{ran:?}");
 }

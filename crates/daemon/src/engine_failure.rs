@@ -106,6 +106,9 @@ pub fn of_stop(what: String, error: &Error) -> Failure {
         Error::Io { source, .. } if matches!(source.kind, IoErrorKind::Shrunk { .. }) => {
             failure.next("give the device its former size back before the next start")
         }
+        error if is_full(error) => failure.next(
+            "make room on the file system, or in the pool, below its device; the next start recovers it as after a crash",
+        ),
         error if error.may_pass() => {
             failure.next("the next start recovers it as after a crash, when its device works")
         }
@@ -343,6 +346,8 @@ mod tests {
             journal.contains("the next start recovers it as after a crash, when its device works"),
             "{journal}"
         );
+        let full = told(failed(io(Doing::Journal, IoErrorKind::NoSpace)));
+        assert!(full.contains("make room on the file system") && full.contains("recovers it"), "{full}");
         let flush = told(failed(io(Doing::CacheFlush, IoErrorKind::Io)));
         assert!(flush.contains("without what was acknowledged and not flushed"), "{flush}");
         let cut = told(failed(io(Doing::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));

@@ -87,7 +87,7 @@ fn is_ours(note: &Path) -> bool {
     fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user)
 }
 
-/// A file without any length has never been one: there was no room for it.
+/// A file without any length holds nothing that could be replayed.
 fn is_note(found: &fs::Metadata) -> bool {
     found.is_file() && found.len() > 0
 }

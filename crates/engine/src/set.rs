@@ -25,6 +25,7 @@
 //! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
 //! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked and the journal put, or that cannot be for now | the walk, the drain, a stop |
+//! | whoever looks after the set from outside | a bell of its own ([`CacheSet::rings`]) | it has failed | the failure |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
 //! A rewrite is a task that begins for who waits: that there is a place for it, `request::REQUESTS_MAX` counts.
@@ -48,7 +49,7 @@ use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Disk, Env, IoErrorKind};
 use bcached_format::Position;
-use core::cell::{Cell, RefCell};
+use core::cell::{Cell, OnceCell, RefCell};
 
 /// Who waits for what. A waiter re-checks its condition after every wake-up.
 #[derive(Default)]
@@ -85,6 +86,8 @@ pub struct Signals {
     pub writeback_work: Notify,
     /// The walk, or a replay beside requests, has come to its end.
     pub walked: Notify,
+    /// Of whoever looks after the set from outside, and does not keep it: it has failed, perhaps.
+    pub outside: OnceCell<Rc<Notify>>,
     /// A background task ended.
     pub task_ended: Notify,
 }
@@ -269,6 +272,9 @@ impl CacheSet {
             notify.notify_all();
         }
         signals.node_memory.notify_all();
+        if let Some(bell) = signals.outside.get() {
+            bell.notify_all();
+        }
     }
 
     /// Runs an attempt until it completes: loads the nodes it names, which stay pinned until it succeeds, splits a

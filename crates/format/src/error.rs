@@ -74,6 +74,12 @@ pub enum SuperblockError {
         /// The sixteen bytes found.
         found: Uuid,
     },
+    /// The magic is damaged: it was that of bcache.
+    #[error("the magic number is damaged: it is {found}")]
+    DamagedMagic {
+        /// The sixteen bytes found.
+        found: Uuid,
+    },
     /// The count of journal buckets is beyond what the superblock holds, so not even the checksum can be computed.
     #[error("{found} journal buckets are listed, more than the {limit} there is room for")]
     TooManyJournalBuckets {

@@ -8,6 +8,7 @@
 )]
 
 use bcached_format::checksum::checksum;
+use bcached_format::superblock::MAGIC;
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
     Replacement, Superblock, SuperblockError as E, Uuid,
@@ -77,9 +78,6 @@ fn what_is_no_superblock_is_refused() {
     let short = RawSuperblock::from_bytes(&[0; 4095]).unwrap_err();
     assert_eq!(short, E::Truncated { wanted: 4096, found: 4095 });
     refused(cache(), &[(8, 8, 9)], E::BadOffset { wanted: 8, found: 9 });
-    let mut magic = *b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81";
-    magic[0] = 0;
-    refused(cache(), &[(24, 1, 0)], E::BadMagic { found: Uuid(magic) });
     refused(cache(), &[(206, 2, 257)], E::TooManyJournalBuckets { limit: 256, found: 257 });
     let mut bytes = cache();
     bytes[72] ^= 1;
@@ -87,6 +85,34 @@ fn what_is_no_superblock_is_refused() {
         matches!(check(&bytes, DEVICE).unwrap_err(), E::BadChecksum { wanted, found } if wanted != found)
     );
     refused(cache(), &[(40, 8, 0), (48, 8, 0)], E::NilUuid);
+}
+
+/// Whoever takes it for nothing makes a new one in its place.
+#[test]
+fn a_damaged_magic_is_told_from_none() {
+    let with = |bytes: Vec<u8>, magic: [u8; 16], is_there: bool| {
+        let mut bytes = bytes;
+        bytes[24..40].copy_from_slice(&magic);
+        let raw = RawSuperblock::from_bytes(&bytes).unwrap();
+        assert_eq!(raw.is_there(), is_there, "{magic:x?}");
+        let found = Uuid(magic);
+        let wanted = if is_there { E::DamagedMagic { found } } else { E::BadMagic { found } };
+        assert_eq!(raw.check(DEVICE).unwrap_err(), wanted);
+    };
+    for bytes in [cache(), backing()] {
+        let mut flipped = MAGIC.0;
+        flipped[3] ^= 1;
+        with(bytes.clone(), flipped, true);
+        with(bytes.clone(), [0xff; 16], true);
+        let mut more = bytes.clone();
+        more[72] ^= 1;
+        with(more.clone(), flipped, true);
+        // `wipefs` leaves zeros, and that of bcachefs begins as bcache's does.
+        let mut other = [1; 16];
+        other[..4].copy_from_slice(&MAGIC.0[..4]);
+        with(more, other, false);
+        with(bytes, [0; 16], false);
+    }
 }
 
 #[test]

@@ -186,7 +186,9 @@ fn damage_is_noticed_and_never_a_panic() {
     assert_eq!(noticed, 8 * 8 + 2 * 8 + 20 * 64);
     for length in [0, 1, 100, 4095, 4096, 4097, 5000, good.len() - 1] {
         std::fs::write(&path, &good[..length]).unwrap();
-        assert!(open(&path).recovered(SESSION).is_empty(), "cut to {length} bytes");
+        let mut note = open(&path);
+        assert!(note.recovered(SESSION).is_empty(), "cut to {length} bytes");
+        assert!(matches!(note.found(), NoteFound::Damaged { usable: 0, .. }), "cut to {length} bytes");
     }
     std::fs::write(&path, vec![0xFF; 20_000]).unwrap();
     assert!(matches!(open(&path).found(), NoteFound::Damaged { usable: 0, .. }));

@@ -207,7 +207,7 @@ pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
     }
     match job.state {
         State::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
-            .why("a device is slow to answer")
+            .why("it ends when what it is in the middle of has")
             .next("`bcached status` shows when it has")),
         // What was asked for has come about.
         _ => Report::of(&job),

@@ -11,7 +11,7 @@ use crate::superblock::Fields;
 use bcached_format::checksum::checksum;
 use bcached_format::superblock::{MAGIC, MAX_JOURNAL_BUCKETS, SUPERBLOCK_END_SECTOR};
 use bcached_format::units::bytes_of;
-use bcached_format::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Uuid};
+use bcached_format::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Uuid};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -124,18 +124,22 @@ fn describe(
     ignore_checksum: bool,
 ) -> (Shown, Option<Failure>) {
     let mut shown = Shown { device: path.display().to_string(), ..Shown::default() };
-    if fields.bytes("magic") != MAGIC.0 {
+    let damaged = |why: &str| {
+        Failure::new(Kind::Damaged, format!("the superblock of {} is damaged", path.display())).why(why)
+    };
+    let is_there = RawSuperblock::from_bytes(bytes).is_ok_and(|raw| raw.is_there());
+    shown.magic_matches = fields.bytes("magic") == MAGIC.0;
+    if !is_there {
         return (shown, Some(not_bcache(path, "bad magic")));
     }
-    shown.magic_matches = true;
+    if !shown.magic_matches && !ignore_checksum {
+        return (shown, Some(damaged("bad magic").next("-f shows it nevertheless").option("-f")));
+    }
     let sector = fields.number("offset");
     shown.first_sector = Some(sector);
     if sector != SUPERBLOCK_SECTOR {
         return (shown, Some(not_bcache(path, "the superblock names another sector as its own")));
     }
-    let damaged = |why: &str| {
-        Failure::new(Kind::Damaged, format!("the superblock of {} is damaged", path.display())).why(why)
-    };
     let count = fields.number("njournal_buckets");
     if count > MAX_JOURNAL_BUCKETS {
         return (shown, Some(damaged("it lists more journal buckets than fit, so it has no checksum")));

@@ -4,6 +4,7 @@
 
 use super::bound::monitor_beside;
 use super::socket::connect_now;
+use super::{REQUEST_BYTES_MAX, too_long};
 use crate::failure::{Failure, Kind};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -87,6 +88,10 @@ struct Request<'a> {
 
 /// Who is told that the daemon is busy has begun nothing there, and asks again until the limit of time.
 fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
+    // The daemon says the same, and may hang up before all of it has been sent.
+    if request.path.len() + request.body.len() > REQUEST_BYTES_MAX {
+        return Err(too_long());
+    }
     let deadline = Instant::now() + TIME_LIMIT;
     let mut was_busy = None;
     loop {
@@ -244,6 +249,19 @@ mod tests {
         let failure = get(&socket, "/v1/status").expect_err("nobody answers");
         assert_eq!((failure.kind, &*failure.what), (Kind::Busy, "too many ask"));
         drop(daemon.join());
+    }
+
+    /// A label of a hundred thousand letters was refused with HTTP status 413, and the advice to compare versions.
+    #[test]
+    fn what_is_too_long_is_said_to_be() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let long = "x".repeat(100_000);
+        let asked = patch(&folder.path().join("nobody"), "/v1/volumes/a/options", &long);
+        let named = get(&folder.path().join("nobody"), &format!("/v1/volumes/{long}/options"));
+        for failure in [asked, named].map(|said| said.expect_err("it is not sent")) {
+            assert_eq!((failure.kind, &*failure.what), (Kind::Usage, "the request is too long"));
+            assert!(failure.why.is_some() && failure.next.is_some(), "{failure}");
+        }
     }
 
     /// Who was not root was told to be, though all that he wanted was to look.

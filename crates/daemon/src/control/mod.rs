@@ -45,5 +45,18 @@ pub(crate) use server::{
     AskStatus, AskStop, AskStopped, Control, Handlers, Signal,
 };
 
+use crate::failure::{Failure, Kind};
+use crate::sizes::human;
+
+/// Far more than a change of every option.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// A request is longer than that: in one name or one value, most likely.
+fn too_long() -> Failure {
+    Failure::new(Kind::Usage, "the request is too long")
+        .why(format!("it may have {}, with all names and values in it", human(REQUEST_BYTES_MAX as u64)))
+        .next("look at what was typed: a label has at most 32 bytes, and nothing else has thousands")
+}
+
 #[cfg(test)]
 mod tests;

@@ -10,11 +10,13 @@ use super::options::{Change, Changed, Options};
 use super::server::Handlers;
 use super::status::Status;
 use super::stop::{Stop, Stopping};
+use super::{REQUEST_BYTES_MAX, too_long};
 use crate::failure::{Failure, Kind};
 use crate::names::Called;
 use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
@@ -23,11 +25,12 @@ use axum::routing::{MethodRouter, get};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use tokio::net::UnixListener;
 
-/// Far more than a change of every option.
-const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// What was sent, or why it could not be taken.
+type Sent = Result<Bytes, BytesRejection>;
 
 /// Who asks.
 #[derive(Clone, Copy)]
@@ -171,18 +174,27 @@ fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
         move |asked: Asked,
               Path(name): Path<String>,
               ConnectInfo(peer): ConnectInfo<Peer>,
-              body: Bytes| async move { change(asked, (scope, name), peer, &body).await },
+              body: Sent| async move { change(asked, (scope, name), peer, body).await },
     )
 }
 
-async fn change(asked: Asked, (scope, name): (Scope, String), peer: Peer, body: &[u8]) -> Response {
-    match serde_json::from_slice::<Change>(body) {
+/// The request that was sent; `shape` says what it is to be.
+fn understood<T: DeserializeOwned>(body: Sent, shape: &str) -> Result<T, Failure> {
+    let refused =
+        |why: String| Failure::new(Kind::Usage, "the request is not understood").why(why).next(shape);
+    let body = body.map_err(|error| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => too_long(),
+        _ => refused(error.body_text()),
+    })?;
+    serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))
+}
+
+async fn change(asked: Asked, (scope, name): (Scope, String), peer: Peer, body: Sent) -> Response {
+    const SHAPE: &str =
+        "send {\"set\": {OPTION: VALUE}, \"unset\": [OPTION], \"runtime\": false, \"dry_run\": false}";
+    match understood::<Change>(body, SHAPE) {
         Ok(change) => asked.answer(move |handlers| (handlers.change)(scope, &name, change, peer.uid)).await,
-        Err(error) => refused(
-            &Failure::new(Kind::Usage, "the request is not understood")
-                .why(error.to_string())
-                .next("send {\"set\": {OPTION: VALUE}, \"unset\": [OPTION], \"runtime\": false, \"dry_run\": false}"),
-        ),
+        Err(failure) => refused(&failure),
     }
 }
 
@@ -211,14 +223,11 @@ fn number_of(typed: &str) -> Result<u64, Failure> {
     })
 }
 
-async fn begin(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Bytes) -> Response {
-    match serde_json::from_slice::<Begin>(&body) {
+async fn begin(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
+    const SHAPE: &str = "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\", \"shrink\", \"replace\", \"release\" or \"import\", \"volume\": NAME, \"with\": DEV, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}";
+    match understood::<Begin>(body, SHAPE) {
         Ok(begin) => asked.answer(move |handlers| (handlers.begin)(begin, peer.uid)).await,
-        Err(error) => refused(
-            &Failure::new(Kind::Usage, "the request is not understood").why(error.to_string()).next(
-                "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\", \"shrink\", \"replace\", \"release\" or \"import\", \"volume\": NAME, \"with\": DEV, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}",
-            ),
-        ),
+        Err(failure) => refused(&failure),
     }
 }
 
@@ -260,14 +269,10 @@ async fn events(mut asked: Asked, uri: Uri) -> Response {
     }
 }
 
-async fn stop(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Bytes) -> Response {
-    match serde_json::from_slice::<Stop>(&body) {
+async fn stop(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
+    match understood::<Stop>(body, "send {\"dry_run\": false}") {
         Ok(stop) => asked.answer(move |handlers| (handlers.stop)(stop, peer.uid)).await,
-        Err(error) => refused(
-            &Failure::new(Kind::Usage, "the request is not understood")
-                .why(error.to_string())
-                .next("send {\"dry_run\": false}"),
-        ),
+        Err(failure) => refused(&failure),
     }
 }
 

@@ -117,6 +117,32 @@ fn answer(mut stream: UnixStream) -> String {
     text
 }
 
+/// Whatever is sent, the refusal is one of ours.
+#[test]
+fn what_cannot_be_taken_is_refused_in_our_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let routes = routes::router(Arc::new(gated(&Arc::default())));
+            let service = routes.into_make_service_with_connect_info::<routes::Peer>();
+            axum::serve(tokio::net::UnixListener::from_std(listener).unwrap(), service).await.unwrap();
+        });
+    });
+    for (length, what) in [(100_000, "the request is too long"), (9, "the request is not understood")] {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        write!(stream, "POST /v1/stop HTTP/1.0\r\nContent-Length: {length}\r\n\r\n").unwrap();
+        let _it_may_have_heard_enough = stream.write_all(&vec![b'x'; length]);
+        let said = answer(stream);
+        assert!(said.starts_with("HTTP/1.0 400") && said.contains(what), "{said}");
+        assert!(said.contains("\"next\":"), "{said}");
+    }
+}
+
 /// Whoever hangs up leaves the work behind: that keeps the seat, and no more than there are seats is begun.
 #[test]
 fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {

@@ -123,7 +123,7 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     }
     device.read_at(SUPERBLOCK_SECTOR, &mut bytes)?;
     let raw = RawSuperblock::from_bytes(&bytes).map_err(|_| not_bcache())?;
-    if !raw.has_magic() {
+    if !raw.is_there() {
         return Err(not_bcache());
     }
     let logical_block_sectors =
@@ -132,7 +132,7 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     raw.check(facts).map_err(|error| {
         cannot(Failure::kind_of_superblock(error))
             .why(format!("its superblock is not sound: {error}"))
-            .next("`bcached show` prints it, `bcached check` looks further")
+            .next("`bcached show -f` prints it, `bcached check` looks further")
     })
 }
 

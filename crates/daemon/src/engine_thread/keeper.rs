@@ -47,8 +47,8 @@ pub struct Inner {
     pub disks: Disks,
     pub recipe: Recipe,
     pub sets: RefCell<Sets>,
-    /// [`Sets::turn`] has changed.
-    changed: Notify,
+    /// [`Sets::turn`] has changed, or the set has failed, perhaps.
+    changed: Rc<Notify>,
     /// There may be something to do for who opens sets again.
     alarm: Notify,
 }
@@ -121,9 +121,10 @@ impl Sets {
 impl Keeper {
     /// All volumes are those of `set`.
     pub fn new(env: Env, disks: Disks, recipe: Recipe, set: CacheSet) -> Self {
+        let (changed, alarm) = (Rc::<Notify>::default(), Notify::new());
         let session = set.session();
+        set.rings(Rc::clone(&changed));
         let sets = Sets { main: Some(set), session, ..Sets::default() };
-        let (changed, alarm) = (Notify::new(), Notify::new());
         Self(Rc::new(Inner { env, disks, recipe, sets: RefCell::new(sets), changed, alarm }))
     }
 
@@ -168,6 +169,11 @@ impl Keeper {
     /// Something that somebody waits for may be so, though nobody has moved.
     pub(super) fn look_again(&self) {
         self.0.changed.notify_all();
+    }
+
+    /// Until something may be so that was not.
+    pub(super) async fn changes(&self) {
+        self.0.changed.wait().await;
     }
 
     /// Until something may be so that was not, or it is `until`.
@@ -299,6 +305,7 @@ impl Keeper {
             let Sets { away, waits_since, .. } = sets;
             waits_since.retain(|id, _| away.contains_key(id));
             sets.session = set.session();
+            set.rings(Rc::clone(&self.0.changed));
             sets.main = Some(set);
         });
     }

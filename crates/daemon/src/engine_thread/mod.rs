@@ -24,6 +24,7 @@ mod resize;
 mod returned;
 mod revival;
 mod unserved;
+mod watch;
 
 use crate::devices::CacheDevice;
 use crate::engine_failure;
@@ -198,6 +199,8 @@ enum Command {
 pub enum News {
     /// Once: the set is open, or why not, after which the thread ends.
     Opened(Result<Opened, Failure>),
+    /// The set has failed, of which its status says more.
+    Failed,
     /// The thread has ended, in order or by a panic. The last news.
     Ended,
 }
@@ -206,9 +209,10 @@ pub enum News {
 pub fn start(
     name: &str,
     start: Start,
-    news: impl Fn(News) + Send + 'static,
+    news: impl Fn(News) + Clone + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
-    spawn(name, news, move |report| run(start, report))
+    let tell = news.clone();
+    spawn(name, news, move |report| run(start, report, move || tell(News::Failed)))
 }
 
 /// Starts a thread for `body`, which reports how opening went. However it ends, that is reported too.
@@ -232,12 +236,13 @@ impl<F: Fn(News)> Drop for LastNews<F> {
     }
 }
 
-fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>)) {
+fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), failed: impl Fn() + 'static) {
     let mut thread = match EngineThread::open(start) {
         Ok(thread) => thread,
         Err(failure) => return report(Err(failure)),
     };
     report(Ok(thread.opened()));
+    thread.executor.env().spawn(watch::run(thread.keeper.clone(), failed));
     thread.serve();
 }
 

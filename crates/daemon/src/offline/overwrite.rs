@@ -8,7 +8,7 @@ use crate::failure::{Failure, Kind};
 use crate::notes;
 use crate::sizes::human;
 use bcached_format::units::bytes_of;
-use bcached_format::{BackingState, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock};
+use bcached_format::{BackingState, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, SuperblockError};
 
 /// What was said of marks that may go.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -64,8 +64,18 @@ fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
     let superblock = match superblock::read(device)? {
         Found::Nothing => return Ok(()),
         Found::Unfit(error) => {
+            // What has no sound magic `wipefs` does not see.
+            let remedy = match error {
+                SuperblockError::DamagedMagic { .. } => {
+                    format!(
+                        "dd if=/dev/zero of={} bs=4k seek=1 count=1 conv=notrunc",
+                        device.path().display()
+                    )
+                }
+                _ => "wipefs".to_owned(),
+            };
             return Err(refuse("it already is a bcache device, and what is behind it cannot be told").next(
-                format!("its superblock is not sound ({error}); `wipefs` removes it if nothing is needed"),
+                format!("its superblock is not sound ({error}); `{remedy}` removes it if nothing is needed"),
             ));
         }
         Found::Sound(superblock) => superblock,

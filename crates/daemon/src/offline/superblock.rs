@@ -12,11 +12,11 @@ use bcached_format::{
 /// What stands where a superblock would be.
 #[derive(Debug)]
 pub enum Found {
-    /// No bcache superblock.
+    /// No bcache superblock, not even a damaged one.
     Nothing,
     /// One that can be run.
     Sound(Superblock),
-    /// Something with bcache's magic that cannot.
+    /// One that cannot.
     Unfit(SuperblockError),
 }
 
@@ -27,7 +27,7 @@ pub enum Found {
 pub fn read(device: &Device) -> Result<Found, Failure> {
     let bytes = device::read(device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
     let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return Ok(Found::Nothing) };
-    if !raw.has_magic() {
+    if !raw.is_there() {
         return Ok(Found::Nothing);
     }
     let info = device.info();

@@ -158,8 +158,7 @@ impl<'a> Asking<'a> {
         match answered.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
-                Err(Failure::new(Kind::TimeLimit, format!("it has not begun for {} s", LIMIT.as_secs()))
-                    .why("a device is slow to answer")
+                Err(super::late(format!("it has not begun for {} s", LIMIT.as_secs()))
                     .next("ask again: if it has begun by then, that is joined"))
             }
             Err(RecvTimeoutError::Disconnected) => Err(Failure::new(Kind::Io, "nothing was begun")

@@ -288,7 +288,7 @@ impl Supervisor {
                     tracing::error!(
                         event = "cache-failing",
                         "cache {name}: {}",
-                        health::failing(status.io_errors)
+                        health::failing(status.io_errors, &status.cache_health)
                     );
                 }
                 Some(name) => tracing::info!(event = "cache-used-again", "cache {name}: it takes data again"),

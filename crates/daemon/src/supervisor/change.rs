@@ -102,9 +102,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
                 let what = format!("the change has not come to its end for {} s", LIMIT.as_secs());
-                Err(Failure::new(Kind::TimeLimit, what)
-                    .why("a device is slow to answer")
-                    .next("it goes on: `bcached get` shows what became of it"))
+                Err(super::late(what).next("it goes on: `bcached get` shows what became of it"))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Failure::new(Kind::Io, "nothing was changed, or not all of it")

@@ -34,10 +34,9 @@ pub fn ask(events: Sender<Event>) -> AskDifferences {
     Box::new(move || {
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Differs(answer));
-        answered.recv_timeout(LIMIT).unwrap_or_else(|_| {
-            Err(Failure::new(Kind::TimeLimit, "the daemon does not come to it")
-                .why("a device is slow to answer"))
-        })
+        answered
+            .recv_timeout(LIMIT)
+            .unwrap_or_else(|_| Err(super::late("the daemon does not come to it").next("ask again later")))
     })
 }
 

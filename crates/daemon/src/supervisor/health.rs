@@ -55,12 +55,21 @@ pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     }
     let last = health.last_error.filter(|_| !is_trusted(health))?;
     let (errors, sector, kind) = (health.errors, last.sector, last.kind);
+    let next = if is_full(health) { MAKE_ROOM } else { "look at the device" };
     Some(match errors {
-        1 => format!("1 operation on {device} has failed, at sector {sector} ({kind}); look at the device"),
+        1 => format!("1 operation on {device} has failed, at sector {sector} ({kind}); {next}"),
         _ => format!(
-            "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); look at the device"
+            "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); {next}"
         ),
     })
+}
+
+/// What helps a device that has no room for a write, and is well.
+const MAKE_ROOM: &str = "make room on the file system, or in the pool, below it";
+
+/// What has failed last lacked room, below a file or a volume.
+fn is_full(health: &DiskHealth) -> bool {
+    health.last_error.is_some_and(|last| last.kind == IoErrorKind::NoSpace)
 }
 
 /// Since when `device` does not answer, if it does not.
@@ -153,10 +162,11 @@ fn without_backing(info: &VolumeInfo) -> Option<String> {
 }
 
 /// A cache whose device has failed so often that it takes nothing more.
-pub fn failing(errors: u64) -> String {
+pub fn failing(errors: u64, health: &DiskHealth) -> String {
+    let next = if is_full(health) { MAKE_ROOM } else { "replace the device" };
     format!(
-        "{errors} operations on its device have failed (io_error_limit): nothing is added to it, and what is dirty leaves it; replace \
-         the device, or raise the limit"
+        "{errors} operations on its device have failed (io_error_limit): nothing is added to it, and what is dirty leaves it; {next}, \
+         or raise the limit"
     )
 }
 
@@ -166,7 +176,7 @@ pub struct SetTrouble<'a> {
     /// Why it has stopped writing.
     pub failed: Option<&'a Error>,
     /// Its device has failed so often that it takes nothing more.
-    pub failing: Option<u64>,
+    pub failing: Option<(u64, &'a DiskHealth)>,
     /// Nodes that cannot be read.
     pub nodes: &'a [UnreadableNode],
 }
@@ -174,7 +184,7 @@ pub struct SetTrouble<'a> {
 /// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
 pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
     let SetTrouble { failed, failing, nodes } = set;
-    let worn = || Some(format!("of its cache {}", self::failing(failing?)));
+    let worn = || failing.map(|(errors, health)| format!("of its cache {}", self::failing(errors, health)));
     let cache = failed.map(|error| without_cache(info, error)).or_else(worn);
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
     let writeback = info.writeback_trouble.as_ref().map(|trouble| {
@@ -255,9 +265,11 @@ mod tests {
             degraded(info, set, Some("sdb")).unwrap_or_default()
         };
         assert_eq!(degraded(&info, SetTrouble::default(), Some("sdb")), None);
-        let worn = SetTrouble { failing: Some(8), ..SetTrouble::default() };
+        let health = DiskHealth::default();
+        let worn = SetTrouble { failing: Some((8, &health)), ..SetTrouble::default() };
         let told_of_worn = degraded(&info, worn, None).unwrap_or_default();
         assert!(told_of_worn.starts_with("of its cache 8 operations"), "{told_of_worn}");
+        assert!(told_of_worn.ends_with("replace the device, or raise the limit"), "{told_of_worn}");
         assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
         info.dirty_sectors = 8;
         assert!(
@@ -316,6 +328,19 @@ mod tests {
         assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
         let opened_again = [error, &flush].map(|error| stopped(error).ends_with("again when it works"));
         assert_eq!(opened_again, [true, false]);
+    }
+
+    /// Whoever had a full file system below a file was told to look at the device, or to replace it.
+    #[test]
+    fn who_lacks_room_is_told_to_make_some() {
+        let last_error = Some(IoError { kind: IoErrorKind::NoSpace, disk: DiskId(1), sector: 77 });
+        let full = DiskHealth { errors: 9, last_error, ..DiskHealth::default() };
+        let one = DiskHealth { errors: 1, ..full };
+        for told in [sentence("ssd", &full), sentence("ssd", &one), Some(failing(9, &full))] {
+            let told = told.unwrap();
+            assert!(told.contains("; make room on the file system, or in the pool, below it"), "{told}");
+            assert!(!told.contains("look at") && !told.contains("replace"), "{told}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
     if typed.contains(names::is_unseen) {
         return Err(refused("it has a control character, or another that cannot be seen"));
     }
-    Label::from_text(typed).ok_or_else(|| refused("it is longer than 32 bytes"))
+    Label::from_text(typed).ok_or_else(|| refused("it is longer than 32 bytes").next("give it a shorter one"))
 }
 
 impl Supervisor {

@@ -324,6 +324,7 @@ impl Supervisor {
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
+                Ok(Event::Cache(_, News::Failed)) => self.look_after_sets(),
                 Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
@@ -443,4 +444,12 @@ fn warn_of(config: &Config) {
     for (event, sentence) in config.warnings() {
         tracing::warn!(event, "{sentence}");
     }
+}
+
+/// The loop has not come to something in time, or not to its end. It does one thing after another, and who asks cannot see which of them lasts:
+/// there may be very many devices, and none of them slow.
+fn late(what: impl Into<Box<str>>) -> Failure {
+    Failure::new(Kind::TimeLimit, what).why(
+        "the daemon is busy with something else, or waits for a device, which `bcached status` names then",
+    )
 }

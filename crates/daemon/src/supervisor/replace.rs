@@ -202,11 +202,8 @@ fn ask(
     let _refused_below = events.send(Event::Replace(Box::new(asked)));
     match answered.recv_timeout(LIMIT) {
         Ok(answer) => answer,
-        Err(RecvTimeoutError::Timeout) => {
-            Err(Failure::new(Kind::TimeLimit, "the daemon does not come to it")
-                .why("a device is slow to answer")
-                .next("ask again: if it has begun by then, that is joined"))
-        }
+        Err(RecvTimeoutError::Timeout) => Err(super::late("the daemon does not come to it")
+            .next("ask again: if it has begun by then, that is joined")),
         Err(RecvTimeoutError::Disconnected) => {
             Err(Failure::new(Kind::Io, "nothing was begun").why("the daemon is stopping"))
         }

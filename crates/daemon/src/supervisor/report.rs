@@ -176,7 +176,7 @@ fn volume(
             let latencies = place.and_then(|(status, place)| status.latencies.get(place));
             let set = status.map(|status| health::SetTrouble {
                 failed: status.failed.as_ref(),
-                failing: status.is_failing.then_some(status.io_errors),
+                failing: status.is_failing.then_some((status.io_errors, &status.cache_health)),
                 nodes: &status.unreadable,
             });
             let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());

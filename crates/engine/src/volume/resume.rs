@@ -9,6 +9,7 @@ use crate::request::{flush, uncached};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use alloc::rc::Rc;
+use bcached_env::sync::Notify;
 use bcached_env::{DiskId, IoErrorKind};
 use bcached_format::BackingState;
 
@@ -35,6 +36,12 @@ impl CacheSet {
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.with(|s| s.failed.clone())
+    }
+
+    /// From now on `bell` rings whenever [`CacheSet::failure`] may say something new; who waits for it need not keep the set. The first
+    /// bell counts.
+    pub fn rings(&self, bell: Rc<Notify>) {
+        let _first = self.signals().outside.set(bell);
     }
 
     /// What tells this start of the set from all others: [`bcached_format::CacheSuperblock::session`] of what its superblock says.

@@ -72,10 +72,26 @@ impl RawSuperblock {
         Self(Box::new([0; SUPERBLOCK_BYTES]))
     }
 
-    /// The bytes carry the magic of bcache at its place; nothing else is said about them.
+    /// A bcache superblock stands here, be it a damaged one: the bytes carry the magic of bcache at its place, or what is left of it. Nothing
+    /// else is said about them.
     #[must_use]
-    pub fn has_magic(&self) -> bool {
+    pub fn is_there(&self) -> bool {
+        self.has_magic() || self.has_damaged_magic()
+    }
+
+    fn has_magic(&self) -> bool {
         field::MAGIC.array(&self.0[..]) == MAGIC.0
+    }
+
+    /// The magic was that of bcache: most of it stands (bcachefs has a quarter of it), or the sum is right once it is put back. One of zeros
+    /// has been erased (`wipefs`): that is nobody's superblock any more.
+    fn has_damaged_magic(&self) -> bool {
+        let found: [u8; 16] = field::MAGIC.array(&self.0[..]);
+        let standing = found.iter().zip(MAGIC.0).filter(|(found, wanted)| **found == *wanted).count();
+        let mut mended = self.clone();
+        field::MAGIC.slice_mut(&mut mended.0[..]).copy_from_slice(&MAGIC.0);
+        let is_summed = mended.computed_checksum() == Ok(field::CSUM.u64(&self.0[..]));
+        !self.has_magic() && found != [0; 16] && (standing >= 12 || is_summed)
     }
 
     /// All checks of a kernel in its order, then those that it forgets.
@@ -106,7 +122,11 @@ impl RawSuperblock {
             return Err(SuperblockError::BadOffset { wanted: SUPERBLOCK_SECTOR, found });
         }
         if !self.has_magic() {
-            return Err(SuperblockError::BadMagic { found: Uuid(field::MAGIC.array(bytes)) });
+            let found = Uuid(field::MAGIC.array(bytes));
+            return Err(match self.has_damaged_magic() {
+                true => SuperblockError::DamagedMagic { found },
+                false => SuperblockError::BadMagic { found },
+            });
         }
         let (wanted, found) = (self.computed_checksum()?, field::CSUM.u64(bytes));
         if wanted != found {

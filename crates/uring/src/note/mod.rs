@@ -203,7 +203,12 @@ impl MappedNote {
         let io =
             |doing| move |errno: Errno| NoteError::Io { path: path.to_owned(), doing, source: errno.into() };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file: File = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(io("open"))?.into();
+        let open = |flags| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
+        let (opened, is_new) = match open(flags | OFlags::EXCL) {
+            Err(Errno::EXIST) => (open(flags), false),
+            made => (made, true),
+        };
+        let file: File = opened.map_err(io("open"))?.into();
         let stat = rustix::fs::fstat(&file).map_err(io("stat"))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(NoteError::NotAFile(path.to_owned()));
@@ -214,14 +219,19 @@ impl MappedNote {
         })?;
         let length = u64::try_from(stat.st_size).unwrap_or(0);
         let header = read_words(&file, 0).map_err(io("read"))?;
+        let usual = (bytes - HEADER_BYTES) / RECORD_BYTES;
         let (capacity, found) = match inspect(&header, length, identity) {
             Ok(capacity) => (capacity, NoteFound::Nothing),
-            Err(found) => ((bytes - HEADER_BYTES) / RECORD_BYTES, found),
+            // One that was made has a length.
+            Err(_) if length == 0 && !is_new => {
+                (usual, NoteFound::Damaged { what: "it was cut to nothing", usable: 0 })
+            }
+            Err(found) => (usual, found),
         };
         let whole = HEADER_BYTES + capacity * RECORD_BYTES;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, whole).map_err(|errno| {
-            if length == 0 {
-                // Made just now, or left so by another failure. Whoever opens it now cannot lock it.
+            if is_new {
+                // Whoever opens it now cannot lock it.
                 let _left_empty = rustix::fs::unlink(path);
             }
             io("reserve space for")(errno)
