@@ -23,7 +23,7 @@ serve() {
 }
 ";
 
-fn vm() -> Option<Vm> {
+fn vm_with(program: &str) -> Option<Vm> {
     let vm = Vm::find()?;
     let mkfs = requires::program("mkfs.ext4")?;
     let modules = vec![
@@ -35,22 +35,32 @@ fn vm() -> Option<Vm> {
         "fs/ext4/ext4",
         "drivers/block/ublk_drv",
     ];
-    let program = built_program("ublk-file").ok()?;
+    let program = built_program(program).ok()?;
     Some(vm.with(Also { modules, programs: vec![program, mkfs] }))
 }
 
-/// What the job printed.
-fn run(vm: &Vm, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
-    let image = tempfile::NamedTempFile::new()?;
-    image.as_file().set_len(256 << 20)?;
-    let script = format!("{SERVE}{script}");
-    let job = Job { images: &[image.path()], script: &script, crash_at: None, limit: LIMIT };
+/// What the job printed, on disks of such sizes, in MiB.
+fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
+    let images: Vec<_> = sizes
+        .iter()
+        .map(|mebibytes| {
+            let image = tempfile::NamedTempFile::new()?;
+            image.as_file().set_len(mebibytes << 20)?;
+            Ok(image)
+        })
+        .collect::<std::io::Result<_>>()?;
+    let paths: Vec<_> = images.iter().map(tempfile::NamedTempFile::path).collect();
+    let job = Job { images: &paths, script, crash_at: None, limit: LIMIT };
     Ok(vm.run(&job)?.output)
+}
+
+fn run(vm: &Vm, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
+    run_on(vm, &[256], &format!("{SERVE}{script}"))
 }
 
 #[test]
 fn a_volume_is_a_block_device_with_a_file_system_and_goes_when_it_is_told() -> Outcome {
-    let Some(vm) = vm() else { return Ok(()) };
+    let Some(vm) = vm_with("ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
         "serve
@@ -92,7 +102,7 @@ echo all is well",
 /// The server is killed under load, again and again: its I/O waits for the next one, and nobody above hears of an error.
 #[test]
 fn who_writes_to_a_device_does_not_notice_that_its_server_was_killed() -> Outcome {
-    let Some(vm) = vm() else { return Ok(()) };
+    let Some(vm) = vm_with("ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
         "serve
@@ -137,5 +147,65 @@ test ! -e $device
 echo all is well",
     )?;
     assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    Ok(())
+}
+
+/// The daemon with a volume as a block device: what is written goes on when it is killed, a stop leaves the device to the next start if
+/// it is in use, and takes it away if it is not.
+#[test]
+fn a_volume_of_the_daemon_is_a_block_device_that_outlives_it() -> Outcome {
+    let Some(vm) = vm_with("bcached") else { return Ok(()) };
+    let said = run_on(
+        &vm,
+        &[128, 256],
+        "mkdir -p /run/b
+export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.sock
+bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
+serve() {
+	bcached serve --cache /dev/vda --backing /dev/vdb --export ublk --stop-timeout 1s > /tmp/out 2> /tmp/log &
+	server=$!
+	wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
+	device=$(sed -n 's/.*it is the block device \\([^ ]*\\).*/\\1/p' /tmp/log)
+	wait_for 20 test -b $device || { cat /tmp/log; return 1; }
+}
+serve
+first=$device
+mkfs.ext4 -q $device; mkdir /mnt; mount -t ext4 -o errors=panic $device /mnt
+bcached status
+head -c 20000000 /dev/urandom > /tmp/data
+dd if=/tmp/data of=/mnt/a bs=64k conv=fsync 2>/dev/null
+bcached remove /dev/vdb 2>&1 || echo exit $?
+for round in 1 2 3; do
+	( dd if=/tmp/data of=/mnt/b bs=16k conv=fsync 2>/dev/null || echo dd failed ) &
+	writer=$!
+	kill -9 $server; wait $server || true
+	sleep 1
+	test -d /proc/$writer
+	serve
+	test $device = $first
+	wait $writer
+	cmp /tmp/data /mnt/b
+done
+cmp /tmp/data /mnt/a
+kill -TERM $server; wait $server
+grep -o 'event=ublk-left' /tmp/log
+test -b $device
+serve
+test $device = $first
+cmp /tmp/data /mnt/a
+umount /mnt
+kill -TERM $server; wait $server
+test ! -e $device
+test -z \"$(ls /sys/class/ublk-char)\"
+bcached check --backing /dev/vdb /dev/vda > /dev/null
+echo all is well",
+    )?;
+    let in_use = |line: &String| line.contains("it is in use by the mount /mnt");
+    assert!(said.iter().any(in_use) && said.iter().any(|line| line == "exit 3"), "{said:#?}");
+    let client = |line: &String| line.starts_with("client the mount /mnt: writing ");
+    assert!(said.iter().any(client), "{said:#?}");
+    for line in ["event=ublk-left", "all is well"] {
+        assert!(said.iter().any(|found| found == line), "{line}: {said:#?}");
+    }
     Ok(())
 }

@@ -7,6 +7,8 @@ use std::fmt;
 pub enum Way {
     /// An export of the NBD server.
     Nbd,
+    /// A block device of the kernel.
+    Ublk,
     /// A disk of virtual machines.
     VhostUser,
     /// A file of the FUSE mount.
@@ -19,13 +21,14 @@ pub struct Ways(u8);
 
 impl Way {
     /// All there are.
-    pub const ALL: [Self; 3] = [Self::Nbd, Self::VhostUser, Self::Fuse];
+    pub const ALL: [Self; 4] = [Self::Nbd, Self::Ublk, Self::VhostUser, Self::Fuse];
 
     /// As a configuration names it.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Nbd => "nbd",
+            Self::Ublk => "ublk",
             Self::VhostUser => "vhost-user",
             Self::Fuse => "fuse",
         }
@@ -80,7 +83,7 @@ mod tests {
 
     #[test]
     fn ways_are_what_was_put_in() {
-        assert_eq!(Ways::from_iter(Way::ALL).to_string(), "nbd, vhost-user, fuse");
+        assert_eq!(Ways::from_iter(Way::ALL).to_string(), "nbd, ublk, vhost-user, fuse");
         let some: Ways = [Way::Fuse, Way::Nbd, Way::Fuse].into_iter().collect();
         assert!(some.has(Way::Nbd) && some.has(Way::Fuse) && !some.has(Way::VhostUser));
         assert_eq!(some.iter().collect::<Vec<_>>(), [Way::Nbd, Way::Fuse]);

@@ -8,7 +8,8 @@
 //! announced to writers on unix sockets only, and on TCP when the volume is shared or the client may not write anyway.
 //! A process that forwards for others (a proxy, a tunnel) is one client: what is behind it cannot be seen from here.
 //! To FUSE each open file is a client, with all descriptors that were made of it. To vhost-user the socket is: virtual machines come to it one
-//! after the other, and one that comes again while requests of it are under way is no other.
+//! after the other, and one that comes again while requests of it are under way is no other. A block device of the kernel is one from its first
+//! moment to its last: who may write to it at any moment is not asked before.
 //!
 //! **When writing begins.** With the first request that changes something, not with the connection: whoever only looks
 //! (`nbdinfo`, a copy of the volume) must not take writing away from whoever comes next. It ends when the last
@@ -43,6 +44,8 @@ pub enum Peer {
     File(u64),
     /// Whatever virtual machine is on a socket of ours, one after the other, by a number that no other socket of this process has.
     Machine(u64),
+    /// The kernel, by a block device: whoever uses that is not to be told apart, and one may write at any moment.
+    Kernel,
 }
 
 /// All volumes' writers. Clones share one table.
@@ -123,6 +126,7 @@ impl fmt::Display for Peer {
             Self::Process { pid, .. } => write!(f, "process {pid}"),
             Self::Connection(number) => write!(f, "connection {number}"),
             Self::File(number) => write!(f, "open file {number}"),
+            Self::Kernel => f.write_str("the kernel"),
             Self::Machine(number) => write!(f, "virtual machine {number}"),
         }
     }

@@ -76,7 +76,7 @@ pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
 
 fn machine() -> Vec<Item> {
     let mut items = vec![io_uring()];
-    items.push(present("ublk", "/dev/ublk-control", "not used by this version"));
+    items.push(present("ublk", "/dev/ublk-control", "volumes as block devices (`serve --export ublk`)"));
     items.push(present(
         "nbd",
         "/sys/module/nbd",

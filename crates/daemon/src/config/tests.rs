@@ -162,10 +162,11 @@ fn the_command_line_stands_for_itself() {
     let both = CommandLine { config: Some("/etc/x".into()), ..line.clone() };
     assert_eq!(Config::load(&both).expect_err("both").kind, Kind::Usage);
     for (way, kind) in [
-        ("ublk", Kind::NotInThisVersion),
+        ("dev", Kind::NotInThisVersion),
         ("nfs", Kind::Usage),
         ("nbd:8.8.8.8:1", Kind::Usage),
         ("fuse:", Kind::Usage),
+        ("ublk:3", Kind::Usage),
     ] {
         let line = CommandLine { exports: vec![way.into()], ..line.clone() };
         assert_eq!(Config::load(&line).expect_err(way).kind, kind, "{way}");

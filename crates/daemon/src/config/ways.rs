@@ -100,12 +100,12 @@ impl SaidPlaces {
 
 /// The way that somebody means.
 fn understood(typed: &str) -> Result<Way, (Kind, String)> {
-    let known = || "write \"nbd\", \"vhost-user\" or \"fuse\"";
+    let known = || "write \"nbd\", \"ublk\", \"vhost-user\" or \"fuse\"";
     if let Some(way) = Way::ALL.into_iter().find(|way| way.word() == typed) {
         return Ok(way);
     }
     match typed {
-        "dev" | "ublk" => Err((
+        "dev" => Err((
             Kind::NotInThisVersion,
             format!(
                 "`{typed}` is not in this version: {}, and attach a device with nbd-client or losetup",
@@ -142,7 +142,7 @@ impl Places {
     }
 
     /// What `--export` says, for all volumes: `nbd`, `nbd:/path/to/socket`, `nbd:127.0.0.1:10809`, `vhost-user`, `vhost-user:DIR`,
-    /// `fuse`, `fuse:DIR`.
+    /// `fuse`, `fuse:DIR`, `ublk`.
     ///
     /// # Errors
     /// Anything else.
@@ -169,7 +169,13 @@ impl Places {
             (_, Some("")) => return Err(refuse((Kind::Usage, "a directory follows the colon".to_owned()))),
             (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),
             (Way::Fuse, Some(place)) => self.fuse = place.into(),
-            (Way::VhostUser | Way::Fuse, None) => {}
+            (Way::Ublk, Some(_)) => {
+                return Err(refuse((
+                    Kind::Usage,
+                    "its devices are the kernel's, `/dev/ublkbN`: write ublk".to_owned(),
+                )));
+            }
+            (Way::Ublk | Way::VhostUser | Way::Fuse, None) => {}
         }
         Ok(way)
     }

@@ -271,9 +271,9 @@ pub struct Volume {
 /// A way to a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Exported {
-    /// `nbd`, `vhost-user` or `fuse`.
+    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
     pub way: String,
-    /// A socket, an address or a file.
+    /// A socket, an address, a device or a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
     /// Why it cannot be had that way.
@@ -377,7 +377,7 @@ pub struct Client {
     pub volume: Option<String>,
     /// It has written.
     pub writing: bool,
-    /// By which front end: `nbd`, `vhost-user` or `fuse`.
+    /// By which front end: `nbd`, `ublk`, `vhost-user` or `fuse`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<String>,
 }

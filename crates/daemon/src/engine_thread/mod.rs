@@ -38,7 +38,7 @@ use bcached_format::{CacheMode, Label, Uuid};
 use bcached_port::{Connector, Server};
 use bcached_uring::note::NoteError;
 use bcached_uring::{
-    Backend, Bell, Device, DriverOptions, MappedNote, NoteFate, NoteFound, NoteIdentity, open_driver,
+    Backend, Bell, Device, DriverOptions, Guests, MappedNote, NoteFate, NoteFound, NoteIdentity, open_driver,
 };
 use keeper::{Keeper, Recipe};
 use pump::Pump;
@@ -76,6 +76,8 @@ pub struct Start {
 pub struct Engine {
     /// For front ends.
     pub connector: Connector,
+    /// Where queues of block devices come to its ring.
+    pub guests: Guests,
     commands: Sender<Command>,
     bell: Bell,
 }
@@ -291,7 +293,7 @@ impl EngineThread {
         let (commands, receiver) = mpsc::channel();
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
-        let engine = Engine { connector, commands, bell: driver.bell };
+        let engine = Engine { connector, guests: driver.guests, commands, bell: driver.bell };
         let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
         let (server, commands) = (Some(server), Some(receiver));
         Ok(Self { executor, keeper, server, commands, engine, backend: driver.backend, note: found })
@@ -506,7 +508,10 @@ impl Engine {
         let driver = open_driver(&DriverOptions::default()).expect("a driver");
         let (commands, heard) = mpsc::channel();
         let (connector, server) = bcached_port::open(1, Arc::new(|| {}));
-        (Self { connector, commands, bell: driver.bell.clone() }, (driver, heard, server))
+        (
+            Self { connector, guests: driver.guests.clone(), commands, bell: driver.bell.clone() },
+            (driver, heard, server),
+        )
     }
 }
 

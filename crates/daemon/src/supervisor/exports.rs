@@ -61,6 +61,7 @@ impl Supervisor {
         let route = self.exports.route(name);
         let route = route.filter(|route| route.is_held() || route.leads_to(id, &engine.connector));
         let route = route.unwrap_or_else(|| Route::new(id, &engine.connector));
+        self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), entry.ways, &self.exports);
         self.exports.insert(Export {
             name: name.clone(),
             uuid: Uuid(info.uuid.0),
@@ -73,7 +74,7 @@ impl Supervisor {
             served: Some(route.clone()),
         });
         route.lead(id, &engine.connector);
-        self.fronts.publish(name, entry.ways);
+        self.fronts.publish(name, entry.ways, (&self.exports, &engine.guests));
         true
     }
 
@@ -100,6 +101,17 @@ impl Supervisor {
         };
         let wanted = |way: &Way| ways.iter().any(|ways| ways.has(*way));
         Way::ALL.into_iter().filter(wanted).try_for_each(|way| self.start_front(way))
+    }
+
+    /// Volumes that are no block device because another client wrote to them then.
+    pub(super) fn try_devices_again(&self) {
+        for name in self.fronts.without_device() {
+            let entry =
+                self.shared().table.volumes.iter().find(|entry| entry.display_name() == name).cloned();
+            if let Some(entry) = entry {
+                self.publish(&entry);
+            }
+        }
     }
 
     fn start_front(&self, way: Way) -> Result<(), Failure> {

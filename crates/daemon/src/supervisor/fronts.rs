@@ -7,14 +7,17 @@ use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
 use crate::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer};
+use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::SocketError;
-use bcached_port::{ExportTable, Way, Ways};
+use bcached_port::{Claim, ExportTable, Peer, Uuid, Way, Ways};
+use bcached_uring::{Guests, Identity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,13 +26,22 @@ const RETIRE_LIMIT: Duration = Duration::from_secs(5);
 
 /// All that run. Clones are the same ones.
 #[derive(Clone, Default)]
-pub struct Fronts(Arc<Mutex<Running>>);
+pub struct Fronts {
+    running: Arc<Mutex<Running>>,
+    /// Called when a device has come, or has not.
+    wake: Option<Wake>,
+}
+
+type Wake = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct Running {
     nbd: Option<NbdServer>,
     vhost: Option<Arc<VhostServer>>,
     fuse: Option<FuseServer>,
+    ublk: Option<Arc<UblkServer>>,
+    /// Nobody else writes to a volume that is a block device.
+    claims: BTreeMap<String, Option<Claim>>,
     /// Why a volume cannot be had by a way that it is to be had by.
     refused: BTreeMap<(String, Way), String>,
 }
@@ -43,6 +55,11 @@ pub struct User {
 }
 
 impl Fronts {
+    /// None yet; `wake` is called when a block device has come, or has not.
+    pub fn new(wake: Wake) -> Self {
+        Self { wake: Some(wake), ..Self::default() }
+    }
+
     /// Starts one, unless it runs.
     ///
     /// # Errors
@@ -60,13 +77,56 @@ impl Fronts {
                 let memory = if running.nbd.is_some() { memory / 4 } else { memory };
                 running.fuse = Some(start_fuse(places, exports, memory)?);
             }
-            Way::Nbd | Way::VhostUser | Way::Fuse => {}
+            Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk()?)),
+            Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse => {}
         }
         Ok(())
     }
 
+    fn start_ublk(&self) -> Result<UblkServer, Failure> {
+        Features::probe().map_err(|why| {
+            let kind = if why == Unavailable::NotPermitted { Kind::Permission } else { Kind::Io };
+            Failure::new(kind, "cannot make block devices").why(why.to_string()).option("--export")
+        })?;
+        let wake = self.wake.clone();
+        Ok(UblkServer::new(Arc::new(move |name, state| {
+            match state {
+                DeviceState::Coming => {}
+                DeviceState::Here(path) => {
+                    tracing::info!(
+                        event = "ublk-device",
+                        "{name}: it is the block device {}",
+                        path.display()
+                    );
+                }
+                DeviceState::Missing(why) => {
+                    tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
+                }
+            }
+            wake.iter().for_each(|wake| wake());
+        })))
+    }
+
+    /// Before others can find it: nobody else writes to a volume that is to be a block device.
+    pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), ways: Ways, exports: &ExportTable) {
+        let mut running = self.lock();
+        if !ways.has(Way::Ublk) || running.ublk.is_none() || running.claims.contains_key(name) {
+            return;
+        }
+        let (now, _) = exports.writing().look(uuid, Peer::Kernel);
+        let claim = if shared { None } else { exports.writing().claim(uuid, Peer::Kernel, now) };
+        let key = (name.to_owned(), Way::Ublk);
+        if shared || claim.is_some() {
+            running.refused.remove(&key);
+            running.claims.insert(name.to_owned(), claim);
+        } else {
+            running.refused.insert(key, "another client writes to it".to_owned());
+        }
+    }
+
     /// A volume is served, or what is known of it has changed.
-    pub fn publish(&self, name: &str, ways: Ways) {
+    pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
+        self.publish_device(name, exports, guests);
         if !ways.has(Way::VhostUser) {
             return;
         }
@@ -86,10 +146,44 @@ impl Fronts {
         }
     }
 
+    /// Volumes that are to be block devices, and of which somebody else is the writer.
+    pub fn without_device(&self) -> Vec<String> {
+        let running = self.lock();
+        let refused = running.refused.keys().filter(|(_, way)| *way == Way::Ublk);
+        refused.map(|(name, _)| name).filter(|name| !running.claims.contains_key(*name)).cloned().collect()
+    }
+
+    fn publish_device(&self, name: &str, exports: &ExportTable, guests: &Guests) {
+        let mut running = self.lock();
+        let Some(ublk) = running.ublk.clone().filter(|_| running.claims.contains_key(name)) else { return };
+        let Some(export) = exports.by(Way::Ublk).by_name(name) else { return };
+        if let Err(error) = ublk.serve(Served { export, guests: guests.clone(), number: None }) {
+            running.refused.insert((name.to_owned(), Way::Ublk), format!("no thread: {error}"));
+        }
+    }
+
+    /// Whether it is known of each device that is to be there whether it is.
+    pub fn are_settled(&self) -> bool {
+        let running = self.lock();
+        let Some(ublk) = &running.ublk else { return true };
+        running.claims.keys().all(|name| ublk.state(name) != Some(DeviceState::Coming))
+    }
+
     /// A volume is served no more, and does not come back by itself.
     pub fn retire(&self, name: &str) {
         let mut running = self.lock();
         running.refused.retain(|(of, _), _| of != name);
+        if let (Some(ublk), Some(claim)) = (running.ublk.clone(), running.claims.remove(name)) {
+            let name = name.to_owned();
+            let remove = move || {
+                if let Err(still) = ublk.remove(&[name], RETIRE_LIMIT) {
+                    tracing::warn!(event = "ublk-not-removed", "{still}");
+                }
+                // Whoever writes by another way finds no device beside.
+                drop(claim);
+            };
+            let _without = std::thread::Builder::new().name("ublk-remove".to_owned()).spawn(remove);
+        }
         let Some(vhost) = running.vhost.clone() else { return };
         drop(running);
         if !vhost.served().iter().any(|served| served == name) {
@@ -114,6 +208,11 @@ impl Fronts {
             }
             let place = match way {
                 Way::Nbd => running.nbd.as_ref()?.bound().first()?.to_string(),
+                Way::Ublk => match running.ublk.as_ref()?.state(name)? {
+                    DeviceState::Coming => return None,
+                    DeviceState::Here(path) => path.display().to_string(),
+                    DeviceState::Missing(why) => return Some(Err(why)),
+                },
                 Way::VhostUser => {
                     let vhost = running.vhost.as_ref()?;
                     vhost.served().iter().find(|served| *served == name)?;
@@ -160,7 +259,24 @@ impl Fronts {
             writing: client.writing,
             way: Way::Fuse,
         });
-        nbd.chain(vhost).chain(fuse).collect()
+        let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
+        let devices: Vec<_> = {
+            let here = |name: &String| match running.ublk.as_ref()?.state(name)? {
+                DeviceState::Here(path) => Some((name.clone(), path)),
+                _ => None,
+            };
+            running.claims.keys().filter_map(here).collect()
+        };
+        drop(running);
+        for (name, path) in devices {
+            users.extend(users_of_device(&path).into_iter().map(|peer| User {
+                peer,
+                volume: Some(name.clone()),
+                writing: true,
+                way: Way::Ublk,
+            }));
+        }
+        users
     }
 
     /// Who uses which volume, in words.
@@ -179,6 +295,7 @@ impl Fronts {
 
     /// Ends all of them. What is due goes out, up to `limit` each.
     pub fn shutdown(&self, limit: Duration) {
+        self.let_devices_go(limit);
         let Running { nbd, vhost, fuse, .. } = std::mem::take(&mut *self.lock());
         let cut = |busy: &dyn std::fmt::Display| tracing::warn!(event = "clients-cut", "{busy}");
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(limit)) {
@@ -193,9 +310,47 @@ impl Fronts {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Running> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Block devices that nobody uses go. Others stay in the kernel: what is asked of them waits for the next start; but not while the
+    /// machine is shut down, which would wait for ever.
+    fn let_devices_go(&self, limit: Duration) {
+        let (ublk, names) = {
+            let running = self.lock();
+            let Some(ublk) = running.ublk.clone() else { return };
+            (ublk, running.claims.keys().cloned().collect::<Vec<_>>())
+        };
+        let all_go = machine_stops();
+        let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
+            let Some(DeviceState::Here(path)) = ublk.state(name) else { return true };
+            all_go || users_of_device(&path).is_empty()
+        });
+        for name in stay {
+            tracing::warn!(
+                event = "ublk-left",
+                "{name}: its block device is in use and stays: what is asked of it waits until bcached serves it again"
+            );
+        }
+        if let Err(still) = ublk.remove(&go, limit) {
+            tracing::warn!(event = "ublk-not-removed", "{still}");
+        }
     }
+
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Who has the block device: mounts, swap, what stands on it, else processes.
+fn users_of_device(path: &Path) -> Vec<String> {
+    let Ok(found) = std::fs::metadata(path) else { return Vec::new() };
+    let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+    Identity::Block { major, minor }.users().iter().map(ToString::to_string).collect()
+}
+
+/// Whether systemd is taking the machine down. Where there is none, no.
+fn machine_stops() -> bool {
+    let mut asked = Command::new("systemctl");
+    let asked = asked.arg("is-system-running").stdin(Stdio::null()).stderr(Stdio::null()).output();
+    asked.is_ok_and(|said| said.stdout.starts_with(b"stopping"))
 }
 
 /// An error, and what is behind it.

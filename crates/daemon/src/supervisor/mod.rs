@@ -56,7 +56,7 @@ mod volumes;
 mod without;
 mod words;
 
-use crate::config::{CommandLine, Config};
+use crate::config::{CommandLine, Config, WAIT_DEFAULT};
 use crate::control::{Control, Handlers, Signal};
 use crate::descriptors;
 use crate::devices::{BackingDevice, CacheDevice};
@@ -91,6 +91,8 @@ const WAITS_TOLD: Duration = Duration::from_secs(30);
 
 /// What the loop waits for.
 enum Event {
+    /// A front end has something new to say of a volume.
+    FrontChanged,
     Signal(Signal),
     Cache(usize, News),
     VolumeAdded(usize, Box<Result<Added, Error>>),
@@ -247,6 +249,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
 impl Supervisor {
     fn new(line: CommandLine, config: Config, notes: PathBuf) -> Self {
         let (sender, events) = mpsc::channel();
+        let waker = sender.clone();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
         let table = Table::of(&config, strict);
         let config = Arc::new(config);
@@ -278,7 +281,7 @@ impl Supervisor {
             })),
             exports: ExportTable::new(),
             ending: ending::Ending::default(),
-            fronts: Fronts::default(),
+            fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged)))),
             events,
             sender,
             started: Instant::now(),
@@ -346,6 +349,8 @@ impl Supervisor {
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
+                // What there is to do comes with each turn.
+                Ok(Event::FrontChanged) => {}
                 Ok(Event::NodesChanged(index, has)) => self.nodes_changed(index, has),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
@@ -365,6 +370,7 @@ impl Supervisor {
         self.take_caches_back();
         self.look_after_arrivals();
         self.divide_memory();
+        self.try_devices_again();
     }
 
     /// A device that has been opened for who does not wait for it any more is nobody's: its claim would last as long as the process.
@@ -402,7 +408,10 @@ impl Supervisor {
 
     fn announce_if_ready(&mut self) {
         let mut shared = self.shared();
-        if shared.phase != Phase::Starting || !shared.table.is_settled(self.started.elapsed()) {
+        let elapsed = self.started.elapsed();
+        let is_settled = shared.table.is_settled(elapsed);
+        let are_there = self.fronts.are_settled() || elapsed >= WAIT_DEFAULT;
+        if shared.phase != Phase::Starting || !is_settled || !are_there {
             return;
         }
         shared.phase = Phase::Ready;
