@@ -4,7 +4,7 @@
 //!   main thread   supervisor: opens devices, starts the rest, waits for signals, stops everything in order
 //!   engine NAME   one thread a cache set: executor, engine, and the pump of its port     (engine_thread)
 //!   control       HTTP and JSON on a unix socket, and signals; tokio lives here only     (control)
-//!   nbd-*         the NBD server's own threads, which meet the engines at the port       (bcached-front-nbd)
+//!   nbd-*, vhost-*, fuse-*, ublk *   the front ends' own threads, which meet the engines at the port (supervisor/fronts)
 //! ```
 //!
 //! The configuration is checked whole before any device is opened; devices are opened and claimed before any thread
