@@ -10,6 +10,9 @@
 //! answered once. A request that the engine could not finish because it is going away is answered only if the device goes as well;
 //! otherwise it is left to whoever serves the device next, to whom the kernel gives it again.
 //!
+//! The data of all of them together has a bound, [`BYTES_MAX`]: a request for which there is no room is not looked at before others are done,
+//! and stays where it is, with the kernel's pages.
+//!
 //! Data is copied by reading and writing the character device: it lies in pages of whoever asked, which only the kernel can reach.
 
 use crate::abi::{Description, Wanted, data_offset};
@@ -23,6 +26,9 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Data of requests that a queue has in memory at most, in bytes; one request alone may be larger.
+pub const BYTES_MAX: usize = 8 << 20;
 
 /// What a queue and the thread of its device share.
 #[derive(Default)]
@@ -43,6 +49,10 @@ pub(crate) struct Queue {
     replies: Replies<Asked>,
     /// Commands that are to go to the kernel.
     to_push: VecDeque<UblkCommand>,
+    /// Tags whose requests have not been looked at, for want of memory.
+    unread: VecDeque<u16>,
+    /// Bytes of data that are in memory.
+    held: usize,
     /// Requests for which the port had no room.
     waiting: VecDeque<(Asked, Operation)>,
     /// Tags whose requests the engine has given up.
@@ -61,6 +71,8 @@ struct Asked {
     tag: u16,
     /// What the kernel hears of its success: bytes, or 0.
     bytes: i32,
+    /// Data of it in memory.
+    held: usize,
     is_read: bool,
 }
 
@@ -96,6 +108,8 @@ impl Queue {
             requests,
             replies,
             to_push: (0..depth).map(fetch).collect(),
+            unread: VecDeque::with_capacity(usize::from(depth)),
+            held: 0,
             waiting: VecDeque::with_capacity(usize::from(depth)),
             given_up: Vec::new(),
             in_kernel: 0,
@@ -105,16 +119,38 @@ impl Queue {
         })
     }
 
-    /// Makes an operation of what the kernel has put for `tag`, or answers.
+    /// Begins what the kernel has put for `tag`, in its turn.
     fn begin(&mut self, tag: u16) {
-        let described = self.descriptors.read(tag);
+        self.unread.push_back(tag);
+        self.begin_unread();
+    }
+
+    /// Begins what there is memory for.
+    fn begin_unread(&mut self) {
+        while let Some(tag) = self.unread.front().copied() {
+            let described = self.descriptors.read(tag);
+            let has_data = matches!(described.wanted, Wanted::Read | Wanted::Write);
+            let bytes = if has_data { u64::from(described.sectors) * SECTOR_BYTES } else { 0 };
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            if !has_room(self.held, bytes) {
+                return;
+            }
+            self.unread.pop_front();
+            self.begin_read(tag, described);
+        }
+    }
+
+    /// Makes an operation of what was read, or answers.
+    fn begin_read(&mut self, tag: u16, described: Description) {
         let bytes = usize::try_from(u64::from(described.sectors) * SECTOR_BYTES).unwrap_or(usize::MAX);
         match self.operation(tag, described, bytes) {
             Ok(operation) => {
                 let has_data = matches!(operation, Operation::Read { .. } | Operation::Write { .. });
-                let bytes = if has_data { i32::try_from(bytes).unwrap_or(i32::MAX) } else { 0 };
+                let held = if has_data { bytes } else { 0 };
+                let bytes = i32::try_from(held).unwrap_or(i32::MAX);
                 let is_read = matches!(operation, Operation::Read { .. });
-                self.ask(Asked { tag, bytes, is_read }, operation);
+                self.held += held;
+                self.ask(Asked { tag, bytes, held, is_read }, operation);
             }
             Err(errno) => self.commit(tag, -errno.raw_os_error()),
         }
@@ -165,7 +201,8 @@ impl Queue {
 
     /// Answers the kernel what the engine has answered.
     fn answer(&mut self, asked: Asked, reply: Reply) {
-        let Asked { tag, bytes, is_read } = asked;
+        let Asked { tag, bytes, held, is_read } = asked;
+        self.held -= held;
         let result = match (reply.result, reply.buffer) {
             (Ok(()), Some(buffer)) if is_read => {
                 // Into the request's pages.
@@ -187,6 +224,11 @@ impl Queue {
     }
 }
 
+/// Whether so much more may be in memory beside what is there.
+const fn has_room(held: usize, bytes: usize) -> bool {
+    held == 0 || bytes == 0 || bytes <= BYTES_MAX.saturating_sub(held)
+}
+
 /// What the kernel is told of it. A request's pages that end before the request does are an I/O error.
 fn errno_of(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
@@ -204,6 +246,7 @@ impl Guest for Queue {
                 self.answer(asked, reply);
             }
             self.ask_waiting();
+            self.begin_unread();
         }
         if self.shared.is_going.load(Ordering::Acquire) {
             for tag in std::mem::take(&mut self.given_up) {
@@ -236,7 +279,11 @@ impl Guest for Queue {
     }
 
     fn is_over(&self) -> bool {
-        self.is_aborted && self.in_kernel == 0 && self.to_push.is_empty() && self.requests.outstanding() == 0
+        self.is_aborted
+            && self.in_kernel == 0
+            && self.to_push.is_empty()
+            && self.unread.is_empty()
+            && self.requests.outstanding() == 0
     }
 }
 
@@ -245,5 +292,16 @@ impl Drop for Queue {
         if let Some(on_end) = self.on_end.take() {
             on_end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_request_alone_always_has_room() {
+        assert!(has_room(0, 2 * BYTES_MAX) && has_room(BYTES_MAX, 0) && has_room(BYTES_MAX - 4096, 4096));
+        assert!(!has_room(BYTES_MAX - 4095, 4096) && !has_room(2 * BYTES_MAX, 512));
     }
 }

@@ -284,7 +284,7 @@ impl Config {
         gone.chain(unstable).chain(replaced).collect()
     }
 
-    /// Memory for nodes of btrees, in bytes: half, without what each disk of a virtual machine takes.
+    /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes.
     #[must_use]
     pub fn memory_of_nodes(&self) -> u64 {
         (self.memory_bytes / 2).saturating_sub(self.memory_of_disks())
@@ -293,7 +293,7 @@ impl Config {
     fn memory_of_disks(&self) -> u64 {
         let flash = self.flash.iter().map(|flash| flash.ways);
         let ways = self.volumes.iter().map(|volume| volume.ways).chain(flash);
-        ways.filter(|ways| ways.has(Way::VhostUser)).count() as u64 * DISK_BYTES
+        ways.map(ways::memory_of).sum()
     }
 
     /// Names of the volumes that are to have that cache: their sections name it, or none, and it is the only one.
@@ -421,7 +421,7 @@ impl Config {
         } else if self.memory_bytes < MEMORY_MIN + 2 * self.memory_of_disks() {
             findings.push(
                 Failure::new(Kind::Config, "`memory` is too small")
-                    .why("it needs 128M, and 64M for each volume with `export = \"vhost-user\"`")
+                    .why("it needs 128M, 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
                     .next(format!("write \"{}\" or more", typed(MEMORY_MIN + 2 * self.memory_of_disks()))),
             );
         }

@@ -188,7 +188,7 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
     assert_eq!(config.memory_of_nodes(), (256 - 32) << 20, "what its disk takes is not for nodes");
 
     let small = text.replace("512M", "180M");
-    assert!(refused(&small).1.contains("`memory` is too small: it needs 128M, and 64M for each"));
+    assert!(refused(&small).1.contains("`memory` is too small: it needs 128M, 16M for each volume"));
     let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");
     assert!(none.contains("a volume without a way to it is of no use"), "{none}");
     let line = CommandLine {

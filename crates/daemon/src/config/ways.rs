@@ -11,6 +11,16 @@ use toml::Spanned;
 /// What the disk of a virtual machine takes of the daemon's memory: its largest request, in bytes.
 pub const DISK_BYTES: u64 = 32 << 20;
 
+/// What a volume takes of the daemon's memory for itself, which is to be had by these ways, in bytes.
+pub fn memory_of(ways: Ways) -> u64 {
+    let of = |way| match way {
+        Way::VhostUser => DISK_BYTES,
+        Way::Ublk => bcached_front_ublk::BYTES_MAX as u64,
+        Way::Nbd | Way::Fuse => 0,
+    };
+    ways.iter().map(of).sum()
+}
+
 /// What `export` says.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "OneOrSeveral")]

@@ -1,7 +1,8 @@
 //! The front ends: each is started when the first volume is to be had by it, and all threads may ask who uses what.
 //!
 //! Payloads of requests have a quarter of the daemon's memory. NBD has all of that, if any volume is to be had by it, and then FUSE a
-//! quarter as much beside it; each disk of a virtual machine takes [`DISK_BYTES`] of what nodes would have.
+//! quarter as much beside it; each block device
+//! and each disk of a virtual machine takes some of what nodes would have (`config::ways`).
 
 use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
 use crate::failure::{Failure, Kind};
