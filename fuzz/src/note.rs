@@ -79,10 +79,16 @@ pub fn note(data: &[u8]) -> Opened {
     note.forget_through(u64::MAX);
     assert_eq!(note.room(), capacity_of(&path), "all is forgotten");
     note.append(added);
+    assert_eq!(note.give_up(), [added]);
+    drop(note);
+    let (mut note, third) = open(&path);
+    let nothing = Opened { found: NoteFound::Nothing, recovered: Vec::new() };
+    assert_eq!((third, note.given_up().last()), (nothing.clone(), Some(&added)));
+    note.append(added);
     note.begin(77);
     drop(note);
-    let (_, third) = open(&path);
-    assert_eq!(third, Opened { found: NoteFound::Nothing, recovered: Vec::new() });
+    let (note, fourth) = open(&path);
+    assert_eq!((fourth, note.given_up()), (nothing, Vec::new()));
     first
 }
 

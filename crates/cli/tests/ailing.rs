@@ -46,7 +46,10 @@ impl Flaky {
         server.arg(format!(
             "pwrite={fails}; dd of={image} iflag=fullblock oflag=seek_bytes seek=$4 conv=notrunc bs=64k status=none"
         ));
-        server.arg("flush=exit 0").stdin(Stdio::null());
+        server.arg(format!(
+            "flush=if [ -e {told}-of-flush ]; then echo EIO it drops what it has >&2; exit 1; fi"
+        ));
+        server.stdin(Stdio::null());
         let server = server.spawn().expect("nbdkit starts");
         await_file(&socket);
         let mut mount = Command::new("nbdfuse");
@@ -67,6 +70,13 @@ impl Flaky {
     /// From now on reads and writes of these bytes fail.
     fn fail(&self, from: u64, to: u64) {
         std::fs::write(&self.trouble, format!("{from} {to}\n")).expect("a file");
+    }
+
+    /// From now on flushes fail.
+    fn fail_flushes(&self) -> PathBuf {
+        let told = self.trouble.with_file_name("trouble-of-flush");
+        std::fs::write(&told, "").expect("a file");
+        told
     }
 
     fn mend(&self) {
@@ -296,4 +306,79 @@ fn a_cache_without_room_below_it_is_tried_again() {
     });
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
+}
+
+/// How long bcached may make buckets ready after the first data of a volume, which flushes as well.
+const CALM: Duration = Duration::from_secs(1);
+
+/// Acknowledged writes that a failed flush had made void were gone without a word: neither did `status` say what a restart would mean, nor
+/// the log of that what it had meant. `ends` is how the daemon does.
+fn what_is_given_up_is_told_before_and_after(ends: impl FnOnce(Daemon)) {
+    let images = Images::new();
+    let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
+    let Some(flaky) = Flaky::over(&images, &fast) else { return };
+    let ill = flaky.file();
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {ill:?}\ncongested_write_threshold_us = 0\n\
+         [volume.tank]\nbacking = {tank:?}\nwait = \"1s\"\nwriteback_running = false\non_cache_error = \"fail\"\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 1));
+    std::thread::sleep(CALM);
+    let told = flaky.fail_flushes();
+    // Acknowledged, and not flushed; a flush comes by itself soon.
+    let data = images.path("data");
+    std::fs::write(&data, pattern(64 << 10, 2)).expect("a file");
+    let copied = common::run(common::tool("nbdcopy").arg(&data).arg(daemon.uri("tank")));
+    assert_eq!(copied.exit, 0, "{copied:?}");
+    let lost = "up to 64 KiB of tank (sectors 0 to 128)";
+    daemon.wait_for("the cache has stopped writing", |status| {
+        let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
+        let means =
+            "the next start recovers it as after a power cut, without what was acknowledged and not flushed";
+        reason.contains(means) && reason.ends_with(lost)
+    });
+    ends(daemon);
+    std::fs::remove_file(told).expect("ours");
+
+    // An opening that fails tells of nothing, and leaves it to the next.
+    flaky.fail(64 << 10, 128 << 10);
+    let daemon = Daemon::configured(&images);
+    daemon.wait_for("it is tried again", |status| status["caches"][0]["state"] == "waiting");
+    assert!(!daemon.log().contains("writes-given-up"), "{}", daemon.log());
+    flaky.mend();
+    daemon.wait_for("it is served, and told of", |status| {
+        status["volumes"][0]["state"] == "served" && daemon.log().contains("event=writes-given-up")
+    });
+    let log = daemon.log();
+    let given_up: Vec<_> = log.lines().filter(|line| line.contains("event=writes-given-up")).collect();
+    assert_eq!(given_up.len(), 1, "{log}");
+    assert!(given_up[0].contains("cache fast") && given_up[0].contains("were given up"), "{log}");
+    assert!(given_up[0].contains(lost), "{log}");
+    let found = content(&images, &daemon, "tank");
+    assert!(
+        found[..DATA_BYTES] == pattern(DATA_BYTES, 1),
+        "what was flushed is there, and what was given up is not"
+    );
+    assert_eq!(daemon.stop().0, 0);
+    let (exit, log) = Daemon::configured(&images).stop();
+    assert_eq!((exit, log.contains("writes-given-up")), (0, false), "it is told once: {log}");
+}
+
+#[test]
+fn what_is_given_up_after_a_failed_flush_is_told_before_and_after() {
+    what_is_given_up_is_told_before_and_after(|daemon| daemon.kill());
+}
+
+/// A stop in good order is none of this set: it says so, and the next start what that has cost.
+#[test]
+fn what_is_given_up_is_told_after_a_stop_too() {
+    what_is_given_up_is_told_before_and_after(|daemon| {
+        let (exit, log) = daemon.stop();
+        assert_ne!(exit, 0, "{log}");
+        assert!(
+            log.contains("recovers it as after a power cut, without what was acknowledged and not flushed"),
+            "{log}"
+        );
+    });
 }

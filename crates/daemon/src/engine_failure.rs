@@ -100,14 +100,17 @@ pub fn of_stop(what: String, error: &Error) -> Failure {
             failure.next("look at the backing device, and check what is on it: writes that were acknowledged may be lost")
         }
         Error::Io { doing: Doing::CacheFlush, .. } => failure.next(
-            "look at the device; the next start recovers it as after a power cut, without what was acknowledged and not \
-             flushed if the device has lost that",
+            "look at the device; the next start recovers it as after a power cut, without what was acknowledged and not flushed, and \
+             logs of which volumes that was (writes-given-up)",
         ),
         Error::Io { source, .. } if matches!(source.kind, IoErrorKind::Shrunk { .. }) => {
             failure.next("give the device its former size back before the next start")
         }
         error if is_full(error) => failure.next(
             "make room on the file system, or in the pool, below its device; the next start recovers it as after a crash",
+        ),
+        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => failure.next(
+            "the next start recovers it when its device is back: as after a power cut of that, unless it has no volatile cache",
         ),
         error if error.may_pass() => {
             failure.next("the next start recovers it as after a crash, when its device works")
@@ -350,6 +353,8 @@ mod tests {
         assert!(full.contains("make room on the file system") && full.contains("recovers it"), "{full}");
         let flush = told(failed(io(Doing::CacheFlush, IoErrorKind::Io)));
         assert!(flush.contains("without what was acknowledged and not flushed"), "{flush}");
+        let gone = told(failed(io(Doing::Journal, IoErrorKind::Gone)));
+        assert!(gone.contains("when its device is back: as after a power cut"), "{gone}");
         let cut = told(failed(io(Doing::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));
         assert!(cut.contains("give the device its former size back") && !cut.contains("recovers"), "{cut}");
         for backing in [Error::LostWrites, io(Doing::BackingFlush, IoErrorKind::Io)] {

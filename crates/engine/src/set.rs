@@ -237,8 +237,8 @@ impl CacheSet {
         let first = self.with(|s| {
             let is_proven = s.note_held && s.buckets.flushes().have_succeeded();
             if is_gone && is_volatile && !is_proven {
-                // The data of keys that only the note holds may be gone with its power: whoever starts next must not bring them back.
-                s.note.forget_through(u64::MAX);
+                // With its power.
+                s.give_up();
             }
             let first = s.failed.get_or_insert_with(|| error.clone());
             if first.may_pass() && !error.may_pass() {

@@ -8,6 +8,7 @@ use crate::btree::frozen::Frozen;
 use crate::btree::unreadable::Unreadable;
 use crate::error::Error;
 use crate::gc::moving::Rounds;
+use crate::given_up::{self, Losses};
 use crate::journal::Journal;
 use crate::journal::overlay::Overlay;
 use crate::options::Options;
@@ -188,6 +189,8 @@ pub struct State {
     pub moving: Rounds,
     /// The first failed write of metadata, or one after it that does not pass. Nothing is written after it.
     pub failed: Option<Error>,
+    /// What failures of the cache device have made void.
+    pub losses: Losses,
     /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.
     pub note_held: bool,
     /// Fills and the like in flight behind requests that have been answered.
@@ -290,8 +293,15 @@ impl State {
         let is_proven = self.note_held && self.buckets.flushes().have_succeeded();
         self.buckets.flushes().ends(result);
         if result.is_err() && !is_proven {
-            // The data of keys that only the note holds may be gone too: whoever starts next must not bring them back.
-            self.note.forget_through(u64::MAX);
+            self.give_up();
+        }
+    }
+
+    /// The data of keys that only the note holds may be gone: whoever starts next must not bring them back, and is told.
+    pub fn give_up(&mut self) {
+        let records = self.note.give_up();
+        if !records.is_empty() {
+            self.losses.here = given_up::by_volume(&records, &self.uuids);
         }
     }
 

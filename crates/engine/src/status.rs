@@ -2,6 +2,7 @@
 
 use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
+use crate::given_up::GivenUp;
 use crate::latency::Latencies;
 use crate::set::CacheSet;
 use crate::settings::Settings;
@@ -9,6 +10,7 @@ use crate::space::{Bucket, DiscardState, Discards, Usage};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::volume::VolumeInfo;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::{DiskHealth, Time};
 use bcached_format::{Label, Replacement, Uuid};
@@ -92,6 +94,11 @@ pub struct Status {
     pub cache_health: DiskHealth,
     /// Why nothing is written any more, if so.
     pub failed: Option<Error>,
+    /// What that has made void because the device may have lost it: acknowledged writes that were not flushed, which the next opening does
+    /// not bring back.
+    pub given_up: Arc<[GivenUp]>,
+    /// What had been made void so before the set was opened, and is not there. Each opening has one of its own.
+    pub given_up_before: Arc<[GivenUp]>,
     /// B-tree nodes that could not be read when they were last tried: the first few.
     pub unreadable: Vec<UnreadableNode>,
     /// Counters.
@@ -201,6 +208,8 @@ impl CacheSet {
             is_failing: s.is_worn(),
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
+            given_up: Arc::clone(&s.losses.here),
+            given_up_before: Arc::clone(&s.losses.before),
             unreadable: s.unreadable_nodes(),
             stats: s.stats.as_of(s.now),
             latencies: s.volumes.iter().map(|(_, volume)| volume.latencies.clone()).collect(),

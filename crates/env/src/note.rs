@@ -33,10 +33,17 @@ pub trait Note {
     /// Records up to and including `sequence` are in a written journal entry: their room is free again.
     fn forget_through(&mut self, sequence: u64);
 
+    /// All that it holds is void, because its data may be gone; returns that, in order of appending. Whoever opens the note next is told
+    /// ([`Note::given_up`]), since nobody else can tell.
+    fn give_up(&mut self) -> Vec<NoteRecord>;
+
+    /// What a former process has given up, in order of appending, until somebody begins a session. Empty after a power cut.
+    fn given_up(&self) -> Vec<NoteRecord>;
+
     /// What a former process left in `session`, in order of appending; empty after a power cut, and if the note is of
     /// another session.
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord>;
 
-    /// Forgets everything; what is appended from now on belongs to `session`, the sum of the superblock as written.
+    /// Forgets everything, also what was given up; what is appended from now on belongs to `session`, the sum of the superblock as written.
     fn begin(&mut self, session: u64);
 }

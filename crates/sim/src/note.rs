@@ -9,6 +9,7 @@ use std::rc::Rc;
 pub struct NoteState {
     session: u64,
     records: Vec<NoteRecord>,
+    given_up: Vec<NoteRecord>,
     capacity: usize,
 }
 
@@ -16,12 +17,13 @@ impl NoteState {
     /// Empty, with room for `capacity` records.
     #[must_use]
     pub const fn new(capacity: usize) -> Self {
-        Self { session: 0, records: Vec::new(), capacity }
+        Self { session: 0, records: Vec::new(), given_up: Vec::new(), capacity }
     }
 
     /// What a power cut does.
     pub fn wipe(&mut self) {
         self.records.clear();
+        self.given_up.clear();
     }
 
     /// No records are held.
@@ -59,6 +61,17 @@ impl Note for MemoryNote {
         self.0.borrow_mut().records.retain(|record| record.sequence > sequence);
     }
 
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        let mut state = self.0.borrow_mut();
+        let records = std::mem::take(&mut state.records);
+        state.given_up.extend(&records);
+        records
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        self.0.borrow().given_up.clone()
+    }
+
     /// The records stay until they are forgotten: the process may die again before it has journalled them.
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
         let state = self.0.borrow();
@@ -68,6 +81,7 @@ impl Note for MemoryNote {
     fn begin(&mut self, session: u64) {
         let mut state = self.0.borrow_mut();
         state.records.clear();
+        state.given_up.clear();
         state.session = session;
     }
 }

@@ -55,6 +55,81 @@ fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
     assert_eq!(note.room(), 64);
 }
 
+/// What a failed flush had made void was gone without a word: the next process found an empty note.
+#[test]
+fn the_next_process_learns_what_was_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    (0..40).for_each(|index| note.append(record(index)));
+    note.forget_through(0);
+    let void: Vec<_> = (16..40).map(record).collect();
+    assert_eq!((note.given_up(), note.give_up(), note.room()), (Vec::new(), void.clone(), 64));
+    assert!(note.give_up().is_empty(), "there is nothing left");
+    assert!(note.given_up().is_empty(), "it is the former one's that is told");
+    drop(note);
+
+    // Whoever opens it is told until somebody has taken the set over.
+    drop(open(&path));
+    let mut note = open(&path);
+    assert_eq!((note.found().clone(), note.given_up()), (NoteFound::Nothing, void));
+    assert!(note.recovered(SESSION).is_empty());
+    // Somebody who began no session gives up more.
+    note.append(record(40));
+    assert_eq!(note.give_up(), [record(40)]);
+    drop(note);
+    let mut note = open(&path);
+    assert_eq!(note.given_up(), (16..41).map(record).collect::<Vec<_>>());
+    note.begin(7);
+    assert!(note.given_up().is_empty());
+    drop(note);
+    assert!(open(&path).given_up().is_empty());
+}
+
+/// What is of a session that somebody else has ended was void before a flush failed.
+#[test]
+fn what_was_void_before_is_not_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    (0..3).for_each(|index| note.append(record(index)));
+    drop(note);
+    let mut note = open(&path);
+    assert!(note.recovered(9).is_empty());
+    assert_eq!((note.give_up(), note.room()), (Vec::new(), 64));
+    drop(note);
+    let mut note = open(&path);
+    assert!(note.given_up().is_empty() && note.recovered(9).is_empty());
+    note.begin(9);
+    note.append(record(3));
+    assert_eq!(note.give_up(), [record(3)], "this is of its own");
+}
+
+/// What was given up is told of nobody else, and of no counters that were changed.
+#[test]
+fn what_was_given_up_is_void_like_records() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    (0..20).for_each(|index| note.append(record(index)));
+    note.give_up();
+    drop(note);
+    let good = std::fs::read(&path).unwrap();
+    let stranger = NoteIdentity { boot: [7; 16], set: SET };
+    let other = MappedNote::open(&path, &stranger, SMALL).unwrap();
+    assert!(other.given_up().is_empty());
+    drop(other);
+    assert!(open(&path).given_up().is_empty(), "it was wiped, not hidden");
+    for offset in 40 * 8..43 * 8 {
+        let mut bytes = good.clone();
+        bytes[offset] ^= 0x41;
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(open(&path).given_up().is_empty(), "byte {offset}");
+    }
+    std::fs::write(&path, &good).unwrap();
+    assert_eq!(open(&path).given_up().len(), 20);
+}
+
 #[test]
 fn a_note_of_another_session_is_void() {
     let directory = tempfile::tempdir().unwrap();

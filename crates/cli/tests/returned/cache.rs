@@ -11,7 +11,8 @@ fn site(options: &str) -> Images {
     let images = Images::new();
     let fast = images.blank("fast", 36 << 20);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-    let mut text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n");
+    // What nobody flushes stays out of the journal.
+    let mut text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\njournal_delay_ms = 60000\n");
     for (volume, mode) in [("dirty", "writeback"), ("clean", "writethrough")] {
         let device = images.blank(volume, 20 << 20);
         assert_eq!(bcached(&["make", "--label", volume, "-B", &device]).exit, 0);
@@ -77,6 +78,14 @@ fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     dirty.ask("write -f -P 6 6M 64k", "wrote 65536/65536");
     wait_for_event(&daemon, "cache-works-again");
     wait_until_served(&daemon);
+    // What was given up has no other trace than this.
+    wait_for_event(&daemon, "writes-given-up");
+    let log = daemon.log();
+    let given_up: Vec<_> = log.lines().filter(|line| line.contains("event=writes-given-up")).collect();
+    assert_eq!(given_up.len(), 1, "{log}");
+    // Perhaps with the one that waits, which nobody was told of yet.
+    assert!(given_up[0].contains("cache fast") && given_up[0].contains("sectors 8192 to "), "{log}");
+    assert!(given_up[0].contains("KiB of dirty ("), "{log}");
     dirty.ask("read -P 9 2M 64k", "read 65536/65536");
     dirty.ask("read -P 6 6M 64k", "read 65536/65536");
     // All of this one was on its backing device.

@@ -79,7 +79,7 @@ pub fn exchange(keeper: &Keeper) {
     answer(Ok(owe));
 }
 
-/// What it holds is not brought back by the next opening, whoever does that.
+/// What it holds is not brought back by the next opening, whoever does that, and is told then.
 fn void_note(keeper: &Keeper) -> Result<(), Error> {
     let recipe = &keeper.inner().recipe;
     let mut note: Box<dyn Note> = match &recipe.note {
@@ -89,6 +89,6 @@ fn void_note(keeper: &Keeper) -> Result<(), Error> {
         }
         None => Box::new(NoNote),
     };
-    note.begin(keeper.with(|sets| sets.session));
+    let _told_by_the_next_opening = note.give_up();
     Ok(())
 }

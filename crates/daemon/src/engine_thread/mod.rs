@@ -274,6 +274,7 @@ impl EngineThread {
                 .map_err(|error| engine_failure::of_note(Some(&device), &error))?,
             None => (Box::new(NoNote) as Box<dyn Note>, (NoteFound::Nothing, NoteFate::default())),
         };
+        let tells = !note.given_up().is_empty();
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
         let recipe = Recipe {
             cache: cache.into(),
@@ -286,7 +287,7 @@ impl EngineThread {
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))
             .and_then(|set| set.map_err(|error| engine_failure::of_open(&device, &error)));
-        if let (Err(_), Some(place)) = (&opened, &recipe.note) {
+        if let (Err(_), Some(place), false) = (&opened, &recipe.note, tells) {
             take_back_note(place, &found.0);
         }
         let set = opened?;
@@ -323,8 +324,8 @@ fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, LeftNote), NoteE
     Ok((Box::new(note), found))
 }
 
-/// No request has been carried out, so a note that held nothing when it was opened holds nothing now: whoever looks must not take it for that
-/// of a process that was killed. The device is still ours, so nobody else has opened it.
+/// No request has been carried out, so a note that held nothing when it was opened, and tells of nothing that was given up, holds nothing
+/// now: whoever looks must not take it for that of a process that was killed. The device is still ours, so nobody else has opened it.
 fn take_back_note(place: &Path, found: &NoteFound) {
     if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
         let _left_behind = std::fs::remove_file(place);
@@ -342,6 +343,14 @@ impl Note for NoNote {
     fn append(&mut self, _record: NoteRecord) {}
 
     fn forget_through(&mut self, _sequence: u64) {}
+
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        Vec::new()
+    }
 
     fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
         Vec::new()

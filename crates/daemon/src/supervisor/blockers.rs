@@ -1,8 +1,9 @@
 //! What keeps long work from going on, as far as its engine knows: whoever waits for it must learn what to look at.
 
+use super::called::name_of;
 use super::health;
 use super::jobs::Subject;
-use super::table::{Table, name_of};
+use super::table::Table;
 use crate::control::jobs::Verb;
 use bcached_engine::{Error, Status, UnreadableNode, VolumeInfo};
 

@@ -6,7 +6,7 @@ use super::owner::no_cache;
 use super::patience::Unopened;
 use super::steps::Unserved;
 use super::table::{CacheEntry, CacheState};
-use super::{Event, Phase, Supervisor, health, reasons};
+use super::{Event, Phase, Supervisor, called, health, reasons};
 use crate::config::NO_CACHE;
 use crate::control::status::Progress;
 use crate::devices::{self, CacheDevice};
@@ -222,6 +222,19 @@ impl Supervisor {
         }
     }
 
+    /// Logs, once, what was given up before the set was opened: when it is known what those volumes are called, or it `is_last` time.
+    pub(super) fn tell_given_up(&self, index: usize, status: &Status, is_last: bool) {
+        let mut shared = self.shared();
+        let given_up = &status.given_up_before;
+        let may_be_named_yet = shared.phase != Phase::Ready && !is_last;
+        if may_be_named_yet && !called::are_known(&shared.table.volumes, given_up) {
+            return;
+        }
+        if let Some(told) = shared.table.note_given_up(index, given_up) {
+            tracing::warn!(event = "writes-given-up", "{told}");
+        }
+    }
+
     /// Logs, once, that freed buckets are not discarded though somebody asks for it.
     fn tell_discards(&self, index: usize, status: &Status) {
         let mut shared = self.shared();
@@ -273,11 +286,10 @@ impl Supervisor {
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
             let Some(status) = engine.status() else { continue };
-            if let Some(error) = &status.failed
-                && let Some(name) = self.shared().table.note_failure(index)
-            {
-                tracing::error!(event = "cache-stopped-writing", "cache {name}: {}", health::stopped(error));
+            if let Some(told) = self.shared().table.note_failure(index, &status) {
+                tracing::error!(event = "cache-stopped-writing", "{told}");
             }
+            self.tell_given_up(index, &status, false);
             if status.failed.is_none()
                 && let Some(name) = self.shared().table.note_recovery(index)
             {

@@ -3,8 +3,8 @@
 //! The process ends with its last answer: it waits a moment for who asks how the stop has ended.
 
 use super::fronts::Fronts;
-use super::table;
-use super::{Event, Phase, Shared};
+use super::table::{CacheEntry, Table};
+use super::{Event, Phase, Shared, called};
 use crate::control::stop::{DirtyStays, Stopping};
 use crate::control::{AskStop, AskStopped, Signal};
 use crate::engine_thread::Engine;
@@ -109,7 +109,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
 fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
     let engines: Vec<Option<Engine>> = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.table.caches.iter().map(table::CacheEntry::engine).collect()
+        shared.table.caches.iter().map(CacheEntry::engine).collect()
     };
     let statuses = Engine::status_of_all(&engines);
     let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,10 +118,10 @@ fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
 }
 
 /// What is dirty in one cache of volumes with backing devices that are served.
-pub fn dirty_of(table: &table::Table, cache: usize, status: &Status) -> Vec<DirtyStays> {
+pub fn dirty_of(table: &Table, cache: usize, status: &Status) -> Vec<DirtyStays> {
     let volumes = status.volumes.iter().filter(|info| info.may_be_dirty() && !info.flash_only);
     let stays = volumes.map(|info| DirtyStays {
-        volume: table::name_of(&table.volumes, cache, info.id, &status.volumes),
+        volume: called::name_of(&table.volumes, cache, info.id, &status.volumes),
         dirty_bytes: info.dirty_sectors * 512,
         at_least: !info.is_counted,
         device: table.caches[cache].device.clone(),

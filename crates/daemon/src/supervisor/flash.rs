@@ -67,6 +67,7 @@ impl Table {
             cache: Some(cache),
             options,
             told: info.options,
+            data_offset: None,
             kept_mode: Some(info.mode),
             said_mode: OfMode::default(),
             read_only: said.is_some_and(|flash| flash.read_only),

@@ -4,7 +4,7 @@ use crate::engine_failure;
 use crate::options::value::Value;
 use crate::sizes::human;
 use bcached_engine::{
-    DiskHealth, Error, OnError, UnreadableNode, Unwritable, VolumeId, VolumeInfo, WritebackTrouble,
+    DiskHealth, Doing, Error, OnError, UnreadableNode, Unwritable, VolumeId, VolumeInfo, WritebackTrouble,
 };
 use bcached_env::IoErrorKind;
 use std::time::Duration;
@@ -79,17 +79,29 @@ pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
         .then(|| format!("{device} has not answered for {seconds} s; operations that wait for it: {waiting}"))
 }
 
-/// Why a set has stopped writing, and what that means.
-pub fn stopped(error: &Error) -> String {
+/// Why a set has stopped writing, and what that means. `given_up` says what is void because its device may have lost it.
+pub fn stopped(error: &Error, given_up: &str) -> String {
     let mend = if engine_failure::is_full(error) {
         "free space on the file system below the device"
     } else {
         "mend the device"
     };
+    let without = |nothing: &str| match given_up {
+        "" => nothing.to_owned(),
+        given_up => {
+            format!(" as after a power cut, without what was acknowledged and not flushed: {given_up}")
+        }
+    };
     let then = match error {
-        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => "it is opened again when it is back",
-        error if error.may_pass() => "it is opened again when it works",
-        _ => "start the daemon again",
+        Error::Io { doing: Doing::CacheFlush, .. } => {
+            let nothing = " as after a power cut, without what was acknowledged and not flushed: there is nothing of that";
+            format!("start the daemon again: the next start recovers it{}", without(nothing))
+        }
+        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
+            format!("it is opened again when it is back{}", without(""))
+        }
+        error if error.may_pass() => "it is opened again when it works".to_owned(),
+        _ => "start the daemon again".to_owned(),
     };
     format!(
         "it has stopped writing ({error}): volumes with dirty data wait or refuse writes (on_cache_error), the others go on \
@@ -326,8 +338,16 @@ mod tests {
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
         let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
         assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
-        let opened_again = [error, &flush].map(|error| stopped(error).ends_with("again when it works"));
+        let opened_again = [error, &flush].map(|error| stopped(error, "").ends_with("again when it works"));
         assert_eq!(opened_again, [true, false]);
+        let told = stopped(&flush, "up to 4 KiB of tank");
+        let wanted = "start the daemon again: the next start recovers it as after a power cut, without what was acknowledged and not \
+                      flushed: up to 4 KiB of tank";
+        assert!(told.ends_with(wanted), "{told}");
+        let source = IoError { kind: IoErrorKind::Gone, ..source };
+        let gone = |given_up| stopped(&Error::Io { doing: bcached_engine::Doing::Journal, source }, given_up);
+        assert!(gone("").ends_with("it is opened again when it is back"), "{}", gone(""));
+        assert!(gone("8 KiB of tank").ends_with("not flushed: 8 KiB of tank"), "{}", gone("8 KiB of tank"));
     }
 
     /// Whoever had a full file system below a file was told to look at the device, or to replace it.

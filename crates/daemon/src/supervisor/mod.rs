@@ -10,6 +10,7 @@ mod asking;
 mod blockers;
 mod cache_returning;
 mod caches;
+mod called;
 mod cancel;
 mod change;
 mod claims;

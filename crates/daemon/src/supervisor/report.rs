@@ -1,8 +1,8 @@
 //! The status, put together from the table and from what the engines say at this moment.
 
 use super::fronts::{Fronts, User};
-use super::table::{self, CacheEntry, CacheState, VolumeEntry, VolumeState};
-use super::{Phase, Shared, health, jobs, numbers};
+use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use super::{Phase, Shared, called, health, jobs, numbers};
 use crate::config::NO_CACHE;
 use crate::control::AskStatus;
 use crate::control::status::{
@@ -43,7 +43,8 @@ pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: Fronts, started: Instant) -
                 let left = status.unserved.iter();
                 let left = left.filter(|left| left.dirty_sectors > 0 || left.flash_sectors.is_some());
                 cache.unserved = left.map(unserved).collect();
-                let failed = status.failed.as_ref().map(health::stopped);
+                let given_up = called::given_up(&entries, &status.given_up);
+                let failed = status.failed.as_ref().map(|error| health::stopped(error, &given_up));
                 let device = health::sentence(&cache.device, &status.cache_health);
                 let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
                     1 => first.reason.clone(),
@@ -132,7 +133,7 @@ pub fn unserved(left: &bcached_engine::Unserved) -> Unserved {
 }
 
 fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> Vec<UnreadableNode> {
-    let name = |volume| table::name_of(volumes, cache, volume, &status.volumes);
+    let name = |volume| called::name_of(volumes, cache, volume, &status.volumes);
     let described = status.unreadable.iter().map(|node| UnreadableNode {
         bucket: node.bucket,
         sector: node.sector,

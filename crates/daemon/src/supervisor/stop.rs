@@ -136,6 +136,8 @@ impl Supervisor {
         };
         drop(shared);
         if let Some(status) = engine.status() {
+            // It may have been opened a moment ago.
+            self.tell_given_up(index, &status, true);
             let shared = self.shared();
             name_dirty_data(&shared.table, index, &status);
             name_stuck_devices(&shared.table, index, &status);

@@ -10,7 +10,7 @@ use crate::supervisor::reasons;
 use crate::supervisor::returning::Absent;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
-use bcached_engine::{DiskHealth, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::Ways;
 use bcached_uring::Presence;
@@ -89,6 +89,8 @@ pub struct CacheEntry {
     pub unreadable_logged: BTreeSet<u64>,
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
     pub unserved_logged: BTreeSet<[u8; 16]>,
+    /// What had been given up when its set was opened, as the log was told.
+    pub given_up_logged: Arc<[GivenUp]>,
     /// The log has said what it waits for.
     pub wait_logged: bool,
 }
@@ -131,6 +133,8 @@ pub struct VolumeEntry {
     pub options: Layers,
     /// What its engine has been told of them.
     pub told: VolumeOptions,
+    /// Where the volume begins on its backing device, in sectors, once seen.
+    pub data_offset: Option<u64>,
     /// The cache mode in its superblock, once seen.
     pub kept_mode: Option<CacheMode>,
     /// The modes that it was asked to have and has not yet.
@@ -510,6 +514,7 @@ impl CacheEntry {
             walking_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
+            given_up_logged: Arc::default(),
             wait_logged: false,
             state: CacheState::Waiting(not_looked()),
             trouble: None,
@@ -566,6 +571,7 @@ impl VolumeEntry {
             cache: None,
             options: Layers { configured: volume.options.clone(), ..Layers::default() },
             told: VolumeOptions::default(),
+            data_offset: None,
             kept_mode: None,
             said_mode: OfMode::default(),
             read_only: volume.read_only,
@@ -583,14 +589,4 @@ impl VolumeEntry {
             wait_logged: None,
         }
     }
-}
-
-/// What the volume that the set of `cache` calls `volume` is called here, or else its UUID; `infos` is what the set says of
-/// its volumes.
-pub fn name_of(volumes: &[VolumeEntry], cache: usize, volume: VolumeId, infos: &[VolumeInfo]) -> String {
-    let is_it =
-        |entry: &&VolumeEntry| matches!(&entry.state, VolumeState::Served(served) if served.id == volume);
-    let entry = volumes.iter().filter(|entry| entry.cache == Some(cache)).find(is_it);
-    let uuid = || infos.iter().find(|info| info.id == volume).map(|info| info.uuid.to_string());
-    entry.and_then(|entry| entry.name.clone()).or_else(uuid).unwrap_or_default()
 }

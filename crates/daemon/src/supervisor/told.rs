@@ -1,17 +1,24 @@
 //! What the log has been told of a cache, so that it hears of each thing once.
 
-use super::table::{Table, VolumeEntry, VolumeState, name_of};
+use super::called::{self, name_of};
+use super::table::{Table, VolumeEntry, VolumeState};
 use crate::sizes::human;
 use crate::supervisor::{health, report};
-use bcached_engine::{UnreadableNode, VolumeInfo};
+use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeInfo};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 impl Table {
-    /// The cache's name, the first time that it is asked for to log a failure.
-    pub fn note_failure(&mut self, index: usize) -> Option<String> {
-        let entry = self.caches.get_mut(index)?;
-        let first = !std::mem::replace(&mut entry.failure_logged, true);
-        first.then(|| entry.name.clone().unwrap_or_else(|| entry.device.clone()))
+    /// That the set has failed, if it has and the log has not heard of it: a sentence.
+    pub fn note_failure(&mut self, index: usize, status: &Status) -> Option<String> {
+        let error = status.failed.as_ref()?;
+        let Self { caches, volumes, .. } = self;
+        let entry = caches.get_mut(index)?;
+        let is_first = !std::mem::replace(&mut entry.failure_logged, true);
+        is_first.then(|| {
+            let stopped = health::stopped(error, &called::given_up(volumes, &status.given_up));
+            format!("cache {}: {stopped}", entry.display_name())
+        })
     }
 
     /// The cache's name, if whether it `is_failing` has changed since this was last asked.
@@ -35,8 +42,23 @@ impl Table {
         first.then(|| entry.display_name().to_owned())
     }
 
+    /// What had been `given_up` when the set was opened, the last time, if the log has not heard of it: a sentence.
+    pub fn note_given_up(&mut self, index: usize, given_up: &Arc<[GivenUp]>) -> Option<String> {
+        let Self { caches, volumes, .. } = self;
+        let entry = caches.get_mut(index)?;
+        let told = std::mem::replace(&mut entry.given_up_logged, Arc::clone(given_up));
+        (!given_up.is_empty() && !Arc::ptr_eq(&told, given_up)).then(|| {
+            format!(
+                "cache {}: acknowledged writes that were not flushed when its device failed were given up: {}; older data stands in \
+                 their place",
+                entry.display_name(),
+                called::given_up(volumes, given_up)
+            )
+        })
+    }
+
     /// Dirty data of volumes that are not served and of which the log has not heard yet: a sentence each.
-    pub fn note_unserved(&mut self, index: usize, status: &bcached_engine::Status) -> Vec<String> {
+    pub fn note_unserved(&mut self, index: usize, status: &Status) -> Vec<String> {
         let is_coming = |entry: &VolumeEntry| matches!(entry.state, VolumeState::Attaching);
         let Some(cache) = self.caches.get_mut(index).filter(|_| !self.volumes.iter().any(is_coming)) else {
             return Vec::new();

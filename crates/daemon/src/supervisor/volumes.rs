@@ -174,7 +174,8 @@ impl Supervisor {
         let superblock = self.slow_looks.open(device, devices::look_at_backing)?;
         let entry = &mut self.shared().table.volumes[index];
         (entry.uuid, entry.label) = (Some(superblock.uuid()), Some(superblock.label()));
-        entry.kept_mode = Some(superblock.cache_mode());
+        (entry.kept_mode, entry.data_offset) =
+            (Some(superblock.cache_mode()), Some(superblock.data_offset()));
         Ok(superblock)
     }
 

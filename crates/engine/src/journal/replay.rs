@@ -345,7 +345,8 @@ fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {
     key.pointers.as_slice().iter().copied().filter(|pointer| !buckets.is_stale(*pointer)).collect()
 }
 
-fn key_of_note(record: &NoteRecord) -> Option<Key> {
+/// The key that a record of the note holds.
+pub fn key_of_note(record: &NoteRecord) -> Option<Key> {
     let words = record.words.get(..usize::from(record.count))?;
     let [header, end, pointers @ ..] = words else { return None };
     if Key::pointer_count_of(*header) != pointers.len() {

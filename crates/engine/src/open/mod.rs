@@ -18,6 +18,7 @@ use crate::btree::unreadable::Unreadable;
 use crate::btree::{Child, write};
 use crate::error::Error;
 use crate::gc::{self, moving::Rounds};
+use crate::given_up::{self, Losses};
 use crate::journal::{Journal, overlay::Overlay, writer};
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
@@ -136,6 +137,7 @@ fn assemble(
         failed: None,
         starvation: Starvation::default(),
         moving: Rounds::default(),
+        losses: Losses::default(),
         note_held: true,
         background: 0,
         fill_bytes: 0,
@@ -232,6 +234,8 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
 /// What every start ends with: flash-only volumes, and write-back.
 async fn finish(set: &CacheSet) {
     set.with(|s| {
+        // From here on nobody else is told.
+        s.losses.before = given_up::by_volume(&s.note.given_up(), &s.uuids);
         // What it held is durable now, and the superblock says that a new session has begun.
         s.note.begin(s.superblock.session());
         s.note_held = false;

@@ -145,6 +145,14 @@ impl Note for Says {
 
     fn forget_through(&mut self, _sequence: u64) {}
 
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
     fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
         self.0.clone()
     }

@@ -145,8 +145,15 @@ impl Note for Watched {
         self.0.late.set(self.0.late.get() + u32::from(self.0.is_void.get()));
     }
 
-    fn forget_through(&mut self, sequence: u64) {
-        self.0.is_void.set(self.0.is_void.get() || sequence == u64::MAX);
+    fn forget_through(&mut self, _sequence: u64) {}
+
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        self.0.is_void.set(true);
+        Vec::new()
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        Vec::new()
     }
 
     fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {

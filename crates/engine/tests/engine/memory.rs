@@ -299,6 +299,14 @@ impl Note for NoNote {
 
     fn forget_through(&mut self, _sequence: u64) {}
 
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        Vec::new()
+    }
+
     fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
         Vec::new()
     }

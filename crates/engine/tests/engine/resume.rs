@@ -28,7 +28,14 @@ fn options() -> Options {
 
 /// A note that outlives whoever holds it, and who may be one at a time.
 #[derive(Clone, Default)]
-pub struct Kept(Rc<RefCell<(u64, Vec<NoteRecord>)>>);
+pub struct Kept(Rc<RefCell<Held>>);
+
+#[derive(Clone, Default)]
+struct Held {
+    session: u64,
+    records: Vec<NoteRecord>,
+    given_up: Vec<NoteRecord>,
+}
 
 impl Note for Kept {
     fn room(&self) -> usize {
@@ -36,20 +43,30 @@ impl Note for Kept {
     }
 
     fn append(&mut self, record: NoteRecord) {
-        self.0.borrow_mut().1.push(record);
+        self.0.borrow_mut().records.push(record);
     }
 
     fn forget_through(&mut self, sequence: u64) {
-        self.0.borrow_mut().1.retain(|record| record.sequence > sequence);
+        self.0.borrow_mut().records.retain(|record| record.sequence > sequence);
+    }
+
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        let records = std::mem::take(&mut self.0.borrow_mut().records);
+        self.0.borrow_mut().given_up.extend(&records);
+        records
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        self.0.borrow().given_up.clone()
     }
 
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
         let kept = self.0.borrow();
-        if kept.0 == session { kept.1.clone() } else { Vec::new() }
+        if kept.session == session { kept.records.clone() } else { Vec::new() }
     }
 
     fn begin(&mut self, session: u64) {
-        *self.0.borrow_mut() = (session, Vec::new());
+        *self.0.borrow_mut() = Held { session, ..Held::default() };
     }
 }
 
@@ -137,7 +154,7 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
         let session = set.session();
         ask(&set, VOLUME, fua(0, 1)).await;
         ask(&set, VOLUME, write(8, 8, 2)).await;
-        assert_eq!(note.0.borrow().1.len(), 1, "one of them is in the journal");
+        assert_eq!(note.0.borrow().records.len(), 1, "one of them is in the journal");
         // A write of an entry meets it, after a flush that did not.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
@@ -146,7 +163,7 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
         let refused = set.serve(VOLUME, fua(16, 3)).await.result;
         assert!(refused.is_err() && set.failure().is_some_and(|error| error.is_absence()));
         assert_eq!(set.session(), session, "whoever has the device back knows it by that");
-        assert!(note.0.borrow().1.is_empty(), "{:?}", note.0.borrow().1);
+        assert!(note.0.borrow().records.is_empty(), "{:?}", note.0.borrow().records);
         let set = opened_again(&env, &note, &world, set).await;
         assert_ne!(set.session(), session);
         assert_eq!(set.add_backing_as(VOLUME, BACKING).await, Ok(()));
@@ -301,5 +318,54 @@ fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
         set.remove_volume(VOLUME).await.expect("it is there");
         set.add_backing_as(VOLUME, BACKING).await.expect("it comes anew");
         assert_eq!(bytes(&set, VOLUME, 0, 16).await[..], [[1; 8], [2; 8]].concat());
+    });
+}
+
+/// What a failed flush had made void was gone without a word: nobody could say of which volume it had been, and how much.
+#[test]
+fn what_a_failed_flush_made_void_is_told_by_volume() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let note = Kept::default();
+        let set = open_with(&env, &note).await.expect("sound");
+        let volume = set.add_backing(BACKING, None).await.expect("sound");
+        let flash = set.create_flash_only(64, bcached_format::Label::default()).await.expect("room");
+        ask(&set, volume, write(64, 8, 1)).await;
+        ask(&set, flash, write(0, 8, 1)).await;
+        ask(&set, volume, Request::Flush).await;
+        // Buckets are made ready, which flushes as well.
+        env.sleep(Duration::from_secs(1)).await;
+        let fails = |disk, op: &Op| (disk == CACHE && matches!(op, Op::Flush)).then_some(Mishap::Fails);
+        world.borrow_mut().fate = Some(Box::new(fails));
+        for (volume, sector) in [(volume, 8), (volume, 0), (volume, 8), (volume, 800), (flash, 16)] {
+            ask(&set, volume, write(sector, 8, 2)).await;
+        }
+        ask(&set, flash, Request::WriteZeroes { sector: 40, sectors: 8, fua: false }).await;
+        assert!(set.status().given_up.is_empty(), "nothing has failed");
+        set.serve(volume, Request::Flush).await.result.expect_err("it fails");
+        let told = set.status().given_up;
+        let uuids = [volume, flash].map(|id| {
+            set.volumes().into_iter().find(|info| info.id == id).map(|info| info.uuid).expect("it is served")
+        });
+        let sums: Vec<_> = uuids
+            .iter()
+            .filter_map(|uuid| told.iter().find(|one| one.uuid == *uuid))
+            .map(|one| (one.sectors, one.ranges, one.start, one.end))
+            .collect();
+        // Of a backing device all of its sectors count.
+        assert_eq!((sums, told.len()), (vec![(24, 2, 16, 824), (16, 2, 16, 48)], 2));
+
+        let_go(&env, &world, set).await;
+        let set = open_with(&env, &note).await.expect("sound");
+        assert_eq!(set.status().given_up_before, told);
+        assert!(set.status().given_up.is_empty());
+        let volume = set.add_backing(BACKING, None).await.expect("sound");
+        assert_eq!(bytes(&set, volume, 64, 1).await, [1], "what was flushed is there");
+        ask(&set, volume, Request::Flush).await;
+        set.stop().await.expect("it works");
+        drop((last_handle(&env, &set).await, set));
+        let set = open_with(&env, &note).await.expect("sound");
+        assert!(set.status().given_up_before.is_empty(), "it is told once");
     });
 }

@@ -5,11 +5,12 @@
 //! the set's UUID keeps it from another set, and a lock from a second daemon.
 //!
 //! ```text
-//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten | session
+//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten | session | given up from, to, check
 //! page 1..  ring of records, 8 words each: number + 1, sequence, 4 key words, count, check
 //! ```
 //!
-//! Records are numbered from 0; number N lies in place N modulo capacity. `forgotten..appended` are alive.
+//! Records are numbered from 0; number N lies in place N modulo capacity. `forgotten..appended` are alive. Those that were given up
+//! are forgotten, too, and lie where they lay until the next session begins: nothing is added to the note of a set that has failed.
 //!
 //! **A kill at any instruction leaves a consistent prefix**: a record is stored whole before `appended` counts it
 //! (release), and `forgotten` has passed a place before it is used again (fence). What a killed process has stored is
@@ -26,6 +27,7 @@ use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -47,7 +49,9 @@ const FORGOTTEN: usize = 24;
 /// Whose records these are: damaged, it fits no superblock, and the note is void.
 const SESSION: usize = 32;
 const _: () = assert!(FIXED_WORDS < APPENDED && APPENDED < FORGOTTEN);
-const _: () = assert!(FORGOTTEN < SESSION && SESSION < HEADER_WORDS);
+/// The numbers of the records that were given up, from and to, and a check over both: zeroes, which fail it, say that there are none.
+const GIVEN_UP: usize = 40;
+const _: () = assert!(FORGOTTEN < SESSION && SESSION < GIVEN_UP && GIVEN_UP + 2 < HEADER_WORDS);
 
 const WORD: u64 = 8;
 const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD;
@@ -185,6 +189,8 @@ pub struct MappedNote {
     forgotten: u64,
     /// Numbers below are of a former process.
     left_until: u64,
+    /// Numbers of what a former process has given up.
+    left_given_up: Range<u64>,
     found: NoteFound,
     fate: NoteFate,
 }
@@ -255,6 +261,7 @@ impl MappedNote {
             appended: 0,
             forgotten: 0,
             left_until: 0,
+            left_given_up: 0..0,
             found,
             fate: NoteFate::default(),
         };
@@ -300,6 +307,25 @@ impl MappedNote {
         };
         self.left_until = end;
         self.publish(end, forgotten);
+        self.left_given_up = self.stored_given_up();
+    }
+
+    /// Numbers of what was given up, as far as they make sense. Killed before it was forgotten, it is alive, and was not given up.
+    fn stored_given_up(&self) -> Range<u64> {
+        let [from, to, check] =
+            [0, 1, 2].map(|index| self.mapping.words()[GIVEN_UP + index].load(Ordering::Relaxed));
+        let is_whole = check == mix([self.salt, from, to]);
+        let to = to.min(self.forgotten);
+        if is_whole && from <= to && to - from <= self.capacity { from..to } else { 0..0 }
+    }
+
+    fn store_given_up(&self, [from, to, check]: [u64; 3]) {
+        let words = &self.mapping.words()[GIVEN_UP..];
+        words[0].store(from, Ordering::Relaxed);
+        words[1].store(to, Ordering::Relaxed);
+        words[2].store(check, Ordering::Relaxed);
+        // Before it is forgotten.
+        fence(Ordering::SeqCst);
     }
 
     /// Makes it an empty note of this identity. A kill on the way leaves no magic, so the next open wipes again.
@@ -313,6 +339,7 @@ impl MappedNote {
         }
         words[FIXED_WORDS].store(mix(fixed), Ordering::Relaxed);
         self.mapping.words()[SESSION].store(0, Ordering::Relaxed);
+        self.store_given_up([0; 3]);
         self.publish(0, 0);
         self.mapping.words()[0].store(MAGIC, Ordering::Release);
     }
@@ -332,6 +359,11 @@ impl MappedNote {
         let index = usize::try_from(number % self.capacity).expect("below the capacity");
         let start = HEADER_WORDS + index * RECORD_WORDS;
         &self.mapping.words()[start..start + RECORD_WORDS]
+    }
+
+    /// Those of these records that are whole.
+    fn records(&self, numbers: Range<u64>) -> impl Iterator<Item = NoteRecord> + '_ {
+        numbers.filter_map(|number| self.record(number))
     }
 
     /// Record `number`, if it is whole.
@@ -376,18 +408,39 @@ impl Note for MappedNote {
         }
     }
 
+    fn give_up(&mut self) -> Vec<NoteRecord> {
+        // Those of another session were void before.
+        let are_void = self.fate.are_taken() == Some(false);
+        let (from, to) = (self.forgotten.max(if are_void { self.left_until } else { 0 }), self.appended);
+        let records: Vec<_> = self.records(from..to).collect();
+        if from < to {
+            // What somebody has given up before and nobody was told of stays so.
+            let before = self.stored_given_up();
+            let from = if before.end == from { before.start } else { from };
+            self.store_given_up([from, to, mix([self.salt, from, to])]);
+        }
+        self.publish(to, to);
+        records
+    }
+
+    fn given_up(&self) -> Vec<NoteRecord> {
+        self.records(self.left_given_up.clone()).collect()
+    }
+
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
         let is_its = self.mapping.words()[SESSION].load(Ordering::Acquire) == session;
         let _the_first_answer_holds = self.fate.0.set(is_its);
         if !is_its {
             return Vec::new();
         }
-        (self.forgotten..self.left_until).filter_map(|number| self.record(number)).collect()
+        self.records(self.forgotten..self.left_until).collect()
     }
 
-    /// A kill between the two stores leaves an empty note of the former session.
+    /// A kill between the stores leaves an empty note of the former session.
     fn begin(&mut self, session: u64) {
         self.publish(self.appended, self.appended);
+        self.store_given_up([0; 3]);
+        self.left_given_up = 0..0;
         self.mapping.words()[SESSION].store(session, Ordering::Release);
         fence(Ordering::SeqCst);
     }
