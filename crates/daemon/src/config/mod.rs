@@ -245,6 +245,7 @@ impl Config {
         };
         let places = twice::Places::of(&settings);
         let places = if line.exports.is_empty() { places } else { places.without_listen() };
+        let memory = settings.memory;
         let mut config = Self::from_settings(settings, line, findings)?;
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
@@ -257,6 +258,7 @@ impl Config {
         };
         config.caches.extend(line.caches.iter().map(plain));
         config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device, config.ways)));
+        config.memory_bytes = memory.unwrap_or_else(|| MEMORY_DEFAULT.max(config.memory_min()));
         config.check(named, &places, findings);
         Ok(config)
     }
@@ -287,7 +289,13 @@ impl Config {
     /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes.
     #[must_use]
     pub fn memory_of_nodes(&self) -> u64 {
-        (self.memory_bytes / 2).saturating_sub(self.memory_of_disks())
+        // Volumes that a reload has brought may need more than is left.
+        (self.memory_bytes / 2).saturating_sub(self.memory_of_disks()).max(MEMORY_MIN / 2)
+    }
+
+    /// The least that `memory` can be: what disks take comes off the half that nodes have.
+    fn memory_min(&self) -> u64 {
+        MEMORY_MIN + 2 * self.memory_of_disks()
     }
 
     fn memory_of_disks(&self) -> u64 {
@@ -320,7 +328,7 @@ impl Config {
             .map(|time| time.0);
         let mut config = Self {
             control,
-            memory_bytes: settings.memory.unwrap_or(MEMORY_DEFAULT),
+            memory_bytes: settings.memory.unwrap_or_default(),
             stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
             places,
             ways,
@@ -418,11 +426,11 @@ impl Config {
                 Failure::new(Kind::Config, "`memory` is too small")
                     .why("B-tree nodes and requests in flight need 128M"),
             );
-        } else if self.memory_bytes < MEMORY_MIN + 2 * self.memory_of_disks() {
+        } else if self.memory_bytes < self.memory_min() {
             findings.push(
                 Failure::new(Kind::Config, "`memory` is too small")
                     .why("it needs 128M, 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
-                    .next(format!("write \"{}\" or more", typed(MEMORY_MIN + 2 * self.memory_of_disks()))),
+                    .next(format!("write \"{}\" or more", typed(self.memory_min()))),
             );
         }
         twice::check_sockets(self, places, findings);

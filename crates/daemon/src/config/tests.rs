@@ -187,6 +187,11 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
     assert!(places.fuse_allow_other);
     assert_eq!(config.memory_of_nodes(), (256 - 32) << 20, "what its disk takes is not for nodes");
 
+    let unsaid = (1..6).fold(text.replace("memory = \"512M\"\n", ""), |text, n| {
+        format!("{text}[volume.v{n}]\nbacking = \"/v{n}\"\n")
+    });
+    let config = load(&unsaid, &[]).expect("as much as is needed");
+    assert_eq!((config.memory_bytes, config.memory_of_nodes()), (512 << 20, 64 << 20));
     let small = text.replace("512M", "180M");
     assert!(refused(&small).1.contains("`memory` is too small: it needs 128M, 16M for each volume"));
     let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");
