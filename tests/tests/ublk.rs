@@ -170,7 +170,9 @@ serve() {
 }
 serve
 first=$device
-mkfs.ext4 -q $device; mkdir /mnt; mount -t ext4 -o errors=panic $device /mnt
+link=$(echo /dev/bcache/by-uuid/*)
+test $link -ef $device
+mkfs.ext4 -q $device; mkdir /mnt; mount -t ext4 -o errors=panic $link /mnt
 bcached status
 head -c 20000000 /dev/urandom > /tmp/data
 dd if=/tmp/data of=/mnt/a bs=64k conv=fsync 2>/dev/null
@@ -196,6 +198,7 @@ cmp /tmp/data /mnt/a
 umount /mnt
 kill -TERM $server; wait $server
 test ! -e $device
+test ! -L $link
 test -z \"$(ls /sys/class/ublk-char)\"
 bcached check --backing /dev/vdb /dev/vda > /dev/null
 echo all is well",

@@ -4,6 +4,7 @@
 //! quarter as much beside it; each block device
 //! and each disk of a virtual machine takes some of what nodes would have (`config::ways`).
 
+use super::links;
 use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
 use crate::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
@@ -78,13 +79,13 @@ impl Fronts {
                 let memory = if running.nbd.is_some() { memory / 4 } else { memory };
                 running.fuse = Some(start_fuse(places, exports, memory)?);
             }
-            Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk()?)),
+            Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
             Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse => {}
         }
         Ok(())
     }
 
-    fn start_ublk(&self) -> Result<UblkServer, Failure> {
+    fn start_ublk(&self, exports: ExportTable) -> Result<UblkServer, Failure> {
         Features::probe().map_err(|why| {
             let kind = if why == Unavailable::NotPermitted { Kind::Permission } else { Kind::Io };
             Failure::new(kind, "cannot make block devices").why(why.to_string()).option("--export")
@@ -94,6 +95,9 @@ impl Fronts {
             match state {
                 DeviceState::Coming => {}
                 DeviceState::Here(path) => {
+                    if let Some(export) = exports.by_name(name) {
+                        links::make(&export, path);
+                    }
                     tracing::info!(
                         event = "ublk-device",
                         "{name}: it is the block device {}",
@@ -177,9 +181,7 @@ impl Fronts {
         if let (Some(ublk), Some(claim)) = (running.ublk.clone(), running.claims.remove(name)) {
             let name = name.to_owned();
             let remove = move || {
-                if let Err(still) = ublk.remove(&[name], RETIRE_LIMIT) {
-                    tracing::warn!(event = "ublk-not-removed", "{still}");
-                }
+                remove_devices(&ublk, &[name], RETIRE_LIMIT);
                 // Whoever writes by another way finds no device beside.
                 drop(claim);
             };
@@ -330,13 +332,24 @@ impl Fronts {
                 "{name}: its block device is in use and stays: what is asked of it waits until bcached serves it again"
             );
         }
-        if let Err(still) = ublk.remove(&go, limit) {
-            tracing::warn!(event = "ublk-not-removed", "{still}");
-        }
+        remove_devices(&ublk, &go, limit);
     }
 
     fn lock(&self) -> MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes these volumes' devices from the kernel, and their links with them.
+fn remove_devices(ublk: &UblkServer, names: &[String], limit: Duration) {
+    let path = |name: &String| match ublk.state(name)? {
+        DeviceState::Here(path) => Some(path),
+        _ => None,
+    };
+    let paths: Vec<_> = names.iter().filter_map(path).collect();
+    match ublk.remove(names, limit) {
+        Ok(()) => paths.iter().for_each(|path| links::remove(path)),
+        Err(still) => tracing::warn!(event = "ublk-not-removed", "{still}"),
     }
 }
 

@@ -30,6 +30,7 @@ mod health;
 mod import;
 mod jobs;
 mod label;
+mod links;
 mod looking;
 mod losing;
 mod memory;
