@@ -65,8 +65,18 @@ fn a_virtual_machine_has_a_volume_as_its_disk() {
     assert!(found[1024..1536] == disk[512..1024] && found[2048..64 << 10] == disk[2048..]);
     done(&daemon, &["remove", "tank"]);
     daemon.wait_for("its socket goes", |_| !socket.exists());
+    // At once, or when the former one has gone.
+    for _ in 0..5 {
+        done(&daemon, &["add", "tank"]);
+        daemon.wait_for("it is there again", |status| {
+            status["volumes"][0]["state"] == "served" && socket.exists()
+        });
+        done(&daemon, &["remove", "tank"]);
+    }
     done(&daemon, &["add", "tank"]);
-    assert!(socket.exists());
+    daemon
+        .wait_for("it is there again", |status| status["volumes"][0]["state"] == "served" && socket.exists());
+    assert_eq!(ways(&daemon).len(), 2);
     let (exit, log) = daemon.stop();
     assert_eq!((exit, socket.exists()), (0, false), "{log}");
 }

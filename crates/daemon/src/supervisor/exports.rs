@@ -103,9 +103,9 @@ impl Supervisor {
         Way::ALL.into_iter().filter(wanted).try_for_each(|way| self.start_front(way))
     }
 
-    /// Volumes that are no block device because another client wrote to them then.
-    pub(super) fn try_devices_again(&self) {
-        for name in self.fronts.without_device() {
+    /// Volumes that could not be had by some way when they came.
+    pub(super) fn try_ways_again(&self) {
+        for name in self.fronts.refused() {
             let entry =
                 self.shared().table.volumes.iter().find(|entry| entry.display_name() == name).cloned();
             if let Some(entry) = entry {

@@ -46,6 +46,29 @@ struct Running {
     claims: BTreeMap<String, Option<Claim>>,
     /// Why a volume cannot be had by a way that it is to be had by.
     refused: BTreeMap<(String, Way), String>,
+    /// What is being taken away: it cannot be there again before that has ended.
+    retiring: BTreeSet<(String, Way)>,
+}
+
+impl Running {
+    /// A volume cannot be had by a way now. The log is told once for each reason.
+    fn refuse(&mut self, name: &str, way: Way, why: String) {
+        let key = (name.to_owned(), way);
+        if self.refused.get(&key) != Some(&why) {
+            tracing::error!(event = "volume-not-exported", "{name}: it is not to be had by {way} now: {why}");
+            self.refused.insert(key, why);
+        }
+    }
+
+    /// Whether it is being taken away, which is why it is not there.
+    fn is_retiring(&mut self, name: &str, way: Way) -> bool {
+        let is = self.retiring.contains(&(name.to_owned(), way));
+        if is {
+            let why = "what was there of it before is being taken away".to_owned();
+            self.refused.insert((name.to_owned(), way), why);
+        }
+        is
+    }
 }
 
 /// Somebody who uses a volume, or could.
@@ -118,6 +141,9 @@ impl Fronts {
         if !ways.has(Way::Ublk) || running.ublk.is_none() || running.claims.contains_key(name) {
             return;
         }
+        if running.is_retiring(name, Way::Ublk) {
+            return;
+        }
         let (now, _) = exports.writing().look(uuid, Peer::Kernel);
         let claim = if shared { None } else { exports.writing().claim(uuid, Peer::Kernel, now) };
         let key = (name.to_owned(), Way::Ublk);
@@ -125,7 +151,7 @@ impl Fronts {
             running.refused.remove(&key);
             running.claims.insert(name.to_owned(), claim);
         } else {
-            running.refused.insert(key, "another client writes to it".to_owned());
+            running.refuse(name, Way::Ublk, "another client writes to it".to_owned());
         }
     }
 
@@ -137,33 +163,30 @@ impl Fronts {
         }
         let mut running = self.lock();
         let Some(vhost) = running.vhost.clone() else { return };
+        if running.is_retiring(name, Way::VhostUser) {
+            return;
+        }
         if vhost.served().iter().any(|served| served == name) {
             return vhost.changed(name);
         }
-        let key = (name.to_owned(), Way::VhostUser);
         match vhost.serve(name, vhost::VolumeOptions::default()) {
-            Ok(()) => drop(running.refused.remove(&key)),
-            Err(error) => {
-                let told = sentence(&error);
-                tracing::error!(event = "volume-not-exported", "{name}: no disk of virtual machines: {told}");
-                running.refused.insert(key, told);
-            }
+            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::VhostUser))),
+            Err(error) => running.refuse(name, Way::VhostUser, sentence(&error)),
         }
     }
 
-    /// Volumes that are to be block devices, and of which somebody else is the writer.
-    pub fn without_device(&self) -> Vec<String> {
-        let running = self.lock();
-        let refused = running.refused.keys().filter(|(_, way)| *way == Way::Ublk);
-        refused.map(|(name, _)| name).filter(|name| !running.claims.contains_key(*name)).cloned().collect()
+    /// Volumes that cannot be had by some way now, and perhaps can next time.
+    pub fn refused(&self) -> BTreeSet<String> {
+        self.lock().refused.keys().map(|(name, _)| name.clone()).collect()
     }
 
     fn publish_device(&self, name: &str, exports: &ExportTable, guests: &Guests) {
         let mut running = self.lock();
         let Some(ublk) = running.ublk.clone().filter(|_| running.claims.contains_key(name)) else { return };
         let Some(export) = exports.by(Way::Ublk).by_name(name) else { return };
-        if let Err(error) = ublk.serve(Served { export, guests: guests.clone(), number: None }) {
-            running.refused.insert((name.to_owned(), Way::Ublk), format!("no thread: {error}"));
+        match ublk.serve(Served { export, guests: guests.clone(), number: None }) {
+            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::Ublk))),
+            Err(error) => running.refuse(name, Way::Ublk, format!("no thread: {error}")),
         }
     }
 
@@ -178,28 +201,44 @@ impl Fronts {
     pub fn retire(&self, name: &str) {
         let mut running = self.lock();
         running.refused.retain(|(of, _), _| of != name);
-        if let (Some(ublk), Some(claim)) = (running.ublk.clone(), running.claims.remove(name)) {
-            let name = name.to_owned();
-            let remove = move || {
+        let device = running.ublk.clone().zip(running.claims.remove(name));
+        let machine =
+            running.vhost.clone().filter(|vhost| vhost.served().iter().any(|served| served == name));
+        drop(running);
+        let named = name.to_owned();
+        if let Some((ublk, claim)) = device {
+            self.apart((named.clone(), Way::Ublk), move |name| {
                 remove_devices(&ublk, &[name], RETIRE_LIMIT);
                 // Whoever writes by another way finds no device beside.
                 drop(claim);
-            };
-            let _without = std::thread::Builder::new().name("ublk-remove".to_owned()).spawn(remove);
+            });
         }
-        let Some(vhost) = running.vhost.clone() else { return };
-        drop(running);
-        if !vhost.served().iter().any(|served| served == name) {
-            return;
+        if let Some(vhost) = machine {
+            self.apart((named, Way::VhostUser), move |name| {
+                if let Err(busy) = vhost.stop(&name, RETIRE_LIMIT) {
+                    tracing::warn!(event = "clients-cut", "{name}: a virtual machine: {:?}", busy.volumes);
+                }
+            });
         }
-        let name = name.to_owned();
-        let stop = move || {
-            if let Err(busy) = vhost.stop(&name, RETIRE_LIMIT) {
-                tracing::warn!(event = "clients-cut", "{name}: a virtual machine: {:?}", busy.volumes);
-            }
+    }
+
+    /// Takes something of a volume away, for which nobody waits.
+    fn apart(&self, of: (String, Way), away: impl FnOnce(String) + Send + 'static) {
+        self.lock().retiring.insert(of.clone());
+        let (fronts, key) = (self.clone(), of.clone());
+        let body = move || {
+            away(key.0.clone());
+            fronts.lock().retiring.remove(&key);
+            fronts.wake.iter().for_each(|wake| wake());
         };
-        // Nobody waits for that. Without a thread the socket stays, and turns away whoever comes.
-        let _without = std::thread::Builder::new().name("vhost-stop".to_owned()).spawn(stop);
+        if let Err(error) = std::thread::Builder::new().name("retire".to_owned()).spawn(body) {
+            let (name, way) = &of;
+            tracing::error!(
+                event = "volume-still-exported",
+                "{name}: by {way}, for want of a thread: {error}"
+            );
+            self.lock().retiring.remove(&of);
+        }
     }
 
     /// Where a volume can be had, and why not.

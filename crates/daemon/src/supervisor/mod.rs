@@ -372,7 +372,7 @@ impl Supervisor {
         self.take_caches_back();
         self.look_after_arrivals();
         self.divide_memory();
-        self.try_devices_again();
+        self.try_ways_again();
     }
 
     /// A device that has been opened for who does not wait for it any more is nobody's: its claim would last as long as the process.
