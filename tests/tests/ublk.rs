@@ -165,7 +165,7 @@ serve() {
 	bcached serve --cache /dev/vda --backing /dev/vdb --export ublk --stop-timeout 1s > /tmp/out 2> /tmp/log &
 	server=$!
 	wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
-	device=$(sed -n 's/.*it is the block device \\([^ ]*\\).*/\\1/p' /tmp/log)
+	device=$(sed -n 's/.*it is the block device \\([^ ]*\\).*/\\1/p' /tmp/log | tail -n 1)
 	wait_for 20 test -b $device || { cat /tmp/log; return 1; }
 }
 serve
@@ -194,6 +194,13 @@ grep -o 'event=ublk-left' /tmp/log
 test -b $device
 serve
 test $device = $first
+cmp /tmp/data /mnt/a
+umount /mnt
+bcached stop bcache-$(basename $link | cut -c1-8)
+wait_for 20 test ! -e $device
+bcached add bcache-$(basename $link | cut -c1-8)
+wait_for 20 test -L $link
+mount -t ext4 $link /mnt
 cmp /tmp/data /mnt/a
 umount /mnt
 kill -TERM $server; wait $server

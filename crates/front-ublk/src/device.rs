@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Requests of a device at once.
 const DEPTH: u16 = 128;
-/// Largest request: the block layer cuts what is larger. So much times the depth is the most that requests hold in memory.
+/// Largest request: the block layer cuts what is larger.
 const IO_BYTES_MAX: u32 = 512 << 10;
 /// Largest discard, in sectors: 1 GiB.
 const DISCARD_SECTORS_MAX: u32 = 1 << 21;

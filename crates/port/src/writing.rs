@@ -19,8 +19,8 @@
 //!   left: what it read before is no longer what is there, and writing on would destroy what the other one did.
 //!   It connects again, and reads again.
 //!
-//! The latter is decided by counting changes of the writer: a connection may begin to write if nobody else has begun
-//! since it was established.
+//! The latter is decided by counting how often writing has begun, also by a client that wrote before: a connection may begin to write if
+//! nobody else has begun since it was established.
 
 use crate::export::Uuid;
 use crate::lock::lock;
@@ -57,8 +57,10 @@ pub struct Writing {
 /// A volume that has been written to. The table holds at most one of these for each volume there ever was.
 #[derive(Default)]
 struct Volume {
-    /// How often writing went over to another client.
+    /// How often writing has begun, each time from nobody or another client.
     changes: u64,
+    /// What that was when `last` took it over.
+    taken_at: u64,
     /// Who began to write last.
     last: Option<Peer>,
     /// Connections of `last` that have written and are not done.
@@ -92,14 +94,17 @@ impl Writing {
         let volume = volumes.entry(id).or_default();
         if volume.last == Some(peer) {
             // Nobody, or only this client itself, began since.
-            if volume.changes > since.0 + 1 {
+            if volume.taken_at > since.0 + 1 {
                 return None;
             }
+            // Others that have looked since it ended do not know what comes now.
+            volume.changes += u64::from(volume.connections == 0);
         } else {
             if volume.connections > 0 || volume.changes != since.0 {
                 return None;
             }
             volume.changes += 1;
+            volume.taken_at = volume.changes;
             volume.last = Some(peer);
         }
         volume.connections += 1;
@@ -151,6 +156,25 @@ mod tests {
     const TANK: Uuid = Uuid([1; 16]);
     const ONE: Peer = Peer::Process { pid: 10, started: 5 };
     const OTHER: Peer = Peer::Connection(3);
+
+    /// A client writes and goes, another one looks, the first comes again and writes: the other one's view is old.
+    #[test]
+    fn who_has_an_old_view_does_not_write_though_the_writer_is_who_it_was() {
+        let writing = Writing::default();
+        let (first, _) = writing.look(TANK, ONE);
+        drop(writing.claim(TANK, ONE, first).expect("nobody writes"));
+        let (seen, _) = writing.look(TANK, OTHER);
+        let (again, _) = writing.look(TANK, ONE);
+        drop(writing.claim(TANK, ONE, again).expect("nobody else has written"));
+        assert!(writing.claim(TANK, OTHER, seen).is_none());
+        // Connections of one client know of each other, however often one of them has begun.
+        for _ in 0..3 {
+            drop(writing.claim(TANK, ONE, first).expect("only itself has written since"));
+        }
+        let (now, _) = writing.look(TANK, OTHER);
+        drop(writing.claim(TANK, OTHER, now).expect("it has looked again"));
+        assert!(writing.claim(TANK, ONE, again).is_none(), "another one has written since");
+    }
 
     #[test]
     fn connections_of_one_client_write_together_and_shut_others_out() {

@@ -27,7 +27,7 @@ pub fn memory_of(ways: Ways) -> u64 {
 pub struct Exported(pub Ways);
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`export` is a way, or a list of ways: \"nbd\", [\"nbd\", \"fuse\"]")]
 enum OneOrSeveral {
     One(String),
     Several(Vec<String>),

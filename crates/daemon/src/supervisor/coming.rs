@@ -79,6 +79,8 @@ impl Supervisor {
         let name = entry.display_name();
         if is_stopped {
             self.name_export(&entry);
+            // Whoever uses it was asked before: nothing waits for what does not come by itself.
+            self.fronts.retire(name);
             tracing::info!(event = "volume-stopped", "{name}: it is not served until the next start");
         } else {
             self.unexport(name);

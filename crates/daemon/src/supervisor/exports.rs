@@ -109,6 +109,7 @@ impl Supervisor {
             let entry =
                 self.shared().table.volumes.iter().find(|entry| entry.display_name() == name).cloned();
             if let Some(entry) = entry {
+                self.start_fronts_of(&entry);
                 self.publish(&entry);
             }
         }
@@ -122,7 +123,7 @@ impl Supervisor {
     fn start_fronts_of(&self, entry: &VolumeEntry) {
         for way in entry.ways.iter() {
             if let Err(failure) = self.start_front(way) {
-                tracing::error!(event = "volume-not-exported", "{}: {failure}", entry.display_name());
+                self.fronts.refuse(entry.display_name(), way, &failure);
             }
         }
     }

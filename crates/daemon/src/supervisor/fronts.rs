@@ -48,6 +48,8 @@ struct Running {
     refused: BTreeMap<(String, Way), String>,
     /// What is being taken away: it cannot be there again before that has ended.
     retiring: BTreeSet<(String, Way)>,
+    /// The daemon ends: nothing begins any more.
+    has_ended: bool,
 }
 
 impl Running {
@@ -91,6 +93,9 @@ impl Fronts {
     /// Why it cannot be.
     pub fn start(&self, way: Way, config: &Config, exports: &ExportTable) -> Result<(), Failure> {
         let mut running = self.lock();
+        if running.has_ended {
+            return Ok(());
+        }
         let (places, exports) = (&config.places, exports.by(way));
         let memory = config.memory_bytes / 4;
         match way {
@@ -104,6 +109,10 @@ impl Fronts {
             }
             Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
             Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse => {}
+        }
+        if matches!(way, Way::Nbd | Way::Fuse) {
+            // All volumes are to be had by it.
+            running.refused.retain(|(_, of), _| *of != way);
         }
         Ok(())
     }
@@ -173,6 +182,11 @@ impl Fronts {
             Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::VhostUser))),
             Err(error) => running.refuse(name, Way::VhostUser, sentence(&error)),
         }
+    }
+
+    /// A volume cannot be had by a front end that does not start.
+    pub fn refuse(&self, name: &str, way: Way, failure: &Failure) {
+        self.lock().refuse(name, way, failure.to_string());
     }
 
     /// Volumes that cannot be had by some way now, and perhaps can next time.
@@ -265,6 +279,9 @@ impl Fronts {
                     if fuse.has_ended() {
                         return Some(Err("somebody has unmounted it".to_owned()));
                     }
+                    if matches!(name, "." | "..") {
+                        return Some(Err("no file can be called so".to_owned()));
+                    }
                     fuse.directory().join("volumes").join(name).display().to_string()
                 }
             };
@@ -338,7 +355,8 @@ impl Fronts {
     /// Ends all of them. What is due goes out, up to `limit` each.
     pub fn shutdown(&self, limit: Duration) {
         self.let_devices_go(limit);
-        let Running { nbd, vhost, fuse, .. } = std::mem::take(&mut *self.lock());
+        let ended = Running { has_ended: true, ..Running::default() };
+        let Running { nbd, vhost, fuse, .. } = std::mem::replace(&mut *self.lock(), ended);
         let cut = |busy: &dyn std::fmt::Display| tracing::warn!(event = "clients-cut", "{busy}");
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(limit)) {
             cut(&busy);
@@ -362,13 +380,15 @@ impl Fronts {
         };
         let all_go = machine_stops();
         let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
-            let Some(DeviceState::Here(path)) = ublk.state(name) else { return true };
-            all_go || users_of_device(&path).is_empty()
+            // Of one that is being taken over nobody knows who has it.
+            let is_unused =
+                matches!(ublk.state(name), Some(DeviceState::Here(path)) if users_of_device(&path).is_empty());
+            all_go || is_unused
         });
         for name in stay {
             tracing::warn!(
                 event = "ublk-left",
-                "{name}: its block device is in use and stays: what is asked of it waits until bcached serves it again"
+                "{name}: its block device is in use, or about to come, and stays: what is asked of it waits until bcached serves it again"
             );
         }
         remove_devices(&ublk, &go, limit);

@@ -159,7 +159,8 @@ impl Supervisor {
     /// Whoever connects from now on is told that there is no such volume; as before if somebody has been faster.
     fn unserve(&self, name: &str, index: usize, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
         for (_, entry) in volumes {
-            self.unexport(entry.display_name());
+            // Whoever has it keeps it: that may be found below.
+            self.exports.remove(entry.display_name());
         }
         if let Err(failure) = self.check_idle(name, volumes) {
             for (_, entry) in volumes {
