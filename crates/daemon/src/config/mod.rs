@@ -286,11 +286,13 @@ impl Config {
         gone.chain(unstable).chain(replaced).collect()
     }
 
-    /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes.
+    /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes, of volumes that are to
+    /// be had by these ways.
     #[must_use]
-    pub fn memory_of_nodes(&self) -> u64 {
+    pub fn memory_of_nodes(&self, ways: impl Iterator<Item = Ways>) -> u64 {
         // Volumes that a reload has brought may need more than is left.
-        (self.memory_bytes / 2).saturating_sub(self.memory_of_disks()).max(MEMORY_MIN / 2)
+        let disks: u64 = ways.map(ways::memory_of).sum();
+        (self.memory_bytes / 2).saturating_sub(disks).max(MEMORY_MIN / 2)
     }
 
     /// The least that `memory` can be: what disks take comes off the half that nodes have.

@@ -185,13 +185,20 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
     let places = &config.places;
     assert_eq!((&*places.vhost_user, &*places.fuse), (Path::new("/run/vm"), Path::new("/run/x/fuse")));
     assert!(places.fuse_allow_other);
-    assert_eq!(config.memory_of_nodes(), (256 - 32) << 20, "what its disk takes is not for nodes");
+    assert_eq!(
+        config.memory_of_nodes(config.volumes.iter().map(|volume| volume.ways)),
+        (256 - 32) << 20,
+        "what its disk takes is not for nodes"
+    );
 
     let unsaid = (1..6).fold(text.replace("memory = \"512M\"\n", ""), |text, n| {
         format!("{text}[volume.v{n}]\nbacking = \"/v{n}\"\n")
     });
     let config = load(&unsaid, &[]).expect("as much as is needed");
-    assert_eq!((config.memory_bytes, config.memory_of_nodes()), (512 << 20, 64 << 20));
+    assert_eq!(
+        (config.memory_bytes, config.memory_of_nodes(config.volumes.iter().map(|volume| volume.ways))),
+        (512 << 20, 64 << 20)
+    );
     let small = text.replace("512M", "180M");
     assert!(refused(&small).1.contains("`memory` is too small: it needs 128M, 16M for each volume"));
     let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");

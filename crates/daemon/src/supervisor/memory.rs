@@ -43,9 +43,13 @@ impl Table {
     fn parts(&self, all: usize) -> (usize, usize) {
         let wants = |cache: &CacheEntry| cache.has_engine() || matches!(cache.state, CacheState::Waiting(_));
         let count = self.real_caches().filter(|(_, cache)| wants(cache)).count();
+        (all / count.max(1), all.saturating_sub(self.given()))
+    }
+
+    /// What all have together.
+    fn given(&self) -> usize {
         let engines = self.real_caches().filter(|(_, cache)| cache.has_engine());
-        let given: usize = engines.map(|(_, cache)| cache.nodes.bytes).sum();
-        (all / count.max(1), all.saturating_sub(given))
+        engines.map(|(_, cache)| cache.nodes.bytes).sum()
     }
 
     /// A cache other than that has more than its part, and cannot be asked for it at this moment.
@@ -60,7 +64,8 @@ impl Table {
 impl Supervisor {
     /// Memory for the nodes of a cache that is about to be opened; `None`: others give it up first.
     pub(super) fn nodes_for(&self, index: usize) -> Option<usize> {
-        let (part, free) = self.shared().table.parts(self.memory_of_nodes());
+        let all = self.memory_of_nodes();
+        let (part, free) = self.shared().table.parts(all);
         if free >= part {
             return Some(part);
         }
@@ -79,25 +84,34 @@ impl Supervisor {
 
     /// The cache was opened with less than it is to have, since others had the rest.
     pub(super) fn is_short_of_memory(&self, index: usize) -> bool {
-        let (part, _) = self.shared().table.parts(self.memory_of_nodes());
+        let all = self.memory_of_nodes();
+        let (part, _) = self.shared().table.parts(all);
         self.shared().table.caches[index].nodes.bytes < part
     }
 
-    /// What has become free goes to those that have less than their part.
+    /// What has become free goes to those that have less than their part. Those that have more give it up if all together have too much,
+    /// as when block devices or disks of virtual machines have come since.
     pub(super) fn divide_memory(&self) {
+        let all = self.memory_of_nodes();
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
-            let (part, free) = self.shared().table.parts(self.memory_of_nodes());
-            let has = self.shared().table.caches[index].nodes.bytes;
-            let more = part.min(has + free);
-            if more > has {
-                self.ask(index, &engine, more);
+            let (has, given, (part, free)) = {
+                let shared = self.shared();
+                let table = &shared.table;
+                (table.caches[index].nodes.bytes, table.given(), table.parts(all))
+            };
+            let wanted = if given > all { has.min(part) } else { has.max(part.min(has + free)) };
+            if wanted != has {
+                self.ask(index, &engine, wanted);
             }
         }
     }
 
     fn memory_of_nodes(&self) -> usize {
-        usize::try_from(self.config.memory_of_nodes()).unwrap_or(usize::MAX)
+        let shared = self.shared();
+        let there = shared.table.volumes.iter().filter(|entry| !entry.is_removed());
+        let ways = there.map(|entry| entry.ways);
+        usize::try_from(self.config.memory_of_nodes(ways)).unwrap_or(usize::MAX)
     }
 
     /// Has an engine change what it has. True if its answer is to be waited for.
