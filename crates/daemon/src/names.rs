@@ -129,10 +129,15 @@ pub fn of_cache(label: Label, set: Uuid, taken: impl Fn(&str) -> bool) -> String
     from_label(label, taken).unwrap_or_else(|| format!("set-{}", digits(set)))
 }
 
+/// Names go into paths, NBD and JSON: they are not empty, and have no slash and no control character.
+#[must_use]
+pub fn can_be_name(text: &str) -> bool {
+    !text.is_empty() && !text.chars().any(|letter| letter.is_control() || letter == '/')
+}
+
 fn from_label(label: Label, taken: impl Fn(&str) -> bool) -> Option<String> {
     let text = std::str::from_utf8(label.text()).ok()?;
-    let usable = !text.is_empty() && !text.chars().any(|letter| letter.is_control() || letter == '/');
-    (usable && !taken(text)).then(|| text.to_owned())
+    (can_be_name(text) && !taken(text)).then(|| text.to_owned())
 }
 
 fn digits(uuid: Uuid) -> String {

@@ -9,6 +9,7 @@ use crate::output::{Report, Show};
 use bcached_daemon::config::{CommandLine, Config, Merged, merged};
 use bcached_daemon::control::client;
 use bcached_daemon::control::differences::Differences;
+use bcached_daemon::names::can_be_name;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -178,9 +179,7 @@ fn volume(text: &mut String, member: &Member, cache: &str, taken: &mut BTreeSet<
 
 /// The label, if it can be a name and is none yet.
 fn unused(label: &str, other: &str, taken: &mut BTreeSet<String>) -> String {
-    let can_be = !label.is_empty()
-        && label != "none"
-        && !label.chars().any(|letter| letter.is_control() || letter == '/' || letter == '\u{FFFD}');
+    let can_be = can_be_name(label) && label != "none" && !label.contains('\u{FFFD}');
     let mut name = if can_be && !taken.contains(label) { label.to_owned() } else { other.to_owned() };
     while !taken.insert(name.clone()) {
         name.push('x');

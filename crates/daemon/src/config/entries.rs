@@ -5,7 +5,7 @@ use super::{Cache, Flash, NO_CACHE, Released, Volume, WAIT_DEFAULT};
 use crate::failure::Failure;
 use crate::options::layers::{Configured, Layers};
 use bcached_format::Uuid;
-use bcached_port::{Way, Ways};
+use bcached_port::Ways;
 
 impl Cache {
     /// `None`: it is not to be served.
@@ -51,7 +51,12 @@ pub(super) fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Fa
 }
 
 impl Flash {
-    pub(super) fn of(name: String, origin: &Origin, said: VolumeSettings) -> Result<Self, Failure> {
+    pub(super) fn of(
+        name: String,
+        origin: &Origin,
+        said: VolumeSettings,
+        ways: Ways,
+    ) -> Result<Self, Failure> {
         let flash = required(said.flash, origin, &format!("[volume.{name}] has no `flash`"))?;
         if said.backing.is_some() {
             return Err(origin.failure("a volume has either `backing` or `flash`"));
@@ -68,7 +73,7 @@ impl Flash {
             served: said.served.unwrap_or(true),
             read_only: said.read_only.unwrap_or(false),
             shared: said.shared.unwrap_or(false),
-            ways: said.export.unwrap_or_else(|| Way::Nbd.into()),
+            ways,
         })
     }
 }

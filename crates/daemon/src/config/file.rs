@@ -6,6 +6,7 @@ use super::values::{Loopback, Size, Time};
 use super::ways::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::{NO_CACHE, findings};
 use crate::failure::{Failure, Kind};
+use crate::names::can_be_name;
 use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};
 use crate::options::value::{Refused, Value};
@@ -345,7 +346,7 @@ impl Source<'_> {
         for (name, raw) in raw {
             let origin = self.origin(name.span().start);
             let name = name.into_inner();
-            if name.is_empty() || name.chars().any(|letter| letter.is_control() || letter == '/') {
+            if !can_be_name(&name) {
                 let failure = origin.failure(&format!("{name:?} cannot be a name"));
                 self.found(
                     &origin,

@@ -373,10 +373,10 @@ impl Config {
     ) -> Result<(), Failure> {
         let (origin, is_refused) = (own.origin.clone(), own.is_refused);
         sense_of_flash(&name, own.said())?;
-        let mut merged = own.over(defaults);
-        merged.export = told.or(merged.export);
+        let merged = own.over(defaults);
+        let ways = told.or(merged.export).unwrap_or(self.ways);
         if merged.flash.is_some() {
-            self.flash.push(Flash::of(name, &origin, merged)?);
+            self.flash.push(Flash::of(name, &origin, merged, ways)?);
             return Ok(());
         }
         if merged.served == Some(false) {
@@ -394,7 +394,7 @@ impl Config {
             options: in_order(merged.options)?,
             read_only: merged.read_only.unwrap_or(false),
             shared: merged.shared.unwrap_or(false),
-            ways: merged.export.unwrap_or(self.ways),
+            ways,
             wait: merged.wait.unwrap_or(WAIT_DEFAULT),
             size: merged.size,
             name: Some(name),

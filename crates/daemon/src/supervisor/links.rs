@@ -4,6 +4,7 @@
 //! They are made here and not by udev, which learns of a device before anybody could tell it whose it is. What points elsewhere is left
 //! alone.
 
+use crate::names::can_be_name;
 use bcached_port::Export;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
@@ -67,8 +68,7 @@ fn is_dead(link: &Path) -> bool {
 }
 
 fn is_name(label: &str) -> bool {
-    let is_plain = |letter: char| !letter.is_control() && letter != '/';
-    !label.is_empty() && label != "." && label != ".." && label.chars().all(is_plain)
+    can_be_name(label) && label != "." && label != ".."
 }
 
 #[cfg(test)]
