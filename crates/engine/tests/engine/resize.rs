@@ -2,11 +2,11 @@
 //! life never comes back.
 
 use crate::beside::{Beside, asking};
-use crate::memory::Mishap;
+use crate::memory::{Mishap, World};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Cancel, Cause, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Env, Op};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -81,6 +81,26 @@ fn a_device_that_grew_is_taken_up_with_its_odd_end() {
     });
 }
 
+/// Zeroes are asked for up to the odd end, and are held back; the device has 2000 sectors then.
+async fn zeroing_as_the_device_grows(
+    env: &Env,
+    world: &RefCell<World>,
+    set: &CacheSet,
+    volume: VolumeId,
+) -> Beside<Result<(), Error>> {
+    ask(set, volume, write(1000, 3, 9)).await;
+    world.borrow_mut().resize(1, DATA_OFFSET + 2000);
+    world.borrow_mut().fate = Some(Box::new(|disk, op| {
+        let is_zero = |byte: &u8| *byte == 0;
+        let is_first = matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(is_zero));
+        (disk == CACHE && is_first).then_some(Mishap::Waits)
+    }));
+    let zeroes = Request::WriteZeroes { sector: 985, sectors: 18, fua: false };
+    let old = asking(env, set, volume, zeroes);
+    env.sleep(Duration::from_millis(1)).await;
+    old
+}
+
 /// Zeroes are on their way, first to a part of a block and then past the cache to the odd end, when the device grows. A write to the rest
 /// of the block that the odd end is a part of now does not put what is about to be zeroed into the cache, where it would stay.
 #[test]
@@ -89,16 +109,7 @@ fn nothing_of_the_old_end_is_cached_under_a_request_that_does_not_know_the_new_o
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        ask(&set, volume, write(1000, 3, 9)).await;
-        world.borrow_mut().resize(1, DATA_OFFSET + 2000);
-        world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            let is_zero = |byte: &u8| *byte == 0;
-            let is_first = matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(is_zero));
-            (disk == CACHE && is_first).then_some(Mishap::Waits)
-        }));
-        let zeroes = Request::WriteZeroes { sector: 985, sectors: 18, fua: false };
-        let old = asking(&env, &set, volume, zeroes);
-        env.sleep(Duration::from_millis(1)).await;
+        let old = zeroing_as_the_device_grows(&env, &world, &set, volume).await;
         let growing = Beside::start(&env, {
             let set = set.clone();
             async move { set.grow(volume, 2000, &Cancel::default()).await }
@@ -123,16 +134,7 @@ fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        ask(&set, volume, write(1000, 3, 9)).await;
-        world.borrow_mut().resize(1, DATA_OFFSET + 2000);
-        world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            let is_zero = |byte: &u8| *byte == 0;
-            let is_first = matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(is_zero));
-            (disk == CACHE && is_first).then_some(Mishap::Waits)
-        }));
-        let zeroes = Request::WriteZeroes { sector: 985, sectors: 18, fua: false };
-        let old = asking(&env, &set, volume, zeroes);
-        env.sleep(Duration::from_millis(1)).await;
+        let old = zeroing_as_the_device_grows(&env, &world, &set, volume).await;
         let cancel = Cancel::default();
         let growing = Beside::start(&env, {
             let (set, cancel) = (set.clone(), cancel.clone());
