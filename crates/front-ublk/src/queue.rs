@@ -129,24 +129,19 @@ impl Queue {
     fn begin_unread(&mut self) {
         while let Some(tag) = self.unread.front().copied() {
             let described = self.descriptors.read(tag);
-            let has_data = matches!(described.wanted, Wanted::Read | Wanted::Write);
-            let bytes = if has_data { u64::from(described.sectors) * SECTOR_BYTES } else { 0 };
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            if !has_room(self.held, bytes) {
+            let held = data_of(described);
+            if !has_room(self.held, held) {
                 return;
             }
             self.unread.pop_front();
-            self.begin_read(tag, described);
+            self.begin_read(tag, described, held);
         }
     }
 
     /// Makes an operation of what was read, or answers.
-    fn begin_read(&mut self, tag: u16, described: Description) {
-        let bytes = usize::try_from(u64::from(described.sectors) * SECTOR_BYTES).unwrap_or(usize::MAX);
-        match self.operation(tag, described, bytes) {
+    fn begin_read(&mut self, tag: u16, described: Description, held: usize) {
+        match self.operation(tag, described, held) {
             Ok(operation) => {
-                let has_data = matches!(operation, Operation::Read { .. } | Operation::Write { .. });
-                let held = if has_data { bytes } else { 0 };
                 let bytes = i32::try_from(held).unwrap_or(i32::MAX);
                 let is_read = matches!(operation, Operation::Read { .. });
                 self.held += held;
@@ -222,6 +217,13 @@ impl Queue {
     fn commit(&mut self, tag: u16, result: i32) {
         self.to_push.push_back(UblkCommand { queue: self.number, tag, result: Some(result) });
     }
+}
+
+/// Bytes of data that a request has in memory.
+fn data_of(described: Description) -> usize {
+    let has_data = matches!(described.wanted, Wanted::Read | Wanted::Write);
+    let bytes = if has_data { u64::from(described.sectors) * SECTOR_BYTES } else { 0 };
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// Whether so much more may be in memory beside what is there.

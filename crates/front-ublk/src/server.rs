@@ -111,6 +111,15 @@ impl UblkServer {
         lock(&self.devices).get(name).map(|entry| lock(&entry.state).clone())
     }
 
+    /// Where a volume's device is, if it can be used.
+    #[must_use]
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
+        match self.state(name)? {
+            DeviceState::Here(path) => Some(path),
+            DeviceState::Coming | DeviceState::Missing(_) => None,
+        }
+    }
+
     /// Takes the devices of these volumes from the kernel; what they have not answered fails. Waits for that up to `limit`.
     ///
     /// # Errors

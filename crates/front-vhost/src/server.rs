@@ -196,6 +196,12 @@ impl VhostServer {
         &self.options.directory
     }
 
+    /// Whether the volume of that name is served.
+    #[must_use]
+    pub fn serves(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
     /// The volumes that are served, by name.
     #[must_use]
     pub fn served(&self) -> Vec<String> {

@@ -17,7 +17,7 @@ use bcached_uring::{Guests, Identity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,8 +62,8 @@ impl Running {
         }
     }
 
-    /// Whether it is being taken away, which is why it is not there.
-    fn is_retiring(&mut self, name: &str, way: Way) -> bool {
+    /// True if it is being taken away, which is why it cannot be had.
+    fn refuse_while_retiring(&mut self, name: &str, way: Way) -> bool {
         let is = self.retiring.contains(&(name.to_owned(), way));
         if is {
             let why = "what was there of it before is being taken away".to_owned();
@@ -147,10 +147,8 @@ impl Fronts {
     /// Before others can find it: nobody else writes to a volume that is to be a block device.
     pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), ways: Ways, exports: &ExportTable) {
         let mut running = self.lock();
-        if !ways.has(Way::Ublk) || running.ublk.is_none() || running.claims.contains_key(name) {
-            return;
-        }
-        if running.is_retiring(name, Way::Ublk) {
+        let is_to_come = ways.has(Way::Ublk) && running.ublk.is_some() && !running.claims.contains_key(name);
+        if !is_to_come || running.refuse_while_retiring(name, Way::Ublk) {
             return;
         }
         let (now, _) = exports.writing().look(uuid, Peer::Kernel);
@@ -172,10 +170,10 @@ impl Fronts {
         }
         let mut running = self.lock();
         let Some(vhost) = running.vhost.clone() else { return };
-        if running.is_retiring(name, Way::VhostUser) {
+        if running.refuse_while_retiring(name, Way::VhostUser) {
             return;
         }
-        if vhost.served().iter().any(|served| served == name) {
+        if vhost.serves(name) {
             return vhost.changed(name);
         }
         match vhost.serve(name, vhost::VolumeOptions::default()) {
@@ -216,8 +214,7 @@ impl Fronts {
         let mut running = self.lock();
         running.refused.retain(|(of, _), _| of != name);
         let device = running.ublk.clone().zip(running.claims.remove(name));
-        let machine =
-            running.vhost.clone().filter(|vhost| vhost.served().iter().any(|served| served == name));
+        let machine = running.vhost.clone().filter(|vhost| vhost.serves(name));
         drop(running);
         let named = name.to_owned();
         if let Some((ublk, claim)) = device {
@@ -270,8 +267,7 @@ impl Fronts {
                     DeviceState::Missing(why) => return Some(Err(why)),
                 },
                 Way::VhostUser => {
-                    let vhost = running.vhost.as_ref()?;
-                    vhost.served().iter().find(|served| *served == name)?;
+                    let vhost = running.vhost.as_ref().filter(|vhost| vhost.serves(name))?;
                     vhost.socket_path(name).display().to_string()
                 }
                 Way::Fuse => {
@@ -320,10 +316,7 @@ impl Fronts {
         });
         let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
         let devices: Vec<_> = {
-            let here = |name: &String| match running.ublk.as_ref()?.state(name)? {
-                DeviceState::Here(path) => Some((name.clone(), path)),
-                _ => None,
-            };
+            let here = |name: &String| Some((name.clone(), running.ublk.as_ref()?.path(name)?));
             running.claims.keys().filter_map(here).collect()
         };
         drop(running);
@@ -375,15 +368,13 @@ impl Fronts {
     fn let_devices_go(&self, limit: Duration) {
         let (ublk, names) = {
             let running = self.lock();
-            let Some(ublk) = running.ublk.clone() else { return };
+            let Some(ublk) = running.ublk.clone().filter(|_| !running.claims.is_empty()) else { return };
             (ublk, running.claims.keys().cloned().collect::<Vec<_>>())
         };
         let all_go = machine_stops();
         let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
             // Of one that is being taken over nobody knows who has it.
-            let is_unused =
-                matches!(ublk.state(name), Some(DeviceState::Here(path)) if users_of_device(&path).is_empty());
-            all_go || is_unused
+            all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
         });
         for name in stay {
             tracing::warn!(
@@ -401,11 +392,7 @@ impl Fronts {
 
 /// Takes these volumes' devices from the kernel, and their links with them.
 fn remove_devices(ublk: &UblkServer, names: &[String], limit: Duration) {
-    let path = |name: &String| match ublk.state(name)? {
-        DeviceState::Here(path) => Some(path),
-        _ => None,
-    };
-    let paths: Vec<_> = names.iter().filter_map(path).collect();
+    let paths: Vec<_> = names.iter().filter_map(|name| ublk.path(name)).collect();
     match ublk.remove(names, limit) {
         Ok(()) => paths.iter().for_each(|path| links::remove(path)),
         Err(still) => tracing::warn!(event = "ublk-not-removed", "{still}"),
@@ -414,9 +401,7 @@ fn remove_devices(ublk: &UblkServer, names: &[String], limit: Duration) {
 
 /// Who has the block device: mounts, swap, what stands on it, else processes.
 fn users_of_device(path: &Path) -> Vec<String> {
-    let Ok(found) = std::fs::metadata(path) else { return Vec::new() };
-    let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-    Identity::Block { major, minor }.users().iter().map(ToString::to_string).collect()
+    Identity::of(path).map_or_else(Vec::new, Identity::users).iter().map(ToString::to_string).collect()
 }
 
 /// Whether systemd is taking the machine down. Where there is none, no.

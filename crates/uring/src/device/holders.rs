@@ -164,7 +164,7 @@ pub(super) fn find_loops(identity: Identity) -> Vec<Holder> {
     loops
 }
 
-fn identity_of(path: &Path) -> Option<Identity> {
+pub(super) fn identity_of(path: &Path) -> Option<Identity> {
     let found = std::fs::metadata(path).ok()?;
     if found.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));

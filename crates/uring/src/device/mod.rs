@@ -121,6 +121,12 @@ pub struct Device {
 }
 
 impl Identity {
+    /// That of the block device or file at `path`, if there is one.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
+        holders::identity_of(path)
+    }
+
     /// Who uses the device, as far as can be found out: mounts, swap, what stands on it, else processes. A volume of the kernel's bcache
     /// is not used by that.
     #[must_use]
