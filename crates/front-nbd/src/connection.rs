@@ -8,14 +8,16 @@
 //! more requests are read, everything submitted is carried out and answered as far as the peer still listens, then the
 //! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
 
+use crate::channel::{Receiving, Sending};
 use crate::pace::Pace;
-use crate::proto::handshake::{Agreed, Catalog, Handshake, Offer, Step};
+use crate::proto::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
 use crate::proto::reply::Awaited;
 use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
 use crate::proto::wire::{NbdError, Violation};
 use crate::server::Shared;
 use crate::socket::{Patience, Socket};
 use crate::source::Source;
+use crate::tls::Tls;
 use crate::writer::{Pending, Writer};
 use bcached_port::{Budget, Buffer, Claim, Moment, Operation, Peer, Reply, Requests, Route};
 use std::cell::Cell;
@@ -34,24 +36,37 @@ pub(crate) enum Broken {
     Violation(Violation),
     #[error("the connection failed: {0}")]
     Socket(#[from] io::Error),
+    #[error("TLS did not begin: {0}")]
+    Tls(io::Error),
     #[error("the volume {0:?} went away during the handshake")]
     Gone(String),
 }
 
 /// Who is on the other side of a connection.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Caller {
     /// Our number for the connection.
     pub(crate) number: u64,
     /// Which client it belongs to.
     pub(crate) peer: Peer,
+    /// It may only look.
+    pub(crate) read_only: bool,
+    /// It must begin TLS, with this.
+    pub(crate) tls: Option<Tls>,
 }
 
 /// Serves a connection to its end.
-pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: Caller) -> Result<(), Broken> {
-    let mut source = Source::new(Arc::clone(socket));
-    let catalog = PeerCatalog { shared, peer: caller.peer, since: Cell::new(Moment::default()) };
-    let Some(agreed) = shake_hands(shared, socket, &mut source, (&catalog, caller))? else { return Ok(()) };
+pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: &Caller) -> Result<(), Broken> {
+    let catalog = PeerCatalog { shared, caller, since: Cell::new(Moment::default()) };
+    let mut hands = Hands {
+        shared,
+        socket,
+        caller,
+        source: Source::new(Receiving::Plain(Arc::clone(socket))),
+        sending: Sending::Plain(Arc::clone(socket)),
+    };
+    let Some(agreed) = hands.shake(&catalog)? else { return Ok(()) };
+    let Hands { source, sending, .. } = hands;
     let export = Arc::clone(&agreed.offer.export);
     let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
 
@@ -63,6 +78,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: Caller) 
         shared: Arc::clone(shared),
         number: caller.number,
         socket: Arc::clone(socket),
+        sending,
         replies,
         structured: agreed.structured,
         pace: pace(),
@@ -99,7 +115,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: Caller) 
 /// The exports, as offered to one client.
 struct PeerCatalog<'a> {
     shared: &'a Shared,
-    peer: Peer,
+    caller: &'a Caller,
     /// When the last offer was made: what the client reads is at least as new.
     since: Cell<Moment>,
 }
@@ -111,46 +127,75 @@ impl Catalog for PeerCatalog<'_> {
 
     fn offer(&self, name: &str) -> Result<Offer, String> {
         let export = self.shared.exports.find(name).map_err(|error| error.to_string())?;
-        let (now, taken) = self.shared.exports.writing().look(export.uuid, self.peer);
+        let (now, taken) = self.shared.exports.writing().look(export.uuid, self.caller.peer);
         self.since.set(now);
-        let read_only = export.read_only || (taken && !export.shared);
-        let one_of_several = matches!(self.peer, Peer::Process { .. });
+        let read_only = export.read_only || self.caller.read_only || (taken && !export.shared);
+        let one_of_several = matches!(self.caller.peer, Peer::Process { .. });
         let multi_conn = read_only || export.shared || one_of_several;
         Ok(Offer { export, read_only, multi_conn })
     }
 }
 
-/// `None` when the client hung up properly, or the server is stopping.
-fn shake_hands(
-    shared: &Shared,
-    socket: &Socket,
-    source: &mut Source,
-    (catalog, caller): (&PeerCatalog<'_>, Caller),
-) -> Result<Option<Agreed>, Broken> {
-    let deadline = Patience::Deadline(Instant::now() + shared.limits.handshake);
-    let stall = shared.limits.handshake;
-    let mut handshake = Handshake::new();
-    loop {
-        socket.send_slice(&handshake.take_outgoing(), stall)?;
-        let Some(bytes) = source.next(handshake.needed(), deadline, deadline)? else { return Ok(None) };
-        match handshake.step(bytes, catalog) {
-            // The deadline holds also for a client that always has another question ready.
-            Step::Continue if deadline.is_over() => {
-                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-            }
-            Step::Continue => {}
-            Step::Transmission(agreed) => {
-                // Before it is told: from then on it is nobody who may have to go for others.
-                shared.entered(caller.number, &agreed.offer.export.name);
-                socket.send_slice(&handshake.take_outgoing(), stall)?;
-                return Ok(Some(agreed));
-            }
-            Step::Goodbye => {
-                socket.send_slice(&handshake.take_outgoing(), stall)?;
+/// A connection before its export is chosen.
+struct Hands<'a> {
+    shared: &'a Shared,
+    socket: &'a Arc<Socket>,
+    caller: &'a Caller,
+    source: Source,
+    sending: Sending,
+}
+
+impl Hands<'_> {
+    /// `None` when the client hung up properly, or the server is stopping.
+    fn shake(&mut self, catalog: &PeerCatalog<'_>) -> Result<Option<Agreed>, Broken> {
+        let stall = self.shared.limits.handshake;
+        let moment = Instant::now() + stall;
+        let deadline = Patience::Deadline(moment);
+        let encryption = if self.caller.tls.is_some() { Encryption::Demanded } else { Encryption::None };
+        let mut handshake = Handshake::new(encryption);
+        loop {
+            self.sending.send_slice(&handshake.take_outgoing(), stall)?;
+            let Some(bytes) = self.source.next(handshake.needed(), deadline, deadline)? else {
                 return Ok(None);
+            };
+            match handshake.step(bytes, catalog) {
+                // The deadline holds also for a client that always has another question ready.
+                Step::Continue if deadline.is_over() => {
+                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                }
+                Step::Continue => {}
+                Step::StartTls => {
+                    let acknowledged = handshake.take_outgoing();
+                    self.start_tls(&acknowledged, moment)?;
+                }
+                Step::Transmission(agreed) => {
+                    // Before it is told: from then on it is nobody who may have to go for others.
+                    let Offer { export, read_only, .. } = &agreed.offer;
+                    self.shared.entered(self.caller.number, &export.name, *read_only);
+                    self.sending.send_slice(&handshake.take_outgoing(), stall)?;
+                    return Ok(Some(agreed));
+                }
+                Step::Goodbye => {
+                    self.sending.send_slice(&handshake.take_outgoing(), stall)?;
+                    self.sending.say_goodbye();
+                    return Ok(None);
+                }
+                Step::Violation(violation) => return Err(Broken::Violation(violation)),
             }
-            Step::Violation(violation) => return Err(Broken::Violation(violation)),
         }
+    }
+
+    /// From here on everything is said in TLS. What came before the client was told to begin may be somebody else's.
+    fn start_tls(&mut self, acknowledged: &[u8], deadline: Instant) -> Result<(), Broken> {
+        if self.source.has_more() {
+            return Err(Broken::Violation(Violation::BeforeTls));
+        }
+        let tls = self.caller.tls.as_ref().expect("it is offered only where it is");
+        self.sending.send_slice(acknowledged, self.shared.limits.handshake)?;
+        let (receiving, sending) = tls.begin(self.socket, deadline).map_err(Broken::Tls)?;
+        self.source.go_over_to(Receiving::Tls(receiving));
+        self.sending = Sending::Tls(sending);
+        Ok(())
     }
 }
 
@@ -164,7 +209,7 @@ struct Reader<'a> {
     budget: Arc<Budget>,
     /// Of payloads.
     pace: Pace,
-    caller: Caller,
+    caller: &'a Caller,
     /// When the connection was established, for the right to write.
     since: Moment,
     /// The right to write, once it was needed and given.

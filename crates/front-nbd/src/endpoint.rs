@@ -2,8 +2,8 @@
 //!
 //! **Unix sockets**: see [`bcached_port::socket`].
 //!
-//! **TCP** has no encryption and no authentication here, so any address but a loopback one is refused unless that was
-//! asked for in so many words.
+//! **TCP** without TLS has no encryption and no authentication, so any address but a loopback one is refused then unless that
+//! was asked for in so many words.
 
 use bcached_port::socket::{self, SocketError};
 use std::fmt;
@@ -13,9 +13,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use thiserror::Error;
 
+/// A place to listen on, and what those may do who come there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Endpoint {
+    /// Where.
+    pub place: Place,
+    /// To them every export is read-only.
+    pub read_only: bool,
+}
+
 /// A place to listen on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Endpoint {
+pub enum Place {
     /// A unix socket.
     Unix {
         /// Where; its directory must exist.
@@ -23,11 +32,11 @@ pub enum Endpoint {
         /// Group that may connect; the process' own if `None`.
         group: Option<u32>,
     },
-    /// TCP without encryption.
+    /// TCP, in TLS if the server has that.
     Tcp {
         /// Where; port 0 takes any free one.
         address: SocketAddr,
-        /// Addresses other than loopback are allowed: anybody who reaches them can read and write the volumes.
+        /// Addresses other than loopback are allowed without TLS: anybody who reaches them can read and write the volumes.
         anywhere: bool,
     },
 }
@@ -69,6 +78,7 @@ pub enum ListenError {
 /// A place that is listened on. Dropped, a unix socket takes its file with it.
 pub(crate) struct Listening {
     pub(crate) bound: Bound,
+    pub(crate) read_only: bool,
     socket: Socket,
 }
 
@@ -78,18 +88,25 @@ enum Socket {
 }
 
 impl Endpoint {
-    pub(crate) fn listen(&self) -> Result<Listening, ListenError> {
-        match self {
-            Self::Unix { path, group } => {
-                let socket = Socket::Unix(socket::Listening::on(path, *group)?);
-                Ok(Listening { bound: Bound::Unix(path.clone()), socket })
+    /// `encrypted`: TCP is in TLS.
+    pub(crate) fn listen(&self, encrypted: bool) -> Result<Listening, ListenError> {
+        let (bound, socket) = match &self.place {
+            Place::Unix { path, group } => {
+                (Bound::Unix(path.clone()), Socket::Unix(socket::Listening::on(path, *group)?))
             }
-            Self::Tcp { address, anywhere } => listen_tcp(*address, *anywhere),
-        }
+            Place::Tcp { address, anywhere } => listen_tcp(*address, encrypted || *anywhere)?,
+        };
+        Ok(Listening { bound, read_only: self.read_only, socket })
     }
 }
 
-fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<Listening, ListenError> {
+impl From<Place> for Endpoint {
+    fn from(place: Place) -> Self {
+        Self { place, read_only: false }
+    }
+}
+
+fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), ListenError> {
     if !anywhere && !address.ip().to_canonical().is_loopback() {
         return Err(ListenError::NotLoopback(address));
     }
@@ -101,7 +118,7 @@ fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<Listening, ListenEr
     // A connection may be gone again between the poll and the accept, which must then not block.
     listener.set_nonblocking(true).map_err(failed("make it non-blocking"))?;
     let bound = Bound::Tcp(listener.local_addr().map_err(failed("ask for its address"))?);
-    Ok(Listening { bound, socket: Socket::Tcp(listener) })
+    Ok((bound, Socket::Tcp(listener)))
 }
 
 impl AsFd for Listening {
@@ -126,17 +143,23 @@ impl fmt::Display for Bound {
 mod tests {
     use super::*;
 
+    fn tcp(address: &str, anywhere: bool) -> Endpoint {
+        Place::Tcp { address: address.parse().unwrap(), anywhere }.into()
+    }
+
     #[test]
     fn tcp_is_for_this_machine_unless_said_otherwise() {
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-            let endpoint = Endpoint::Tcp { address: address.parse().unwrap(), anywhere: false };
-            assert!(matches!(endpoint.listen(), Err(ListenError::NotLoopback(_))), "{address}");
+            let listening = tcp(address, false).listen(false);
+            assert!(matches!(listening, Err(ListenError::NotLoopback(_))), "{address}");
         }
-        let address = "127.0.0.1:0".parse().unwrap();
-        let listening = Endpoint::Tcp { address, anywhere: false }.listen().unwrap();
+        for (anywhere, encrypted) in [(true, false), (false, true)] {
+            assert!(tcp("0.0.0.0:0", anywhere).listen(encrypted).is_ok(), "it was said");
+        }
+        let listening = tcp("127.0.0.1:0", false).listen(false).unwrap();
         let Bound::Tcp(bound) = listening.bound else { panic!("TCP") };
         assert_ne!(bound.port(), 0);
-        let again = Endpoint::Tcp { address: bound, anywhere: false };
-        assert!(matches!(again.listen(), Err(ListenError::InUse(_))));
+        let again = tcp(&bound.to_string(), false);
+        assert!(matches!(again.listen(false), Err(ListenError::InUse(_))));
     }
 }

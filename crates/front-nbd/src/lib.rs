@@ -16,8 +16,10 @@
 //!   ([`bcached_port::budget`]), and who is too slow to give it back goes when others wait ([`Limits::give_way`]).
 //! - **A lost connection loses no request**: what was received whole is carried out, and the right to write (see
 //!   [`server`]) is given up only after the last of it is done.
+//! - **TLS** ([`Tls`]) is for TCP, and demanded there or not there at all.
 //! - Threads sleep in the kernel whenever there is nothing to do.
 
+mod channel;
 mod connection;
 mod credentials;
 mod endpoint;
@@ -26,7 +28,9 @@ pub mod proto;
 pub mod server;
 mod socket;
 mod source;
+mod tls;
 mod writer;
 
-pub use endpoint::{Bound, Endpoint, ListenError};
+pub use endpoint::{Bound, Endpoint, ListenError, Place};
 pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};
+pub use tls::{Part, Tls, TlsError};

@@ -8,17 +8,19 @@
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
-use crate::connection::{Caller, serve};
+use crate::connection::{Broken, Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::pace::InTheWay;
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
+use crate::tls::Tls;
 use bcached_port::{ExportTable, Peer, Pool, Quiet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -33,6 +35,8 @@ pub struct Options {
     pub endpoints: Vec<Endpoint>,
     /// What clients may use.
     pub limits: Limits,
+    /// If there is one, every client on TCP must begin TLS before anything else.
+    pub tls: Option<Tls>,
 }
 
 /// What clients may use at most.
@@ -92,6 +96,10 @@ pub struct Client {
     pub export: Option<String>,
     /// Whether it has written.
     pub writing: bool,
+    /// It may only look: by where it has come in, or by what it was told when it chose its volume.
+    pub read_only: bool,
+    /// What it says and hears is encrypted, or will be before anything is told.
+    pub tls: bool,
 }
 
 /// A running server. Dropped, it stops without waiting for anybody; see [`NbdServer::shutdown`].
@@ -106,6 +114,8 @@ pub(crate) struct Shared {
     pub(crate) exports: ExportTable,
     pub(crate) limits: Limits,
     pub(crate) memory: Arc<Pool>,
+    /// For those who come next.
+    tls: Mutex<Option<Tls>>,
     connections: Mutex<Connections>,
     /// A connection has ended.
     ended: Condvar,
@@ -122,6 +132,19 @@ struct Connections {
     crowded_out: Quiet,
     /// Connections cut because they did not move.
     stuck: Quiet,
+    /// Those that did not come to TLS.
+    not_encrypted: Quiet,
+}
+
+/// A connection that has just come.
+struct Newcomer {
+    socket: Arc<Socket>,
+    process: Option<Peer>,
+    address: Option<SocketAddr>,
+    /// It has come where one may only look.
+    read_only: bool,
+    /// It must begin TLS.
+    tls: Option<Tls>,
 }
 
 struct Live {
@@ -178,13 +201,19 @@ impl NbdServer {
     /// [`StartError`]; nothing is left behind then.
     pub fn start(options: Options, exports: ExportTable) -> Result<Self, StartError> {
         options.limits.check()?;
-        let listening = options.endpoints.iter().map(Endpoint::listen).collect::<Result<Vec<_>, _>>()?;
+        let encrypted = options.tls.is_some();
+        let listening = options
+            .endpoints
+            .iter()
+            .map(|endpoint| endpoint.listen(encrypted))
+            .collect::<Result<Vec<_>, _>>()?;
         let bound = listening.iter().map(|listening| listening.bound.clone()).collect();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             exports,
             memory: Arc::new(Pool::new(options.limits.total_bytes).leaving(LEAVES)),
             limits: options.limits,
+            tls: Mutex::new(options.tls),
             connections: Mutex::default(),
             ended: Condvar::new(),
             wake,
@@ -205,6 +234,15 @@ impl NbdServer {
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
         self.shared.lock().live.values().filter(|live| !live.done).map(|live| live.client.clone()).collect()
+    }
+
+    /// From now on clients are shown another certificate, and have to show others. Those who are there stay. A server that
+    /// began without TLS goes on without.
+    pub fn renew(&self, tls: Tls) {
+        let mut current = self.shared.tls.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.is_some() {
+            *current = Some(tls);
+        }
     }
 
     /// Stops: no new connections, socket files removed; connected clients get the replies to what they have asked,
@@ -283,9 +321,12 @@ impl Shared {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
     }
 
-    /// A connection has chosen its export.
-    pub(crate) fn entered(&self, number: u64, export: &str) {
-        self.update(number, |client| client.export = Some(export.to_owned()));
+    /// A connection has chosen its export, to which it may write or not.
+    pub(crate) fn entered(&self, number: u64, export: &str, read_only: bool) {
+        self.update(number, |client| {
+            client.export = Some(export.to_owned());
+            client.read_only = read_only;
+        });
     }
 
     /// A connection has been given the right to write.
@@ -313,6 +354,22 @@ impl Shared {
             connection = number,
             count,
             "an NBD client of {volume} ({peer}) {peer_does}, and was cut off: {why}"
+        );
+    }
+
+    /// A connection has broken off. That one could not go over to TLS is for people to mend: a certificate, or a client.
+    fn broke_off(&self, number: u64, broken: &Broken) {
+        tracing::debug!(event = "nbd-broke-off", connection = number, error = %broken, "an NBD connection broke off");
+        let Broken::Tls(why) = broken else { return };
+        let mut connections = self.lock();
+        let peer = connections.live.get(&number).map(|live| live.client.peer.clone());
+        let Some((count, peer)) = connections.not_encrypted.count().zip(peer) else { return };
+        drop(connections);
+        tracing::warn!(
+            event = "nbd-tls-failed",
+            connection = number,
+            count,
+            "TLS with {peer} did not begin: {why}"
         );
     }
 
@@ -376,19 +433,17 @@ impl Shared {
             tracing::debug!(event = "nbd-broke-off", %error, "an NBD connection was gone before it began");
             return Ok(());
         }
-        let address = address.and_then(|address| std::net::SocketAddr::try_from(address).ok());
+        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
-        self.begin(socket, process, address.map(|address| address.to_string())).map_err(|error| {
+        let tls = if is_tcp { self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None };
+        let newcomer = Newcomer { socket, process, address, read_only: listening.read_only, tls };
+        self.begin(newcomer).map_err(|error| {
             tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
     }
 
-    fn begin(
-        self: &Arc<Self>,
-        socket: Arc<Socket>,
-        process: Option<Peer>,
-        address: Option<String>,
-    ) -> io::Result<()> {
+    fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<()> {
+        let Newcomer { socket, process, address, read_only, tls } = newcomer;
         // Held until the connection is in the table, so that its thread finds it there.
         let mut connections = self.lock();
         if !connections.make_room(self.limits.connections) {
@@ -398,16 +453,19 @@ impl Shared {
         let peer = process.unwrap_or(Peer::Connection(number));
         let client = Client {
             number,
-            peer: address.unwrap_or_else(|| peer.to_string()),
+            peer: address.map_or_else(|| peer.to_string(), |address| address.to_string()),
             export: None,
             writing: false,
+            read_only,
+            tls: tls.is_some(),
         };
+        let caller = Caller { number, peer, read_only, tls };
         let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
         let thread = self.spawn(format!("nbd-{number}"), move || {
             // Marks the end also of a connection that panics.
             let _ending = Ending { shared: &shared, number };
-            if let Err(error) = serve(&shared, &served, Caller { number, peer }) {
-                tracing::debug!(event = "nbd-broke-off", connection = number, %peer, %error, "an NBD connection broke off");
+            if let Err(broken) = serve(&shared, &served, &caller) {
+                shared.broke_off(number, &broken);
             }
             served.end();
         })?;

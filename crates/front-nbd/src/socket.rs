@@ -34,6 +34,14 @@ impl Patience {
         matches!(self, Self::Deadline(moment) if moment <= Instant::now())
     }
 
+    /// The same for all that is done from now on until something has come.
+    pub(crate) fn begun(self) -> Self {
+        match self {
+            Self::Stall(limit) => Self::Deadline(Instant::now() + limit),
+            other => other,
+        }
+    }
+
     /// Ends what is done in pieces, each of which comes in time.
     pub(crate) fn check(self) -> io::Result<()> {
         if self.is_over() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
@@ -123,11 +131,6 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends one slice.
-    pub(crate) fn send_slice(&self, bytes: &[u8], stall: Duration) -> io::Result<()> {
-        self.send(&mut [IoSlice::new(bytes)], stall, None)
-    }
-
     /// Ends receiving: a receive under way returns 0.
     pub(crate) fn end_receiving(&self) {
         // A peer that has gone already has done it for us.
@@ -214,11 +217,12 @@ mod tests {
         let error = one.receive(&mut byte, Patience::Deadline(Instant::now()), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let megabytes = vec![0; 4 << 20];
-        let error = one.send_slice(&megabytes, short).unwrap_err();
+        let error = one.send(&mut [IoSlice::new(&megabytes)], short, None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "nobody reads");
         drop(other);
         assert!(
-            one.send_slice(&megabytes, short).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+            one.send(&mut [IoSlice::new(&megabytes)], short, None)
+                .is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
         );
     }
 }

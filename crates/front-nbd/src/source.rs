@@ -1,11 +1,11 @@
 //! Bytes from a peer, through a small buffer: headers and small payloads come many to a system call, large payloads
 //! go past the buffer into their own memory.
 
+use crate::channel::Receiving;
 use crate::pace::Pace;
 use crate::proto::wire::OPTION_BYTES_MAX;
-use crate::socket::{Patience, Socket};
+use crate::socket::Patience;
 use std::io;
-use std::sync::Arc;
 
 /// A thousand headers, or several small writes. Every connection has one for its life, idle ones too.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -13,7 +13,7 @@ const BUFFER_BYTES: usize = 32 << 10;
 const _: () = assert!(BUFFER_BYTES >= OPTION_BYTES_MAX as usize, "an option fits");
 
 pub(crate) struct Source {
-    socket: Arc<Socket>,
+    receiving: Receiving,
     buffer: Box<[u8]>,
     /// Unread bytes are `buffer[start..end]`.
     start: usize,
@@ -21,8 +21,18 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    pub(crate) fn new(socket: Arc<Socket>) -> Self {
-        Self { socket, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    pub(crate) fn new(receiving: Receiving) -> Self {
+        Self { receiving, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// Goes on with what comes this other way.
+    pub(crate) fn go_over_to(&mut self, receiving: Receiving) {
+        self.receiving = receiving;
+    }
+
+    /// Something is here that nobody has asked for yet.
+    pub(crate) const fn has_more(&self) -> bool {
+        self.start < self.end
     }
 
     /// The next `bytes` (at most the buffer), once they have come. `first` is the patience for the first of them if
@@ -40,7 +50,7 @@ impl Source {
         }
         while self.end - self.start < bytes {
             let patience = if self.start == self.end { first } else { rest };
-            let received = self.socket.receive(&mut self.buffer[self.end..], patience, None)?;
+            let received = self.receiving.receive(&mut self.buffer[self.end..], patience, None)?;
             if received == 0 {
                 let ended_between = self.start == self.end;
                 return if ended_between { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
@@ -63,7 +73,7 @@ impl Source {
         let mut filled = here;
         while filled < into.len() {
             patience.check()?;
-            match self.socket.receive(&mut into[filled..], patience, Some(pace))? {
+            match self.receiving.receive(&mut into[filled..], patience, Some(pace))? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 received => filled += received,
             }
@@ -78,7 +88,7 @@ impl Source {
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
                 patience.check()?;
-                match self.socket.receive(&mut self.buffer, patience, None)? {
+                match self.receiving.receive(&mut self.buffer, patience, None)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     received => self.end = received,
                 }
@@ -94,8 +104,10 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::Socket;
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const FIRST: Patience = Patience::Stall(Duration::from_secs(30));
@@ -114,7 +126,7 @@ mod tests {
                 sender.write_all(&piece[piece.len().min(index + 1)..]).unwrap();
             }
         });
-        let mut source = Source::new(Arc::new(Socket::new(receiver.into())));
+        let mut source = Source::new(Receiving::Plain(Arc::new(Socket::new(receiver.into()))));
         let mut at = 0;
         let sizes = [28, 16 << 10, 1, 40_000, 28, BUFFER_BYTES, 5000, 28, 7];
         for (turn, size) in sizes.into_iter().cycle().enumerate() {
@@ -146,7 +158,7 @@ mod tests {
         let (mut sender, receiver) = UnixStream::pair().unwrap();
         sender.write_all(&[1, 2, 3]).unwrap();
         drop(sender);
-        let mut source = Source::new(Arc::new(Socket::new(receiver.into())));
+        let mut source = Source::new(Receiving::Plain(Arc::new(Socket::new(receiver.into()))));
         assert_eq!(source.next(4, FIRST, FIRST).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -5,6 +5,7 @@
 //! long, it says so by ending the socket, and from then on throws replies away as they come: requests in flight are
 //! carried out, their memory comes back.
 
+use crate::channel::Sending;
 use crate::pace::Pace;
 use crate::proto::reply::Awaited;
 use crate::server::Shared;
@@ -26,7 +27,9 @@ pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
     /// The connection's.
     pub(crate) number: u64,
+    /// Ends it where replies cannot go out.
     pub(crate) socket: Arc<Socket>,
+    pub(crate) sending: Sending,
     pub(crate) replies: Replies<Pending>,
     pub(crate) structured: bool,
     pub(crate) pace: Pace,
@@ -51,6 +54,9 @@ impl Writer {
             }
             batch.clear();
         }
+        if !broken {
+            self.sending.say_goodbye();
+        }
     }
 
     /// Sends the first replies of the batch and drops them, which gives their memory back.
@@ -73,7 +79,7 @@ impl Writer {
             start = end;
         }
         let stall = self.shared.limits.stall;
-        self.socket.send(&mut slices[..2 * count], stall, Some(&mut self.pace))?;
+        self.sending.send(&mut slices[..2 * count], stall, Some(&mut self.pace))?;
         batch.drain(..count);
         Ok(())
     }

@@ -3,49 +3,8 @@
 
 mod support;
 
-use std::process::{Command, Output, Stdio};
-use std::time::Instant;
-use support::{LIMIT, Served, TANK, TANK_SECTORS, serve};
-
-/// A tool of the system's. nbdsh takes the first Python it finds, and the bindings belong to the system's own.
-fn tool(name: &str) -> Command {
-    let mut command = Command::new(name);
-    let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("/usr/bin:/bin:{path}")).stdin(Stdio::null());
-    command
-}
-
-/// Whether a tool is there and works; says so if not.
-fn has(name: &str) -> bool {
-    let status = tool(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    let found = status.is_ok_and(|status| status.success());
-    if !found {
-        println!("skipped: {name} is not installed");
-    }
-    found
-}
-
-/// Runs a tool to its end, but not for ever.
-fn run(name: &str, arguments: &[&str]) -> Output {
-    let mut child =
-        tool(name).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
-    let start = Instant::now();
-    while child.try_wait().expect("can be waited for").is_none() {
-        if start.elapsed() > LIMIT {
-            child.kill().expect("can be killed");
-            unreachable!("{name} hangs: {:?}", child.wait_with_output());
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    child.wait_with_output().expect("has ended")
-}
-
-/// Runs a tool that must succeed; what it printed.
-fn succeed(name: &str, arguments: &[&str]) -> String {
-    let output = run(name, arguments);
-    assert!(output.status.success(), "{name} {arguments:?}: {output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
+use support::tools::{has, run, succeed};
+use support::{Served, TANK, TANK_SECTORS, image, serve};
 
 fn nbdsh(served: &Served, export: &str, script: &str) -> String {
     let connect = format!("h.add_meta_context('base:allocation')\nh.connect_uri('{}')", served.uri(export));
@@ -195,23 +154,7 @@ fn nbdcopy_moves_an_image_over_several_connections_both_ways() {
     let served = serve();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (from, to) = (directory.path().join("from"), directory.path().join("to"));
-    let mut seed = 88_172_645_463_325_252_u64;
-    let mut random = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed
-    };
-    // Half megabytes of noise and of nothing, so that writes and zeroes are both used. (Smaller ones and the tool's
-    // punching of holes into its target file takes its time.)
-    let image: Vec<u8> = (0..TANK_SECTORS / 1024)
-        .flat_map(|_| {
-            let (noise, zero) = (random().to_le_bytes(), random() % 3 == 0);
-            let byte =
-                move |at: usize| if zero { 0 } else { noise[at % 8].wrapping_add(noise[at / 512 % 8]) };
-            (0..1024 * 512).map(byte)
-        })
-        .collect();
+    let image = image();
     std::fs::write(&from, &image).expect("written");
     let (from, to) = (from.to_str().expect("text"), to.to_str().expect("text"));
     succeed("nbdcopy", &["--connections=4", "--requests=64", "--flush", from, &served.uri("tank")]);

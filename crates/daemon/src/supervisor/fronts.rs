@@ -8,7 +8,7 @@ use super::links;
 use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
 use crate::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
-use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer};
+use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
 use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::SocketError;
@@ -418,13 +418,14 @@ fn sentence(error: &dyn Error) -> String {
 }
 
 fn start_nbd(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<NbdServer, Failure> {
-    let endpoints = places.listen.iter().map(|listen| match listen {
-        Listen::Unix(path) => Endpoint::Unix { path: path.clone(), group: None },
-        Listen::Tcp(address) => Endpoint::Tcp { address: *address, anywhere: false },
-    });
+    let place = |listen: &Listen| match listen {
+        Listen::Unix(path) => Place::Unix { path: path.clone(), group: None },
+        Listen::Tcp(address) => Place::Tcp { address: *address, anywhere: false },
+    };
+    let endpoints = places.listen.iter().map(|listen| Endpoint::from(place(listen)));
     // The least that the largest request needs is in it, because the memory's own least is four times that.
     let limits = nbd::Limits { total_bytes: memory, ..nbd::Limits::default() };
-    let options = nbd::Options { endpoints: endpoints.collect(), limits };
+    let options = nbd::Options { endpoints: endpoints.collect(), limits, tls: None };
     let server = NbdServer::start(options, exports).map_err(|error| {
         let kind = match &error {
             nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {

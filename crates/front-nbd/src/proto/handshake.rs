@@ -4,8 +4,8 @@
 //! [`Handshake::step`], and sends [`Handshake::take_outgoing`]. A client may go on asking as long as its host lets it:
 //! time is the host's business, memory is bounded here.
 //!
-//! There is no TLS in this version: `STARTTLS` is answered "unsupported", which lets a client that insists go away
-//! and any other go on.
+//! **TLS** ([`Encryption`]) is either not there, or demanded: a client that could choose would be talked out of it by whoever is between.
+//! So nothing can be agreed on, or told, before it has begun.
 
 use super::option::{ContextQuestion, ExportQuestion, Malformed, name};
 use super::wire::{
@@ -50,11 +50,24 @@ pub struct Agreed {
     pub block_status: bool,
 }
 
+/// How a connection stands with TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Encryption {
+    /// There is none: `STARTTLS` is answered "unsupported", which lets a client that insists go away and any other go on.
+    None,
+    /// Before it has begun everything else is refused, but for hanging up.
+    Demanded,
+    /// What is said is said in it.
+    Begun,
+}
+
 /// What follows a step.
 #[derive(Debug)]
 pub enum Step {
     /// Go on.
     Continue,
+    /// Send what is outgoing, then go over to TLS and on with the handshake in it. What the client has sent already is no part of that.
+    StartTls,
     /// The handshake is over; send what is outgoing, requests follow.
     Transmission(Agreed),
     /// The client hangs up properly; send what is outgoing, then end.
@@ -66,6 +79,7 @@ pub enum Step {
 /// One connection's handshake.
 pub struct Handshake {
     state: State,
+    encryption: Encryption,
     outgoing: Vec<u8>,
     fixed: bool,
     no_zeroes: bool,
@@ -92,16 +106,10 @@ enum State {
 /// How much of a long option is asked for at a time.
 const SKIP_STEP: u32 = 4096;
 
-impl Default for Handshake {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Handshake {
     /// A new connection; the greeting is outgoing.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(encryption: Encryption) -> Self {
         let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         let mut outgoing = Vec::with_capacity(256);
         outgoing.extend_from_slice(&NBDMAGIC.to_be_bytes());
@@ -109,6 +117,7 @@ impl Handshake {
         outgoing.extend_from_slice(&flags.to_be_bytes());
         Self {
             state: State::ClientFlags,
+            encryption,
             outgoing,
             fixed: false,
             no_zeroes: false,
@@ -190,10 +199,21 @@ impl Handshake {
 
     fn option(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) -> Step {
         match option {
+            option::STARTTLS => return self.start_tls(data),
+            option::EXPORT_NAME if self.encryption == Encryption::Demanded => {
+                return Step::Violation(Violation::NotEncrypted);
+            }
             option::EXPORT_NAME => return self.export_name(data, catalog),
             option::ABORT => {
                 self.reply(option, option_reply::ACK, &[]);
                 return Step::Goodbye;
+            }
+            _ if self.encryption == Encryption::Demanded => {
+                self.error(
+                    option,
+                    option_reply::ERR_TLS_REQD,
+                    "TLS first: this server answers nothing else without it",
+                );
             }
             option::INFO | option::GO => return self.info_or_go(option, data, catalog),
             option::LIST if data.is_empty() => self.list(catalog),
@@ -202,13 +222,25 @@ impl Handshake {
                 self.reply(option, option_reply::ACK, &[]);
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, data, catalog),
-            option::STARTTLS if data.is_empty() => {
-                self.error(option, option_reply::ERR_UNSUP, "this version has no TLS");
-            }
-            option::LIST | option::STRUCTURED_REPLY | option::STARTTLS => {
+            option::LIST | option::STRUCTURED_REPLY => {
                 self.error(option, option_reply::ERR_INVALID, "this option has no data");
             }
             _ => self.error(option, option_reply::ERR_UNSUP, "this option is not known here"),
+        }
+        Step::Continue
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> Step {
+        let option = option::STARTTLS;
+        match self.encryption {
+            _ if !data.is_empty() => self.error(option, option_reply::ERR_INVALID, "this option has no data"),
+            Encryption::None => self.error(option, option_reply::ERR_UNSUP, "there is no TLS on this socket"),
+            Encryption::Begun => self.error(option, option_reply::ERR_INVALID, "TLS has begun already"),
+            Encryption::Demanded => {
+                self.reply(option, option_reply::ACK, &[]);
+                self.encryption = Encryption::Begun;
+                return Step::StartTls;
+            }
         }
         Step::Continue
     }

@@ -1,7 +1,7 @@
 //! The whole server side of the protocol over plain slices: what a client sends goes in, what it would be sent comes
 //! out, in one call, without sockets and threads. The fuzzer and the property tests drive this.
 
-use super::handshake::{Agreed, Catalog, Handshake, Offer, Step};
+use super::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
 use super::reply::Awaited;
 use super::request::{Command, Decision, HEADER_BYTES, Header, Session};
 use super::wire::{OPTION_BYTES_MAX, Violation};
@@ -26,6 +26,8 @@ pub enum End {
     Silence(usize),
     /// The client hung up properly.
     Goodbye,
+    /// TLS would follow.
+    StartTls,
     /// We ended it.
     Violation(Violation),
 }
@@ -67,9 +69,15 @@ impl Catalog for TwoVolumes {
 /// Serves everything that is in `input` against [`TwoVolumes`]. Fit for a fuzz target: it must not panic whatever the
 /// input, and asserts what must hold (what a step asks for is bounded, every whole request is answered).
 #[must_use]
-pub fn converse(mut input: &[u8]) -> Conversation {
+pub fn converse(input: &[u8]) -> Conversation {
+    converse_with(Encryption::None, input)
+}
+
+/// The same with a server that stands so with TLS.
+#[must_use]
+pub fn converse_with(encryption: Encryption, mut input: &[u8]) -> Conversation {
     let mut conversation = Conversation { outgoing: Vec::new(), commands: Vec::new(), end: End::Silence(0) };
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::new(encryption);
     let agreed = loop {
         conversation.outgoing.extend(handshake.take_outgoing());
         let needed = handshake.needed();
@@ -81,6 +89,11 @@ pub fn converse(mut input: &[u8]) -> Conversation {
         input = rest;
         match handshake.step(bytes, &TwoVolumes) {
             Step::Continue => {}
+            Step::StartTls => {
+                conversation.outgoing.extend(handshake.take_outgoing());
+                conversation.end = End::StartTls;
+                return conversation;
+            }
             Step::Transmission(agreed) => break agreed,
             Step::Goodbye => {
                 conversation.outgoing.extend(handshake.take_outgoing());

@@ -60,6 +60,8 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = (1 << 31) | 1;
     /// Malformed, or not at this moment.
     pub const ERR_INVALID: u32 = (1 << 31) | 3;
+    /// Nothing but STARTTLS before TLS.
+    pub const ERR_TLS_REQD: u32 = (1 << 31) | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) | 6;
     /// Too large.
@@ -221,6 +223,12 @@ pub enum Violation {
     /// `EXPORT_NAME` named no export: that option cannot be answered with an error.
     #[error("no export for EXPORT_NAME: {0}")]
     ExportName(String),
+    /// `EXPORT_NAME` came before TLS, which is demanded: as above.
+    #[error("EXPORT_NAME before TLS")]
+    NotEncrypted,
+    /// Bytes came behind STARTTLS before it was answered: whoever wrote them need not be the one who then speaks TLS.
+    #[error("something was sent between STARTTLS and its answer")]
+    BeforeTls,
     /// A request does not begin as requests do.
     #[error("a request begins with {0:#010x}")]
     RequestMagic(u32),

@@ -1,14 +1,22 @@
 //! A server over memory behind real sockets, and a small client that can also do what no decent client does.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod certificates;
+pub mod tools;
+
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
-use bcached_front_nbd::{Bound, Endpoint, Limits, NbdServer, Options};
+use bcached_front_nbd::{Bound, Limits, NbdServer, Options, Place, Tls};
 use bcached_port::ram::{Hook, Ram, Verdict};
 use bcached_port::{Export, ExportTable, VolumeId};
+use certificates::Authority;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub const TANK: VolumeId = VolumeId(1);
@@ -32,6 +40,11 @@ pub fn serve() -> Served {
 }
 
 pub fn serve_with(limits: Limits, hook: Hook) -> Served {
+    serve_in(None, limits, hook)
+}
+
+/// The same with TLS on TCP.
+pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = ExportTable::new();
     exports.insert(tank(&ram));
@@ -39,9 +52,9 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("nbd.sock");
     let address = "127.0.0.1:0".parse().expect("an address");
-    let endpoints =
-        vec![Endpoint::Unix { path: path.clone(), group: None }, Endpoint::Tcp { address, anywhere: false }];
-    let server = NbdServer::start(Options { endpoints, limits }, exports.clone()).expect("starts");
+    let places = [Place::Unix { path: path.clone(), group: None }, Place::Tcp { address, anywhere: false }];
+    let endpoints = places.map(Into::into).to_vec();
+    let server = NbdServer::start(Options { endpoints, limits, tls }, exports.clone()).expect("starts");
     let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
     Served { ram, exports, server: Some(server), path, tcp, _directory: directory }
 }
@@ -101,6 +114,7 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
 /// One connection. Reads and writes fail after [`LIMIT`].
@@ -127,6 +141,7 @@ impl Client {
         match &mut self.stream {
             Stream::Unix(stream) => stream.write_all(bytes),
             Stream::Tcp(stream) => stream.write_all(bytes),
+            Stream::Tls(stream) => stream.write_all(bytes),
         }
     }
 
@@ -134,6 +149,7 @@ impl Client {
         match &mut self.stream {
             Stream::Unix(stream) => stream.read_exact(into),
             Stream::Tcp(stream) => stream.read_exact(into),
+            Stream::Tls(stream) => stream.read_exact(into),
         }
     }
 
@@ -165,6 +181,7 @@ impl Client {
         let result = match &mut self.stream {
             Stream::Unix(stream) => stream.read_to_end(&mut rest),
             Stream::Tcp(stream) => stream.read_to_end(&mut rest),
+            Stream::Tls(stream) => stream.read_to_end(&mut rest),
         };
         let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(result.as_ref().is_ok() || result.as_ref().is_err_and(reset), "{result:?}");
@@ -176,6 +193,24 @@ impl Client {
         assert_eq!(self.u16(), 3, "fixed newstyle, no zeroes");
         self.send(&client_flags.to_be_bytes());
         self
+    }
+
+    /// Goes over to TLS with a server that shows a certificate of this authority.
+    pub fn start_tls(mut self, authority: &Authority) -> Self {
+        assert_eq!(self.option(5, &[]), [(1, vec![])]);
+        let Stream::Tcp(stream) = self.stream else { unreachable!("TLS is for TCP") };
+        let mut roots = RootCertStore::empty();
+        let trusted = CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("a certificate");
+        roots.add(trusted).expect("an authority");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = versions.expect("usual").with_root_certificates(roots).with_no_client_auth();
+        let name = ServerName::try_from("localhost").expect("a name");
+        let connection = ClientConnection::new(Arc::new(config), name).expect("a connection");
+        Self {
+            stream: Stream::Tls(Box::new(StreamOwned::new(connection, stream))),
+            structured: self.structured,
+        }
     }
 
     pub fn send_option(&mut self, option: u32, data: &[u8]) {
@@ -253,6 +288,10 @@ impl Client {
 
     pub fn chunk(&mut self) -> Chunk {
         assert_eq!(self.u32(), 0x668e_33ef);
+        self.chunk_behind_its_magic()
+    }
+
+    fn chunk_behind_its_magic(&mut self) -> Chunk {
         let (flags, kind, cookie, bytes) = (self.u16(), self.u16(), self.u64(), self.u32());
         assert!(bytes <= 33 << 20, "a chunk of sane size");
         Chunk { flags, kind, cookie, payload: self.receive(bytes as usize) }
@@ -288,6 +327,30 @@ impl Client {
         chunk.payload[8..].to_vec()
     }
 
+    /// The answer to a request that may have content: the content's chunk, or else what is left of a chunk without.
+    pub fn chunk_or_done(&mut self) -> Chunk {
+        match self.u32() {
+            0x6744_6698 => {
+                assert_eq!(self.u32(), 0, "success");
+                Chunk { flags: 1, kind: 0, cookie: self.u64(), payload: Vec::new() }
+            }
+            0x668e_33ef => self.chunk_behind_its_magic(),
+            other => unreachable!("{other:#x} begins no reply"),
+        }
+    }
+
+    /// Reads to the end, which comes however it may.
+    pub fn drain(&mut self) {
+        let mut rest = Vec::new();
+        let end = match &mut self.stream {
+            Stream::Unix(stream) => stream.read_to_end(&mut rest),
+            Stream::Tcp(stream) => stream.read_to_end(&mut rest),
+            Stream::Tls(stream) => stream.read_to_end(&mut rest),
+        };
+        let waited = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+        assert!(!end.is_err_and(|error| waited(&error)), "the server ends it");
+    }
+
     /// Reads and forgets everything on a thread of its own, to the end.
     pub fn read_elsewhere(&self) -> std::thread::JoinHandle<()> {
         let Stream::Unix(stream) = &self.stream else { unreachable!("only needed on unix sockets") };
@@ -303,6 +366,7 @@ impl Client {
         match &self.stream {
             Stream::Unix(stream) => stream.shutdown(how).expect("half a close"),
             Stream::Tcp(stream) => stream.shutdown(how).expect("half a close"),
+            Stream::Tls(stream) => stream.sock.shutdown(how).expect("half a close"),
         }
     }
 }
@@ -315,6 +379,24 @@ pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) 
     bytes.extend_from_slice(&offset.to_be_bytes());
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes
+}
+
+/// A content for "tank": half megabytes of noise and of nothing, so that copying it uses both writes and zeroes. (Smaller ones and
+/// nbdcopy's punching of holes into its target file takes its time.)
+pub fn image() -> Vec<u8> {
+    let mut seed = 88_172_645_463_325_252_u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let half_megabytes = (0..TANK_SECTORS / 1024).flat_map(|_| {
+        let (noise, zero) = (random().to_le_bytes(), random() % 3 == 0);
+        let byte = move |at: usize| if zero { 0 } else { noise[at % 8].wrapping_add(noise[at / 512 % 8]) };
+        (0..1024 * 512).map(byte)
+    });
+    half_megabytes.collect()
 }
 
 fn string(text: &str) -> Vec<u8> {

@@ -1,0 +1,62 @@
+//! A connection's two directions, each its thread's: plain, or in TLS once that was agreed on. A plain one is its socket and nothing between.
+
+use crate::pace::Pace;
+use crate::socket::{Patience, Socket};
+use crate::tls;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What comes.
+pub(crate) enum Receiving {
+    Plain(Arc<Socket>),
+    Tls(tls::Receiving),
+}
+
+/// What goes.
+pub(crate) enum Sending {
+    Plain(Arc<Socket>),
+    Tls(tls::Sending),
+}
+
+impl Receiving {
+    /// As [`Socket::receive`].
+    pub(crate) fn receive(
+        &mut self,
+        into: &mut [u8],
+        patience: Patience,
+        pace: Option<&mut Pace>,
+    ) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.receive(into, patience, pace),
+            Self::Tls(receiving) => receiving.receive(into, patience, pace),
+        }
+    }
+}
+
+impl Sending {
+    /// As [`Socket::send`].
+    pub(crate) fn send(
+        &mut self,
+        slices: &mut [IoSlice<'_>],
+        stall: Duration,
+        pace: Option<&mut Pace>,
+    ) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.send(slices, stall, pace),
+            Self::Tls(sending) => sending.send(slices, stall, pace),
+        }
+    }
+
+    /// Sends one slice.
+    pub(crate) fn send_slice(&mut self, bytes: &[u8], stall: Duration) -> io::Result<()> {
+        self.send(&mut [IoSlice::new(bytes)], stall, None)
+    }
+
+    /// Says that nothing more comes, where that can be said, if the peer takes it at once.
+    pub(crate) fn say_goodbye(&mut self) {
+        if let Self::Tls(sending) = self {
+            sending.say_goodbye();
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! TLS for clients on TCP: what the server shows and wants to be shown, and connections in it.
+//!
+//! Certificates, ciphers and records are rustls's. A connection in TLS is one state that both of its threads need; whoever has it only computes
+//! meanwhile, and waits for the socket without it ([`stream`]).
+
+mod stream;
+
+pub(crate) use stream::{Receiving, Sending};
+
+use crate::socket::Socket;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use thiserror::Error;
+
+/// The server's certificate and key, and whose certificates clients must show. Clones are the same.
+#[derive(Clone)]
+pub struct Tls(Arc<ServerConfig>);
+
+/// Why there can be no TLS with these.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// No certificate can be read.
+    #[error("there is no certificate in PEM in it")]
+    NoCertificate(Part),
+    /// No key can be read.
+    #[error("there is no private key in PEM in it")]
+    NoKey(Part),
+    /// A certificate is none, or one that nobody could check.
+    #[error("it cannot be used: {source}")]
+    Unusable {
+        /// Which.
+        part: Part,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// The key is another certificate's.
+    #[error("it is not the key of the certificate")]
+    OtherKey,
+    /// Clients' certificates could not be checked with these authorities.
+    #[error("clients' certificates cannot be checked with it: {0}")]
+    Authorities(VerifierBuilderError),
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// The server's certificate.
+    Certificate,
+    /// Its key.
+    Key,
+    /// The authorities of clients' certificates.
+    Authorities,
+}
+
+impl TlsError {
+    /// What is wrong.
+    #[must_use]
+    pub const fn part(&self) -> Part {
+        match self {
+            Self::NoCertificate(part) | Self::NoKey(part) | Self::Unusable { part, .. } => *part,
+            Self::OtherKey => Part::Key,
+            Self::Authorities(_) => Part::Authorities,
+        }
+    }
+}
+
+impl Tls {
+    /// Of PEM: the certificate with those between it and its root, its key, and the authorities of which clients must show a certificate;
+    /// without those anybody is let in.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn new(certificate: &[u8], key: &[u8], authorities: Option<&[u8]>) -> Result<Self, TlsError> {
+        let provider = Arc::new(default_provider());
+        let chain = certificates(certificate, Part::Certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::NoKey(Part::Key))?;
+        let versions =
+            ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+        let builder = versions.expect("the provider has what the versions need");
+        let builder = match authorities {
+            None => builder.with_no_client_auth(),
+            Some(authorities) => {
+                let roots = Arc::new(roots(authorities)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+                builder.with_client_cert_verifier(verifier.map_err(TlsError::Authorities)?)
+            }
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(|source| match source {
+            rustls::Error::InconsistentKeys(_) => TlsError::OtherKey,
+            source @ rustls::Error::InvalidCertificate(_) => {
+                TlsError::Unusable { part: Part::Certificate, source }
+            }
+            source => TlsError::Unusable { part: Part::Key, source },
+        })?;
+        // Connections last: nobody would resume one, and so nothing of one is kept.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// Goes over to TLS with who is about to begin it.
+    ///
+    /// # Errors
+    /// It is not done by then, or cannot be: the peer is told why, if it takes that at once.
+    pub(crate) fn begin(&self, socket: &Arc<Socket>, deadline: Instant) -> io::Result<(Receiving, Sending)> {
+        let connection = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
+        stream::begin(connection, socket, deadline)
+    }
+}
+
+fn certificates(bytes: &[u8], part: Part) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(bytes).collect();
+    all.ok().filter(|all| !all.is_empty()).ok_or(TlsError::NoCertificate(part))
+}
+
+fn roots(authorities: &[u8]) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(authorities, Part::Authorities)? {
+        roots.add(authority).map_err(|source| TlsError::Unusable { part: Part::Authorities, source })?;
+    }
+    Ok(roots)
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
+}
