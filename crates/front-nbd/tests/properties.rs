@@ -1,7 +1,8 @@
 //! Whatever a client sends: no panic, bounded memory, every whole request answered once, nothing carried out that is
 //! outside the export.
 
-use bcached_front_nbd::proto::loopback::{Conversation, End, converse};
+use bcached_front_nbd::proto::handshake::Encryption;
+use bcached_front_nbd::proto::loopback::{Conversation, End, converse, converse_with};
 use bcached_front_nbd::proto::request::Command;
 use bcached_front_nbd::proto::wire::{
     IHAVEOPT, OPTION_REPLY_MAGIC, PAYLOAD_BYTES_MAX, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
@@ -132,6 +133,25 @@ proptest! {
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _: Conversation = converse(&bytes);
+    }
+
+    /// Whoever has not begun TLS is told nothing of what there is, and can do nothing to it.
+    #[test]
+    fn before_tls_nothing_is_told(
+        client_flags in prop_oneof![8 => Just(3u32), 1 => any::<u32>()],
+        options in prop::collection::vec(any_option(), 0..8),
+        requests in prop::collection::vec(any_request(), 0..3),
+    ) {
+        let mut input = client_flags.to_be_bytes().to_vec();
+        input.extend(options.concat());
+        input.extend(option(7, &[&string(b"tank")[..], &[0, 0]].concat()));
+        input.extend(requests.iter().flat_map(Asked::bytes));
+        let told = converse_with(Encryption::Demanded, &input);
+        prop_assert!(told.commands.is_empty());
+        let size = (32_768_u64 * 512).to_be_bytes();
+        for secret in [&b"tank"[..], b"archive", b"base:allocation", &size] {
+            prop_assert!(!told.outgoing.windows(secret.len()).any(|bytes| bytes == secret));
+        }
     }
 
     #[test]

@@ -28,7 +28,6 @@ const LATER: &[(&str, &str)] = &[
     ("discard_passdown", "discards are passed down to the backing devices that take them"),
     ("number", "volumes are reached by name"),
     ("group", "the NBD socket belongs to the daemon's own group"),
-    ("tls", "NBD over TCP is for loopback only"),
 ];
 
 /// Where a setting stands.
@@ -274,6 +273,8 @@ impl Source<'_> {
                     .nbd
                     .listen
                     .map(|all| all.into_iter().map(|listen| self.located(listen)).collect()),
+                tls: raw.nbd.tls,
+                tls_verify_peer: self.locate(raw.nbd.tls_verify_peer),
                 vhost_user: raw.vhost_user.directory,
                 fuse: raw.fuse.directory,
                 fuse_allow_other: raw.fuse.allow_other,

@@ -10,6 +10,7 @@ mod reading;
 mod said;
 mod section;
 mod set_file;
+mod tls;
 mod twice;
 mod values;
 mod ways;
@@ -31,8 +32,9 @@ pub(crate) use file::{Kept, KeptCache};
 pub use said::{Merged, Said, merged};
 pub use section::Typed;
 pub(crate) use set_file::SetFile;
+pub use tls::{Certificates, Tls};
 pub(crate) use twice::Real;
-pub use values::Listen;
+pub use values::{Address, Listen};
 pub use ways::{DISK_BYTES, Places as FrontPlaces};
 
 /// Where the daemon answers unless told otherwise.
@@ -223,6 +225,8 @@ impl Config {
     pub fn findings(line: &CommandLine) -> Result<(Self, Vec<Failure>), Failure> {
         let mut findings = Vec::new();
         let config = Self::examine(line, None, &mut findings)?;
+        // A start looks at them once it comes to NBD.
+        findings.extend(config.places.tls.certificates().and_then(|files| files.read().err()));
         Ok((config, findings))
     }
 
@@ -435,6 +439,7 @@ impl Config {
                     .next(format!("write \"{}\" or more", typed(self.memory_min()))),
             );
         }
+        tls::check(self, places, findings);
         twice::check_sockets(self, places, findings);
         twice::check_devices(self, places, from_command_line, findings);
     }

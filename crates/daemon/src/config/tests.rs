@@ -57,7 +57,10 @@ fn a_whole_file_is_understood() {
     assert_eq!(config.memory_bytes, 512 << 20);
     assert_eq!(config.stop_timeout, Duration::from_secs(5));
     let tcp = "127.0.0.1:10809".parse().expect("an address");
-    assert_eq!(config.places.listen, [Listen::Unix("/run/x/nbd.sock".into()), Listen::Tcp(tcp)]);
+    assert_eq!(
+        config.places.listen,
+        [Address::Unix("/run/x/nbd.sock".into()), Address::Tcp(tcp)].map(Listen::from)
+    );
     assert_eq!(config.caches[0].name.as_deref(), Some("nvme"));
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
     assert_eq!(media.cache.as_deref(), Some("nvme"), "from the defaults");
@@ -119,14 +122,67 @@ fn errors_name_file_and_line() {
 
 #[test]
 fn what_is_to_come_is_named_as_such() {
-    let text = "version = 1\n[nbd]\ntls = \"off\"\n";
+    let text = "version = 1\n[nbd]\ngroup = \"kvm\"\n";
     let (kind, sentence) = refused(text);
     assert_eq!(kind, Kind::NotInThisVersion);
-    assert!(sentence.starts_with(":3: `tls` is not in this version; leave it out"), "{sentence}");
+    assert!(sentence.starts_with(":3: `group` is not in this version; leave it out"), "{sentence}");
     let (_, sentence) = refused("version = 1\n[cache.a]\ndevice = \"/x\"\n[defaults]\nexport = \"dev\"\n");
     assert!(sentence.starts_with(":5: `dev` is not in this version"), "{sentence}");
     let (_, sentence) = refused("version = 1\n[defaults]\ndiscard_passdown = true\n");
     assert!(sentence.contains("until then, discards are passed down to the backing devices"), "{sentence}");
+}
+
+#[test]
+fn a_place_of_nbd_may_be_to_look_only() {
+    let listen =
+        |listen: &str| format!("version = 1\n[cache.a]\ndevice = \"/x\"\n[nbd]\nlisten = [{listen}]\n");
+    let config = load(
+        &listen("\"/run/a.sock\", { at = \"127.0.0.1:1\", read_only = true }, { at = \"/run/b.sock\" }"),
+        &[],
+    );
+    let places: Vec<_> = config.expect("a good file").places.listen.iter().map(ToString::to_string).collect();
+    assert_eq!(places, ["/run/a.sock", "127.0.0.1:1 (read-only)", "/run/b.sock"]);
+    for (typed, sentence) in [
+        ("{ read_only = true }", ":5: missing field `at`"),
+        (
+            "{ at = \"/run/b.sock\", readonly = true }",
+            ":5: unknown field `readonly`, expected `at` or `read_only`",
+        ),
+        ("{ at = \"here\" }", ":5: `here` is neither a socket's path nor ADDRESS:PORT"),
+        ("7", ":5: invalid type: integer `7`, expected a place to listen on, as"),
+        (
+            "\"/run/a.sock\", { at = \"/run/a.sock\", read_only = true }",
+            ":5: /run/a.sock is listened on twice",
+        ),
+        ("{ at = \"192.0.2.1:10809\", read_only = true }", ":5: 192.0.2.1:10809 is not a loopback address"),
+    ] {
+        let (kind, found) = refused(&listen(typed));
+        assert_eq!((kind, found.starts_with(sentence)), (Kind::Config, true), "{typed}: {found}");
+    }
+}
+
+#[test]
+fn what_comes_by_tcp_is_protected_as_is_said() {
+    let text = |lines: &str| {
+        format!("version = 1\n[cache.a]\ndevice = \"/x\"\n[nbd]\nlisten = [\"0.0.0.0:10809\"]\n{lines}")
+    };
+    let tls = |lines: &str| load(&text(lines), &[]).map(|config| config.places.tls);
+    let with = |verify_peer| Tls::With(Certificates { directory: "/etc/x".into(), verify_peer });
+    assert_eq!(tls("tls = \"off\"\n"), Ok(Tls::Off));
+    assert_eq!(tls("tls = \"/etc/x\"\n"), Ok(with(true)), "nobody is let in by default");
+    assert_eq!(tls("tls = \"/etc/x\"\ntls_verify_peer = false\n"), Ok(with(false)));
+    // Whichever file says it.
+    let more = [("more.toml", "version = 1\n[nbd]\ntls = \"/etc/x\"\n")];
+    assert_eq!(load(&text(""), &more).map(|config| config.places.tls), Ok(with(true)));
+    for (lines, sentence) in [
+        ("", ":5: 0.0.0.0:10809 is not a loopback address, and NBD without TLS is open to anybody; write"),
+        ("tls = \"on\"\n", ":6: `on` is neither \"off\" nor the whole path of a directory with"),
+        ("tls = true\n", ":6: invalid type: boolean `true`, expected a string"),
+        ("tls = \"off\"\ntls_verify_peer = true\n", ":7: `tls_verify_peer` means nothing without TLS"),
+    ] {
+        let (kind, found) = refused(&text(lines));
+        assert_eq!((kind, found.starts_with(sentence)), (Kind::Config, true), "{lines}: {found}");
+    }
 }
 
 #[test]
@@ -157,7 +213,7 @@ fn the_command_line_stands_for_itself() {
         ..CommandLine::default()
     };
     let config = Config::load(&line).expect("a good line");
-    assert_eq!(config.places.listen[0], Listen::Unix("/tmp/x/nbd.sock".into()));
+    assert_eq!(config.places.listen[0].at, Address::Unix("/tmp/x/nbd.sock".into()));
     assert_eq!((config.caches.len(), config.volumes.len()), (1, 1));
     let both = CommandLine { config: Some("/etc/x".into()), ..line.clone() };
     assert_eq!(Config::load(&both).expect_err("both").kind, Kind::Usage);
@@ -393,8 +449,11 @@ fn the_guide_shows_every_key() {
     let config = load(example, &[]).expect("the guide's example");
     assert_eq!(config.control, Path::new(CONTROL_DEFAULT));
     assert_eq!((config.memory_bytes, config.stop_timeout), (MEMORY_DEFAULT, STOP_TIMEOUT_DEFAULT));
-    let tcp = Listen::Tcp("127.0.0.1:10809".parse().expect("an address"));
-    assert_eq!(config.places.listen, [Listen::Unix("/run/bcached/nbd.sock".into()), tcp]);
+    let [own, tcp, look] = config.places.listen.as_slice() else { panic!("{:?}", config.places.listen) };
+    assert_eq!(own, &Address::Unix("/run/bcached/nbd.sock".into()).into());
+    assert_eq!(tcp, &Address::Tcp("127.0.0.1:10809".parse().expect("an address")).into());
+    assert!(look.read_only);
+    assert!(config.places.tls.certificates().is_some_and(|certificates| certificates.verify_peer));
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
     assert_eq!((media.name.as_deref(), media.cache.as_deref()), (Some("media"), Some("nvme")));
     assert!(said(media, "cache_mode").starts_with("writethrough "));

@@ -5,7 +5,7 @@
 
 use super::file::{Origin, Settings};
 use super::reading::bounded;
-use super::values::Listen;
+use super::values::{Address, Listen};
 use super::{Config, Volume};
 use crate::failure::{Failure, Kind};
 use bcached_format::Uuid;
@@ -25,6 +25,8 @@ impl Places {
             places.extend(origin.map(|origin| (key, origin.clone())));
         };
         add("metrics".to_owned(), settings.metrics.as_ref().map(|located| &located.origin));
+        let verify_peer = settings.places.tls_verify_peer.as_ref();
+        add("tls_verify_peer".to_owned(), verify_peer.map(|located| &located.origin));
         for (index, listen) in settings.places.listen.iter().flatten().enumerate() {
             add(format!("listen {index}"), Some(&listen.origin));
         }
@@ -46,7 +48,13 @@ impl Places {
         self
     }
 
-    fn refused(&self, key: &str, what: &str) -> Failure {
+    /// It stands in a file.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// A failure of what this is.
+    pub fn refused(&self, key: &str, what: &str) -> Failure {
         self.0.get(key).map_or_else(|| Failure::new(Kind::Config, what), |origin| origin.failure(what))
     }
 }
@@ -55,23 +63,24 @@ impl Places {
 pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failure>) {
     let monitor = config.control.with_file_name("monitor.sock");
     let names = |path: &Path| path.to_string_lossy().into_owned();
-    let paths = config.places.listen.iter().filter_map(Listen::unix_path);
+    let paths = config.places.listen.iter().filter_map(|listen| listen.at.unix_path());
     let real = Real::of([&*config.control, &*monitor].into_iter().chain(paths).map(names));
-    let is_same = |one: &Listen, other: &Listen| match (one, other) {
-        (Listen::Unix(one), Listen::Unix(other)) => real.is_same(&names(one), &names(other)),
+    let is_same = |one: &Listen, other: &Listen| match (&one.at, &other.at) {
+        (Address::Unix(one), Address::Unix(other)) => real.is_same(&names(one), &names(other)),
         // Each of several with port 0 gets one of its own, but a line that stands there twice is none that somebody means.
-        (Listen::Tcp(one), Listen::Tcp(other)) => one == other || is_same_port(*one, *other),
+        (Address::Tcp(one), Address::Tcp(other)) => one == other || is_same_port(*one, *other),
         _ => false,
     };
     for (index, listen) in config.places.listen.iter().enumerate() {
-        let refused = |why: &str| places.refused(&format!("listen {index}"), &format!("{listen} {why}"));
-        let is = |path: &Path| listen.unix_path().is_some_and(|own| real.is_same(&names(own), &names(path)));
+        let refused = |why: &str| places.refused(&format!("listen {index}"), &format!("{} {why}", listen.at));
+        let is =
+            |path: &Path| listen.at.unix_path().is_some_and(|own| real.is_same(&names(own), &names(path)));
         if let Some(other) = config.places.listen[..index].iter().find(|other| is_same(other, listen)) {
             let failure = refused("is listened on twice").next("name it once in `listen`");
-            findings.push(if other == listen {
+            findings.push(if other.at == listen.at {
                 failure
             } else {
-                failure.why(format!("{other} is the same"))
+                failure.why(format!("{} is the same", other.at))
             });
         } else if is(&config.control) {
             findings.push(refused("is the control socket").next("name another in `listen`"));
@@ -80,10 +89,11 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
         }
     }
     let Some(metrics) = config.metrics else { return };
-    let is_taken = |listen: &&Listen| matches!(listen, Listen::Tcp(nbd) if is_same_port(*nbd, metrics));
+    let is_taken = |listen: &&Listen| matches!(listen.at, Address::Tcp(nbd) if is_same_port(nbd, metrics));
     if let Some(nbd) = config.places.listen.iter().find(is_taken) {
         let failure = places.refused("metrics", &format!("`metrics` cannot be on {metrics}"));
-        findings.push(failure.why(format!("NBD is served on {nbd}")).next("give one of them another port"));
+        findings
+            .push(failure.why(format!("NBD is served on {}", nbd.at)).next("give one of them another port"));
     }
 }
 

@@ -2,13 +2,15 @@
 //! an error has its line.
 
 use crate::sizes::{self, Bare};
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A size in bytes.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct Size(pub u64);
 
@@ -21,7 +23,7 @@ impl TryFrom<String> for Size {
 }
 
 /// A time: `500ms`, `30s`, `5m`, `2h`.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct Time(pub Duration);
 
@@ -44,18 +46,27 @@ impl TryFrom<String> for Time {
     }
 }
 
-/// A place where NBD is served.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+/// A place where NBD is served: `"/run/bcached/nbd.sock"`, or `{ at = "/run/bcached/look.sock", read_only = true }`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listen {
+    /// Where.
+    pub at: Address,
+    /// Whoever comes there may only look.
+    pub read_only: bool,
+}
+
+/// Where NBD is served.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
-pub enum Listen {
+pub enum Address {
     /// A unix socket.
     Unix(PathBuf),
-    /// TCP on loopback.
+    /// TCP. What else than loopback may be depends on TLS.
     Tcp(SocketAddr),
 }
 
-impl std::fmt::Display for Listen {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "{}", path.display()),
             Self::Tcp(address) => write!(f, "{address}"),
@@ -63,7 +74,51 @@ impl std::fmt::Display for Listen {
     }
 }
 
-impl TryFrom<String> for Listen {
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.at, if self.read_only { " (read-only)" } else { "" })
+    }
+}
+
+impl From<Address> for Listen {
+    fn from(at: Address) -> Self {
+        Self { at, read_only: false }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            at: Address,
+            #[serde(default)]
+            read_only: bool,
+        }
+        struct Place;
+        impl<'de> Visitor<'de> for Place {
+            type Value = Listen;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a place to listen on, as \"/run/bcached/nbd.sock\" or { at = \"..\", read_only = true }",
+                )
+            }
+
+            fn visit_str<E: Error>(self, typed: &str) -> Result<Listen, E> {
+                Address::try_from(typed.to_owned()).map(Listen::from).map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listen, A::Error> {
+                let Table { at, read_only } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Listen { at, read_only })
+            }
+        }
+        deserializer.deserialize_any(Place)
+    }
+}
+
+impl TryFrom<String> for Address {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
@@ -73,17 +128,12 @@ impl TryFrom<String> for Listen {
         let address: SocketAddr = typed.parse().map_err(|_| {
             format!("`{typed}` is neither a socket's path nor ADDRESS:PORT, as 127.0.0.1:10809")
         })?;
-        if !address.ip().to_canonical().is_loopback() {
-            return Err(format!(
-                "{address} is not a loopback address, and NBD without TLS is open to anybody"
-            ));
-        }
         Ok(Self::Tcp(address))
     }
 }
 
 /// An address on loopback.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct Loopback(pub SocketAddr);
 
@@ -104,7 +154,7 @@ impl TryFrom<String> for Loopback {
     }
 }
 
-impl Listen {
+impl Address {
     /// The address as it is configured.
     #[must_use]
     pub fn unix_path(&self) -> Option<&Path> {

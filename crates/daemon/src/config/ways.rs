@@ -1,7 +1,8 @@
 //! By which front ends volumes can be had, and where these are: `export`, `[nbd]`, `[vhost-user]`, `[fuse]` and `--export`.
 
 use super::file::{Located, replace};
-use super::values::Listen;
+use super::tls::{SaidTls, Tls};
+use super::values::{Address, Listen};
 use crate::failure::{Failure, Kind};
 use bcached_port::{Way, Ways};
 use serde::Deserialize;
@@ -53,6 +54,8 @@ impl TryFrom<OneOrSeveral> for Exported {
 #[serde(deny_unknown_fields)]
 pub struct RawNbd {
     pub listen: Option<Vec<Spanned<Listen>>>,
+    pub tls: Option<SaidTls>,
+    pub tls_verify_peer: Option<Spanned<bool>>,
 }
 
 /// `[vhost-user]`.
@@ -74,6 +77,8 @@ pub struct RawFuse {
 #[derive(Debug, Default)]
 pub struct SaidPlaces {
     pub listen: Option<Vec<Located<Listen>>>,
+    pub tls: Option<SaidTls>,
+    pub tls_verify_peer: Option<Located<bool>>,
     pub vhost_user: Option<PathBuf>,
     pub fuse: Option<PathBuf>,
     pub fuse_allow_other: Option<bool>,
@@ -83,6 +88,8 @@ impl SaidPlaces {
     /// `newer` over these, key by key.
     pub fn overlay(&mut self, newer: Self) {
         replace(&mut self.listen, newer.listen);
+        replace(&mut self.tls, newer.tls);
+        replace(&mut self.tls_verify_peer, newer.tls_verify_peer);
         replace(&mut self.vhost_user, newer.vhost_user);
         replace(&mut self.fuse, newer.fuse);
         replace(&mut self.fuse_allow_other, newer.fuse_allow_other);
@@ -90,6 +97,8 @@ impl SaidPlaces {
 
     pub const fn is_empty(&self) -> bool {
         self.listen.is_none()
+            && self.tls.is_none()
+            && self.tls_verify_peer.is_none()
             && self.vhost_user.is_none()
             && self.fuse.is_none()
             && self.fuse_allow_other.is_none()
@@ -101,6 +110,7 @@ impl SaidPlaces {
         let listen = self.listen.map(|all| all.into_iter().map(|listen| listen.value).collect());
         Places {
             listen: listen.unwrap_or(own.listen),
+            tls: Tls::of(self.tls, self.tls_verify_peer.map(|verify| verify.value)),
             vhost_user: self.vhost_user.unwrap_or(own.vhost_user),
             fuse: self.fuse.unwrap_or(own.fuse),
             fuse_allow_other: self.fuse_allow_other.unwrap_or(own.fuse_allow_other),
@@ -131,6 +141,8 @@ fn understood(typed: &str) -> Result<Way, (Kind, String)> {
 pub struct Places {
     /// Where NBD is served.
     pub listen: Vec<Listen>,
+    /// How that is protected which comes by TCP.
+    pub tls: Tls,
     /// The directory of the sockets for virtual machines.
     pub vhost_user: PathBuf,
     /// Where the FUSE mount is.
@@ -144,7 +156,8 @@ impl Places {
     #[must_use]
     pub fn beside(control: &Path) -> Self {
         Self {
-            listen: vec![Listen::Unix(control.with_file_name("nbd.sock"))],
+            listen: vec![Address::Unix(control.with_file_name("nbd.sock")).into()],
+            tls: Tls::Unsaid,
             vhost_user: control.with_file_name("vhost-user"),
             fuse: control.with_file_name("fuse"),
             fuse_allow_other: false,
@@ -173,8 +186,8 @@ impl Places {
         match (way, place) {
             (Way::Nbd, None) => self.listen.extend(nbd.iter().cloned()),
             (Way::Nbd, Some(place)) => {
-                let listen = Listen::try_from(place.to_owned()).map_err(|why| refuse((Kind::Usage, why)))?;
-                self.listen.push(listen);
+                let at = Address::try_from(place.to_owned()).map_err(|why| refuse((Kind::Usage, why)))?;
+                self.listen.push(at.into());
             }
             (_, Some("")) => return Err(refuse((Kind::Usage, "a directory follows the colon".to_owned()))),
             (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),

@@ -377,6 +377,12 @@ pub struct Client {
     pub volume: Option<String>,
     /// It has written.
     pub writing: bool,
+    /// It may only look: the place where it has come is for that, or it was told so when it chose the volume. Of NBD clients.
+    #[serde(default)]
+    pub read_only: bool,
+    /// It has come by TCP, in TLS.
+    #[serde(default)]
+    pub tls: bool,
     /// By which front end: `nbd`, `ublk`, `vhost-user` or `fuse`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<String>,
@@ -489,7 +495,11 @@ impl Status {
         }
         for client in &self.clients {
             let volume = client.volume.as_deref().unwrap_or("nothing yet");
-            let doing = if client.writing { "writing" } else { "reading" };
+            let doing = match (client.writing, client.read_only) {
+                (true, _) => "writing",
+                (false, true) => "reading (read-only)",
+                (false, false) => "reading",
+            };
             let _ = writeln!(text, "client {}: {doing} {volume}", client.peer);
         }
         for job in &self.jobs {

@@ -4,7 +4,7 @@
 use super::owner::{Owner, View};
 use super::table::{CacheEntry, VolumeEntry};
 use super::{Event, Supervisor};
-use crate::config::{Config, Volume};
+use crate::config::{Config, Tls, Volume};
 use crate::control::AskDifferences;
 use crate::control::differences::{Difference, Differences};
 use crate::failure::{Failure, Kind};
@@ -191,8 +191,23 @@ impl Found {
         for ((section, key, runs), (.., said)) in each(running).into_iter().zip(each(files)) {
             self.value(section, key, runs, said, RESTART);
         }
+        self.of_tls(&running.places.tls, &files.places.tls);
         let timeout = |config: &Config| Some(Value::Time(config.stop_timeout).to_string());
         self.value("daemon", "stop_timeout", timeout(running), timeout(files), RELOAD);
+    }
+
+    /// Certificates are taken up by a reload, but not that there are any.
+    fn of_tls(&mut self, running: &Tls, files: &Tls) {
+        let mends =
+            if running.certificates().is_some() && files.certificates().is_some() { RELOAD } else { RESTART };
+        let tls = |tls: &Tls| match tls {
+            Tls::Unsaid => None,
+            Tls::Off => Some("off".to_owned()),
+            Tls::With(certificates) => Some(certificates.directory.display().to_string()),
+        };
+        self.value("nbd", "tls", tls(running), tls(files), mends);
+        let verify_peer = |tls: &Tls| tls.certificates().map(|its| its.verify_peer.to_string());
+        self.value("nbd", "tls_verify_peer", verify_peer(running), verify_peer(files), mends);
     }
 
     fn of_flash(&mut self, running: &Config, files: &Config) {

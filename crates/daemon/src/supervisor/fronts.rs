@@ -5,7 +5,7 @@
 //! and each disk of a virtual machine takes some of what nodes would have (`config::ways`).
 
 use super::links;
-use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
+use crate::config::{Address, Certificates, Config, DISK_BYTES, FrontPlaces, Tls};
 use crate::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
@@ -78,7 +78,18 @@ pub struct User {
     pub peer: String,
     pub volume: Option<String>,
     pub writing: bool,
+    /// It may only look.
+    pub read_only: bool,
+    /// What it says and hears is encrypted.
+    pub tls: bool,
     pub way: Way,
+}
+
+impl User {
+    /// One of a front end that does not tell such things.
+    const fn of(way: Way, peer: String, volume: Option<String>, writing: bool) -> Self {
+        Self { peer, volume, writing, read_only: false, tls: false, way }
+    }
 }
 
 impl Fronts {
@@ -115,6 +126,13 @@ impl Fronts {
             running.refused.retain(|(_, of), _| *of != way);
         }
         Ok(())
+    }
+
+    /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
+    pub fn renew(&self, tls: nbd::Tls) {
+        if let Some(nbd) = &self.lock().nbd {
+            nbd.renew(tls);
+        }
     }
 
     fn start_ublk(&self, exports: ExportTable) -> Result<UblkServer, Failure> {
@@ -300,20 +318,16 @@ impl Fronts {
             peer: client.peer,
             volume: client.export,
             writing: client.writing,
+            read_only: client.read_only,
+            tls: client.tls,
             way: Way::Nbd,
         });
-        let vhost = running.vhost.iter().flat_map(|server| server.clients()).map(|client| User {
-            peer: "a virtual machine".to_owned(),
-            volume: Some(client.volume),
-            writing: client.is_writing,
-            way: Way::VhostUser,
+        let vhost = running.vhost.iter().flat_map(|server| server.clients()).map(|client| {
+            let peer = "a virtual machine".to_owned();
+            User::of(Way::VhostUser, peer, Some(client.volume), client.is_writing)
         });
-        let fuse = running.fuse.iter().flat_map(FuseServer::clients).map(|client| User {
-            peer: client.peer,
-            volume: client.export,
-            writing: client.writing,
-            way: Way::Fuse,
-        });
+        let fuse = running.fuse.iter().flat_map(FuseServer::clients);
+        let fuse = fuse.map(|client| User::of(Way::Fuse, client.peer, client.export, client.writing));
         let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
         let devices: Vec<_> = {
             let here = |name: &String| Some((name.clone(), running.ublk.as_ref()?.path(name)?));
@@ -321,12 +335,11 @@ impl Fronts {
         };
         drop(running);
         for (name, path) in devices {
-            users.extend(users_of_device(&path).into_iter().map(|peer| User {
-                peer,
-                volume: Some(name.clone()),
-                writing: true,
-                way: Way::Ublk,
-            }));
+            users.extend(
+                users_of_device(&path)
+                    .into_iter()
+                    .map(|peer| User::of(Way::Ublk, peer, Some(name.clone()), true)),
+            );
         }
         users
     }
@@ -418,14 +431,18 @@ fn sentence(error: &dyn Error) -> String {
 }
 
 fn start_nbd(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<NbdServer, Failure> {
-    let place = |listen: &Listen| match listen {
-        Listen::Unix(path) => Place::Unix { path: path.clone(), group: None },
-        Listen::Tcp(address) => Place::Tcp { address: *address, anywhere: false },
-    };
-    let endpoints = places.listen.iter().map(|listen| Endpoint::from(place(listen)));
+    let tls = places.tls.certificates().map(Certificates::read).transpose()?;
+    let anywhere = places.tls == Tls::Off;
+    let endpoints = places.listen.iter().map(|listen| Endpoint {
+        place: match &listen.at {
+            Address::Unix(path) => Place::Unix { path: path.clone(), group: None },
+            Address::Tcp(address) => Place::Tcp { address: *address, anywhere },
+        },
+        read_only: listen.read_only,
+    });
     // The least that the largest request needs is in it, because the memory's own least is four times that.
     let limits = nbd::Limits { total_bytes: memory, ..nbd::Limits::default() };
-    let options = nbd::Options { endpoints: endpoints.collect(), limits, tls: None };
+    let options = nbd::Options { endpoints: endpoints.collect(), limits, tls };
     let server = NbdServer::start(options, exports).map_err(|error| {
         let kind = match &error {
             nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {

@@ -3,8 +3,9 @@
 
 use super::options::{Done, check_with};
 use super::{Supervisor, warn_of};
-use crate::config::{Config, SetFile};
+use crate::config::{Certificates, Config, SetFile, Tls};
 use crate::failure::Failure;
+use bcached_front_nbd as nbd;
 use std::sync::Arc;
 
 impl Supervisor {
@@ -14,14 +15,32 @@ impl Supervisor {
             tracing::info!(event = "reload-nothing", "there is no configuration to read again");
             return;
         }
-        match self.read_with(None) {
+        let read = self.read_with(None).and_then(|config| Ok((self.read_certificates(&config)?, config)));
+        match read {
             Err(failure) => tracing::error!(event = "reload-refused", "{failure}"),
-            Ok(config) => {
+            Ok((certificates, config)) => {
                 warn_of(&config);
                 self.take_over(config);
+                if let Some((certificates, tls)) = certificates {
+                    self.renew(certificates, tls);
+                }
                 tracing::info!(event = "reloaded", "the configuration was read again");
             }
         }
+    }
+
+    /// Whether there is TLS at all stays as it is until the next start.
+    fn read_certificates(&self, files: &Config) -> Result<Option<(Certificates, nbd::Tls)>, Failure> {
+        let Some(certificates) = files.places.tls.certificates() else { return Ok(None) };
+        let tls = certificates.read()?;
+        Ok(self.config.places.tls.certificates().map(|_| (certificates.clone(), tls)))
+    }
+
+    fn renew(&mut self, certificates: Certificates, tls: nbd::Tls) {
+        self.fronts.renew(tls);
+        let mut config = (*self.config).clone();
+        config.places.tls = Tls::With(certificates);
+        self.set_config(config);
     }
 
     /// What the files say, with `file` as it is to be. It fits what was said to the running daemon.

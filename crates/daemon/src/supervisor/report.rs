@@ -83,6 +83,8 @@ fn clients(fronts: &Fronts) -> Vec<Client> {
         peer: user.peer,
         volume: user.volume,
         writing: user.writing,
+        read_only: user.read_only,
+        tls: user.tls,
         way: Some(user.way.to_string()),
     };
     fronts.users().into_iter().map(client).collect()
