@@ -30,6 +30,7 @@ pub mod notes;
 pub mod offline;
 pub mod options;
 mod owned;
+mod passed;
 pub mod sizes;
 mod supervisor;
 mod translate;

@@ -1,20 +1,21 @@
 //! Where the server listens.
 //!
-//! **Unix sockets**: see [`bcached_port::socket`].
+//! **Unix sockets**, and those that somebody else has bound: see [`bcached_port::socket`].
 //!
 //! **TCP** without TLS has no encryption and no authentication, so any address but a loopback one is refused then unless that
 //! was asked for in so many words.
 
-use bcached_port::socket::{self, SocketError};
+use bcached_port::socket::{self, At, Passed, SocketError};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A place to listen on, and what those may do who come there.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Endpoint {
     /// Where.
     pub place: Place,
@@ -23,7 +24,7 @@ pub struct Endpoint {
 }
 
 /// A place to listen on.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub enum Place {
     /// A unix socket.
     Unix {
@@ -37,6 +38,13 @@ pub enum Place {
         /// Where; port 0 takes any free one.
         address: SocketAddr,
         /// Addresses other than loopback are allowed without TLS: anybody who reaches them can read and write the volumes.
+        anywhere: bool,
+    },
+    /// What somebody else listens on, for us. TCP is what it is elsewhere.
+    Passed {
+        /// The socket.
+        socket: Arc<Passed>,
+        /// As of TCP.
         anywhere: bool,
     },
 }
@@ -85,6 +93,7 @@ pub(crate) struct Listening {
 enum Socket {
     Unix(socket::Listening),
     Tcp(TcpListener),
+    Passed(Arc<Passed>),
 }
 
 impl Endpoint {
@@ -95,6 +104,13 @@ impl Endpoint {
                 (Bound::Unix(path.clone()), Socket::Unix(socket::Listening::on(path, *group)?))
             }
             Place::Tcp { address, anywhere } => listen_tcp(*address, encrypted || *anywhere)?,
+            Place::Passed { socket, anywhere } => {
+                let bound = match socket.at() {
+                    At::Unix(path) => Bound::Unix(path.clone()),
+                    At::Tcp(address) => Bound::Tcp(reachable(*address, encrypted || *anywhere)?),
+                };
+                (bound, Socket::Passed(Arc::clone(socket)))
+            }
         };
         Ok(Listening { bound, read_only: self.read_only, socket })
     }
@@ -106,10 +122,17 @@ impl From<Place> for Endpoint {
     }
 }
 
-fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), ListenError> {
-    if !anywhere && !address.ip().to_canonical().is_loopback() {
-        return Err(ListenError::NotLoopback(address));
+/// The address, if it may be.
+fn reachable(address: SocketAddr, anywhere: bool) -> Result<SocketAddr, ListenError> {
+    if anywhere || address.ip().to_canonical().is_loopback() {
+        Ok(address)
+    } else {
+        Err(ListenError::NotLoopback(address))
     }
+}
+
+fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), ListenError> {
+    let address = reachable(address, anywhere)?;
     let failed = |step| move |source| ListenError::System { address, step, source };
     let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => ListenError::InUse(address),
@@ -126,6 +149,7 @@ impl AsFd for Listening {
         match &self.socket {
             Socket::Unix(socket) => socket.as_fd(),
             Socket::Tcp(listener) => listener.as_fd(),
+            Socket::Passed(socket) => socket.as_fd(),
         }
     }
 }

@@ -33,6 +33,8 @@ use thiserror::Error;
 pub struct Options {
     /// Where to listen; at least one place.
     pub endpoints: Vec<Endpoint>,
+    /// Whoever comes waits until [`NbdServer::open`].
+    pub closed: bool,
     /// What clients may use.
     pub limits: Limits,
     /// If there is one, every client on TCP must begin TLS before anything else.
@@ -122,6 +124,8 @@ pub(crate) struct Shared {
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
+    /// Nobody is accepted yet.
+    closed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -218,6 +222,7 @@ impl NbdServer {
             ended: Condvar::new(),
             wake,
             stopping: AtomicBool::new(false),
+            closed: AtomicBool::new(options.closed),
         });
         let accepting = Arc::clone(&shared);
         let accepting = shared.spawn("nbd-accept".to_owned(), move || accepting.accept(&listening))?;
@@ -234,6 +239,12 @@ impl NbdServer {
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
         self.shared.lock().live.values().filter(|live| !live.done).map(|live| live.client.clone()).collect()
+    }
+
+    /// Those who have come are let in, and who comes.
+    pub fn open(&self) {
+        self.shared.closed.store(false, Ordering::SeqCst);
+        self.shared.wake();
     }
 
     /// From now on clients are shown another certificate, and have to show others. Those who are there stay. A server that
@@ -393,7 +404,7 @@ impl Shared {
         let mut pause = false;
         while !self.is_stopping() {
             self.reap();
-            let sockets = if pause { &[] } else { listening };
+            let sockets = if pause || self.closed.load(Ordering::SeqCst) { &[] } else { listening };
             let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
             fds.extend(sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {

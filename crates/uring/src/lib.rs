@@ -10,8 +10,8 @@
 //! - [`Disks`] gives devices their numbers and can be used while the executor runs;
 //! - [`Bell`] is the only way into the engine's thread from another one.
 //!
-//! `unsafe` is in three files: `ring.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
-//! shared mapping).
+//! `unsafe` is in four files: `ring.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
+//! shared mapping), `passed.rs` (descriptors known by number).
 
 mod bell;
 mod clock;
@@ -24,6 +24,7 @@ pub mod guest;
 mod ioctl;
 pub mod memory;
 pub mod note;
+pub mod passed;
 mod perform;
 pub mod probe;
 mod ring;

@@ -2,11 +2,12 @@
 
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
-use bcached_port::socket::SocketFile;
+use bcached_port::socket::{Passed, SocketFile};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,17 @@ pub struct Bound {
 }
 
 impl Bound {
+    /// What somebody else has bound, with its file.
+    pub fn passed(socket: Passed) -> Self {
+        let path = PathBuf::from(socket.at().to_string());
+        Self { path, file: None, listener: OwnedFd::from(socket).into() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Binds `path`, with `mode`, and makes its folder if that is missing.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use super::stop::{Stop, Stopping};
 use crate::failure::Failure;
 use crate::names::Called;
 use crate::options::Scope;
+use bcached_port::socket::Passed;
 use rustix::fs::Mode;
 use std::io;
 use std::net::SocketAddr;
@@ -108,18 +109,26 @@ pub struct Control {
 }
 
 impl Control {
-    /// Binds `path` for everything, and beside it a socket for who may only look; without that one volumes are served all the same.
+    /// Binds `path` for everything, and beside it a socket for who may only look; without that one volumes are served all the same. What
+    /// was passed for either takes its place.
     ///
     /// # Errors
     /// A daemon answers there already, or the system refuses.
-    pub fn bind(path: &Path) -> Result<Self, Failure> {
+    pub fn bind(path: &Path, owner: Option<Passed>, monitor: Option<Passed>) -> Result<Self, Failure> {
         let for_owner = Mode::RUSR | Mode::WUSR;
-        let owner = Bound::bind(path, for_owner)?;
-        let monitor = Bound::bind(&monitor_beside(path), for_owner | Mode::RGRP | Mode::WGRP);
+        let owner = owner.map_or_else(|| Bound::bind(path, for_owner), |passed| Ok(Bound::passed(passed)))?;
+        let beside = || Bound::bind(&monitor_beside(path), for_owner | Mode::RGRP | Mode::WGRP);
+        let monitor = monitor.map_or_else(beside, |passed| Ok(Bound::passed(passed)));
         if let Err(failure) = &monitor {
             tracing::warn!(event = "monitor-failed", "nobody can look only: {failure}");
         }
         Ok(Self { owner, monitor: monitor.ok(), metrics: None })
+    }
+
+    /// Where commands are taken.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.owner.path()
     }
 
     /// The same with a port for metrics, if there is an `address`.

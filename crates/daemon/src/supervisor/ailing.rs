@@ -149,7 +149,7 @@ mod tests {
         let refused = |strict| {
             let config = crate::supervisor::tests::config(&[]);
             let mut supervisor =
-                Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
+                Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"), Vec::new());
             supervisor.strict = strict;
             let failure = Failure::new(Kind::Scarce, "no room").next("make room there");
             match supervisor.cache_refused(0, failure) {
@@ -165,7 +165,8 @@ mod tests {
     #[test]
     fn one_rule_says_what_a_refusal_means_for_a_volume() {
         let config = crate::supervisor::tests::config(&["one"]);
-        let mut supervisor = Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
+        let mut supervisor =
+            Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"), Vec::new());
         let meets = |supervisor: &Supervisor, doing, kind| {
             let source = IoError { kind, disk: DiskId(0), sector: 8 };
             supervisor.volume_added(0, Err(Error::Io { doing, source }));

@@ -92,14 +92,16 @@ impl Supervisor {
     }
 
     /// The front ends that configured volumes are to be had by, and those that come. What cannot be had by one that is named does not
-    /// come by another.
+    /// come by another. Whoever comes by a socket that was passed waits until it is answered.
     pub(super) fn start_fronts(&self) -> Result<(), Failure> {
         let ways: Vec<_> = {
             let shared = self.shared();
             let said = shared.table.volumes.iter().map(|entry| entry.ways);
             said.chain(self.config.flash.iter().map(|flash| flash.ways)).chain([self.config.ways]).collect()
         };
-        let wanted = |way: &Way| ways.iter().any(|ways| ways.has(*way));
+        let wanted = |way: &Way| {
+            ways.iter().any(|ways| ways.has(*way)) || *way == Way::Nbd && self.fronts.has_sockets()
+        };
         Way::ALL.into_iter().filter(wanted).try_for_each(|way| self.start_front(way))
     }
 

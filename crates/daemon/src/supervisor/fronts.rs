@@ -11,7 +11,7 @@ use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
 use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
 use bcached_front_vhost::{self as vhost, VhostServer};
-use bcached_port::socket::SocketError;
+use bcached_port::socket::{Passed, SocketError};
 use bcached_port::{Claim, ExportTable, Peer, Uuid, Way, Ways};
 use bcached_uring::{Guests, Identity};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,8 @@ pub struct Fronts {
     running: Arc<Mutex<Running>>,
     /// Called when a device has come, or has not.
     wake: Option<Wake>,
+    /// Where NBD is served instead of the places of the configuration, if there is any.
+    sockets: Arc<[Arc<Passed>]>,
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -48,6 +50,8 @@ struct Running {
     refused: BTreeMap<(String, Way), String>,
     /// What is being taken away: it cannot be there again before that has ended.
     retiring: BTreeSet<(String, Way)>,
+    /// What was to be served is, or has its reason.
+    is_ready: bool,
     /// The daemon ends: nothing begins any more.
     has_ended: bool,
 }
@@ -93,9 +97,14 @@ impl User {
 }
 
 impl Fronts {
-    /// None yet; `wake` is called when a block device has come, or has not.
-    pub fn new(wake: Wake) -> Self {
-        Self { wake: Some(wake), ..Self::default() }
+    /// None yet; `wake` is called when a block device has come, or has not. NBD is on these sockets, if there are any.
+    pub fn new(wake: Wake, sockets: Vec<Arc<Passed>>) -> Self {
+        Self { wake: Some(wake), sockets: sockets.into(), ..Self::default() }
+    }
+
+    /// NBD has been given sockets.
+    pub fn has_sockets(&self) -> bool {
+        !self.sockets.is_empty()
     }
 
     /// Starts one, unless it runs.
@@ -110,7 +119,11 @@ impl Fronts {
         let (places, exports) = (&config.places, exports.by(way));
         let memory = config.memory_bytes / 4;
         match way {
-            Way::Nbd if running.nbd.is_none() => running.nbd = Some(start_nbd(places, exports, memory)?),
+            Way::Nbd if running.nbd.is_none() => {
+                // Who has come before the daemon has not come to be told that nothing is there yet.
+                let closed = self.has_sockets() && !running.is_ready;
+                running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory)?);
+            }
             Way::VhostUser if running.vhost.is_none() => {
                 running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports)?));
             }
@@ -126,6 +139,15 @@ impl Fronts {
             running.refused.retain(|(_, of), _| *of != way);
         }
         Ok(())
+    }
+
+    /// All is served that will be by itself: who has waited for that is let in.
+    pub fn open(&self) {
+        let mut running = self.lock();
+        running.is_ready = true;
+        if let Some(nbd) = &running.nbd {
+            nbd.open();
+        }
     }
 
     /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
@@ -430,19 +452,33 @@ fn sentence(error: &dyn Error) -> String {
     format!("{error}{why}")
 }
 
-fn start_nbd(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<NbdServer, Failure> {
+fn start_nbd(
+    places: &FrontPlaces,
+    (sockets, closed): (&[Arc<Passed>], bool),
+    exports: ExportTable,
+    memory: u64,
+) -> Result<NbdServer, Failure> {
     let tls = places.tls.certificates().map(Certificates::read).transpose()?;
     let anywhere = places.tls == Tls::Off;
-    let endpoints = places.listen.iter().map(|listen| Endpoint {
+    let named = places.listen.iter().map(|listen| Endpoint {
         place: match &listen.at {
             Address::Unix(path) => Place::Unix { path: path.clone(), group: None },
             Address::Tcp(address) => Place::Tcp { address: *address, anywhere },
         },
         read_only: listen.read_only,
     });
+    // A place of the configuration is what it is, whoever has bound it.
+    let passed = sockets.iter().map(|socket| Endpoint {
+        place: Place::Passed { socket: Arc::clone(socket), anywhere },
+        read_only: places
+            .listen
+            .iter()
+            .any(|at| at.read_only && at.at.to_string() == socket.at().to_string()),
+    });
+    let endpoints: Vec<_> = if sockets.is_empty() { named.collect() } else { passed.collect() };
     // The least that the largest request needs is in it, because the memory's own least is four times that.
     let limits = nbd::Limits { total_bytes: memory, ..nbd::Limits::default() };
-    let options = nbd::Options { endpoints: endpoints.collect(), limits, tls };
+    let options = nbd::Options { endpoints, closed, limits, tls };
     let server = NbdServer::start(options, exports).map_err(|error| {
         let kind = match &error {
             nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {

@@ -164,7 +164,8 @@ mod tests {
     fn two_caches() -> Supervisor {
         let config = crate::supervisor::tests::config(&[]);
         let second = CacheEntry::of(&config.caches[0]);
-        let supervisor = Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"));
+        let supervisor =
+            Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"), Vec::new());
         let mut shared = supervisor.shared();
         shared.table.caches.push(second);
         shared.table.caches[0].state = opening();

@@ -68,9 +68,11 @@ use crate::failure::{Failure, Kind};
 use crate::log;
 use crate::notes;
 use crate::owned::OwnedList;
+use crate::passed;
 use bcached_engine::Error;
 use bcached_format::{BackingSuperblock, Uuid};
 use bcached_port::ExportTable;
+use bcached_port::socket::Passed;
 use fronts::Fronts;
 use patience::Patience;
 use std::collections::BTreeMap;
@@ -203,6 +205,7 @@ struct Supervisor {
 /// Wrong configuration, before any device is opened; with devices on the command line, the first that cannot be
 /// served; a stop that could not be orderly.
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
+    let passed = passed::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
     match bcached_uring::memory::hold() {
@@ -215,10 +218,11 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     if let Some((event, sentence)) = notes::warning(&notes) {
         tracing::warn!(event, "{sentence}");
     }
-    let control = Control::bind(&config.control)?.with_metrics(config.metrics)?;
+    let control =
+        Control::bind(&config.control, passed.control, passed.monitor)?.with_metrics(config.metrics)?;
     // Whoever asks another one asks in vain.
-    tracing::info!(event = "control-listening", "commands on {}", config.control.display());
-    let supervisor = Supervisor::new(line, config, notes);
+    tracing::info!(event = "control-listening", "commands on {}", control.path().display());
+    let supervisor = Supervisor::new(line, config, notes, passed.nbd);
     let signals = supervisor.sender.clone();
     let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
     let ending = supervisor.ending.clone();
@@ -249,7 +253,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
 }
 
 impl Supervisor {
-    fn new(line: CommandLine, config: Config, notes: PathBuf) -> Self {
+    fn new(line: CommandLine, config: Config, notes: PathBuf, nbd: Vec<Arc<Passed>>) -> Self {
         let (sender, events) = mpsc::channel();
         let waker = sender.clone();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
@@ -283,7 +287,7 @@ impl Supervisor {
             })),
             exports: ExportTable::new(),
             ending: ending::Ending::default(),
-            fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged)))),
+            fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), nbd),
             events,
             sender,
             started: Instant::now(),
@@ -418,6 +422,7 @@ impl Supervisor {
         }
         shared.phase = Phase::Ready;
         drop(shared);
+        self.fronts.open();
         self.tell_not_served();
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {

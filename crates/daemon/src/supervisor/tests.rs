@@ -59,7 +59,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
 }
 
 fn supervisor(volumes: &[&str]) -> Supervisor {
-    Supervisor::new(CommandLine::default(), config(volumes), PathBuf::from("/nonexistent"))
+    Supervisor::new(CommandLine::default(), config(volumes), PathBuf::from("/nonexistent"), Vec::new())
 }
 
 const SET: Uuid = Uuid([7; 16]);
@@ -137,7 +137,7 @@ fn a_command_line_is_not_ready_before_all_is_served() {
             caches: caches.iter().map(|name| (*name).to_owned()).collect(),
             ..CommandLine::default()
         };
-        let supervisor = Supervisor::new(line, config(&[]), PathBuf::from("/nonexistent"));
+        let supervisor = Supervisor::new(line, config(&[]), PathBuf::from("/nonexistent"), Vec::new());
         supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
         supervisor
     };

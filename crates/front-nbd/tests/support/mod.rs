@@ -54,7 +54,8 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     let address = "127.0.0.1:0".parse().expect("an address");
     let places = [Place::Unix { path: path.clone(), group: None }, Place::Tcp { address, anywhere: false }];
     let endpoints = places.map(Into::into).to_vec();
-    let server = NbdServer::start(Options { endpoints, limits, tls }, exports.clone()).expect("starts");
+    let server =
+        NbdServer::start(Options { endpoints, closed: false, limits, tls }, exports.clone()).expect("starts");
     let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
     Served { ram, exports, server: Some(server), path, tcp, _directory: directory }
 }

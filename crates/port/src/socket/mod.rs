@@ -5,8 +5,10 @@
 //! apart by a lock on the directory, which leaves nothing behind. The file is removed at the end if it is still ours.
 
 mod file;
+mod passed;
 
 pub use file::SocketFile;
+pub use passed::{At, NotListening, Passed};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -18,7 +18,7 @@ fn releasing(folder: &Path) -> (Supervisor, u64) {
     std::fs::write(&files, FILES).expect("room");
     let line = CommandLine { config: Some(files), ..CommandLine::default() };
     let config = Config::load(&line).expect("it is right");
-    let supervisor = Supervisor::new(line, config, PathBuf::from("/nonexistent"));
+    let supervisor = Supervisor::new(line, config, PathBuf::from("/nonexistent"), Vec::new());
     let number = {
         let mut shared = supervisor.shared();
         let thread = std::thread::spawn(|| {});

@@ -1,0 +1,134 @@
+//! Sockets that somebody else has bound, who keeps them: a service manager that passes them to who is to answer there.
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{socket_acceptconn, socket_type};
+use rustix::net::{SocketAddrUnix, SocketType, getsockname};
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// A stream socket that is listened on. Accepting from it does not block. Dropped, it leaves its file where it is.
+#[derive(Debug)]
+pub struct Passed {
+    fd: OwnedFd,
+    at: At,
+}
+
+/// Where a socket is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum At {
+    /// A unix socket; of one without a file its name, behind an `@`.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+}
+
+/// Why nobody can come by a descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum NotListening {
+    /// It is a file, or something else.
+    #[error("it is not a socket")]
+    NotSocket,
+    /// A datagram socket, or one that is connected.
+    #[error("it is not a stream socket that is listened on")]
+    NotStream,
+    /// Of a family that nobody here knows.
+    #[error("it is neither a unix nor a TCP socket")]
+    Family,
+    /// The system refused.
+    #[error("{0}")]
+    System(Errno),
+}
+
+impl Passed {
+    /// # Errors
+    /// [`NotListening`]; the descriptor is closed then.
+    pub fn new(fd: OwnedFd) -> Result<Self, NotListening> {
+        let kind = socket_type(&fd).map_err(|error| match error {
+            Errno::NOTSOCK => NotListening::NotSocket,
+            error => NotListening::System(error),
+        })?;
+        if kind != SocketType::STREAM || !socket_acceptconn(&fd).map_err(NotListening::System)? {
+            return Err(NotListening::NotStream);
+        }
+        let address = getsockname(&fd).map_err(NotListening::System)?;
+        let at = if let Ok(address) = SocketAddr::try_from(address.clone()) {
+            At::Tcp(address)
+        } else {
+            At::Unix(path_of(&SocketAddrUnix::try_from(address).map_err(|_| NotListening::Family)?))
+        };
+        rustix::io::ioctl_fionbio(&fd, true).map_err(NotListening::System)?;
+        Ok(Self { fd, at })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub const fn at(&self) -> &At {
+        &self.at
+    }
+}
+
+fn path_of(address: &SocketAddrUnix) -> PathBuf {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match (address.path_bytes(), address.abstract_name()) {
+        (Some(path), _) => text(path).into(),
+        (None, Some(name)) => format!("@{}", text(name)).into(),
+        (None, None) => PathBuf::new(),
+    }
+}
+
+impl AsFd for Passed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<Passed> for OwnedFd {
+    fn from(passed: Passed) -> Self {
+        passed.fd
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn what_is_listened_on_is_taken_and_keeps_its_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let passed = Passed::new(UnixListener::bind(&path).expect("a socket").into()).expect("it is one");
+        assert_eq!(passed.at(), &At::Unix(path.clone()));
+        let nobody = rustix::net::accept(&passed).expect_err("nobody has come");
+        assert_eq!(nobody, Errno::AGAIN, "and it is not waited for");
+        drop(passed);
+        assert!(path.exists());
+        let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = tcp.local_addr().expect("it has one");
+        assert_eq!(Passed::new(tcp.into()).expect("it is one").at(), &At::Tcp(address));
+    }
+
+    #[test]
+    fn nothing_else_is() {
+        let file = tempfile::tempfile().expect("a file");
+        assert_eq!(Passed::new(file.into()).expect_err("a file"), NotListening::NotSocket);
+        let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        assert_eq!(Passed::new(datagrams.into()).expect_err("no stream"), NotListening::NotStream);
+        let (connected, _other) = UnixStream::pair().expect("a pair");
+        assert_eq!(Passed::new(connected.into()).expect_err("connected"), NotListening::NotStream);
+    }
+}
