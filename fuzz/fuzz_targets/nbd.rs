@@ -1,5 +1,10 @@
 #![no_main]
 
+use bcached_front_nbd::proto::handshake::Encryption;
+use bcached_front_nbd::proto::loopback::converse_with;
+
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = bcached_front_nbd::proto::loopback::converse(data);
+    for encryption in [Encryption::None, Encryption::Demanded, Encryption::Begun] {
+        let _ = converse_with(encryption, data);
+    }
 });

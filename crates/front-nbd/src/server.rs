@@ -164,6 +164,9 @@ struct Live {
 /// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
 /// leave enough for large requests of others.
 const LEAVES: u64 = 4;
+/// So many connections that have lost their places may not have ended yet; more than these and nobody is accepted until one has. They only wait for their
+/// sockets, which are shut.
+const LEAVING_MAX: usize = 32;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
@@ -238,7 +241,13 @@ impl NbdServer {
     /// Who is connected.
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
-        self.shared.lock().live.values().filter(|live| !live.done).map(|live| live.client.clone()).collect()
+        self.shared
+            .lock()
+            .live
+            .values()
+            .filter(|live| !live.done && !live.cut)
+            .map(|live| live.client.clone())
+            .collect()
     }
 
     /// Those who have come are let in, and who comes.
@@ -404,7 +413,9 @@ impl Shared {
         let mut pause = false;
         while !self.is_stopping() {
             self.reap();
-            let sockets = if pause || self.closed.load(Ordering::SeqCst) { &[] } else { listening };
+            let full = self.lock().live.len() >= self.limits.connections + LEAVING_MAX;
+            let waits = pause || full || self.closed.load(Ordering::SeqCst);
+            let sockets = if waits { &[] } else { listening };
             let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
             fds.extend(sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
