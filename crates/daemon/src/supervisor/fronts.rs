@@ -30,6 +30,8 @@ const RETIRE_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Clone, Default)]
 pub struct Fronts {
     running: Arc<Mutex<Running>>,
+    /// Where NBD's connections can be served.
+    rings: nbd::Rings,
     /// Called when a device has come, or has not.
     wake: Option<Wake>,
 }
@@ -99,7 +101,9 @@ impl Fronts {
         let (places, exports) = (&config.places, exports.by(way));
         let memory = config.memory_bytes / 4;
         match way {
-            Way::Nbd if running.nbd.is_none() => running.nbd = Some(start_nbd(places, exports, memory)?),
+            Way::Nbd if running.nbd.is_none() => {
+                running.nbd = Some(start_nbd(places, exports, memory, self.rings.clone())?);
+            }
             Way::VhostUser if running.vhost.is_none() => {
                 running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports)?));
             }
@@ -164,6 +168,9 @@ impl Fronts {
 
     /// A volume is served, or what is known of it has changed.
     pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
+        if let Some(export) = exports.by_name(name) {
+            self.rings.insert(export.uuid, guests.clone());
+        }
         self.publish_device(name, exports, guests);
         if !ways.has(Way::VhostUser) {
             return;
@@ -417,14 +424,19 @@ fn sentence(error: &dyn Error) -> String {
     format!("{error}{why}")
 }
 
-fn start_nbd(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<NbdServer, Failure> {
+fn start_nbd(
+    places: &FrontPlaces,
+    exports: ExportTable,
+    memory: u64,
+    rings: nbd::Rings,
+) -> Result<NbdServer, Failure> {
     let endpoints = places.listen.iter().map(|listen| match listen {
         Listen::Unix(path) => Endpoint::Unix { path: path.clone(), group: None },
         Listen::Tcp(address) => Endpoint::Tcp { address: *address, anywhere: false },
     });
     // The least that the largest request needs is in it, because the memory's own least is four times that.
     let limits = nbd::Limits { total_bytes: memory, ..nbd::Limits::default() };
-    let options = nbd::Options { endpoints: endpoints.collect(), limits };
+    let options = nbd::Options { endpoints: endpoints.collect(), limits, rings };
     let server = NbdServer::start(options, exports).map_err(|error| {
         let kind = match &error {
             nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {
