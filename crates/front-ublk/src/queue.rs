@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     /// The device is going for good: what the engine does not finish fails.
     pub is_going: AtomicBool,
     /// A reply has come since the last turn, or there is room again.
-    rung: AtomicBool,
+    pub rung: AtomicBool,
 }
 
 /// See the file's head.
