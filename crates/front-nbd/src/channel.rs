@@ -20,6 +20,14 @@ pub(crate) enum Sending {
 }
 
 impl Receiving {
+    /// The socket, if nothing is between.
+    pub(crate) fn plain(&self) -> Option<&Socket> {
+        match self {
+            Self::Plain(socket) => Some(socket),
+            Self::Tls(_) => None,
+        }
+    }
+
     /// As [`Socket::receive`].
     pub(crate) fn receive(
         &mut self,

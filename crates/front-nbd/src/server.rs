@@ -10,11 +10,12 @@
 
 use crate::connection::{Broken, Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
+use crate::lane::Rings;
 use crate::pace::InTheWay;
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
 use crate::tls::Tls;
-use bcached_port::{ExportTable, Peer, Pool, Quiet};
+use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -39,6 +40,8 @@ pub struct Options {
     pub limits: Limits,
     /// If there is one, every client on TCP must begin TLS before anything else.
     pub tls: Option<Tls>,
+    /// Where volumes are served, as far as connections can be there.
+    pub rings: Rings,
 }
 
 /// What clients may use at most.
@@ -118,6 +121,9 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<Pool>,
     /// For those who come next.
     tls: Mutex<Option<Tls>>,
+    pub(crate) rings: Rings,
+    /// Memory of requests that have been answered, for the next ones.
+    stock: Mutex<Stock>,
     connections: Mutex<Connections>,
     /// A connection has ended.
     ended: Condvar,
@@ -167,6 +173,10 @@ const LEAVES: u64 = 4;
 /// So many connections that have lost their places may not have ended yet; more than these and nobody is accepted until one has. They only wait for their
 /// sockets, which are shut.
 const LEAVING_MAX: usize = 32;
+/// Payloads up to this size are copied where they are, in bytes; larger ones have threads of their own.
+pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
+/// Memory of requests that is kept for the next ones, of what all of them may hold.
+const STOCK_PART: u64 = 8;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
@@ -186,6 +196,11 @@ impl Default for Limits {
             give_way: Duration::from_secs(5),
         }
     }
+}
+
+/// How much memory of past requests is kept.
+fn stock_of(total_bytes: u64) -> usize {
+    usize::try_from(total_bytes / STOCK_PART).unwrap_or(usize::MAX)
 }
 
 impl Limits {
@@ -219,6 +234,8 @@ impl NbdServer {
         let shared = Arc::new(Shared {
             exports,
             memory: Arc::new(Pool::new(options.limits.total_bytes).leaving(LEAVES)),
+            rings: options.rings,
+            stock: Mutex::new(Stock::new(stock_of(options.limits.total_bytes))),
             limits: options.limits,
             tls: Mutex::new(options.tls),
             connections: Mutex::default(),
@@ -339,6 +356,16 @@ impl Shared {
         body: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
+    }
+
+    /// Memory for a request. It holds anything: [`Stock::take`].
+    pub(crate) fn buffer(&self, bytes: usize) -> Buffer {
+        self.stock().take(bytes)
+    }
+
+    /// Where memory of requests is kept.
+    pub(crate) fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection has chosen its export, to which it may write or not.

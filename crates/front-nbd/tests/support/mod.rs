@@ -2,10 +2,13 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod certificates;
+mod ring;
 pub mod tools;
 
+pub use ring::Ring;
+
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
-use bcached_front_nbd::{Bound, Limits, NbdServer, Options, Place, Tls};
+use bcached_front_nbd::{Bound, Limits, NbdServer, Options, Place, Rings, Tls};
 use bcached_port::ram::{Hook, Ram, Verdict};
 use bcached_port::{Export, ExportTable, VolumeId};
 use certificates::Authority;
@@ -32,6 +35,8 @@ pub struct Served {
     pub server: Option<NbdServer>,
     pub path: PathBuf,
     pub tcp: SocketAddr,
+    /// Where the connections are, where there is one.
+    pub ring: Option<Ring>,
     _directory: tempfile::TempDir,
 }
 
@@ -54,10 +59,20 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     let address = "127.0.0.1:0".parse().expect("an address");
     let places = [Place::Unix { path: path.clone(), group: None }, Place::Tcp { address, anywhere: false }];
     let endpoints = places.map(Into::into).to_vec();
-    let server =
-        NbdServer::start(Options { endpoints, closed: false, limits, tls }, exports.clone()).expect("starts");
+    let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
+    for export in exports.served() {
+        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid, ring.guests.clone()));
+    }
+    let options = Options { endpoints, closed: false, limits, tls, rings };
+    let server = NbdServer::start(options, exports.clone()).expect("starts");
     let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
-    Served { ram, exports, server: Some(server), path, tcp, _directory: directory }
+    Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
+}
+
+/// Whether this is the suite without rings.
+fn by_threads() -> bool {
+    let program = std::env::current_exe().expect("a program");
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
 }
 
 pub fn tank(ram: &Ram) -> Export {
@@ -360,6 +375,16 @@ impl Client {
             let mut bytes = vec![0; 64 << 10];
             while stream.read(&mut bytes).is_ok_and(|read| read > 0) {}
         })
+    }
+
+    /// The same connection, for another thread.
+    pub fn also(&self) -> Self {
+        let stream = match &self.stream {
+            Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a second descriptor")),
+            Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a second descriptor")),
+            Stream::Tls(_) => unreachable!("one thread has what it knows of TLS"),
+        };
+        Self { stream, structured: self.structured }
     }
 
     pub fn hang_up_halfway(&self) {
