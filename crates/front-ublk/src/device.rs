@@ -249,7 +249,11 @@ impl Device {
 }
 
 fn open_control() -> Result<Control, DeviceError> {
-    Ok(Control::open().map_err(|why| ControlError { command: Command::GetFeatures, number: u32::MAX, why })?)
+    Ok(Control::open().map_err(|why| ControlError {
+        command: Command::GetFeatures,
+        number: u32::MAX,
+        why,
+    })?)
 }
 
 /// Eight bytes of the volume's UUID: the word that the driver keeps for a server. A device without our mark is somebody else's.
