@@ -7,6 +7,7 @@
 use super::links;
 use crate::config::{Config, DISK_BYTES, FrontPlaces, Listen};
 use crate::failure::{Failure, Kind};
+use crate::sysfs;
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer};
 use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
@@ -20,7 +21,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How long a virtual machine whose volume is taken away may wait for what it has asked.
@@ -32,6 +33,8 @@ pub struct Fronts {
     running: Arc<Mutex<Running>>,
     /// Called when a device has come, or has not.
     wake: Option<Wake>,
+    /// The control files that stand beside volumes in a FUSE mount.
+    control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -87,6 +90,11 @@ impl Fronts {
         Self { wake: Some(wake), ..Self::default() }
     }
 
+    /// These are the control files, for a mount that is not there yet.
+    pub fn tell_of(&self, control_files: Arc<dyn fuse::Tree>) {
+        let _there_are_some = self.control_files.set(control_files);
+    }
+
     /// Starts one, unless it runs.
     ///
     /// # Errors
@@ -105,7 +113,8 @@ impl Fronts {
             }
             Way::Fuse if running.fuse.is_none() => {
                 let memory = if running.nbd.is_some() { memory / 4 } else { memory };
-                running.fuse = Some(start_fuse(places, exports, memory)?);
+                let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
+                running.fuse = Some(start_fuse(places, exports, memory, trees.into_iter().collect())?);
             }
             Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
             Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse => {}
@@ -479,7 +488,12 @@ fn start_vhost(directory: &Path, exports: ExportTable) -> Result<VhostServer, Fa
     Ok(server)
 }
 
-fn start_fuse(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<FuseServer, Failure> {
+fn start_fuse(
+    places: &FrontPlaces,
+    exports: ExportTable,
+    memory: u64,
+    trees: Vec<(String, Arc<dyn fuse::Tree>)>,
+) -> Result<FuseServer, Failure> {
     let directory = &places.fuse;
     let cannot =
         |kind, why: String| Failure::new(kind, "cannot mount volumes as files").why(why).option("--export");
@@ -488,7 +502,7 @@ fn start_fuse(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result
     let limits = fuse::Limits { total_bytes: memory, file_bytes: own.file_bytes.min(memory), ..own };
     let options =
         fuse::Options { directory: directory.clone(), allow_other: places.fuse_allow_other, limits };
-    let server = FuseServer::start(options, exports, Vec::new()).map_err(|error| match (&error, made) {
+    let server = FuseServer::start(options, exports, trees).map_err(|error| match (&error, made) {
         (_, Err(why)) if !directory.exists() => {
             cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
         }
