@@ -29,4 +29,4 @@ mod source;
 mod writer;
 
 pub use endpoint::{Bound, Endpoint, ListenError};
-pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};
+pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};
