@@ -126,6 +126,7 @@ fn control_files_say_what_the_status_says() {
     let (cache, volume) = (&status["caches"][0], &status["volumes"][0]);
     let number = |value: &Value| format!("{}\n", value.as_u64().expect("a number"));
     assert_eq!(volume["kernel_name"], "bcache0");
+    assert_eq!(served.option("bcache0", "label").0, "tank", "it is a name for commands, too");
     assert_eq!(served.read("block/bcache0/bcache/dirty_data"), "1.0M\n");
     assert_eq!(served.read("block/bcache0/bcache/backing_dev_uuid").trim_end(), volume["uuid"]);
     for (of, whose) in [("fs/bcache/SET", cache), ("block/bcache0/bcache", volume)] {

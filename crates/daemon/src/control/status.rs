@@ -514,6 +514,7 @@ impl Cache {
     fn known(&self) -> Known {
         Known {
             name: self.name.clone(),
+            kernel_name: None,
             label: None,
             uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
             opened: None,
@@ -558,6 +559,7 @@ impl Volume {
         let facts = self.facts.as_ref();
         Known {
             name: self.name.clone(),
+            kernel_name: Some(self.kernel_name.clone()).filter(|name| !name.is_empty()),
             label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
             uuid: facts.map(|facts| facts.uuid.clone()),
             opened: None,

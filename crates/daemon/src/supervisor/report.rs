@@ -12,6 +12,7 @@ use crate::control::status::{
     Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
+use crate::names;
 use bcached_engine::{
     Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
     Unwritable, VolumeInfo,
@@ -69,8 +70,9 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
         }
     }
     let exported = |entry| fronts.map_or_else(Vec::new, |fronts| exported(fronts, entry));
-    let volumes = (0..)
-        .zip(&entries)
+    let volumes = entries
+        .iter()
+        .enumerate()
         .filter(|(_, entry)| !entry.is_removed())
         .map(|(place, entry)| volume((place, entry), &caches, &counts, exported(entry)))
         .collect();
@@ -165,7 +167,7 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
 }
 
 fn volume(
-    (place, entry): (u64, &VolumeEntry),
+    (place, entry): (usize, &VolumeEntry),
     caches: &[Cache],
     counts: &[Option<EngineStatus>],
     exports: Vec<Exported>,
@@ -213,7 +215,7 @@ fn volume(
         entry.opened.as_ref().zip(backing.as_ref()).map(|(opened, path)| Hardware::of(opened, path));
     Volume {
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
-        kernel_name: format!("bcache{place}"),
+        kernel_name: names::in_control_files(place),
         state: state.to_owned(),
         reason,
         backing,
