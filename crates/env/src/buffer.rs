@@ -31,6 +31,16 @@ impl Buffer {
         Self(memory)
     }
 
+    /// As long as that; what is new is zero.
+    pub(crate) fn resize(&mut self, bytes: usize) {
+        self.0.resize(bytes, 0);
+    }
+
+    /// Bytes that it has room for.
+    pub(crate) fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
     /// A fresh aligned buffer holding `bytes`.
     #[must_use]
     pub fn copied_from(bytes: &[u8]) -> Self {
@@ -101,6 +111,11 @@ impl Payload {
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.0
+    }
+
+    /// To be written again, if nobody else has it or any part of it.
+    pub(crate) fn into_buffer(self) -> Option<Buffer> {
+        self.0.try_into_mut().ok().map(Buffer)
     }
 
     /// The part `range` (bytes) of the same memory.

@@ -15,6 +15,7 @@ pub mod exec;
 pub mod join;
 pub mod note;
 pub mod rng;
+pub mod stock;
 pub mod sync;
 pub mod time;
 
@@ -24,4 +25,5 @@ pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKi
 pub use exec::{Env, Executor, Order, Outcome, TASKS_MAX};
 pub use join::join_all;
 pub use note::{Note, NoteRecord};
+pub use stock::Stock;
 pub use time::Time;

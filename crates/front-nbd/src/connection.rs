@@ -1,5 +1,5 @@
 //! One connection, from its first byte to the end: the handshake, then requests into the port. A second thread
-//! ([`crate::writer`]) sends the replies.
+//! ([`crate::writer`]) sends the replies; what needs no waiting is done on the engine's ring ([`crate::lane`]).
 //!
 //! **Back pressure.** Before a request is submitted it has its place in the window and its bytes in the budget; while
 //! it waits for either nothing more is read, and the peer's sends block.
@@ -8,17 +8,19 @@
 //! more requests are read, everything submitted is carried out and answered as far as the peer still listens, then the
 //! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
 
+use crate::lane::{Lane, Now};
 use crate::pace::Pace;
 use crate::proto::handshake::{Agreed, Catalog, Handshake, Offer, Step};
 use crate::proto::reply::Awaited;
 use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
 use crate::proto::wire::{NbdError, Violation};
-use crate::server::Shared;
+use crate::server::{SMALL_BYTES_MAX, Shared};
 use crate::socket::{Patience, Socket};
-use crate::source::Source;
-use crate::writer::{Pending, Writer};
-use bcached_port::{Budget, Buffer, Claim, Moment, Operation, Peer, Reply, Requests, Route};
+use crate::source::{Look, Source};
+use crate::writer::{Outgoing, Pending, Writer};
+use bcached_port::{Budget, Buffer, Claim, Moment, Operation, Payload, Peer, Reply, Requests, Route};
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,20 +58,32 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: Caller) 
     let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
 
     let limits = &shared.limits;
-    let (requests, replies) = route.connect::<Pending>(limits.requests);
+    let ring = shared.rings.of(export.uuid);
+    let lane = ring.as_ref().map(Lane::new);
+    let (requests, replies) = match lane.clone() {
+        Some(lane) => route.connect_with_bell::<Pending>(limits.requests, Arc::new(move || lane.ring())),
+        None => route.connect::<Pending>(limits.requests),
+    };
     let budget = Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory)));
     let pace = || Pace::new(Arc::clone(&budget), limits.give_way);
-    let writer = Writer {
+    let writer = Box::new(Writer {
         shared: Arc::clone(shared),
         number: caller.number,
         socket: Arc::clone(socket),
         replies,
         structured: agreed.structured,
         pace: pace(),
-    };
-    let writer = shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run())?;
-    let mut reader = Reader {
-        shared,
+        batch: VecDeque::new(),
+        outgoing: Outgoing::default(),
+    });
+    let its_lane = lane.clone();
+    let writer =
+        shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run(its_lane.as_deref()))?;
+    if let Some((ring, lane)) = ring.as_ref().zip(lane.as_ref()) {
+        lane.host(ring, socket);
+    }
+    let reader = Box::new(Reader {
+        shared: Arc::clone(shared),
         source,
         session: Session::new(agreed),
         requests,
@@ -79,11 +93,12 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: Caller) 
         caller,
         since: catalog.since.get(),
         claim: None,
-    };
-    let result = reader.run();
-    let Reader { requests, claim, .. } = reader;
+    });
+    let (reader, result) = reader.run(lane.as_deref());
+    let Reader { requests, claim, .. } = *reader;
     // Nothing more is asked: the writer ends with the last reply.
     drop(requests);
+    lane.iter().for_each(|lane| lane.end());
     if writer.join().is_err() {
         tracing::error!(
             event = "nbd-connection-failed",
@@ -154,9 +169,16 @@ fn shake_hands(
     }
 }
 
+/// How long a thread that has read a large payload waits for the next request before it lends its half again: in a stream the next is
+/// already on its way.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// Requests that the ring begins before others have their turn.
+const REQUESTS_MAX: usize = 64;
+
 /// The receiving half of a connection.
-struct Reader<'a> {
-    shared: &'a Shared,
+pub(crate) struct Reader {
+    shared: Arc<Shared>,
     source: Source,
     session: Session,
     requests: Requests<Pending>,
@@ -171,28 +193,108 @@ struct Reader<'a> {
     claim: Option<Claim>,
 }
 
-impl Reader<'_> {
-    fn run(&mut self) -> Result<(), Broken> {
-        let stall = Patience::Stall(self.shared.limits.stall);
+impl Reader {
+    /// Runs until the connection ends; `lane` does what needs no waiting.
+    fn run(mut self: Box<Self>, lane: Option<&Lane>) -> (Box<Self>, Result<(), Broken>) {
+        let stall = self.shared.limits.stall;
+        let mut was_large = false;
         while !self.shared.is_stopping() {
-            let Some(bytes) = self.source.next(HEADER_BYTES, Patience::Forever, stall)? else {
-                return Ok(());
-            };
-            let bytes = bytes.first_chunk().expect("a header was asked for");
-            let header = Header::parse(bytes).map_err(Broken::Violation)?;
-            match self.session.decide(&header) {
-                Decision::Run(command) if command.changes_content() && !self.may_write() => {
-                    let payload =
-                        if matches!(command, Command::Write { .. }) { command.payload_bytes() } else { 0 };
-                    self.refuse(&header, NbdError::EPERM, payload)?;
-                }
-                Decision::Run(command) => self.submit(&header, command)?,
-                Decision::Refuse { error, payload } => self.refuse(&header, error, payload)?,
-                Decision::Disconnect => return Ok(()),
-                Decision::Violation(violation) => return Err(Broken::Violation(violation)),
+            if let Some(lane) = lane
+                && !(was_large && self.source.await_some(LINGER))
+            {
+                self = lane.lend_reader(self, stall);
+            }
+            match self.serve_one() {
+                Ok(Some(bytes)) => was_large = bytes > SMALL_BYTES_MAX,
+                Ok(None) => break,
+                Err(error) => return (self, Err(error)),
             }
         }
-        Ok(())
+        (self, Ok(()))
+    }
+
+    /// Waits for a request and for what it needs; how many bytes of payload go either way. `None` when there are no more.
+    fn serve_one(&mut self) -> Result<Option<usize>, Broken> {
+        let stall = Patience::Stall(self.shared.limits.stall);
+        let Some(bytes) = self.source.next(HEADER_BYTES, Patience::Forever, stall)? else {
+            return Ok(None);
+        };
+        let bytes = bytes.first_chunk().expect("a header was asked for");
+        let header = Header::parse(bytes).map_err(Broken::Violation)?;
+        match self.session.decide(&header) {
+            Decision::Run(command) if command.changes_content() && !self.may_write() => {
+                let payload =
+                    if matches!(command, Command::Write { .. }) { command.payload_bytes() } else { 0 };
+                self.refuse(&header, NbdError::EPERM, payload)?;
+            }
+            Decision::Run(command) => {
+                self.submit(&header, command)?;
+                return Ok(Some(command.payload_bytes() as usize));
+            }
+            Decision::Refuse { error, payload } => self.refuse(&header, error, payload)?,
+            Decision::Disconnect => return Ok(None),
+            Decision::Violation(violation) => return Err(Broken::Violation(violation)),
+        }
+        Ok(Some(0))
+    }
+
+    /// Whether a part of a request has come.
+    pub(crate) fn has_part(&self) -> bool {
+        !self.source.here().is_empty()
+    }
+
+    /// Begins the small requests that have come whole, as far as there is memory and room.
+    pub(crate) fn work_now(&mut self) -> Now {
+        for _ in 0..REQUESTS_MAX {
+            match self.begin_one() {
+                Begun::One => {}
+                Begun::Part => match self.source.look() {
+                    Look::More => {}
+                    Look::Nothing => return Now::Waits,
+                    Look::Other => return Now::Thread,
+                },
+                Begun::Not => return Now::Thread,
+            }
+        }
+        Now::More
+    }
+
+    /// The next request, if it is here. Nothing of it has happened if it is not begun.
+    fn begin_one(&mut self) -> Begun {
+        let here = self.source.here();
+        let Some(bytes) = here.first_chunk::<HEADER_BYTES>() else { return Begun::Part };
+        let Ok(header) = Header::parse(bytes) else { return Begun::Not };
+        let Decision::Run(command) = self.session.decide(&header) else { return Begun::Not };
+        let bytes = command.payload_bytes() as usize;
+        let is_write = matches!(command, Command::Write { .. });
+        let in_all = HEADER_BYTES + if is_write { bytes } else { 0 };
+        if bytes > SMALL_BYTES_MAX || !self.source.fits(in_all) || self.shared.is_stopping() {
+            return Begun::Not;
+        }
+        if here.len() < in_all {
+            return Begun::Part;
+        }
+        if command.changes_content() && !self.may_write() {
+            return Begun::Not;
+        }
+        let permit = (bytes > 0).then(|| self.budget.try_acquire(bytes as u64));
+        if matches!(permit, Some(None)) {
+            return Begun::Not;
+        }
+        let mut buffer = Buffer::default();
+        if bytes > 0 {
+            buffer = self.shared.buffer(bytes);
+        }
+        if is_write {
+            buffer.as_mut_slice().copy_from_slice(&self.source.here()[HEADER_BYTES..in_all]);
+        }
+        let (operation, payload) = operation(command, buffer);
+        let pending = Pending { awaited: Awaited::of(&header, command), permit: permit.flatten(), payload };
+        if self.requests.try_submit_by(pending, &self.route, operation).is_err() {
+            return Begun::Not;
+        }
+        self.source.consume(in_all);
+        Begun::One
     }
 
     fn may_write(&mut self) -> bool {
@@ -210,7 +312,7 @@ impl Reader<'_> {
     fn refuse(&mut self, header: &Header, error: NbdError, payload: u32) -> io::Result<()> {
         self.source.skip(payload, self.patience(payload))?;
         let awaited = Awaited::refusal(header, error);
-        self.requests.answer(Pending { awaited, permit: None }, Reply::done());
+        self.requests.answer(Pending { awaited, permit: None, payload: None }, Reply::done());
         Ok(())
     }
 
@@ -224,29 +326,49 @@ impl Reader<'_> {
     fn submit(&mut self, header: &Header, command: Command) -> io::Result<()> {
         let bytes = command.payload_bytes();
         let permit = (bytes > 0).then(|| self.budget.acquire(u64::from(bytes)));
-        let operation = match command {
-            Command::Read { sector, bytes } => {
-                Operation::Read { sector, buffer: Buffer::zeroed(bytes as usize) }
-            }
-            Command::Write { sector, bytes, fua } => {
-                let mut buffer = Buffer::zeroed(bytes as usize);
-                let patience = self.patience(bytes);
-                self.source
-                    .read(buffer.as_mut_slice(), patience, &mut self.pace)
-                    .inspect_err(|error| self.shared.lost(self.caller.number, "sends no payload", error))?;
-                Operation::Write { sector, payload: buffer.freeze(), fua }
-            }
-            Command::Flush => Operation::Flush,
-            Command::Trim { sector, sectors, fua } => Operation::Discard { sector, sectors, fua },
-            Command::WriteZeroes { sector, sectors, fua, may_discard } => {
-                Operation::WriteZeroes { sector, sectors, fua, may_discard }
-            }
-            Command::BlockStatus { sector, sectors, extents_max } => {
-                Operation::BlockStatus { sector, sectors, extents_max }
-            }
-        };
+        let mut buffer = Buffer::default();
+        if bytes > 0 {
+            buffer = self.shared.buffer(bytes as usize);
+        }
+        if matches!(command, Command::Write { .. }) {
+            let patience = self.patience(bytes);
+            self.source
+                .read(buffer.as_mut_slice(), patience, &mut self.pace)
+                .inspect_err(|error| self.shared.lost(self.caller.number, "sends no payload", error))?;
+        }
         let awaited = Awaited::of(header, command);
-        self.requests.submit_by(Pending { awaited, permit }, &self.route, operation);
+        let (operation, payload) = operation(command, buffer);
+        self.requests.submit_by(Pending { awaited, permit, payload }, &self.route, operation);
         Ok(())
     }
+}
+
+/// What has become of the next request.
+enum Begun {
+    /// It is on its way.
+    One,
+    /// It is not here, or not whole.
+    Part,
+    /// It is not for here, or there is no room.
+    Not,
+}
+
+/// What the engine is asked, and the payload of a write; `buffer` is that of a read, or holds what is to be written.
+fn operation(command: Command, buffer: Buffer) -> (Operation, Option<Payload>) {
+    let operation = match command {
+        Command::Read { sector, .. } => Operation::Read { sector, buffer },
+        Command::Write { sector, fua, .. } => {
+            let payload = buffer.freeze();
+            return (Operation::Write { sector, payload: payload.clone(), fua }, Some(payload));
+        }
+        Command::Flush => Operation::Flush,
+        Command::Trim { sector, sectors, fua } => Operation::Discard { sector, sectors, fua },
+        Command::WriteZeroes { sector, sectors, fua, may_discard } => {
+            Operation::WriteZeroes { sector, sectors, fua, may_discard }
+        }
+        Command::BlockStatus { sector, sectors, extents_max } => {
+            Operation::BlockStatus { sector, sectors, extents_max }
+        }
+    };
+    (operation, None)
 }

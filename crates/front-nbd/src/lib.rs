@@ -8,6 +8,9 @@
 //!   socket ◄── writer thread ◄──────────── replies ◄──────── port ◄──┘
 //! ```
 //!
+//! Between two requests there is nothing to wait for but the next, and a thread that has to be woken for it costs more than it: what needs
+//! no waiting is done on the ring of the volume's engine, if it has one (`lane`).
+//!
 //! - **Bounded.** A connection has at most so many requests outstanding and so many bytes of payload in memory, and
 //!   all connections together too ([`Limits`]); at a bound the reader stops reading its socket, and the peer waits.
 //! - **No client can hold anything for ever** but an idle connection: the handshake has a deadline, and so has a
@@ -21,6 +24,7 @@
 mod connection;
 mod credentials;
 mod endpoint;
+mod lane;
 mod pace;
 pub mod proto;
 pub mod server;
@@ -29,4 +33,5 @@ mod source;
 mod writer;
 
 pub use endpoint::{Bound, Endpoint, ListenError};
+pub use lane::Rings;
 pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};

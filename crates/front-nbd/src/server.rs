@@ -10,10 +10,11 @@
 
 use crate::connection::{Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
+use crate::lane::Rings;
 use crate::pace::InTheWay;
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
-use bcached_port::{ExportTable, Peer, Pool, Quiet};
+use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -33,6 +34,8 @@ pub struct Options {
     pub endpoints: Vec<Endpoint>,
     /// What clients may use.
     pub limits: Limits,
+    /// Where volumes are served, as far as connections can be there.
+    pub rings: Rings,
 }
 
 /// What clients may use at most.
@@ -106,6 +109,9 @@ pub(crate) struct Shared {
     pub(crate) exports: ExportTable,
     pub(crate) limits: Limits,
     pub(crate) memory: Arc<Pool>,
+    pub(crate) rings: Rings,
+    /// Memory of requests that have been answered, for the next ones.
+    stock: Mutex<Stock>,
     connections: Mutex<Connections>,
     /// A connection has ended.
     ended: Condvar,
@@ -137,6 +143,10 @@ struct Live {
 /// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
 /// leave enough for large requests of others.
 const LEAVES: u64 = 4;
+/// Payloads up to this size are copied where they are, in bytes; larger ones have threads of their own.
+pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
+/// Memory of requests that is kept for the next ones, of what all of them may hold.
+const STOCK_PART: u64 = 8;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
@@ -156,6 +166,11 @@ impl Default for Limits {
             give_way: Duration::from_secs(5),
         }
     }
+}
+
+/// How much memory of past requests is kept.
+fn stock_of(total_bytes: u64) -> usize {
+    usize::try_from(total_bytes / STOCK_PART).unwrap_or(usize::MAX)
 }
 
 impl Limits {
@@ -203,6 +218,8 @@ impl NbdServer {
         let shared = Arc::new(Shared {
             exports,
             memory,
+            rings: options.rings,
+            stock: Mutex::new(Stock::new(stock_of(options.limits.total_bytes))),
             limits: options.limits,
             connections: Mutex::default(),
             ended: Condvar::new(),
@@ -300,6 +317,16 @@ impl Shared {
         body: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
+    }
+
+    /// Memory for a request. It holds anything: [`Stock::take`].
+    pub(crate) fn buffer(&self, bytes: usize) -> Buffer {
+        self.stock().take(bytes)
+    }
+
+    /// Where memory of requests is kept.
+    pub(crate) fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection has chosen its export.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, sockopt};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 pub(crate) struct Socket {
@@ -44,6 +44,12 @@ impl Patience {
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
 
 impl Socket {
     pub(crate) const fn new(fd: OwnedFd) -> Self {
@@ -90,6 +96,39 @@ impl Socket {
         }
     }
 
+    /// Receives what is there: 0 when the peer will send no more, `None` if there is nothing now.
+    pub(crate) fn receive_now(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match recv(&self.fd, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((received, _)) => return Ok(Some(received)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until a receive would not, no longer than `limit`; whether it would not.
+    pub(crate) fn await_some(&self, limit: Duration) -> bool {
+        let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
+        poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Sends what the peer's buffer takes now, in bytes.
+    pub(crate) fn send_now(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            let mut nothing = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
+            match sendmsg(&self.fd, slices, &mut nothing, flags) {
+                Ok(sent) => return Ok(sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Sends everything, unless the peer takes nothing for `stall`. `pace` is for what holds memory until it is sent.
     pub(crate) fn send(
         &self,
@@ -100,24 +139,14 @@ impl Socket {
         // Empty slices at the front would make the loop's end invisible.
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(
-                &self.fd,
-                slices,
-                &mut SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]),
-                flags,
-            ) {
-                Ok(sent) => {
+            match self.send_now(slices)? {
+                0 => self.wait(PollFlags::OUT, Some(Instant::now() + stall), pace.as_deref_mut())?,
+                sent => {
                     if let Some(pace) = &mut pace {
                         pace.moved(sent);
                     }
                     IoSlice::advance_slices(&mut slices, sent);
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    self.wait(PollFlags::OUT, Some(Instant::now() + stall), pace.as_deref_mut())?;
-                }
-                Err(error) => return Err(error.into()),
             }
         }
         Ok(())

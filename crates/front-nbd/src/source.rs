@@ -6,11 +6,23 @@ use crate::proto::wire::OPTION_BYTES_MAX;
 use crate::socket::{Patience, Socket};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A thousand headers, or several small writes. Every connection has one for its life, idle ones too.
 const BUFFER_BYTES: usize = 32 << 10;
 
 const _: () = assert!(BUFFER_BYTES >= OPTION_BYTES_MAX as usize, "an option fits");
+
+/// What a look at the socket has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Look {
+    /// Some bytes.
+    More,
+    /// None now.
+    Nothing,
+    /// The end, an error, or no room for more: whoever reads with patience finds out.
+    Other,
+}
 
 pub(crate) struct Source {
     socket: Arc<Socket>,
@@ -55,6 +67,49 @@ impl Source {
         Ok(Some(&self.buffer[range]))
     }
 
+    /// Whether so many bytes can be here at once.
+    pub(crate) fn fits(&self, bytes: usize) -> bool {
+        bytes <= self.buffer.len()
+    }
+
+    /// What has come and is unread.
+    pub(crate) fn here(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// The next `bytes` of what is here have been read.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        assert!(bytes <= self.end - self.start, "no more than is here");
+        self.start += bytes;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Adds what the socket has now.
+    pub(crate) fn look(&mut self) -> Look {
+        if self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.buffer.len() {
+            return Look::Other;
+        }
+        match self.socket.receive_now(&mut self.buffer[self.end..]) {
+            Ok(Some(0)) | Err(_) => Look::Other,
+            Ok(Some(received)) => {
+                self.end += received;
+                Look::More
+            }
+            Ok(None) => Look::Nothing,
+        }
+    }
+
+    /// Waits until something is here, no longer than `limit`; whether it is. What ends the connection counts as something.
+    pub(crate) fn await_some(&self, limit: Duration) -> bool {
+        self.start < self.end || self.socket.await_some(limit)
+    }
+
     /// Fills `into`, which holds memory meanwhile.
     pub(crate) fn read(&mut self, into: &mut [u8], patience: Patience, pace: &mut Pace) -> io::Result<()> {
         let here = into.len().min(self.end - self.start);
@@ -96,7 +151,6 @@ mod tests {
     use super::*;
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     const FIRST: Patience = Patience::Stall(Duration::from_secs(30));
 

@@ -81,6 +81,8 @@ pub(crate) struct Device {
     number: u32,
     features: u64,
     shared: Arc<Shared>,
+    /// Gives its queue a turn.
+    turn: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// What there is of a volume in the kernel already.
@@ -101,11 +103,7 @@ impl Device {
         number: Option<u32>,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, DeviceError> {
-        let control = Control::open().map_err(|why| ControlError {
-            command: Command::GetFeatures,
-            number: u32::MAX,
-            why,
-        })?;
+        let control = open_control()?;
         let identity = identity_of(export);
         match find(&control, identity)? {
             Found::Orphan(info) => return Self::take_over(control, info, export, guests, on_end),
@@ -115,8 +113,22 @@ impl Device {
         Self::make(control, (identity, number), export, guests, on_end)
     }
 
-    fn of(control: Control, info: &DeviceInfo) -> Self {
-        Self { control, number: info.number, features: info.features, shared: Arc::default() }
+    /// Takes what there is of a volume that nobody serves from the kernel: what waits there fails.
+    pub(crate) fn remove_left(export: &Export) -> Result<(), DeviceError> {
+        let control = open_control()?;
+        let number = match find(&control, identity_of(export))? {
+            Found::Nothing => return Ok(()),
+            Found::Orphan(info) => info.number,
+            Found::Remains(number) => number,
+        };
+        control.call(Command::StopDev, number, (&[], 0), WITH_IO)?;
+        control.call(Command::DelDev, number, (&[], 0), WITH_IO)?;
+        Ok(())
+    }
+
+    fn of(control: Control, info: &DeviceInfo, guests: &Guests) -> Self {
+        let (number, features, bell) = (info.number, info.features, guests.bell());
+        Self { control, number, features, shared: Arc::default(), turn: Arc::new(move || bell.ring()) }
     }
 
     fn make(
@@ -142,7 +154,7 @@ impl Device {
         };
         let answer = control.call(Command::AddDev, wanted.number, (&wanted.to_bytes(), 0), QUICK)?;
         let info = DeviceInfo::from_bytes(&as_info(&answer));
-        let device = Self::of(control, &info);
+        let device = Self::of(control, &info, guests);
         let started = device
             .command(Command::SetParams, (&params.to_bytes(), 0), QUICK)
             .and_then(|()| device.host(&info, export, guests, on_end))
@@ -164,7 +176,7 @@ impl Device {
         guests: &Guests,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, DeviceError> {
-        let device = Self::of(control, &info);
+        let device = Self::of(control, &info, guests);
         let deadline = Instant::now() + QUIESCE_MAX;
         while let Err(error) = device.command(Command::StartUserRecovery, (&[], 0), QUICK) {
             let is_busy =
@@ -176,6 +188,8 @@ impl Device {
         }
         device.host(&info, export, guests, on_end)?;
         device.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
+        // It may have grown since. What this kernel cannot be told is seen when the device is made anew.
+        let _is_told = device.resize(export.sectors)?;
         Ok(device)
     }
 
@@ -191,14 +205,13 @@ impl Device {
         let unusable =
             |why: Errno| DeviceError::Character { path: path.clone(), why: std::io::Error::from(why) };
         let device = open_when_there(Path::new(&path)).map_err(unusable)?;
-        let bell = guests.bell();
         let Some(route) = export.served.clone() else { return Err(unusable(Errno::NXIO)) };
         let place = Place {
             device: Arc::new(device),
             number: 0,
             depth: info.depth,
             route,
-            turn: Arc::new(move || bell.ring()),
+            turn: Arc::clone(&self.turn),
             shared: Arc::clone(&self.shared),
         };
         guests.host(Box::new(Queue::new(place, on_end).map_err(unusable)?))?;
@@ -222,6 +235,9 @@ impl Device {
     /// Takes the device from the kernel: what it has not answered fails.
     pub(crate) fn remove(&self) -> Result<(), DeviceError> {
         self.shared.is_going.store(true, Ordering::Release);
+        // What its engine has given up is answered now: the stop waits for that.
+        self.shared.rung.store(true, Ordering::Release);
+        (self.turn)();
         self.command(Command::StopDev, (&[], 0), WITH_IO)?;
         self.command(Command::DelDev, (&[], 0), WITH_IO)
     }
@@ -230,6 +246,14 @@ impl Device {
         self.control.call(command, self.number, with, limit)?;
         Ok(())
     }
+}
+
+fn open_control() -> Result<Control, DeviceError> {
+    Ok(Control::open().map_err(|why| ControlError {
+        command: Command::GetFeatures,
+        number: u32::MAX,
+        why,
+    })?)
 }
 
 /// Eight bytes of the volume's UUID: the word that the driver keeps for a server. A device without our mark is somebody else's.

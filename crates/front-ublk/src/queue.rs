@@ -18,11 +18,12 @@
 use crate::abi::{Description, Wanted, data_offset};
 use crate::descriptors::Descriptors;
 use bcached_port::{Bell, Buffer, ErrorKind, Operation, Replies, Reply, Requests, Route, SECTOR_BYTES};
-use bcached_uring::{Guest, UblkCommand};
+use bcached_uring::{Command, Guest, UblkCommand};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +37,7 @@ pub(crate) struct Shared {
     /// The device is going for good: what the engine does not finish fails.
     pub is_going: AtomicBool,
     /// A reply has come since the last turn, or there is room again.
-    rung: AtomicBool,
+    pub rung: AtomicBool,
 }
 
 /// See the file's head.
@@ -237,11 +238,11 @@ fn errno_of(error: &io::Error) -> Errno {
 }
 
 impl Guest for Queue {
-    fn device(&self) -> &Arc<File> {
-        &self.device
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
+        self.device.clone()
     }
 
-    fn turn(&mut self, push: &mut dyn FnMut(UblkCommand) -> bool) {
+    fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
         // Taken before the look, so that what rings during it is not missed.
         if self.shared.rung.swap(false, Ordering::AcqRel) {
             while let Some((asked, reply)) = self.replies.try_next() {
@@ -256,7 +257,7 @@ impl Guest for Queue {
             }
         }
         while let Some(command) = self.to_push.front() {
-            if !push(*command) {
+            if !push(Command::Ublk(*command)) {
                 break;
             }
             self.to_push.pop_front();

@@ -36,13 +36,17 @@ pub enum DeviceState {
     Missing(String),
 }
 
-/// Called when a device's state has changed, on its thread: it must not wait.
+/// Called on a device's thread when its state is about to change: what is done there is done when others see the new one. It must not wait.
 pub type News = Arc<dyn Fn(&str, &DeviceState) + Send + Sync>;
+
+/// Called there when it has.
+pub type Changed = Arc<dyn Fn() + Send + Sync>;
 
 /// The devices of one daemon. Dropped, it leaves them to the next server.
 pub struct UblkServer {
     devices: Mutex<BTreeMap<String, Entry>>,
     news: News,
+    changed: Changed,
 }
 
 struct Entry {
@@ -74,8 +78,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl UblkServer {
     /// Without devices.
     #[must_use]
-    pub fn new(news: News) -> Self {
-        Self { devices: Mutex::default(), news }
+    pub fn new(news: News, changed: Changed) -> Self {
+        Self { devices: Mutex::default(), news, changed }
     }
 
     /// Gives a volume its device, or tells the one that it has where the volume is served now and how large it is.
@@ -99,6 +103,7 @@ impl UblkServer {
             tell: tell.clone(),
             state: Arc::clone(&state),
             news: Arc::clone(&self.news),
+            changed: Arc::clone(&self.changed),
         };
         thread::Builder::new().name(format!("ublk {name}")).spawn(move || life.run(&messages))?;
         devices.insert(name, Entry { tell, state });
@@ -160,6 +165,7 @@ struct Life {
     tell: Sender<Message>,
     state: Arc<Mutex<DeviceState>>,
     news: News,
+    changed: Changed,
 }
 
 impl Life {
@@ -181,7 +187,10 @@ impl Life {
                 }
                 Ok(Message::Ended(_)) => {}
                 Ok(Message::Remove(answer)) => {
-                    let gone = self.device.take().map_or(Ok(()), |device| device.remove());
+                    let gone = match self.device.take() {
+                        Some(device) => device.remove(),
+                        None => Device::remove_left(&self.served.export),
+                    };
                     let _heard = answer.send(gone);
                     return;
                 }
@@ -229,9 +238,10 @@ impl Life {
     }
 
     fn becomes(&self, state: DeviceState) {
-        let before = std::mem::replace(&mut *lock(&self.state), state.clone());
-        if before != state {
+        if *lock(&self.state) != state {
             (self.news)(&self.name, &state);
+            *lock(&self.state) = state;
+            (self.changed)();
         }
     }
 }

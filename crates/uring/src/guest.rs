@@ -1,36 +1,64 @@
-//! Others that live on an engine's ring: queues of ublk devices.
+//! Others that live on an engine's ring: queues of ublk devices, connections of NBD clients.
 //!
-//! A ublk queue is a client of the engine like any other, and speaks to it through a port. What it needs of the ring is that its
-//! commands to the kernel go out with the engine's own and their ends come back with the engine's own, on one thread and with one
-//! system call: that saves two hops a request, and only a ring that has a request's memory registered can do I/O on it.
+//! A ublk queue is a client of the engine like any other, and speaks to it through a port; so is a connection. What they need of the ring
+//! is that their commands to the kernel go out with the engine's own and their ends come back with the engine's own, on one thread and
+//! with one system call: that saves two hops a request, and only a ring that has a request's memory registered can do I/O on it.
 //!
 //! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open.
 
 use crate::bell::{Bell, GUEST, Signals};
+use crate::ring::poll_in;
 use crate::threads::locked;
-use io_uring::opcode::UringCmd16;
+use io_uring::opcode::{PollAdd, UringCmd16};
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
 use rustix::ioctl::{Opcode, opcode};
 use std::collections::VecDeque;
-use std::fs::File;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Something that lives on a ring. It runs on the engine's thread, between two turns of its tasks: nothing of it may wait or take long.
 pub trait Guest: Send {
     /// What its commands go to.
-    fn device(&self) -> &Arc<File>;
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync>;
 
     /// Gives `push` every command that is to go to the kernel now. One that `push` refuses, because the ring is full for the moment, is
     /// kept and given again on the next turn, which comes at once.
-    fn turn(&mut self, push: &mut dyn FnMut(UblkCommand) -> bool);
+    fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool);
 
     /// The command of `tag` has ended so: 0 and more, or a negative errno.
     fn completed(&mut self, tag: u16, result: i32);
 
     /// Nothing of it is in the kernel, and nothing will be: it can be dropped.
     fn is_over(&self) -> bool;
+}
+
+/// What a guest has the kernel do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// To a queue of a ublk device.
+    Ublk(UblkCommand),
+    /// It ends when something can be read from the descriptor, or nothing will be any more.
+    Readable {
+        /// No other command of it is in the kernel.
+        tag: u16,
+    },
+}
+
+impl Command {
+    pub(crate) const fn tag(self) -> u16 {
+        match self {
+            Self::Ublk(UblkCommand { tag, .. }) | Self::Readable { tag } => tag,
+        }
+    }
+
+    /// As the ring takes it. It refers to no memory.
+    pub(crate) fn entry(self, device: BorrowedFd<'_>) -> Entry {
+        match self {
+            Self::Ublk(command) => command.entry(device),
+            Self::Readable { .. } => PollAdd::new(Fd(device.as_raw_fd()), poll_in()).build(),
+        }
+    }
 }
 
 /// A command to one tag of a queue of a ublk device (`linux/ublk_cmd.h`).
@@ -51,7 +79,7 @@ const COMMIT_AND_FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x21);
 
 impl UblkCommand {
     /// As the ring takes it. Its address is 0: it refers to no memory.
-    pub(crate) fn entry(self, device: &File) -> Entry {
+    fn entry(self, device: BorrowedFd<'_>) -> Entry {
         let mut bytes = [0; 16];
         bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
         bytes[2..4].copy_from_slice(&self.tag.to_ne_bytes());

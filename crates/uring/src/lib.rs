@@ -35,6 +35,6 @@ pub use bell::Bell;
 pub use counters::Counts;
 pub use device::{Access, Device, DeviceError, DeviceErrorKind, DeviceKind, Holder, Identity, Presence};
 pub use disks::Disks;
-pub use guest::{Guest, Guests, UblkCommand};
+pub use guest::{Command, Guest, Guests, UblkCommand};
 pub use note::{MappedNote, NoteError, NoteFate, NoteFound, NoteIdentity};
 pub use probe::{Backend, Choice, DriverError, DriverOptions, Opened, open_driver};

@@ -24,8 +24,7 @@ use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 use slab::Slab;
 use std::collections::VecDeque;
-use std::fs::File;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,7 +70,7 @@ enum Step {
 struct Hosted {
     guest: Box<dyn Guest>,
     /// Open as long as one of its commands is in the kernel.
-    device: Arc<File>,
+    device: Arc<dyn AsFd + Send + Sync>,
     in_kernel: usize,
 }
 
@@ -113,7 +112,7 @@ impl Ring {
 
     /// Has one more guest, which gets its first turn with the next [`Ring::submit`].
     pub(crate) fn take_in(&mut self, guest: Box<dyn Guest>) {
-        let device = Arc::clone(guest.device());
+        let device = guest.device();
         self.guests.insert(Hosted { guest, device, in_kernel: 0 });
     }
 
@@ -149,9 +148,10 @@ impl Ring {
         self.guests.retain(|number, hosted| {
             let Hosted { guest, device, in_kernel } = hosted;
             guest.turn(&mut |command| {
-                let data = OF_GUEST | (number as u64) << 16 | u64::from(command.tag);
+                let data = OF_GUEST | (number as u64) << 16 | u64::from(command.tag());
                 // SAFETY: the entry refers to no memory, and `device` keeps the descriptor open until the command has been reaped.
-                let is_in = unsafe { ring.submission().push(&command.entry(device).user_data(data)) }.is_ok();
+                let is_in =
+                    unsafe { ring.submission().push(&command.entry(device.as_fd()).user_data(data)) }.is_ok();
                 *in_kernel += usize::from(is_in);
                 has_room &= is_in;
                 is_in
@@ -376,7 +376,7 @@ fn length_of(bytes: usize) -> u32 {
     u32::try_from(bytes.min(TRANSFER_MAX)).expect("at most 1 GiB")
 }
 
-fn poll_in() -> u32 {
+pub(crate) fn poll_in() -> u32 {
     u32::try_from(libc::POLLIN).expect("a small positive flag")
 }
 

@@ -21,15 +21,22 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a virtual machine whose volume is taken away may wait for what it has asked.
 const RETIRE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What each front end has at least to end in, when others have taken the time for it.
+const EACH_MIN: Duration = Duration::from_secs(1);
+/// How long systemd may take to say whether the machine is going down.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// All that run. Clones are the same ones.
 #[derive(Clone, Default)]
 pub struct Fronts {
     running: Arc<Mutex<Running>>,
+    /// Where NBD's connections can be served.
+    rings: nbd::Rings,
     /// Called when a device has come, or has not.
     wake: Option<Wake>,
     /// The control files that stand beside volumes in a FUSE mount.
@@ -110,7 +117,9 @@ impl Fronts {
         let memory = Arc::clone(running.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes))));
         let memory = (memory, bytes);
         match way {
-            Way::Nbd if running.nbd.is_none() => running.nbd = Some(start_nbd(places, exports, memory)?),
+            Way::Nbd if running.nbd.is_none() => {
+                running.nbd = Some(start_nbd(places, exports, memory, self.rings.clone())?);
+            }
             Way::VhostUser if running.vhost.is_none() => {
                 running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports)?));
             }
@@ -134,25 +143,19 @@ impl Fronts {
             Failure::new(kind, "cannot make block devices").why(why.to_string()).option("--export")
         })?;
         let wake = self.wake.clone();
-        Ok(UblkServer::new(Arc::new(move |name, state| {
-            match state {
-                DeviceState::Coming => {}
-                DeviceState::Here(path) => {
-                    if let Some(export) = exports.by_name(name) {
-                        links::make(&export, path);
-                    }
-                    tracing::info!(
-                        event = "ublk-device",
-                        "{name}: it is the block device {}",
-                        path.display()
-                    );
+        let news = move |name: &str, state: &DeviceState| match state {
+            DeviceState::Coming => {}
+            DeviceState::Here(path) => {
+                if let Some(export) = exports.by_name(name) {
+                    links::make(&export, path);
                 }
-                DeviceState::Missing(why) => {
-                    tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
-                }
+                tracing::info!(event = "ublk-device", "{name}: it is the block device {}", path.display());
             }
-            wake.iter().for_each(|wake| wake());
-        })))
+            DeviceState::Missing(why) => {
+                tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
+            }
+        };
+        Ok(UblkServer::new(Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake()))))
     }
 
     /// Before others can find it: nobody else writes to a volume that is to be a block device.
@@ -175,6 +178,9 @@ impl Fronts {
 
     /// A volume is served, or what is known of it has changed.
     pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
+        if let Some(export) = exports.by_name(name) {
+            self.rings.insert(export.uuid, guests.clone());
+        }
         self.publish_device(name, exports, guests);
         if !ways.has(Way::VhostUser) {
             return;
@@ -356,20 +362,22 @@ impl Fronts {
         its.map(|user| user.peer).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Ends all of them. What is due goes out, up to `limit` each.
+    /// Ends all of them. What is due goes out, up to `limit` for all together; each has a little time at least.
     pub fn shutdown(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now()).max(EACH_MIN.min(limit));
         self.let_devices_go(limit);
         let ended = Running { has_ended: true, ..Running::default() };
         let Running { nbd, vhost, fuse, .. } = std::mem::replace(&mut *self.lock(), ended);
         let cut = |busy: &dyn std::fmt::Display| tracing::warn!(event = "clients-cut", "{busy}");
-        if let Some(Err(busy)) = nbd.map(|server| server.shutdown(limit)) {
+        if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
             cut(&busy);
         }
         // Somebody may be about to take a volume from it.
-        if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(limit)) {
+        if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
             cut(&format_args!("virtual machines are cut off, with requests: {:?}", busy.volumes));
         }
-        if let Some(Err(busy)) = fuse.map(|server| server.shutdown(limit)) {
+        if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
             cut(&busy);
         }
     }
@@ -415,11 +423,21 @@ fn users_of_device(path: &Path) -> Vec<String> {
     Identity::of(path).map_or_else(Vec::new, Identity::users).iter().map(ToString::to_string).collect()
 }
 
-/// Whether systemd is taking the machine down. Where there is none, no.
+/// Whether systemd is taking the machine down. Where there is none, or it does not answer, no.
 fn machine_stops() -> bool {
     let mut asked = Command::new("systemctl");
-    let asked = asked.arg("is-system-running").stdin(Stdio::null()).stderr(Stdio::null()).output();
-    asked.is_ok_and(|said| said.stdout.starts_with(b"stopping"))
+    asked.arg("is-system-running").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut asked) = asked.spawn() else { return false };
+    let deadline = Instant::now() + ASK_LIMIT;
+    while let Ok(None) = asked.try_wait() {
+        if Instant::now() > deadline {
+            let _is_over = asked.kill();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // A word: it fits what a pipe holds.
+    asked.wait_with_output().is_ok_and(|said| said.stdout.starts_with(b"stopping"))
 }
 
 /// An error, and what is behind it.
@@ -432,6 +450,7 @@ fn start_nbd(
     places: &FrontPlaces,
     exports: ExportTable,
     (memory, bytes): (Arc<Pool>, u64),
+    rings: nbd::Rings,
 ) -> Result<NbdServer, Failure> {
     let endpoints = places.listen.iter().map(|listen| match listen {
         Listen::Unix(path) => Endpoint::Unix { path: path.clone(), group: None },
@@ -439,7 +458,7 @@ fn start_nbd(
     });
     // The least that the largest request needs is in it, because the memory's own least is four times that.
     let limits = nbd::Limits { total_bytes: bytes, ..nbd::Limits::default() };
-    let options = nbd::Options { endpoints: endpoints.collect(), limits };
+    let options = nbd::Options { endpoints: endpoints.collect(), limits, rings };
     let server = NbdServer::start_sharing(options, exports, memory).map_err(|error| {
         let kind = match &error {
             nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {

@@ -1,8 +1,12 @@
 //! A server over memory behind real sockets, and a small client that can also do what no decent client does.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+mod ring;
+
+pub use ring::Ring;
+
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
-use bcached_front_nbd::{Bound, Endpoint, Limits, NbdServer, Options};
+use bcached_front_nbd::{Bound, Endpoint, Limits, NbdServer, Options, Rings};
 use bcached_port::ram::{Hook, Ram, Verdict};
 use bcached_port::{Export, ExportTable, VolumeId};
 use std::io::{Read, Write};
@@ -24,6 +28,8 @@ pub struct Served {
     pub server: Option<NbdServer>,
     pub path: PathBuf,
     pub tcp: SocketAddr,
+    /// Where the connections are, where there is one.
+    pub ring: Option<Ring>,
     _directory: tempfile::TempDir,
 }
 
@@ -41,9 +47,19 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     let address = "127.0.0.1:0".parse().expect("an address");
     let endpoints =
         vec![Endpoint::Unix { path: path.clone(), group: None }, Endpoint::Tcp { address, anywhere: false }];
-    let server = NbdServer::start(Options { endpoints, limits }, exports.clone()).expect("starts");
+    let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
+    for export in exports.served() {
+        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid, ring.guests.clone()));
+    }
+    let server = NbdServer::start(Options { endpoints, limits, rings }, exports.clone()).expect("starts");
     let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
-    Served { ram, exports, server: Some(server), path, tcp, _directory: directory }
+    Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
+}
+
+/// Whether this is the suite without rings.
+fn by_threads() -> bool {
+    let program = std::env::current_exe().expect("a program");
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
 }
 
 pub fn tank(ram: &Ram) -> Export {
@@ -296,6 +312,15 @@ impl Client {
             let mut bytes = vec![0; 64 << 10];
             while stream.read(&mut bytes).is_ok_and(|read| read > 0) {}
         })
+    }
+
+    /// The same connection, for another thread.
+    pub fn also(&self) -> Self {
+        let stream = match &self.stream {
+            Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a second descriptor")),
+            Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a second descriptor")),
+        };
+        Self { stream, structured: self.structured }
     }
 
     pub fn hang_up_halfway(&self) {

@@ -351,7 +351,7 @@ impl Client {
     /// # Errors
     /// The system's refusal.
     pub async fn unjudged(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
-        let request = Request::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes_of(&sectors)) };
+        let request = Request::Read { sector: sectors.start, buffer: used(bytes_of(&sectors)) };
         let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
         result?;
         let buffer = buffer.ok_or_else(|| Refusal("a read was answered without its memory".to_owned()))?;
@@ -361,7 +361,7 @@ impl Client {
     async fn read(&self, volume: u32, sectors: Range<u64>) -> Result<Buffer, Refusal> {
         let bytes = bytes_of(&sectors);
         let id = self.shared.oracle.borrow_mut().begin_read(volume, sectors.clone());
-        let request = Request::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes) };
+        let request = Request::Read { sector: sectors.start, buffer: used(bytes) };
         let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
         if let Err(refusal) = result {
             self.shared.oracle.borrow_mut().abandon(id);
@@ -418,6 +418,13 @@ impl Client {
         self.shared.fault.borrow_mut().get_or_insert(fault);
         self.shared.world.borrow_mut().halt_now();
     }
+}
+
+/// Memory that something else was read into before, as front ends give it to the engine: nothing of that may be taken for content.
+fn used(bytes: usize) -> Buffer {
+    let mut buffer = Buffer::zeroed(bytes);
+    buffer.as_mut_slice().fill(0xa5);
+    buffer
 }
 
 fn bytes_of(sectors: &Range<u64>) -> usize {

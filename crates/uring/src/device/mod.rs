@@ -112,6 +112,7 @@ pub struct Device {
     dsync: AtomicBool,
     /// Submitting may wait for the device itself.
     submits_slowly: bool,
+    in_memory: bool,
     shrunk: Shrunk,
     /// What the system knew of it when it was opened.
     presence: Presence,
@@ -195,7 +196,9 @@ impl Device {
         access: Access,
         limits: &Limits,
     ) -> Self {
-        let submits_slowly = kind == DeviceKind::File && !never_blocks(&file);
+        let file_system = if kind == DeviceKind::File { file_system(&file) } else { None };
+        let submits_slowly =
+            kind == DeviceKind::File && !file_system.is_some_and(|kind| NEVER_BLOCK.contains(&kind));
         Self {
             path,
             file,
@@ -214,6 +217,7 @@ impl Device {
             zero_range: AtomicBool::new(limits.write_zeroes),
             dsync: AtomicBool::new(true),
             submits_slowly,
+            in_memory: file_system == Some(TMPFS),
             shrunk: Shrunk::default(),
             presence: Presence::of(identity),
             beneath: None,
@@ -387,6 +391,11 @@ impl Device {
         self.submits_slowly
     }
 
+    /// True if a transfer is a copy in memory: a ring would have it done by a worker, and the two hops take longer than the copy.
+    pub(crate) const fn in_memory(&self) -> bool {
+        self.in_memory
+    }
+
     pub(crate) fn dsync(&self) -> bool {
         self.dsync.load(Ordering::Relaxed)
     }
@@ -408,12 +417,15 @@ impl Device {
     }
 }
 
-/// File systems known to come back at once from an operation that would wait.
-fn never_blocks(file: &File) -> bool {
-    /// ext4, XFS, btrfs and tmpfs, from `linux/magic.h`.
-    const KNOWN: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
-    rustix::fs::fstatfs(file)
-        .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|kind| KNOWN.contains(&kind)))
+/// tmpfs, from `linux/magic.h`.
+const TMPFS: u64 = 0x0102_1994;
+
+/// File systems known to come back at once from an operation that would wait: ext4, XFS, btrfs and tmpfs.
+const NEVER_BLOCK: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, TMPFS];
+
+fn file_system(file: &File) -> Option<u64> {
+    let found = rustix::fs::fstatfs(file).ok()?;
+    u64::try_from(found.f_type).ok()
 }
 
 /// What `path` leads to. Looks before opening: opening a FIFO would block.

@@ -1,0 +1,307 @@
+//! A connection's place on the ring of the engine that serves its volume: what needs no waiting is done there.
+//!
+//! The threads of a connection can wait: for a payload, for memory, for a peer that takes no replies. Between two requests there is nothing
+//! to wait for but the next one, and then they cost more than they do: waking one takes longer than a small request. So each lends its half
+//! of the connection to the ring, and sleeps until it is given back, because something has to be waited for.
+//!
+//! ```text
+//!   reader thread ── lends its half ──► ring: small requests that are here whole ──► port
+//!                 ◄── given back ────── a large payload, no memory, a bad request, the end
+//!   writer thread ── lends its half ──► ring: small replies that the socket takes ──► socket
+//!                 ◄── given back ────── a large reply, a socket that is full
+//! ```
+//!
+//! A half is in one place at a time, and has all that belongs to it; what the ring cannot finish it has not begun, but for replies of
+//! which a part is sent. A peer that sends a part of a small request and no more is left waiting by the ring, which holds no memory for it;
+//! its thread asks for its half as often as a stall may last, gets it if it holds a part, and then knows what to do.
+
+use crate::connection::Reader;
+use crate::socket::Socket;
+use crate::writer::Writer;
+use bcached_port::Uuid;
+use bcached_uring::{Bell, Command, Guest, Guests};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The rings of the engines that serve the volumes. Clones are the same ones.
+#[derive(Clone, Default, Debug)]
+pub struct Rings(Arc<Mutex<BTreeMap<Uuid, Guests>>>);
+
+impl Rings {
+    /// The volume is served by an engine with this ring; connections from now on come there.
+    pub fn insert(&self, volume: Uuid, ring: Guests) {
+        locked(&self.0).insert(volume, ring);
+    }
+
+    pub(crate) fn of(&self, volume: Uuid) -> Option<Guests> {
+        locked(&self.0).get(&volume).cloned()
+    }
+}
+
+/// What the threads of a connection and the ring have in common.
+pub(crate) struct Lane {
+    reader: Place<Box<Reader>>,
+    writer: Place<Box<Writer>>,
+    /// The ring is to look here.
+    rung: AtomicBool,
+    bell: Bell,
+    /// Nothing more is asked.
+    is_ending: AtomicBool,
+}
+
+impl Lane {
+    /// On this ring.
+    pub(crate) fn new(ring: &Guests) -> Arc<Self> {
+        Arc::new(Self {
+            reader: Place::default(),
+            writer: Place::default(),
+            rung: AtomicBool::new(false),
+            bell: ring.bell(),
+            is_ending: AtomicBool::new(false),
+        })
+    }
+
+    /// Begins. Where there is no ring any more the threads keep what they lend.
+    pub(crate) fn host(self: &Arc<Self>, ring: &Guests, socket: &Arc<Socket>) {
+        let guest = Lent {
+            lane: Arc::clone(self),
+            socket: Arc::clone(socket),
+            reader: None,
+            writer: None,
+            is_armed: false,
+            wants_poll: false,
+            has_more: false,
+        };
+        if let Err(error) = ring.host(Box::new(guest)) {
+            tracing::debug!(event = "nbd-no-ring", %error, "an NBD connection is served by its own threads");
+        }
+    }
+
+    /// The ring gets a turn.
+    pub(crate) fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.bell.ring();
+        }
+    }
+
+    /// Lends the receiving half until something has to be waited for; `stall` is how long a part of a request may lie there.
+    pub(crate) fn lend_reader(&self, reader: Box<Reader>, stall: Duration) -> Box<Reader> {
+        self.reader.lend(reader, Some(stall), || self.ring())
+    }
+
+    /// Lends the sending half likewise.
+    pub(crate) fn lend_writer(&self, writer: Box<Writer>) -> Box<Writer> {
+        self.writer.lend(writer, None, || self.ring())
+    }
+
+    /// The writer keeps what it has from now on, to the end.
+    pub(crate) fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether the ring takes anything.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.is_ending.load(Ordering::Acquire) && !locked(&self.writer.state).is_closed
+    }
+}
+
+/// Where one half is handed over.
+struct Place<T> {
+    state: Mutex<Handing<T>>,
+    given_back: Condvar,
+}
+
+struct Handing<T> {
+    /// From its thread, for the ring.
+    lent: Option<T>,
+    /// From the ring, for its thread.
+    back: Option<T>,
+    /// Its thread asks for it.
+    is_recalled: bool,
+    /// The ring takes nothing any more.
+    is_closed: bool,
+}
+
+impl<T> Default for Place<T> {
+    fn default() -> Self {
+        let state = Handing { lent: None, back: None, is_recalled: false, is_closed: false };
+        Self { state: Mutex::new(state), given_back: Condvar::new() }
+    }
+}
+
+impl<T> Place<T> {
+    /// Lends `thing` and waits until it is back. Asks for it every `look`.
+    fn lend(&self, thing: T, look: Option<Duration>, ring: impl Fn()) -> T {
+        let mut state = locked(&self.state);
+        if state.is_closed {
+            return thing;
+        }
+        state.lent = Some(thing);
+        drop(state);
+        ring();
+        let mut state = locked(&self.state);
+        loop {
+            if let Some(thing) = state.back.take() {
+                state.is_recalled = false;
+                return thing;
+            }
+            let Some(limit) = look else {
+                state = self.given_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let (again, waited) =
+                self.given_back.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
+            state = again;
+            if waited.timed_out() && state.back.is_none() {
+                state.is_recalled = true;
+                drop(state);
+                ring();
+                state = locked(&self.state);
+            }
+        }
+    }
+
+    fn take(&self) -> Option<T> {
+        locked(&self.state).lent.take()
+    }
+
+    fn give_back(&self, thing: T) {
+        locked(&self.state).back = Some(thing);
+        self.given_back.notify_one();
+    }
+
+    /// Whether its thread has asked for it since the last question.
+    fn was_recalled(&self) -> bool {
+        std::mem::take(&mut locked(&self.state).is_recalled)
+    }
+
+    fn close(&self, thing: Option<T>) {
+        let mut state = locked(&self.state);
+        state.is_closed = true;
+        let lent = state.lent.take();
+        if let Some(thing) = thing.or(lent) {
+            state.back = Some(thing);
+        }
+        drop(state);
+        self.given_back.notify_one();
+    }
+}
+
+/// What a look at what has come has led to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Now {
+    /// All of it is on its way; the next has to come.
+    Waits,
+    /// There is more to be done.
+    More,
+    /// Something has to be waited for.
+    Thread,
+}
+
+/// The connection on the ring.
+struct Lent {
+    lane: Arc<Lane>,
+    socket: Arc<Socket>,
+    reader: Option<Box<Reader>>,
+    writer: Option<Box<Writer>>,
+    /// The kernel tells when something comes.
+    is_armed: bool,
+    /// It is to.
+    wants_poll: bool,
+    /// What is here has not all been looked at.
+    has_more: bool,
+}
+
+impl Lent {
+    fn receive(&mut self) {
+        let Some(reader) = &mut self.reader else { return };
+        match reader.work_now() {
+            Now::Waits => self.wants_poll = true,
+            Now::More => {
+                self.has_more = true;
+                self.lane.ring();
+            }
+            Now::Thread => {
+                self.reader.take().into_iter().for_each(|reader| self.lane.reader.give_back(reader));
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        if let Some(writer) = &mut self.writer {
+            match writer.send_now() {
+                Now::Waits => {}
+                Now::More => self.lane.ring(),
+                Now::Thread => {
+                    self.writer.take().into_iter().for_each(|writer| self.lane.writer.give_back(writer));
+                }
+            }
+        }
+    }
+
+    /// Somebody has rung: a half is lent or asked for, replies have come, or there is more to do.
+    fn look(&mut self) {
+        if self.writer.is_none() {
+            self.writer = self.lane.writer.take();
+        }
+        self.send();
+        if self.lane.is_ending.load(Ordering::Acquire)
+            && let Some(writer) = self.writer.take()
+        {
+            self.lane.writer.give_back(writer);
+        }
+        let lent = self.lane.reader.take();
+        if lent.is_some() {
+            self.reader = lent;
+            self.has_more = true;
+        } else if self.lane.reader.was_recalled()
+            && let Some(reader) = self.reader.take_if(|reader| reader.has_part())
+        {
+            return self.lane.reader.give_back(reader);
+        }
+        if std::mem::take(&mut self.has_more) {
+            self.receive();
+        }
+    }
+}
+
+impl Guest for Lent {
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
+        self.socket.clone()
+    }
+
+    fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
+        // Taken before the look, so that what rings during it is not missed.
+        if self.lane.rung.swap(false, Ordering::AcqRel) {
+            self.look();
+        }
+        if self.wants_poll && !self.is_armed && push(Command::Readable { tag: 0 }) {
+            (self.wants_poll, self.is_armed) = (false, true);
+        }
+    }
+
+    fn completed(&mut self, _: u16, _: i32) {
+        self.is_armed = false;
+        self.receive();
+    }
+
+    fn is_over(&self) -> bool {
+        let has_nothing = self.reader.is_none() && self.writer.is_none();
+        has_nothing && !self.is_armed && self.lane.is_ending.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.lane.reader.close(self.reader.take());
+        self.lane.writer.close(self.writer.take());
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

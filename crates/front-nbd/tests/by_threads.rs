@@ -1,0 +1,14 @@
+//! The same where no ring is to be had: each connection is served by its own threads.
+
+#![allow(clippy::duplicate_mod, reason = "each of the files has the support for itself when it runs alone")]
+
+mod support;
+
+#[path = "hostile.rs"]
+mod hostile;
+#[path = "requests.rs"]
+mod requests;
+#[path = "slow.rs"]
+mod slow;
+#[path = "writing.rs"]
+mod writing;

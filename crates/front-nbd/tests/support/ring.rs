@@ -1,0 +1,53 @@
+//! A thread with a ring, as an engine has one: connections can be there.
+
+use bcached_uring::{Backend, DriverOptions, Guests, Opened, open_driver};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub struct Ring {
+    pub guests: Guests,
+    bell: bcached_uring::Bell,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ring {
+    /// `None` where there is no `io_uring`.
+    pub fn start() -> Option<Self> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let (tell, told) = channel();
+        let must_end = Arc::clone(&ends);
+        let thread = std::thread::spawn(move || {
+            let Opened { mut driver, guests, bell, backend, .. } =
+                open_driver(&DriverOptions::default()).expect("a driver");
+            let is_ring = matches!(backend, Backend::Uring { .. });
+            tell.send(is_ring.then_some((guests, bell))).expect("somebody waits");
+            let mut events = Vec::new();
+            while !must_end.load(Ordering::SeqCst) {
+                let until = driver.now() + Duration::from_secs(1);
+                driver.wait(Some(until), &mut events);
+                events.clear();
+            }
+        });
+        let (guests, bell) = told.recv().expect("it tells")?;
+        Some(Self { guests, bell, ends, thread: Some(thread) })
+    }
+
+    /// The engine is gone.
+    pub fn end(&mut self) {
+        self.ends.store(true, Ordering::SeqCst);
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("it ends well");
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
