@@ -32,6 +32,7 @@ pub mod options;
 mod owned;
 pub mod sizes;
 mod supervisor;
+mod sysfs;
 mod translate;
 mod whole_file;
 

@@ -34,4 +34,4 @@ mod writer;
 
 pub use endpoint::{Bound, Endpoint, ListenError};
 pub use lane::Rings;
-pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};
+pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};
