@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0 when all is well, 1 when not, 2 when the command line is wrong.
 
+mod bench;
 mod coverage;
 mod mutants;
 mod tree;
@@ -24,6 +25,8 @@ struct Cli {
 enum Command {
     /// Plant deliberate faults, one at a time, and let the simulator's random workloads look for them.
     Mutants(mutants::Args),
+    /// Measure this daemon beside other servers, on the same bytes.
+    Bench(bench::Args),
     /// Print which share of the engine's lines a hunt of the simulator comes to.
     Coverage(coverage::Args),
 }
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     };
     let result: Result<bool> = match cli.command {
         Command::Mutants(args) => mutants::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Coverage(args) => coverage::run(&args),
     };
     match result {
@@ -66,6 +70,24 @@ fn target(origin: &Path) -> PathBuf {
 /// The repository.
 fn origin() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
+}
+
+/// Builds a program of this repository as fast code; where it is.
+fn build(package: &str, program: &str) -> Result<PathBuf> {
+    let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(origin()).args([
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        package,
+        "--bin",
+        program,
+    ]);
+    if !cargo.stdin(process::Stdio::null()).status().context("cargo does not start")?.success() {
+        bail!("{program} does not build");
+    }
+    Ok(target(origin()).join("release").join(program))
 }
 
 /// Builds the simulator of `tree`, as fast code, into `target`, in an environment with `variables`; where it is.

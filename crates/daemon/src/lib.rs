@@ -33,6 +33,7 @@ mod owned;
 mod passed;
 pub mod sizes;
 mod supervisor;
+mod sysfs;
 mod translate;
 mod whole_file;
 

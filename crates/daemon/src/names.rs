@@ -14,6 +14,8 @@ const UUID_BEGINNING: usize = 8;
 pub struct Known {
     /// Its name here.
     pub name: String,
+    /// What control files call it, if it is a volume: `bcacheN`.
+    pub kernel_name: Option<String>,
     /// Its label, if that is known and not empty.
     pub label: Option<String>,
     /// Its UUID, as text in lower case.
@@ -24,7 +26,7 @@ pub struct Known {
     pub opened: Option<Presence>,
 }
 
-/// Which of `all` is meant by `typed`: the one with that name, or else with that label, UUID, beginning of a UUID (8 digits
+/// Which of `all` is meant by `typed`: the one with that name, or else with that label, name in control files, UUID, beginning of a UUID (8 digits
 /// at least) or device, by whatever path. Looks at files if `typed` is a path.
 ///
 /// # Errors
@@ -72,6 +74,7 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
     let meant = if named.is_empty() {
         those(&|known| {
             known.label.as_deref() == Some(typed)
+                || known.kernel_name.as_deref() == Some(typed)
                 || known.uuid.as_deref().is_some_and(|uuid| is_uuid(typed, uuid))
                 || known.path.as_ref().is_some_and(is_path)
                 || known.opened.as_ref().is_some_and(is_open_there)
@@ -123,6 +126,13 @@ pub fn of_volume(label: Label, uuid: Uuid, taken: impl Fn(&str) -> bool) -> Stri
     from_label(label, taken).unwrap_or_else(|| format!("bcache-{}", digits(uuid)))
 }
 
+/// What control files call the volume of this place in the table: that of the configuration or the command line, and those in caches alone
+/// behind them.
+#[must_use]
+pub fn in_control_files(place: usize) -> String {
+    format!("bcache{place}")
+}
+
 /// The name of a cache that the configuration does not name.
 #[must_use]
 pub fn of_cache(label: Label, set: Uuid, taken: impl Fn(&str) -> bool) -> String {
@@ -153,6 +163,7 @@ mod tests {
     fn a_volume_is_called_by_name_label_uuid_or_path() {
         let known = |name: &str, label: &str, uuid: &str, path: &str| Known {
             name: name.to_owned(),
+            kernel_name: path.strip_prefix("/dev/t").map(|rest| format!("bcache-{rest}")),
             label: Some(label.to_owned()),
             uuid: Some(uuid.to_owned()),
             path: Some(path.to_owned()),
@@ -177,6 +188,7 @@ mod tests {
         );
         assert_eq!(found("UUID=77777777-2a53-4ae5-9a6f-9f6f5d6b2f10"), Ok(2));
         assert_eq!((found("/dev/three"), found(device), found(link)), (Ok(2), Ok(0), Ok(0)));
+        assert_eq!((found("bcache-wo"), found("bcache-w")), (Ok(1), Err(Vec::new())));
         assert_eq!((found("/dev/thre"), found("")), (Err(Vec::new()), Err(Vec::new())));
         let as_text = |typed| resolve_called(Called { typed, looks_at_files: false }, &all);
         assert_eq!((as_text(device), as_text("two"), as_text(link)), (Ok(0), Ok(1), Err(Vec::new())));

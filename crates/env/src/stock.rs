@@ -17,17 +17,27 @@ const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 #[derive(Debug)]
 pub struct Stock {
     /// By size, smallest first.
-    shelves: [Vec<Buffer>; SIZES],
+    shelves: [Shelf; SIZES],
+    /// Counts pieces that are taken.
+    taken: u64,
     /// Bytes of all pieces that lie here.
     bytes: usize,
     bytes_max: usize,
+}
+
+/// Pieces of one size.
+#[derive(Debug, Default)]
+struct Shelf {
+    pieces: Vec<Buffer>,
+    /// When one was asked for last.
+    used: u64,
 }
 
 impl Stock {
     /// An empty one that keeps at most so many bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
-        Self { shelves: [const { Vec::new() }; SIZES], bytes: 0, bytes_max }
+        Self { shelves: core::array::from_fn(|_| Shelf::default()), taken: 0, bytes: 0, bytes_max }
     }
 
     /// `bytes` bytes, aligned as fresh ones are. **They hold anything**, what others have read or written too: whoever takes
@@ -38,7 +48,10 @@ impl Stock {
         if size > LARGEST {
             return Buffer::zeroed(bytes);
         }
-        let mut buffer = match self.shelves[shelf_of(size)].pop() {
+        self.taken += 1;
+        let shelf = &mut self.shelves[shelf_of(size)];
+        shelf.used = self.taken;
+        let mut buffer = match shelf.pieces.pop() {
             Some(piece) => {
                 self.bytes -= size;
                 piece
@@ -56,17 +69,18 @@ impl Stock {
             return;
         }
         let size = 1 << capacity.min(LARGEST).ilog2();
-        // One size must not keep all others out: the largest go first.
+        // One size must not keep others out: those go that were not asked for for longest.
         while self.bytes + size > self.bytes_max {
-            let Some(shelf) = self.shelves.iter().rposition(|shelf| !shelf.is_empty()) else { return };
-            if SMALLEST << shelf < size {
+            let filled = self.shelves.iter().enumerate().filter(|(_, shelf)| !shelf.pieces.is_empty());
+            let Some((longest, _)) = filled.min_by_key(|(_, shelf)| shelf.used) else { return };
+            if longest == shelf_of(size) {
                 return;
             }
-            self.shelves[shelf].pop();
-            self.bytes -= SMALLEST << shelf;
+            self.shelves[longest].pieces.pop();
+            self.bytes -= SMALLEST << longest;
         }
         self.bytes += size;
-        self.shelves[shelf_of(size)].push(buffer);
+        self.shelves[shelf_of(size)].pieces.push(buffer);
     }
 
     /// The same for what was written, unless others still have it.
@@ -115,10 +129,15 @@ mod tests {
             let taken: Vec<Buffer> = (0..300).map(|_| stock.take(bytes)).collect();
             assert!(taken.iter().all(|buffer| buffer.len() == bytes));
             taken.into_iter().for_each(|buffer| stock.put(buffer));
-            let kept: usize = (0..SIZES).map(|shelf| stock.shelves[shelf].len() * (SMALLEST << shelf)).sum();
+            let kept: usize =
+                (0..SIZES).map(|shelf| stock.shelves[shelf].pieces.len() * (SMALLEST << shelf)).sum();
             assert_eq!(stock.bytes, kept);
             assert!(kept <= 1 << 20);
         }
-        assert_eq!(stock.shelves[0].len(), 256, "small ones have driven the large ones out");
+        assert_eq!(stock.shelves[0].pieces.len(), 256, "what is in use has driven out what was before it");
+        let taken = stock.take(1 << 20);
+        let place = taken.as_slice().as_ptr();
+        stock.put(taken);
+        assert_eq!(stock.take(1 << 20).as_slice().as_ptr(), place, "large ones drive out small ones as well");
     }
 }

@@ -313,7 +313,7 @@ impl Filesystem for Files {
 
     fn write(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -331,7 +331,8 @@ impl Filesystem for Files {
             Some(OpenFile::Text(file)) => {
                 // A byte more than a text may have is enough to refuse it.
                 let text = data[..data.len().min(crate::tree::TEXT_BYTES_MAX + 1)].to_vec();
-                self.ask_tree(ticket, move |_| write_text(&file, &text, reply));
+                let user = request.uid();
+                self.ask_tree(ticket, move |_| write_text(&file, (&text, user), reply));
             }
             Some(OpenFile::Listing(_)) | None => reply.error(Errno::EBADF),
         }

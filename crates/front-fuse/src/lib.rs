@@ -30,6 +30,7 @@ mod mountinfo;
 mod nodes;
 mod open_files;
 mod opening;
+mod places;
 mod ranges;
 pub mod server;
 mod text;

@@ -1,11 +1,12 @@
 //! What programs have open, by the handles that the kernel has for it.
 
+use crate::places::{Place, Places};
 use crate::ranges::Ranges;
 use crate::server::Client;
 use crate::text::TextFile;
 use crate::volume_file::VolumeFile;
 use bcached_port::Uuid;
-use fuser::{FileHandle, FileType, INodeNo};
+use fuser::{Errno, FileHandle, FileType, INodeNo};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
@@ -24,9 +25,10 @@ pub(crate) struct Listed {
     pub(crate) name: String,
 }
 
-#[derive(Default)]
 pub(crate) struct OpenFiles {
     table: RwLock<Table>,
+    /// Of all but volumes.
+    others: Arc<Places>,
     /// Of each volume that is open; all its files share it.
     ranges: Mutex<BTreeMap<Uuid, Weak<Ranges>>>,
 }
@@ -34,26 +36,39 @@ pub(crate) struct OpenFiles {
 #[derive(Default)]
 struct Table {
     next: u64,
-    files: BTreeMap<u64, OpenFile>,
+    files: BTreeMap<u64, (OpenFile, Option<Place>)>,
     /// Nothing is opened any more.
     is_closed: bool,
 }
 
+/// Control files and directories that can be open at once.
+const OTHERS_MAX: usize = 4096;
+
+impl Default for OpenFiles {
+    fn default() -> Self {
+        let others = Places::new("control files and directories", OTHERS_MAX);
+        Self { table: RwLock::default(), others, ranges: Mutex::default() }
+    }
+}
+
 impl OpenFiles {
-    /// A handle for it; `None` if the mount is gone.
-    pub(crate) fn insert(&self, file: OpenFile) -> Option<FileHandle> {
+    /// A handle for it, unless the mount is gone or too much is open. A volume has its place already.
+    pub(crate) fn insert(&self, file: OpenFile) -> Result<FileHandle, Errno> {
+        let is_volume = matches!(file, OpenFile::Volume(_));
+        let place = if is_volume { None } else { Some(self.others.take()?) };
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.is_closed {
-            return None;
+            return Err(Errno::ESHUTDOWN);
         }
         let handle = table.next;
         table.next += 1;
-        table.files.insert(handle, file);
-        Some(FileHandle(handle))
+        table.files.insert(handle, (file, place));
+        Ok(FileHandle(handle))
     }
 
     pub(crate) fn get(&self, handle: FileHandle) -> Option<OpenFile> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).files.get(&handle.0).cloned()
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.files.get(&handle.0).map(|(file, _)| file.clone())
     }
 
     pub(crate) fn volume(&self, handle: FileHandle) -> Option<Arc<VolumeFile>> {
@@ -66,7 +81,7 @@ impl OpenFiles {
     /// The program has closed it.
     pub(crate) fn remove(&self, handle: FileHandle) {
         let removed = self.table.write().unwrap_or_else(PoisonError::into_inner).files.remove(&handle.0);
-        if let Some(OpenFile::Volume(file)) = removed {
+        if let Some((OpenFile::Volume(file), _)) = removed {
             file.close();
         }
     }
@@ -78,7 +93,7 @@ impl OpenFiles {
             table.is_closed = true;
             std::mem::take(&mut table.files)
         };
-        for file in files.into_values() {
+        for (file, _) in files.into_values() {
             if let OpenFile::Volume(file) = file {
                 file.close();
             }
@@ -99,8 +114,10 @@ impl OpenFiles {
 
     /// Who has what open; listings are not told of.
     pub(crate) fn clients(&self) -> Vec<Client> {
-        let files: Vec<_> =
-            self.table.read().unwrap_or_else(PoisonError::into_inner).files.values().cloned().collect();
+        let files: Vec<_> = {
+            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            table.files.values().map(|(file, _)| file.clone()).collect()
+        };
         // Names of processes are read without the lock.
         files.into_iter().filter_map(|file| client(&file)).collect()
     }

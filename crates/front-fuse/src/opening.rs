@@ -3,6 +3,7 @@
 use crate::filesystem::is_durable;
 use crate::nodes::{NamedTree, Node};
 use crate::open_files::OpenFile;
+use crate::places::Place;
 use crate::server::Shared;
 use crate::text::TextFile;
 use crate::tree::Entry;
@@ -40,13 +41,17 @@ impl Opener {
 impl Shared {
     /// Opens a volume. While somebody else writes to it, it can be opened for reading only, as NBD offers it then.
     pub(crate) fn open_volume(self: &Arc<Self>, uuid: Uuid, opener: Opener, reply: ReplyOpen) {
+        let place = match self.places.take() {
+            Ok(place) => place,
+            Err(error) => return reply.error(error),
+        };
         let number = volume_file::next_number();
         match self.since(uuid, number, opener) {
-            Ok(Some(since)) => self.open_now(uuid, opener, (number, since), reply),
+            Ok(Some(since)) => self.open_now(uuid, (opener, place), (number, since), reply),
             Err(error) => reply.error(error),
             Ok(None) => {
                 let shared = Arc::clone(self);
-                let wait = move || shared.open_when_free(uuid, opener, number, reply);
+                let wait = move || shared.open_when_free(uuid, (opener, place), number, reply);
                 if let Err(error) = self.life.spawn("fuse-open".to_owned(), wait) {
                     // The answer went with the closure.
                     tracing::warn!(event = "fuse-no-thread", %error, "could not start a thread for an open file");
@@ -65,11 +70,17 @@ impl Shared {
         Ok((!taken || export.shared || !opener.writes()).then_some(now))
     }
 
-    fn open_when_free(self: &Arc<Self>, uuid: Uuid, opener: Opener, number: u64, reply: ReplyOpen) {
+    fn open_when_free(
+        self: &Arc<Self>,
+        uuid: Uuid,
+        (opener, place): (Opener, Place),
+        number: u64,
+        reply: ReplyOpen,
+    ) {
         let deadline = Instant::now() + GOING;
         loop {
             match self.since(uuid, number, opener) {
-                Ok(Some(since)) => return self.open_now(uuid, opener, (number, since), reply),
+                Ok(Some(since)) => return self.open_now(uuid, (opener, place), (number, since), reply),
                 Err(error) => return reply.error(error),
                 Ok(None) if self.life.is_stopping() => return reply.error(Errno::ESHUTDOWN),
                 Ok(None) if Instant::now() >= deadline => return reply.error(Errno::EROFS),
@@ -78,7 +89,13 @@ impl Shared {
         }
     }
 
-    fn open_now(&self, uuid: Uuid, opener: Opener, client: (u64, Moment), reply: ReplyOpen) {
+    fn open_now(
+        &self,
+        uuid: Uuid,
+        (opener, place): (Opener, Place),
+        client: (u64, Moment),
+        reply: ReplyOpen,
+    ) {
         let Some(export) = self.nodes.served(uuid) else { return reply.error(Errno::ENOENT) };
         let Some(route) = export.served.clone() else { return reply.error(Errno::ENOENT) };
         let opening = Opening {
@@ -86,6 +103,7 @@ impl Shared {
             ranges: self.open.ranges(uuid),
             memory: Arc::clone(&self.memory),
             life: Arc::clone(&self.life),
+            place,
             window: usize::from(self.limits.requests),
             bytes_max: self.limits.file_bytes,
             opener: process_of(opener.thread),
@@ -125,8 +143,8 @@ impl Shared {
             OpenFile::Volume(_) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
         };
         match self.open.insert(file) {
-            Some(handle) => reply.opened(handle, flags),
-            None => reply.error(Errno::ESHUTDOWN),
+            Ok(handle) => reply.opened(handle, flags),
+            Err(error) => reply.error(error),
         }
     }
 

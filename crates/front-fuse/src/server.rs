@@ -5,6 +5,7 @@ use crate::life::Life;
 use crate::mount::{Mount, MountError};
 use crate::nodes::{NamedTree, Nodes, Owner, VOLUMES, is_name};
 use crate::open_files::OpenFiles;
+use crate::places::Places;
 use crate::tree::Tree;
 use crate::workers::Workers;
 use bcached_port::{ExportTable, Pool};
@@ -40,6 +41,8 @@ pub struct Limits {
     pub file_bytes: u64,
     /// Bytes of payload that all open files hold in memory, at least 4 MiB; an eighth comes on top for small requests.
     pub total_bytes: u64,
+    /// Volumes that programs have open at once: each has a thread. One more is refused with ENFILE.
+    pub open_volumes: usize,
     /// Threads that take what the kernel sends.
     pub threads: usize,
     /// Threads that call trees.
@@ -100,6 +103,7 @@ pub(crate) struct Shared {
     pub(crate) open: OpenFiles,
     pub(crate) life: Arc<Life>,
     pub(crate) workers: Arc<Workers>,
+    pub(crate) places: Arc<Places>,
     pub(crate) memory: Arc<Pool>,
     pub(crate) limits: Limits,
 }
@@ -120,6 +124,7 @@ impl Default for Limits {
             requests: 64,
             file_bytes: 64 << 20,
             total_bytes: 128 << 20,
+            open_volumes: 1024,
             threads: processors.clamp(2, 8),
             tree_threads: 4,
         }
@@ -127,9 +132,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    const fn check(&self) -> Result<(), StartError> {
-        if self.requests == 0 || self.threads == 0 || self.tree_threads == 0 {
-            return Err(StartError::Limits("at least one request and one thread of each kind"));
+    fn check(&self) -> Result<(), StartError> {
+        let least = self.threads.min(self.tree_threads).min(self.open_volumes);
+        if self.requests == 0 || least == 0 {
+            return Err(StartError::Limits(
+                "at least one request, one open file and one thread of each kind",
+            ));
         }
         if self.file_bytes < BYTES_MIN || self.total_bytes < BYTES_MIN {
             return Err(StartError::Limits("4 MiB, for the largest request, must fit in memory"));
@@ -149,6 +157,20 @@ impl FuseServer {
         exports: ExportTable,
         trees: Vec<(String, Arc<dyn Tree>)>,
     ) -> Result<Self, StartError> {
+        let memory = Arc::new(Pool::new(options.limits.total_bytes));
+        Self::start_sharing(options, exports, trees, memory)
+    }
+
+    /// The same with memory for payloads that other front ends may have too: of as many bytes as the limits say.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind then.
+    pub fn start_sharing(
+        options: Options,
+        exports: ExportTable,
+        trees: Vec<(String, Arc<dyn Tree>)>,
+        memory: Arc<Pool>,
+    ) -> Result<Self, StartError> {
         options.limits.check()?;
         check_names(&trees)?;
         let life = Arc::new(Life::default());
@@ -163,7 +185,8 @@ impl FuseServer {
             open: OpenFiles::default(),
             life,
             workers,
-            memory: Arc::new(Pool::new(options.limits.total_bytes)),
+            places: Places::new("volumes", options.limits.open_volumes),
+            memory,
             limits: options.limits,
         });
         let started = Mount::make(&options.directory, options.allow_other)

@@ -32,13 +32,13 @@ impl TextFile {
         Ok(text[start..end].to_vec())
     }
 
-    /// A whole text; where the program believes that it stands in the file is of no matter, as in sysfs. May wait for the
-    /// daemon.
-    pub(crate) fn write(&self, text: &[u8]) -> Result<(), Errno> {
+    /// A whole text of a user's; where the program believes that it stands in the file is of no matter, as in sysfs. May wait
+    /// for the daemon.
+    pub(crate) fn write(&self, text: &[u8], user: u32) -> Result<(), Errno> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(Errno::TOOBIG);
         }
-        self.tree.write(&self.path, text)
+        self.tree.write(&self.path, text, user)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
@@ -55,9 +55,9 @@ pub(crate) fn read_text(file: &TextFile, (offset, size): (u64, u32), reply: Repl
     }
 }
 
-/// Takes a text from a program.
-pub(crate) fn write_text(file: &TextFile, text: &[u8], reply: ReplyWrite) {
-    match file.write(text) {
+/// Takes a text from a program of that user.
+pub(crate) fn write_text(file: &TextFile, (text, user): (&[u8], u32), reply: ReplyWrite) {
+    match file.write(text, user) {
         Ok(()) => reply.written(u32::try_from(text.len()).unwrap_or(0)),
         Err(error) => reply.error(fuser::Errno::from_i32(error.raw_os_error())),
     }

@@ -19,11 +19,11 @@ pub trait Tree: Send + Sync {
     /// What the program is to be told.
     fn read(&self, path: &str) -> Result<Vec<u8>, Errno>;
 
-    /// Takes a text, in whole as a program has written it in one call, at most [`TEXT_BYTES_MAX`].
+    /// Takes a text, in whole as a program of that user has written it in one call, at most [`TEXT_BYTES_MAX`].
     ///
     /// # Errors
     /// What the program is to be told.
-    fn write(&self, path: &str, text: &[u8]) -> Result<(), Errno>;
+    fn write(&self, path: &str, text: &[u8], user: u32) -> Result<(), Errno>;
 }
 
 /// What lies under a name of a tree.

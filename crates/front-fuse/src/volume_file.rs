@@ -8,6 +8,7 @@
 use crate::answer::{Answer, Pending};
 use crate::lane::Task;
 use crate::life::Life;
+use crate::places::Place;
 use crate::ranges::{Held, Ranges};
 use bcached_port::{
     Budget, Buffer, Claim, Export, ExportTable, Moment, Operation, Peer, Permit, Pool, Replies, Requests,
@@ -67,6 +68,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) ranges: Arc<Ranges>,
     pub(crate) memory: Arc<Pool>,
     pub(crate) life: Arc<Life>,
+    /// Kept as long as its thread runs.
+    pub(crate) place: Place,
     pub(crate) window: usize,
     pub(crate) bytes_max: u64,
     pub(crate) opener: u32,
@@ -94,8 +97,12 @@ impl VolumeFile {
             window: opening.window,
             claim: Mutex::new(None),
         });
-        let taking = Arc::clone(&common);
-        opening.life.spawn(format!("fuse-reply-{number}"), move || taking.take_replies(replies))?;
+        let (taking, place) = (Arc::clone(&common), opening.place);
+        let take = move || {
+            taking.take_replies(replies);
+            drop(place);
+        };
+        opening.life.spawn(format!("fuse-reply-{number}"), take)?;
         Ok(Arc::new(Self {
             number,
             opener: opening.opener,

@@ -3,18 +3,20 @@
 mod support;
 
 use bcached_front_fuse::{FuseServer, Limits, MountError, Options, StartError, StillBusy};
-use bcached_port::Operation;
 use bcached_port::ram::{Ram, Verdict};
+use bcached_port::{Budget, Operation, Pool};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{
     ENOTCONN, ESHUTDOWN, LIMIT, TANK, TANK_SECTORS, can_mount, errno, is_mounted, program, serve,
-    serve_hooked, skip, wait_until,
+    serve_hooked, serve_sharing, serve_with, skip, wait_until,
 };
 
 /// Where a child is to serve, if this is one.
@@ -279,4 +281,52 @@ fn an_ordinary_user_mounts_with_the_helper() {
     rest.for_each(drop);
     assert!(child.wait().expect("ran").success());
     assert!(!is_mounted(&place), "it has taken it away");
+}
+
+/// Each has a thread and memory: six thousand of them took 160 MiB.
+#[test]
+fn no_more_volumes_are_open_than_may_be() {
+    if !can_mount() {
+        return;
+    }
+    const ENFILE: i32 = 23;
+    let limits = Limits { open_volumes: 3, ..Limits::default() };
+    let served = serve_with(limits, Box::new(|_, _| Verdict::Serve), Vec::new());
+    let archive = served.path("volumes/archive");
+    let mut open: Vec<_> = (0..3).map(|_| File::open(&archive).expect("there is a place")).collect();
+    for _ in 0..10 {
+        assert_eq!(errno(File::open(&archive)), ENFILE);
+    }
+    assert_eq!(std::fs::read_dir(served.path("volumes")).expect("a folder").count(), 2, "all else goes on");
+    drop(open.pop());
+    wait_until("its place to be free", || File::open(&archive).map(|file| open.push(file)).is_ok());
+    assert_eq!(errno(File::open(&archive)), ENFILE);
+    drop(open);
+    served.end();
+}
+
+/// What another front end holds of the memory that they share is not there for files, until it is given back.
+#[test]
+fn memory_is_shared_with_other_front_ends() {
+    if !can_mount() {
+        return;
+    }
+    let memory = Arc::new(Pool::new(4 << 20));
+    let other = Arc::new(Budget::new(4 << 20, Arc::clone(&memory)));
+    let served = serve_sharing(Arc::clone(&memory));
+    let held = other.acquire(4 << 20);
+    let has_given_back = Arc::new(AtomicBool::new(false));
+    let (file, before) = (served.open(), Arc::clone(&has_given_back));
+    let writer = std::thread::spawn(move || {
+        let written = file.write_all_at(&vec![1; 1 << 20], 0);
+        (written, before.load(Ordering::SeqCst))
+    });
+    // It is told of who waits because of it.
+    wait_until("the write to wait", || other.keeps_waiting().is_some() || writer.is_finished());
+    has_given_back.store(true, Ordering::SeqCst);
+    drop(held);
+    let (written, was_after) = writer.join().expect("no panic");
+    written.expect("it is taken");
+    assert!(was_after, "it had no memory to be written with");
+    served.end();
 }

@@ -8,7 +8,7 @@ use bcached_port::ram::Verdict;
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use support::{EINVAL, EPERM, Served, can_mount, errno, serve_with, wait_until};
 
@@ -17,6 +17,8 @@ use support::{EINVAL, EPERM, Served, can_mount, errno, serve_with, wait_until};
 struct Sys {
     texts: Mutex<BTreeMap<String, Vec<u8>>>,
     counter: AtomicU64,
+    /// Who has written last.
+    writer: AtomicU32,
     /// A write to `slow` waits for this.
     gate: Mutex<Option<mpsc::Receiver<()>>>,
 }
@@ -62,7 +64,8 @@ impl Tree for Sys {
         Ok(self.texts.lock().expect("no panic").get(path).cloned().unwrap_or_default())
     }
 
-    fn write(&self, path: &str, text: &[u8]) -> Result<(), Errno> {
+    fn write(&self, path: &str, text: &[u8], user: u32) -> Result<(), Errno> {
+        self.writer.store(user, Ordering::SeqCst);
         if path.ends_with("slow")
             && let Some(gate) = self.gate.lock().expect("no panic").take()
         {
@@ -121,6 +124,7 @@ fn texts_are_read_and_written_whole() {
     // As `echo fast > label`: the size is set first.
     std::fs::write(&label, "fast\n").expect("is taken");
     assert_eq!(std::fs::read_to_string(&label).expect("is read"), "fast\n");
+    assert_eq!(sys.writer.load(Ordering::SeqCst), rustix::process::geteuid().as_raw());
     assert_eq!(errno(std::fs::write(&label, "bad\n")), EINVAL);
     let mut file = support::open(&label).expect("opens");
     file.write_all(b"one\n").expect("is taken");

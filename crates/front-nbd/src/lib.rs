@@ -37,5 +37,5 @@ mod writer;
 
 pub use endpoint::{Bound, Endpoint, ListenError, Place};
 pub use lane::Rings;
-pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy};
+pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};
 pub use tls::{Part, Tls, TlsError};

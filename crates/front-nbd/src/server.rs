@@ -216,12 +216,31 @@ impl Limits {
     }
 }
 
+/// Memory of so many bytes for payloads, given out so that a connection that keeps what it has stops nobody else.
+#[must_use]
+pub fn memory(bytes: u64) -> Pool {
+    Pool::new(bytes).leaving(LEAVES)
+}
+
 impl NbdServer {
     /// Listens and serves the table's volumes, also those that are added later.
     ///
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
     pub fn start(options: Options, exports: ExportTable) -> Result<Self, StartError> {
+        let memory = Arc::new(memory(options.limits.total_bytes));
+        Self::start_sharing(options, exports, memory)
+    }
+
+    /// The same with [`memory`] for payloads that other front ends may have too: of as many bytes as the limits say.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind then.
+    pub fn start_sharing(
+        options: Options,
+        exports: ExportTable,
+        memory: Arc<Pool>,
+    ) -> Result<Self, StartError> {
         options.limits.check()?;
         let encrypted = options.tls.is_some();
         let listening = options
@@ -233,7 +252,7 @@ impl NbdServer {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             exports,
-            memory: Arc::new(Pool::new(options.limits.total_bytes).leaving(LEAVES)),
+            memory,
             rings: options.rings,
             stock: Mutex::new(Stock::new(stock_of(options.limits.total_bytes))),
             limits: options.limits,

@@ -1,26 +1,29 @@
 //! How many requests a second pass through here, to a volume in memory: what the front end and the port cost, with a
 //! driver that sleeps when it waits: `cargo bench -p bcached-front-vhost --bench rates`. Figures for people; no time is asserted.
+//!
+//! With `--socket PATH read|write DEPTH SECONDS` it is the client of any vhost-user-blk server, and prints requests a second and requests:
+//! `cargo xtask bench` asks it so.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 use support::guest::{Ask, Guest, IN, OK, OUT, Queue};
 use support::serve;
 use support::vmm::{EVENT_IDX, USUAL, Vmm};
 
-const TIME: Duration = Duration::from_secs(2);
-
-/// Requests a second with so many at a time.
-fn rate(queue: &mut Queue, kind: u32, depth: usize) -> u128 {
+/// Requests a second with so many at a time, anywhere in the first `sectors`, and how many they were.
+fn rate(queue: &mut Queue, kind: u32, depth: usize, (sectors, time): (u64, Duration)) -> (u128, u64) {
     let content = vec![7; 4096];
     let (out, into) = if kind == OUT { (content.as_slice(), 0) } else { (&[][..], 4096) };
+    let (mut place, mut under_way, mut done) = (1_u64, 0, 0_u64);
     let start = Instant::now();
-    let (mut under_way, mut done) = (0, 0_u64);
-    while start.elapsed() < TIME || under_way > 0 {
+    while start.elapsed() < time || under_way > 0 {
         let since = queue.available;
-        while under_way < depth && start.elapsed() < TIME {
-            queue.submit(&Ask { kind, sector: done * 8 % 65536, out, into });
+        while under_way < depth && start.elapsed() < time {
+            place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            queue.submit(&Ask { kind, sector: (place >> 32) % (sectors / 8) * 8, out, into });
             under_way += 1;
         }
         queue.kick(since);
@@ -32,17 +35,35 @@ fn rate(queue: &mut Queue, kind: u32, depth: usize) -> u128 {
             (under_way, done) = (under_way - 1, done + 1);
         }
     }
-    u128::from(done) * 1_000_000 / start.elapsed().as_micros()
+    (u128::from(done) * 1_000_000 / start.elapsed().as_micros(), done)
 }
 
 fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["--socket", socket, kind, depth, seconds] => {
+            let kind = if *kind == "write" { OUT } else { IN };
+            let time = Duration::from_secs(seconds.parse().expect("seconds"));
+            let mut guest = Guest::new(1);
+            let mut vmm = Vmm::connect(Path::new(socket));
+            let sectors = vmm.capacity();
+            vmm.run(&mut guest, USUAL | EVENT_IDX);
+            let depth = depth.parse().expect("a depth");
+            let (rate, done) = rate(&mut guest.queues[0], kind, depth, (sectors, time));
+            println!("{rate} {done}");
+        }
+        _ => by_the_front_end_alone(),
+    }
+}
+
+fn by_the_front_end_alone() {
     let served = serve();
     let mut guest = Guest::new(1);
     let mut vmm = Vmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL | EVENT_IDX);
     for (what, kind) in [("reads", IN), ("writes", OUT)] {
         for depth in [1, 32] {
-            let rate = rate(&mut guest.queues[0], kind, depth);
+            let (rate, _) = rate(&mut guest.queues[0], kind, depth, (65536, Duration::from_secs(2)));
             println!("4 KiB {what}, {depth} at a time: {rate} a second");
         }
     }

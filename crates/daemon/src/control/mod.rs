@@ -30,6 +30,7 @@ pub mod differences;
 pub mod events;
 pub mod explain;
 mod few;
+pub mod hardware;
 pub mod jobs;
 mod metrics;
 pub mod numbers;
@@ -40,6 +41,7 @@ mod socket;
 pub mod status;
 pub mod stop;
 
+pub(crate) use asked::Work;
 pub(crate) use server::{
     AskBegin, AskCancel, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions,
     AskStatus, AskStop, AskStopped, Control, Handlers, Signal,

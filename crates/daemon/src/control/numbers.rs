@@ -1,7 +1,9 @@
 //! The part of the status that is statistics. Units stand in the names; what is not known, or would be of nothing, is absent.
 
+use bcached_engine::Cause;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Requests, in total and of late, under the kernel's names.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -150,6 +152,12 @@ pub struct VolumeNumbers {
     /// Number of the volume on the cache device: the kernel would call it `bdevN`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
+    /// The same also of a volume without a backing device, which it would call `volumeN`; for control files.
+    #[serde(skip)]
+    pub slot: Option<u32>,
+    /// Until the next data may be written back; for control files.
+    #[serde(skip)]
+    pub next_writeback: Duration,
     /// The terms of the controller of write-back, and what its last step has changed, in bytes a second.
     pub writeback_proportional_bytes: i64,
     /// See there.
@@ -175,6 +183,13 @@ impl Windows {
 }
 
 impl CacheNumbers {
+    /// What was written to the cache device: what the kernel calls `written` is data, and the rest `metadata_written`.
+    #[must_use]
+    pub fn written_of(&self, is_data: bool) -> u64 {
+        let causes = Cause::ALL.into_iter().filter(|cause| cause.is_data() == is_data);
+        causes.filter_map(|cause| self.written_by_cause_bytes.get(cause.name())).sum()
+    }
+
     /// For people: what was written to the device, the most first.
     #[must_use]
     pub fn sentence(&self) -> Option<String> {

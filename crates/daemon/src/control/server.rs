@@ -144,7 +144,7 @@ impl Control {
     ///
     /// # Errors
     /// No thread or descriptor to be had.
-    pub fn start(&self, handlers: Handlers) -> io::Result<()> {
+    pub fn start(&self, handlers: Arc<Handlers>) -> io::Result<()> {
         let owner = self.owner.listener.try_clone()?;
         let monitor = self.monitor.as_ref().map(|monitor| monitor.listener.try_clone()).transpose()?;
         let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
@@ -163,7 +163,6 @@ impl Control {
             ]
         };
         thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let handlers = Arc::new(handlers);
             for (mut stream, signal) in signals {
                 let told = Arc::clone(&handlers);
                 runtime.spawn(async move {

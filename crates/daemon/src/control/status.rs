@@ -1,6 +1,7 @@
 //! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
 //! are only added; what is not known is absent.
 
+use super::hardware::Hardware;
 use super::jobs::Job;
 use super::numbers::{CacheNumbers, VolumeNumbers};
 use crate::names::{self, Known};
@@ -63,6 +64,9 @@ pub struct Cache {
     /// What an open set counts.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub counts: Option<CacheCounts>,
+    /// Its device as the system knows it, for control files.
+    #[serde(skip)]
+    pub hardware: Option<Hardware>,
 }
 
 /// How far an opening is that reads the whole tree.
@@ -249,6 +253,9 @@ pub struct Covered {
 pub struct Volume {
     /// Its name, which is also its NBD export.
     pub name: String,
+    /// What the kernel's control files call it: `bcacheN`, by its place in the configuration or on the command line.
+    #[serde(default)]
+    pub kernel_name: String,
     /// `waiting`, `attaching`, `served`, `degraded` (served, but not as it should be), `failed`, `stopped` (by command) or `releasing`.
     pub state: String,
     /// Why it is not served as it should be, and what works.
@@ -266,6 +273,9 @@ pub struct Volume {
     /// What a served volume is.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub facts: Option<VolumeFacts>,
+    /// Its backing device as the system knows it, and where its data begins there, in sectors; for control files.
+    #[serde(skip)]
+    pub hardware: Option<(Hardware, u64)>,
 }
 
 /// A way to a volume.
@@ -514,6 +524,7 @@ impl Cache {
     fn known(&self) -> Known {
         Known {
             name: self.name.clone(),
+            kernel_name: None,
             label: None,
             uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
             opened: None,
@@ -558,6 +569,7 @@ impl Volume {
         let facts = self.facts.as_ref();
         Known {
             name: self.name.clone(),
+            kernel_name: Some(self.kernel_name.clone()).filter(|name| !name.is_empty()),
             label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
             uuid: facts.map(|facts| facts.uuid.clone()),
             opened: None,

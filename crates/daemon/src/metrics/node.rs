@@ -7,7 +7,6 @@ use super::text::{Label, Text};
 use super::{Metric, counter, gauge, tell};
 use crate::control::numbers::{CacheNumbers, Counted, VolumeNumbers};
 use crate::control::status::{CacheCounts, Status, Volume, VolumeFacts};
-use bcached_engine::Cause;
 
 struct Set<'a> {
     counts: &'a CacheCounts,
@@ -84,19 +83,15 @@ fn of_devices<'a>() -> Vec<Metric<Set<'a>>> {
     vec![
         // The kernel shows what has not faded.
         gauge("node_bcache_io_errors", "", |set| Some(set.numbers.io_errors_recent as f64)),
-        counter("node_bcache_metadata_written_bytes_total", "", |set| Some(written_bytes(set, false))),
-        counter("node_bcache_written_bytes_total", "", |set| Some(written_bytes(set, true))),
+        counter("node_bcache_metadata_written_bytes_total", "", |set| {
+            Some(set.numbers.written_of(false) as f64)
+        }),
+        counter("node_bcache_written_bytes_total", "", |set| Some(set.numbers.written_of(true) as f64)),
         gauge("node_bcache_priority_stats_unused_percent", "", |set| Some(set.numbers.unused_percent as f64)),
         gauge("node_bcache_priority_stats_metadata_percent", "", |set| {
             Some(set.numbers.metadata_percent as f64)
         }),
     ]
-}
-
-/// What was written to the cache device: the kernel's `written` is data, and the rest is `metadata_written`.
-fn written_bytes(set: &Set<'_>, is_data: bool) -> f64 {
-    let causes = Cause::ALL.into_iter().filter(|cause| cause.is_data() == is_data);
-    causes.filter_map(|cause| set.numbers.written_by_cause_bytes.get(cause.name())).sum::<u64>() as f64
 }
 
 /// All of them.

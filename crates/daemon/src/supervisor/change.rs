@@ -228,6 +228,8 @@ impl Supervisor {
         owner.take(&mut self.shared().table, layers);
         tracing::info!(event = "options-changed", uid = asked.user(), "{text}");
         let then = Done::new(move |done| drop(asked.answer.send(done.map(|()| changed))));
+        // First: whoever is answered and looks is to find it in force.
+        self.apply_options();
         // What is owed of an earlier word is tried again, and is nothing to whoever says something else.
         let then = if is_written {
             then
@@ -235,7 +237,6 @@ impl Supervisor {
             then.call(Ok(()));
             Done::nobody()
         };
-        self.apply_options();
         match owner {
             Owner::Volume(index) => self.apply_cache_mode(index, then),
             Owner::Cache(index) => self.apply_settings(index, then),

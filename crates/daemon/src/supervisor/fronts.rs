@@ -1,18 +1,18 @@
 //! The front ends: each is started when the first volume is to be had by it, and all threads may ask who uses what.
 //!
-//! Payloads of requests have a quarter of the daemon's memory. NBD has all of that, if any volume is to be had by it, and then FUSE a
-//! quarter as much beside it; each block device
-//! and each disk of a virtual machine takes some of what nodes would have (`config::ways`).
+//! Payloads of requests have a quarter of the daemon's memory, which NBD and FUSE share; each block device and each disk of a virtual
+//! machine takes some of what nodes would have (`config::ways`).
 
 use super::links;
 use crate::config::{Address, Certificates, Config, DISK_BYTES, FrontPlaces, Tls};
 use crate::failure::{Failure, Kind};
+use crate::sysfs;
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
 use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::{Passed, SocketError};
-use bcached_port::{Claim, ExportTable, Peer, Uuid, Way, Ways};
+use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
 use bcached_uring::{Guests, Identity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -20,7 +20,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a virtual machine whose volume is taken away may wait for what it has asked.
@@ -41,12 +41,16 @@ pub struct Fronts {
     wake: Option<Wake>,
     /// Where NBD is served instead of the places of the configuration, if there is any.
     sockets: Arc<[Arc<Passed>]>,
+    /// The control files that stand beside volumes in a FUSE mount.
+    control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct Running {
+    /// For payloads of NBD and FUSE.
+    memory: Option<Arc<Pool>>,
     nbd: Option<NbdServer>,
     vhost: Option<Arc<VhostServer>>,
     fuse: Option<FuseServer>,
@@ -114,6 +118,11 @@ impl Fronts {
         !self.sockets.is_empty()
     }
 
+    /// These are the control files, for a mount that is not there yet.
+    pub fn tell_of(&self, control_files: Arc<dyn fuse::Tree>) {
+        let _there_are_some = self.control_files.set(control_files);
+    }
+
     /// Starts one, unless it runs.
     ///
     /// # Errors
@@ -124,7 +133,9 @@ impl Fronts {
             return Ok(());
         }
         let (places, exports) = (&config.places, exports.by(way));
-        let memory = config.memory_bytes / 4;
+        let bytes = config.memory_bytes / 4;
+        let memory = Arc::clone(running.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes))));
+        let memory = (memory, bytes);
         match way {
             Way::Nbd if running.nbd.is_none() => {
                 // Who has come before the daemon has not come to be told that nothing is there yet.
@@ -136,8 +147,8 @@ impl Fronts {
                 running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports)?));
             }
             Way::Fuse if running.fuse.is_none() => {
-                let memory = if running.nbd.is_some() { memory / 4 } else { memory };
-                running.fuse = Some(start_fuse(places, exports, memory)?);
+                let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
+                running.fuse = Some(start_fuse(places, exports, memory, trees.into_iter().collect())?);
             }
             Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
             Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse => {}
@@ -473,7 +484,7 @@ fn start_nbd(
     places: &FrontPlaces,
     (sockets, closed): (&[Arc<Passed>], bool),
     exports: ExportTable,
-    memory: u64,
+    (memory, bytes): (Arc<Pool>, u64),
     rings: nbd::Rings,
 ) -> Result<NbdServer, Failure> {
     let tls = places.tls.certificates().map(Certificates::read).transpose()?;
@@ -495,9 +506,9 @@ fn start_nbd(
     });
     let endpoints: Vec<_> = if sockets.is_empty() { named.collect() } else { passed.collect() };
     // The least that the largest request needs is in it, because the memory's own least is four times that.
-    let limits = nbd::Limits { total_bytes: memory, ..nbd::Limits::default() };
+    let limits = nbd::Limits { total_bytes: bytes, ..nbd::Limits::default() };
     let options = nbd::Options { endpoints, closed, limits, tls, rings };
-    let server = NbdServer::start(options, exports).map_err(|error| {
+    let server = NbdServer::start_sharing(options, exports, memory).map_err(|error| {
         let kind = match &error {
             nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {
                 Kind::InUse
@@ -551,24 +562,30 @@ fn start_vhost(directory: &Path, exports: ExportTable) -> Result<VhostServer, Fa
     Ok(server)
 }
 
-fn start_fuse(places: &FrontPlaces, exports: ExportTable, memory: u64) -> Result<FuseServer, Failure> {
+fn start_fuse(
+    places: &FrontPlaces,
+    exports: ExportTable,
+    (memory, bytes): (Arc<Pool>, u64),
+    trees: Vec<(String, Arc<dyn fuse::Tree>)>,
+) -> Result<FuseServer, Failure> {
     let directory = &places.fuse;
     let cannot =
         |kind, why: String| Failure::new(kind, "cannot mount volumes as files").why(why).option("--export");
     let made = own_directory(directory);
     let own = fuse::Limits::default();
-    let limits = fuse::Limits { total_bytes: memory, file_bytes: own.file_bytes.min(memory), ..own };
+    let limits = fuse::Limits { total_bytes: bytes, file_bytes: own.file_bytes.min(bytes), ..own };
     let options =
         fuse::Options { directory: directory.clone(), allow_other: places.fuse_allow_other, limits };
-    let server = FuseServer::start(options, exports, Vec::new()).map_err(|error| match (&error, made) {
-        (_, Err(why)) if !directory.exists() => {
-            cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
-        }
-        (fuse::StartError::Mount(MountError::NotEmpty(_) | MountError::NotDirectory(_)), _) => {
-            cannot(Kind::Usage, sentence(&error))
-        }
-        _ => cannot(Kind::Io, sentence(&error)),
-    })?;
+    let server =
+        FuseServer::start_sharing(options, exports, trees, memory).map_err(|error| match (&error, made) {
+            (_, Err(why)) if !directory.exists() => {
+                cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+            }
+            (fuse::StartError::Mount(MountError::NotEmpty(_) | MountError::NotDirectory(_)), _) => {
+                cannot(Kind::Usage, sentence(&error))
+            }
+            _ => cannot(Kind::Io, sentence(&error)),
+        })?;
     tracing::info!(event = "fuse-mounted", "volumes as files in {}/volumes", directory.display());
     Ok(server)
 }

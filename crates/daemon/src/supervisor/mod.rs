@@ -69,6 +69,7 @@ use crate::log;
 use crate::notes;
 use crate::owned::OwnedList;
 use crate::passed;
+use crate::sysfs::Sysfs;
 use bcached_engine::Error;
 use bcached_format::{BackingSuperblock, Uuid};
 use bcached_port::ExportTable;
@@ -226,29 +227,30 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let signals = supervisor.sender.clone();
     let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
     let ending = supervisor.ending.clone();
-    control
-        .start(Handlers {
-            status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
-            options: options::options_of(Arc::clone(&shared)),
-            change: change::ask(Arc::clone(&shared), supervisor.sender.clone()),
-            begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
-            jobs: jobs::all(Arc::clone(&shared)),
-            job: jobs::one(Arc::clone(&shared)),
-            cancel: cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
-            explain: explain::ask(Arc::clone(&shared)),
-            differences: differs::ask(supervisor.sender.clone()),
-            events: events::ask(),
-            stop: ending::stop(shared, fronts, ending.clone(), supervisor.sender.clone()),
-            stopped: ending::stopped(ending),
-            signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
-        })
-        .map_err(|error| {
-            let failure = Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string());
-            match rustix::io::Errno::from_io_error(&error) {
-                Some(rustix::io::Errno::MFILE) => failure.next("allow more open files (`ulimit -n 1024`)"),
-                _ => failure,
-            }
-        })?;
+    let handlers = Arc::new(Handlers {
+        status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
+        options: options::options_of(Arc::clone(&shared)),
+        change: change::ask(Arc::clone(&shared), supervisor.sender.clone()),
+        begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
+        jobs: jobs::all(Arc::clone(&shared)),
+        job: jobs::one(Arc::clone(&shared)),
+        cancel: cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
+        explain: explain::ask(Arc::clone(&shared)),
+        differences: differs::ask(supervisor.sender.clone()),
+        events: events::ask(),
+        stop: ending::stop(shared, fronts, ending.clone(), supervisor.sender.clone()),
+        stopped: ending::stopped(ending),
+        signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
+    });
+    let numbers = report::numbers_of(Arc::clone(&supervisor.shared), supervisor.started);
+    supervisor.fronts.tell_of(Arc::new(Sysfs::new(numbers, Arc::clone(&handlers))));
+    control.start(handlers).map_err(|error| {
+        let failure = Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string());
+        match rustix::io::Errno::from_io_error(&error) {
+            Some(rustix::io::Errno::MFILE) => failure.next("allow more open files (`ulimit -n 1024`)"),
+            _ => failure,
+        }
+    })?;
     supervisor.run()
 }
 

@@ -62,6 +62,8 @@ pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeNumb
             .collect(),
         io_errors: info.backing_health.map(|health| health.errors),
         number: info.inode.filter(|_| !info.flash_only).map(|inode| inode.0),
+        slot: info.inode.map(|inode| inode.0),
+        next_writeback: rate.next,
         writeback_proportional_bytes: bytes(rate.proportional),
         writeback_integral_bytes: bytes(rate.integral),
         writeback_change_bytes: bytes(rate.change),

@@ -203,7 +203,7 @@ pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
 impl Table {
     /// What each volume can be called by, in the order of the table.
     pub fn known(&self) -> Vec<Known> {
-        let known = |entry: &VolumeEntry| {
+        let known = |(place, entry): (usize, &VolumeEntry)| {
             if entry.is_removed() {
                 // Nothing is called so.
                 return Known::default();
@@ -215,13 +215,14 @@ impl Table {
             let label = info.map(|info| info.label).or(entry.label).map(|label| label.to_string());
             Known {
                 name: entry.display_name().to_owned(),
+                kernel_name: Some(names::in_control_files(place)),
                 label: label.filter(|label| !label.is_empty()),
                 uuid: info.map(|info| info.uuid).or(entry.uuid).map(|uuid| uuid.to_string()),
                 path: entry.backing.clone(),
                 opened: entry.opened,
             }
         };
-        self.volumes.iter().map(known).collect()
+        self.volumes.iter().enumerate().map(known).collect()
     }
 }
 

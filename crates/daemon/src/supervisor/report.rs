@@ -5,11 +5,14 @@ use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, called, health, jobs, numbers};
 use crate::config::NO_CACHE;
 use crate::control::AskStatus;
+use crate::control::Work;
+use crate::control::hardware::Hardware;
 use crate::control::status::{
     self, BypassCounts, Cache, CacheCounts, Client, Covered, Exported, Progress, Status, UnreadableNode,
     Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
+use crate::names;
 use bcached_engine::{
     Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
     Unwritable, VolumeInfo,
@@ -20,62 +23,72 @@ use std::time::Instant;
 
 /// The function that the control thread calls. It holds no lock while it waits for an engine.
 pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: Fronts, started: Instant) -> AskStatus {
-    Box::new(move |work| {
-        let (phase, mut caches, engines, entries, are_some, released) = {
-            let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            let table = &shared.table;
-            let caches: Vec<_> = table.caches.iter().map(cache).collect();
-            let engines: Vec<_> = table.caches.iter().map(CacheEntry::engine).collect();
-            let are_some: Vec<_> = table.caches.iter().map(CacheEntry::is_real).collect();
-            let released = shared.config.released.iter().map(|released| released.name.clone()).collect();
-            (shared.phase, caches, engines, table.volumes.clone(), are_some, released)
-        };
-        let counts = Engine::status_of_all(&engines);
-        let ages = match work {
-            Some(work) => Engine::ages_of_all(&engines, &work),
-            None => vec![None; engines.len()],
-        };
-        let asked = caches.iter_mut().zip(&engines).zip(&counts).zip(ages);
-        for (index, (((cache, engine), status), ages)) in asked.enumerate() {
-            if let Some(status) = status {
-                cache.counts = Some(counts_of(status, ages));
-                cache.unreadable = unreadable(&entries, index, status);
-                let left = status.unserved.iter();
-                let left = left.filter(|left| left.dirty_sectors > 0 || left.flash_sectors.is_some());
-                cache.unserved = left.map(unserved).collect();
-                let given_up = called::given_up(&entries, &status.given_up);
-                let failed = status.failed.as_ref().map(|error| health::stopped(error, &given_up));
-                let device = health::sentence(&cache.device, &status.cache_health);
-                let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
-                    1 => first.reason.clone(),
-                    several => format!("{} (the first of {several})", first.reason),
-                });
-                let absent = cache.reason.take();
-                let told: Vec<_> = absent.into_iter().chain(failed.or(device)).chain(nodes).collect();
-                cache.reason = (!told.is_empty()).then(|| told.join("; "));
-            } else if engine.is_some() {
-                cache.reason = Some("its engine does not answer at present".to_owned());
-            }
+    Box::new(move |work| look(&shared, Some(&fronts), started, work))
+}
+
+/// The same without what front ends and long work add to it: who uses what is asked of the system, which takes a while, and control files
+/// tell nothing of it.
+pub fn numbers_of(shared: Arc<Mutex<Shared>>, started: Instant) -> AskStatus {
+    Box::new(move |work| look(&shared, None, started, work))
+}
+
+fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work: Option<Work>) -> Status {
+    let (phase, mut caches, engines, entries, are_some, released) = {
+        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = &shared.table;
+        let caches: Vec<_> = table.caches.iter().map(cache).collect();
+        let engines: Vec<_> = table.caches.iter().map(CacheEntry::engine).collect();
+        let are_some: Vec<_> = table.caches.iter().map(CacheEntry::is_real).collect();
+        let released = shared.config.released.iter().map(|released| released.name.clone()).collect();
+        (shared.phase, caches, engines, table.volumes.clone(), are_some, released)
+    };
+    let counts = Engine::status_of_all(&engines);
+    let ages = match work {
+        Some(work) => Engine::ages_of_all(&engines, &work),
+        None => vec![None; engines.len()],
+    };
+    let asked = caches.iter_mut().zip(&engines).zip(&counts).zip(ages);
+    for (index, (((cache, engine), status), ages)) in asked.enumerate() {
+        if let Some(status) = status {
+            cache.counts = Some(counts_of(status, ages));
+            cache.unreadable = unreadable(&entries, index, status);
+            let left = status.unserved.iter();
+            let left = left.filter(|left| left.dirty_sectors > 0 || left.flash_sectors.is_some());
+            cache.unserved = left.map(unserved).collect();
+            let given_up = called::given_up(&entries, &status.given_up);
+            let failed = status.failed.as_ref().map(|error| health::stopped(error, &given_up));
+            let device = health::sentence(&cache.device, &status.cache_health);
+            let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
+                1 => first.reason.clone(),
+                several => format!("{} (the first of {several})", first.reason),
+            });
+            let absent = cache.reason.take();
+            let told: Vec<_> = absent.into_iter().chain(failed.or(device)).chain(nodes).collect();
+            cache.reason = (!told.is_empty()).then(|| told.join("; "));
+        } else if engine.is_some() {
+            cache.reason = Some("its engine does not answer at present".to_owned());
         }
-        let volumes = entries
-            .iter()
-            .filter(|entry| !entry.is_removed())
-            .map(|entry| volume(entry, &caches, &counts, exported(&fronts, entry)))
-            .collect();
-        let mut are_some = are_some.into_iter();
-        caches.retain(|_| are_some.next().unwrap_or(true));
-        Status {
-            state: phase.name().to_owned(),
-            pid: std::process::id(),
-            uptime_seconds: started.elapsed().as_secs(),
-            nbd: fronts.nbd_places(),
-            caches,
-            released,
-            volumes,
-            clients: clients(&fronts),
-            jobs: jobs::running(&shared),
-        }
-    })
+    }
+    let exported = |entry| fronts.map_or_else(Vec::new, |fronts| exported(fronts, entry));
+    let volumes = entries
+        .iter()
+        .enumerate()
+        .filter(|(_, entry)| !entry.is_removed())
+        .map(|(place, entry)| volume((place, entry), &caches, &counts, exported(entry)))
+        .collect();
+    let mut are_some = are_some.into_iter();
+    caches.retain(|_| are_some.next().unwrap_or(true));
+    Status {
+        state: phase.name().to_owned(),
+        pid: std::process::id(),
+        uptime_seconds: started.elapsed().as_secs(),
+        nbd: fronts.map_or_else(Vec::new, Fronts::nbd_places),
+        caches,
+        released,
+        volumes,
+        clients: fronts.map_or_else(Vec::new, clients),
+        jobs: if fronts.is_some() { jobs::running(shared) } else { Vec::new() },
+    }
 }
 
 fn clients(fronts: &Fronts) -> Vec<Client> {
@@ -121,6 +134,7 @@ fn cache(entry: &CacheEntry) -> Cache {
         unserved: Vec::new(),
         unreadable: Vec::new(),
         counts: None,
+        hardware: entry.opened.as_ref().map(|opened| Hardware::of(opened, &entry.device)),
     }
 }
 
@@ -155,7 +169,7 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
 }
 
 fn volume(
-    entry: &VolumeEntry,
+    (place, entry): (usize, &VolumeEntry),
     caches: &[Cache],
     counts: &[Option<EngineStatus>],
     exports: Vec<Exported>,
@@ -199,14 +213,18 @@ fn volume(
     let is_detached = facts.as_ref().is_some_and(|facts| facts.attached == Some(false));
     let cache = entry.cache.filter(|_| !is_detached).and_then(|index| caches.get(index));
     let cache = cache.filter(|cache| cache.name != NO_CACHE);
+    let hardware =
+        entry.opened.as_ref().zip(backing.as_ref()).map(|(opened, path)| Hardware::of(opened, path));
     Volume {
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
+        kernel_name: names::in_control_files(place),
         state: state.to_owned(),
         reason,
         backing,
         cache: cache.map(|cache| cache.name.clone()),
         exports,
         facts,
+        hardware: hardware.map(|device| (device, entry.data_offset.unwrap_or_default())),
     }
 }
 

@@ -1,9 +1,9 @@
 //! A server over memory behind a real mount.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use bcached_front_fuse::{FuseServer, Limits, Options, Tree};
+use bcached_front_fuse::{FuseServer, Limits, Options, StartError, Tree};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, VolumeId};
+use bcached_port::{Export, ExportTable, Pool, VolumeId};
 use rustix::mount::UnmountFlags;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -85,11 +85,26 @@ pub fn serve_hooked(hook: Hook) -> Served {
 }
 
 pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)>) -> Served {
+    serve_by(hook, |directory, exports| {
+        let options = Options { directory: directory.to_owned(), allow_other: false, limits };
+        FuseServer::start(options, exports, trees)
+    })
+}
+
+/// With memory that others have too.
+pub fn serve_sharing(memory: Arc<Pool>) -> Served {
+    serve_by(Box::new(|_, _| Verdict::Serve), |directory, exports| {
+        let options =
+            Options { directory: directory.to_owned(), allow_other: false, limits: Limits::default() };
+        FuseServer::start_sharing(options, exports, Vec::new(), memory)
+    })
+}
+
+fn serve_by(hook: Hook, start: impl FnOnce(&Path, ExportTable) -> Result<FuseServer, StartError>) -> Served {
     let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = table(&ram);
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let options = Options { directory: directory.path().to_owned(), allow_other: false, limits };
-    let server = FuseServer::start(options, exports.clone(), trees).expect("starts");
+    let server = start(directory.path(), exports.clone()).expect("starts");
     let watchdog = watch(directory.path().to_owned());
     Served { server: Some(server), ram, exports, directory, _watchdog: watchdog }
 }

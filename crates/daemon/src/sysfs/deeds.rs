@@ -1,0 +1,243 @@
+//! What comes of a write: the same as of a command, by the same ways, with the user in the log. Options hold until the daemon stops, but for a
+//! label, which its device keeps.
+
+use super::files::{Deed, File, Write, Written};
+use super::layout::{Of, Seen};
+use super::{Sysfs, input, owner};
+use crate::config::Typed;
+use crate::control::jobs::{Begin, Verb};
+use crate::control::numbers::Counted;
+use crate::control::options::Change;
+use crate::failure::{Failure, Kind as FailureKind};
+use crate::options::Scope;
+use crate::options::value::{Kind, Value};
+use bcached_front_fuse::tree::Errno;
+use std::collections::BTreeMap;
+
+/// What does not count any more in these files. What counts it goes on: metrics and `status` are none the wiser.
+#[derive(Default)]
+pub struct Cleared {
+    /// Of sets and volumes, by UUID.
+    counted: BTreeMap<String, Counted>,
+    /// Of cache devices, by the UUID of the set.
+    written: BTreeMap<String, Written>,
+}
+
+impl Cleared {
+    /// What was counted since; all of it, if it counts from the beginning again.
+    pub fn counted(&self, uuid: &str, now: Counted, is_total: bool) -> Counted {
+        let Some(then) = self.counted.get(uuid).filter(|_| is_total) else { return now };
+        let since = || {
+            let (hits, misses) = (now.hits.checked_sub(then.hits)?, now.misses.checked_sub(then.misses)?);
+            Some(Counted {
+                hits,
+                misses,
+                hit_percent: (hits * 100).checked_div(hits + misses),
+                bypass_hits: now.bypass_hits.checked_sub(then.bypass_hits)?,
+                bypass_misses: now.bypass_misses.checked_sub(then.bypass_misses)?,
+                miss_collisions: now.miss_collisions.checked_sub(then.miss_collisions)?,
+                bypassed_bytes: now.bypassed_bytes.checked_sub(then.bypassed_bytes)?,
+            })
+        };
+        since().unwrap_or(now)
+    }
+
+    /// What was written to a cache device and does not count.
+    pub fn written(&self, seen: &Seen, cache: usize) -> Written {
+        let set = seen.set(cache, Written::default());
+        set.and_then(|set| self.written.get(&set.counts.set_uuid).copied()).unwrap_or_default()
+    }
+}
+
+/// What a program is told of a refusal.
+pub fn errno(failure: &Failure) -> Errno {
+    match failure.kind {
+        FailureKind::InUse | FailureKind::SameDevice | FailureKind::Busy => Errno::BUSY,
+        FailureKind::UnknownName | FailureKind::NotFound | FailureKind::NotLooked => Errno::NOENT,
+        FailureKind::NotInThisVersion | FailureKind::Unsupported => Errno::OPNOTSUPP,
+        FailureKind::NoRoom => Errno::NOSPC,
+        FailureKind::TimeLimit => Errno::TIMEDOUT,
+        kind if kind.exit() == 2 => Errno::INVAL,
+        kind if kind.exit() == 3 => Errno::PERM,
+        FailureKind::Permission => Errno::PERM,
+        _ => Errno::IO,
+    }
+}
+
+/// Nothing was done. The log says why, since an error number does not.
+fn refuse(path: &str, user: u32, errno: Errno, why: &str) -> Errno {
+    tracing::info!(event = "control-file-refused", uid = user, "write to {path}: {why}");
+    errno
+}
+
+impl Sysfs {
+    /// Takes what a user has written.
+    pub(super) fn take(
+        &self,
+        seen: &Seen,
+        (of, file): (Of, &File),
+        (path, text): (&str, &[u8]),
+        user: u32,
+    ) -> Result<(), Errno> {
+        let not_understood = || refuse(path, user, Errno::INVAL, "it is not understood");
+        if text.is_empty() {
+            return Ok(());
+        }
+        let line = input::line(text).ok_or_else(not_understood)?;
+        match file.write {
+            Write::Never => Err(Errno::ACCESS),
+            Write::Refused(why) => Err(refuse(path, user, Errno::OPNOTSUPP, why)),
+            Write::Fixed(kind, why) => {
+                let wanted = normal(kind, line).ok_or_else(not_understood)?;
+                let now = self.text(seen, of, file)?.unwrap_or_default();
+                let holds = if matches!(kind, Kind::Choice(_)) { format!("[{wanted}]") } else { wanted };
+                if now.split_ascii_whitespace().any(|word| word == holds) {
+                    Ok(())
+                } else {
+                    Err(refuse(path, user, Errno::OPNOTSUPP, why))
+                }
+            }
+            Write::Option(scope, name) => {
+                let owner = owner(seen, scope, of).ok_or(Errno::NODEV)?;
+                let kind = scope.find(name).map(|option| option.kind).ok_or(Errno::IO)?;
+                let typed = if name == "label" { label(text) } else { normal(kind, line) };
+                let typed = typed.ok_or_else(not_understood)?;
+                let typed = self.between_neighbours(owner, name, typed)?;
+                let change = Change {
+                    set: BTreeMap::from([(name.to_owned(), Typed(typed))]),
+                    runtime: name != "label",
+                    ..Change::default()
+                };
+                (self.handlers.change)(scope, owner, change, Some(user))
+                    .map_err(|failure| errno(&failure))?;
+                Ok(())
+            }
+            Write::Deed(deed) => self.act(seen, (of, deed), (path, line), user),
+        }
+    }
+
+    /// Each of the three terms lies strictly between its neighbours: as in the kernel, one beyond becomes the nearest that does.
+    fn between_neighbours(&self, owner: &str, name: &str, typed: String) -> Result<String, Errno> {
+        const TERMS: [&str; 3] =
+            ["writeback_rate_fp_term_low", "writeback_rate_fp_term_mid", "writeback_rate_fp_term_high"];
+        let Some(place) = TERMS.iter().position(|term| *term == name) else { return Ok(typed) };
+        let of = |place: usize| match self.option(Scope::Volume, owner, TERMS[place])? {
+            Value::Number(number) => Ok(number),
+            _ => Err(Errno::IO),
+        };
+        let least = if place == 0 { 1 } else { of(place - 1)? + 1 };
+        let most = if place == 2 { u64::from(u32::MAX) } else { of(place + 1)? - 1 };
+        let wanted = input::number(&typed).unwrap_or_default();
+        Ok(wanted.max(least).min(most.max(least)).to_string())
+    }
+
+    fn act(
+        &self,
+        seen: &Seen,
+        (of, deed): (Of, Deed),
+        (path, line): (&str, &str),
+        user: u32,
+    ) -> Result<(), Errno> {
+        let not_understood = || refuse(path, user, Errno::INVAL, "it is not understood");
+        let begin = |begin: Begin| {
+            (self.handlers.begin)(begin, Some(user)).map(drop).map_err(|failure| errno(&failure))
+        };
+        if deed == Deed::ClearStats {
+            self.clear(seen, of).ok_or(Errno::NODEV)?;
+            tracing::info!(event = "control-stats-cleared", uid = user, "{path}: counts from here on");
+            return Ok(());
+        }
+        if let (Deed::CreateFlash, Of::Cache(cache)) = (deed, of) {
+            let set = seen.set(cache, Written::default()).ok_or(Errno::NODEV)?;
+            let bytes = input::size(line).ok_or_else(not_understood)?;
+            let mut add = Begin::new(Verb::Add, free_name(seen));
+            add.cache = Some(set.cache.name.clone());
+            add.size_bytes = Some(bytes - bytes % set.counts.block_bytes);
+            return begin(add);
+        }
+        let Of::Volume(index) = of else { return Err(Errno::IO) };
+        let member = seen.member(index).ok_or(Errno::NODEV)?;
+        let verb = |verb| Begin::new(verb, member.volume.name.clone());
+        match deed {
+            Deed::Stop => begin(verb(Verb::Stop)),
+            // As in the kernel there is nothing to do then.
+            Deed::Detach if member.facts.attached == Some(false) => Ok(()),
+            Deed::Detach => begin(verb(Verb::Detach)),
+            Deed::Attach => {
+                let digits = input::uuid_digits(line).ok_or_else(not_understood)?;
+                let is_it = |set: &super::files::Set<'_>| set.counts.set_uuid.replace('-', "") == digits;
+                let mut sets =
+                    (0..seen.status.caches.len()).filter_map(|cache| seen.set(cache, Written::default()));
+                let nowhere = || refuse(path, user, Errno::NOENT, "no set with that UUID is served here");
+                let set = sets.find(is_it).ok_or_else(nowhere)?;
+                if member.facts.attached == Some(true) {
+                    return Err(refuse(path, user, Errno::INVAL, "it is attached: detach it first"));
+                }
+                begin(Begin { cache: Some(set.cache.name.clone()), ..verb(Verb::Attach) })
+            }
+            Deed::Run => match input::number(line) {
+                None => Err(not_understood()),
+                Some(0) => Ok(()),
+                Some(_) => Err(refuse(path, user, Errno::BUSY, "it runs already")),
+            },
+            Deed::Resize => {
+                let bytes = input::size(line).ok_or_else(not_understood)?;
+                let bytes = bytes - bytes % member.facts.block_bytes.max(512);
+                let to = |of| Begin { size_bytes: Some(bytes), ..verb(of) };
+                match bytes.cmp(&member.facts.size_bytes) {
+                    std::cmp::Ordering::Equal => Ok(()),
+                    std::cmp::Ordering::Greater => begin(to(Verb::Grow)),
+                    std::cmp::Ordering::Less => begin(to(Verb::Shrink)),
+                }
+            }
+            Deed::ClearStats | Deed::CreateFlash => Err(Errno::IO),
+        }
+    }
+
+    fn clear(&self, seen: &Seen, of: Of) -> Option<()> {
+        let mut cleared = self.cleared();
+        match of {
+            Of::Cache(index) => {
+                let set = seen.set(index, Written::default())?;
+                cleared.counted.insert(set.counts.set_uuid.clone(), set.numbers.windows.total);
+            }
+            Of::CacheDevice(index) => {
+                let set = seen.set(index, Written::default())?;
+                let now = Written::of(set.counts, set.numbers);
+                cleared.written.insert(set.counts.set_uuid.clone(), now);
+            }
+            Of::Volume(index) => {
+                let member = seen.member(index)?;
+                cleared.counted.insert(member.facts.uuid.clone(), member.numbers.windows.total);
+            }
+            Of::Nobody | Of::CacheCounts(..) | Of::VolumeCounts(..) => return None,
+        }
+        Some(())
+    }
+}
+
+/// A value of that kind as `set` understands it, if it is one as the kernel understands it.
+fn normal(kind: Kind, line: &str) -> Option<String> {
+    match kind {
+        Kind::Flag => input::flag(line).map(|yes| u8::from(yes).to_string()),
+        Kind::Number(..) | Kind::Rate(..) | Kind::Time(..) => {
+            input::number(line).map(|number| number.to_string())
+        }
+        // The kernel's own pages show suffixes, which its newer versions have forgotten.
+        Kind::Size => input::size(line).map(|bytes| bytes.to_string()),
+        Kind::Choice(words) => words.contains(&line).then(|| line.to_owned()),
+        Kind::Text | Kind::Stripe | Kind::Hours => None,
+    }
+}
+
+/// A label, of at most 32 bytes with the end of its line.
+fn label(text: &[u8]) -> Option<String> {
+    const MOST: usize = 32;
+    input::line(text).filter(|_| text.len() <= MOST).map(str::to_owned)
+}
+
+/// For a volume that nobody has named.
+fn free_name(seen: &Seen) -> String {
+    let is_free = |name: &String| !seen.status.volumes.iter().any(|volume| volume.name == *name);
+    (0..).map(|number| format!("volume{number}")).find(is_free).unwrap_or_default()
+}

@@ -1,0 +1,141 @@
+//! The directory of a backing device, which is also that of its volume; and of a volume that lives in its cache alone.
+
+use super::super::print::{choice, lines, signed_size, size};
+use super::{Deed, File, Member, Read, Write};
+use crate::options::Scope;
+use crate::options::value::Kind;
+
+/// What the kernel prints where nothing holds a rate back, in sectors a second.
+const UNLIMITED: u64 = i32::MAX as u64;
+
+const POLICIES: &[&str] = &["all", "meta-only"];
+const ON_FAILURE: &[&str] = &["auto", "always"];
+
+/// The files of a backing device.
+pub static BACKING: &[File] = &[
+    File::deed("attach", Deed::Attach),
+    File::of_member("backing_dev_name", |member| {
+        member.volume.hardware.as_ref().map(|(device, _)| device.name.clone()).unwrap_or_default()
+    }),
+    File::of_member("backing_dev_uuid", |member| member.facts.uuid.clone()),
+    File::option(Scope::Volume, "cache_mode"),
+    File::deed("clear_stats", Deed::ClearStats),
+    File::deed("detach", Deed::Detach),
+    File::of_member("dirty_data", |member| size(member.facts.dirty_bytes)),
+    fixed("io_disable", Kind::Flag, |_| "0".to_owned(), "`bcached stop VOLUME` ends service in order"),
+    fixed(
+        "io_error_limit",
+        Kind::Number(0, NEVER),
+        |_| NEVER.to_string(),
+        "a disk that fails is not given up: `on_backing_error` says what becomes of requests meanwhile",
+    ),
+    File::of_member("io_errors", |member| member.numbers.io_errors.unwrap_or_default().to_string()),
+    label(),
+    File::of_member("partial_stripes_expensive", |member| {
+        let writeback = member.facts.writeback.as_ref();
+        u8::from(writeback.is_some_and(|writeback| writeback.partial_stripes_expensive)).to_string()
+    }),
+    fixed(
+        "readahead_cache_policy",
+        Kind::Choice(POLICIES),
+        |_| choice(POLICIES, "all"),
+        "nobody says of a request that it is read-ahead: it is cached like any read",
+    ),
+    File { name: "running", read: Read::Member(|_| "1".to_owned()), write: Write::Deed(Deed::Run) },
+    File::option(Scope::Volume, "sequential_cutoff"),
+    File::of_member("state", |member| member.facts.backing_state.clone().unwrap_or_default()),
+    File::deed("stop", Deed::Stop),
+    fixed(
+        "stop_when_cache_set_failed",
+        Kind::Choice(ON_FAILURE),
+        |_| choice(ON_FAILURE, "auto"),
+        "nothing is stopped: `on_cache_error` says what becomes of requests",
+    ),
+    File::of_member("stripe_size", |member| {
+        let writeback = member.facts.writeback.as_ref();
+        size(writeback.and_then(|writeback| writeback.stripe_bytes).unwrap_or(NO_STRIPES))
+    }),
+    File::option(Scope::Volume, "writeback_consider_fragment"),
+    File::option(Scope::Volume, "writeback_delay"),
+    fixed("writeback_metadata", Kind::Flag, |_| "1".to_owned(), "it has no effect in the kernel, either"),
+    File::option(Scope::Volume, "writeback_percent"),
+    File {
+        name: "writeback_rate",
+        read: Read::Member(|member| size(rate(member))),
+        write: Write::Option(Scope::Volume, "writeback_rate"),
+    },
+    File::of_member("writeback_rate_debug", controller),
+    File::option(Scope::Volume, "writeback_rate_fp_term_high"),
+    File::option(Scope::Volume, "writeback_rate_fp_term_low"),
+    File::option(Scope::Volume, "writeback_rate_fp_term_mid"),
+    File::option(Scope::Volume, "writeback_rate_i_term_inverse"),
+    File::option(Scope::Volume, "writeback_rate_minimum"),
+    File::option(Scope::Volume, "writeback_rate_p_term_inverse"),
+    File::option(Scope::Volume, "writeback_rate_update_seconds"),
+    File {
+        name: "writeback_running",
+        read: Read::Member(|member| u8::from(is_written_back(member)).to_string()),
+        write: Write::Option(Scope::Volume, "writeback_running"),
+    },
+];
+
+/// The files of a volume that lives in its cache alone.
+pub static FLASH: &[File] = &[
+    label(),
+    File {
+        name: "size",
+        read: Read::Member(|member| size(member.facts.size_bytes)),
+        write: Write::Deed(Deed::Resize),
+    },
+    File::refused(
+        "unregister",
+        "that would delete all that it holds: `bcached remove` it, and then `bcached forget` it",
+    ),
+];
+
+/// As many errors as the kernel can count: it never comes to that.
+const NEVER: u64 = i32::MAX as u64;
+
+/// What the kernel prints of a device without stripes, in bytes.
+const NO_STRIPES: u64 = 1 << 40;
+
+const fn label() -> File {
+    File {
+        name: "label",
+        read: Read::Member(|member| member.facts.label.clone()),
+        write: Write::Option(Scope::Volume, "label"),
+    }
+}
+
+const fn fixed(name: &'static str, kind: Kind, is: fn(&Member<'_>) -> String, why: &'static str) -> File {
+    File { name, read: Read::Member(is), write: Write::Fixed(kind, why) }
+}
+
+fn is_written_back(member: &Member<'_>) -> bool {
+    member.facts.writeback.as_ref().and_then(|writeback| writeback.writeback_running).unwrap_or(false)
+}
+
+/// In bytes a second.
+fn rate(member: &Member<'_>) -> u64 {
+    let writeback = member.facts.writeback.as_ref().filter(|_| is_written_back(member));
+    writeback.map_or(0, |writeback| writeback.writeback_rate_bytes.unwrap_or(UNLIMITED * 512))
+}
+
+/// Where the rate comes from.
+fn controller(member: &Member<'_>) -> String {
+    let runs = is_written_back(member);
+    let now = |value: i64| if runs { value } else { 0 };
+    let (facts, numbers) = (member.facts, member.numbers);
+    let target = facts.writeback.as_ref().map_or(0, |writeback| writeback.dirty_target_bytes);
+    let next = if runs { numbers.next_writeback.as_millis() } else { 0 };
+    let text = lines(&[
+        ("rate", 2, format!("{}/sec", size(rate(member)))),
+        ("dirty", 2, size(facts.dirty_bytes)),
+        ("target", 2, size(target)),
+        ("proportional", 1, signed_size(now(numbers.writeback_proportional_bytes))),
+        ("integral", 1, signed_size(now(numbers.writeback_integral_bytes))),
+        ("change", 2, format!("{}/sec", signed_size(now(numbers.writeback_change_bytes)))),
+        ("next io", 1, format!("{next}ms")),
+    ]);
+    text.trim_end_matches('\n').to_owned()
+}

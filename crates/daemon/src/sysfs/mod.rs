@@ -1,0 +1,257 @@
+//! The kernel's control files, `sys` in a FUSE mount: what scripts and monitors know from `/sys/fs/bcache` and `/sys/block/bcacheN/bcache`,
+//! by the same names, permissions and forms, of what this daemon serves.
+//!
+//! | file | what |
+//! |---|---|
+//! | `layout` | what lies where |
+//! | `files` | which files there are, what they say and take |
+//! | `print`, `input` | the forms of what is read and written |
+//! | `deeds` | what comes of a write |
+//!
+//! All that is said comes from the same look at everything that `status` takes, which waits for an engine for so long and no longer.
+//! An engine that does not answer then is not asked anew by each reader: until [`SILENCE`] has passed they get what was seen last.
+
+mod deeds;
+mod files;
+mod input;
+mod layout;
+mod print;
+
+use crate::control::Handlers;
+use crate::control::status::Status;
+use crate::control::{AskStatus, Work};
+use crate::names::Called;
+use crate::options::Scope;
+use crate::options::value::{Kind, Value};
+use bcached_front_fuse::tree::Errno;
+use bcached_front_fuse::{Entry, Tree};
+use deeds::Cleared;
+use files::{File, Read};
+use layout::{Content, Node, Of, Seen, Window};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The name of the tree in the mount.
+pub const NAME: &str = "sys";
+
+/// Where things lie is looked at anew so often at most, unless something is not found.
+const LAYOUT: Duration = Duration::from_millis(100);
+
+/// So long whoever reads gets what was seen last, once an engine did not answer.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// The tree.
+pub struct Sysfs {
+    /// Everything but what front ends tell.
+    look: AskStatus,
+    handlers: Arc<Handlers>,
+    last: Mutex<Option<Look>>,
+    cleared: Mutex<Cleared>,
+}
+
+/// A look at everything.
+struct Look {
+    seen: Arc<Seen>,
+    began: Instant,
+    ended: Instant,
+    /// Each engine has answered.
+    is_whole: bool,
+}
+
+impl Sysfs {
+    /// Tells what `look` sees, and has `handlers` do what is written.
+    #[must_use]
+    pub fn new(look: AskStatus, handlers: Arc<Handlers>) -> Self {
+        Self { look, handlers, last: Mutex::default(), cleared: Mutex::default() }
+    }
+
+    /// What was to be seen at `since` or later, unless an engine keeps silent.
+    fn seen(&self, since: Instant) -> Arc<Seen> {
+        // Who comes while somebody looks waits for that, and may look in turn.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(look) = &*last
+            && (look.began >= since || (!look.is_whole && look.ended.elapsed() < SILENCE))
+        {
+            return Arc::clone(&look.seen);
+        }
+        let began = Instant::now();
+        let mut status = (self.look)(None);
+        let is_whole = !status.caches.iter().any(is_silent);
+        if let (Some(look), false) = (&*last, is_whole) {
+            keep_what_is_silent(&mut status, &look.seen.status);
+        }
+        let seen = Arc::new(Seen::new(status));
+        *last = Some(Look { seen: Arc::clone(&seen), began, ended: Instant::now(), is_whole });
+        seen
+    }
+
+    /// What lies at a path, and with what. What is not found may have come at this moment.
+    fn find(&self, path: &str, since: Instant) -> Option<(Node, Arc<Seen>)> {
+        let found = |since| {
+            let seen = self.seen(since);
+            seen.find(path).map(|node| (node, seen))
+        };
+        found(since).or_else(|| found(Instant::now()))
+    }
+
+    fn recent() -> Instant {
+        let now = Instant::now();
+        now.checked_sub(LAYOUT).unwrap_or(now)
+    }
+
+    fn cleared(&self) -> MutexGuard<'_, Cleared> {
+        self.cleared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the file says. `None`: whose it is has gone.
+    fn text(&self, seen: &Seen, of: Of, file: &File) -> Result<Option<String>, Errno> {
+        let set = |index| {
+            let cleared = self.cleared().written(seen, index);
+            seen.set(index, cleared)
+        };
+        let text = match (file.read, of) {
+            (Read::Set(read), Of::Cache(index) | Of::CacheDevice(index)) => set(index).map(|set| read(&set)),
+            (Read::Bare(read), Of::Cache(index)) => return Ok(set(index).map(|set| read(&set))),
+            (Read::Ages, Of::CacheDevice(index)) => self.ages(seen, index),
+            (Read::Member(read), Of::Volume(index)) => seen.member(index).map(|member| read(&member)),
+            (Read::Counted(read), Of::CacheCounts(index, window)) => set(index).map(|set| {
+                let counted = window.of(&set.numbers.windows);
+                read(&self.cleared().counted(&set.counts.set_uuid, counted, window == Window::Total))
+            }),
+            (Read::Counted(read), Of::VolumeCounts(index, window)) => seen.member(index).map(|member| {
+                let counted = window.of(&member.numbers.windows);
+                read(&self.cleared().counted(&member.facts.uuid, counted, window == Window::Total))
+            }),
+            (Read::Option(scope, name), of) => {
+                let Some(owner) = owner(seen, scope, of) else { return Ok(None) };
+                Some(shown(scope, name, self.option(scope, owner, name)?))
+            }
+            _ => return Err(Errno::IO),
+        };
+        Ok(text.map(|text| text + "\n"))
+    }
+
+    /// The value of an option in force.
+    fn option(&self, scope: Scope, owner: &str, name: &str) -> Result<Value, Errno> {
+        let called = Called { typed: owner, looks_at_files: false };
+        let options = (self.handlers.options)(scope, called).map_err(|failure| deeds::errno(&failure))?;
+        let value =
+            options.options.into_iter().find(|shown| shown.name == name).and_then(|shown| shown.value);
+        let read = value.and_then(|value| scope.find(name)?.read(&value).ok());
+        read.ok_or(Errno::IO)
+    }
+
+    /// `priority_stats`: every bucket is looked at for it, as in the kernel.
+    fn ages(&self, seen: &Seen, index: usize) -> Option<String> {
+        let name = &seen.status.caches.get(index)?.name;
+        let looked = Seen::new((self.look)(Some(Work::default())));
+        let place = looked.status.caches.iter().position(|cache| cache.name == *name)?;
+        let set = looked.set(place, files::Written::default())?;
+        let ages = set.numbers.ages.clone().unwrap_or_default();
+        let quantiles: Vec<_> = ages.quantiles.iter().map(u64::to_string).collect();
+        let percent = |percent: u64| format!("{percent}%");
+        let text = print::lines(&[
+            ("Unused", 2, percent(set.numbers.unused_percent)),
+            ("Clean", 2, percent(set.numbers.clean_percent)),
+            ("Dirty", 2, percent(set.numbers.dirty_percent)),
+            ("Metadata", 1, percent(set.numbers.metadata_percent)),
+            ("Average", 1, ages.average.unwrap_or_default().to_string()),
+            ("Sectors per Q", 1, (ages.bytes_per_quantile / 512).to_string()),
+            ("Quantiles", 1, format!("[{}]", quantiles.join(" "))),
+        ]);
+        Some(text.trim_end_matches('\n').to_owned())
+    }
+}
+
+/// The name of the volume or cache whose option a file is.
+fn owner(seen: &Seen, scope: Scope, of: Of) -> Option<&str> {
+    match (scope, of) {
+        (Scope::Volume, Of::Volume(index)) => {
+            seen.status.volumes.get(index).map(|volume| volume.name.as_str())
+        }
+        (Scope::Cache, Of::Cache(index) | Of::CacheDevice(index)) => {
+            seen.status.caches.get(index).map(|cache| cache.name.as_str())
+        }
+        _ => None,
+    }
+}
+
+/// The value of an option as the kernel prints that.
+fn shown(scope: Scope, name: &str, value: Value) -> String {
+    match (value, scope.find(name).map(|option| option.kind)) {
+        (Value::Word(word), Some(Kind::Choice(words))) => print::choice(words, word),
+        (Value::Size(bytes), _) => print::size(bytes),
+        (Value::Rate(sectors), _) => sectors.to_string(),
+        (Value::Time(time), _) => time.as_secs().to_string(),
+        (value, _) => value.to_string(),
+    }
+}
+
+/// An open set whose engine does not answer.
+fn is_silent(cache: &crate::control::status::Cache) -> bool {
+    cache.state == "open" && cache.counts.is_none()
+}
+
+/// Of sets whose engines do not answer it is told what was seen of them `before`.
+fn keep_what_is_silent(status: &mut Status, before: &Status) {
+    let silent: Vec<String> =
+        status.caches.iter().filter(|cache| is_silent(cache)).map(|cache| cache.name.clone()).collect();
+    for cache in status.caches.iter_mut().filter(|cache| silent.contains(&cache.name)) {
+        let then = before.caches.iter().find(|then| then.name == cache.name);
+        cache.counts = then.and_then(|then| then.counts.clone());
+    }
+    for volume in &mut status.volumes {
+        let is_its = volume.cache.as_ref().is_some_and(|cache| silent.contains(cache));
+        let then = before.volumes.iter().find(|then| then.name == volume.name && is_its);
+        if let (Some(then), true) = (then, volume.facts.is_some()) {
+            volume.facts.clone_from(&then.facts);
+        }
+    }
+}
+
+impl Tree for Sysfs {
+    fn entry(&self, path: &str) -> Option<Entry> {
+        self.find(path, Self::recent()).map(|(node, _)| entry(node))
+    }
+
+    fn list(&self, path: &str) -> Option<Vec<(String, Entry)>> {
+        let (node, seen) = self.find(path, Instant::now())?;
+        let Node::Directory(directory) = node else { return None };
+        Some(seen.list(directory).into_iter().map(|(name, node)| (name, entry(node))).collect())
+    }
+
+    fn read(&self, path: &str) -> Result<Vec<u8>, Errno> {
+        let (node, seen) = self.find(path, Instant::now()).ok_or(Errno::NODEV)?;
+        let text = match node {
+            Node::File(of, Content::Listed(file)) => self.text(&seen, of, file)?.ok_or(Errno::NODEV)?,
+            Node::File(_, Content::Number(number)) => {
+                let (major, minor) = number.unwrap_or_default();
+                format!("{major}:{minor}\n")
+            }
+            Node::File(_, Content::Sectors(sectors)) => format!("{sectors}\n"),
+            Node::Directory(_) => return Err(Errno::ISDIR),
+            Node::Link(_) => return Err(Errno::INVAL),
+        };
+        let mut text = text.into_bytes();
+        text.truncate(bcached_front_fuse::tree::TEXT_BYTES_MAX);
+        Ok(text)
+    }
+
+    fn write(&self, path: &str, text: &[u8], user: u32) -> Result<(), Errno> {
+        let (node, seen) = self.find(path, Instant::now()).ok_or(Errno::NODEV)?;
+        let Node::File(of, Content::Listed(file)) = node else { return Err(Errno::ACCESS) };
+        self.take(&seen, (of, file), (path, text), user)
+    }
+}
+
+fn entry(node: Node) -> Entry {
+    match node {
+        Node::Directory(_) => Entry::Directory,
+        Node::Link(target) => Entry::Link { target },
+        Node::File(_, Content::Listed(file)) => Entry::File { mode: file.mode() },
+        Node::File(..) => Entry::File { mode: 0o444 },
+    }
+}
+
+#[cfg(test)]
+mod tests;

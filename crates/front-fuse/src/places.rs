@@ -1,0 +1,68 @@
+//! How many programs may have something open. A volume that is open has a thread of its own, and each handle takes memory, so that without a
+//! bound whoever may open files takes all there is.
+
+use fuser::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Places of one kind.
+pub(crate) struct Places {
+    /// What has them, in the plural.
+    of: &'static str,
+    max: usize,
+    taken: AtomicUsize,
+    /// The log knows that all are taken.
+    is_told: AtomicBool,
+}
+
+/// A place, until dropped.
+pub(crate) struct Place(Arc<Places>);
+
+impl Places {
+    pub(crate) fn new(of: &'static str, max: usize) -> Arc<Self> {
+        Arc::new(Self { of, max, taken: AtomicUsize::new(0), is_told: AtomicBool::new(false) })
+    }
+
+    /// One of them. The log is told once that there is none, until some are free again.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
+        let more = |taken| (taken < self.max).then_some(taken + 1);
+        if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+            return Ok(Place(Arc::clone(self)));
+        }
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            let Self { of, max, .. } = self.as_ref();
+            tracing::warn!(
+                event = "fuse-too-many-open",
+                "{max} {of} are open in the FUSE mount, and no more can be until some are closed"
+            );
+        }
+        Err(Errno::ENFILE)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let before = self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        // Not at each close and open about the bound.
+        if before <= self.0.max - self.0.max / 8 {
+            self.0.is_told.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_free_again_when_it_is_given_up() {
+        let places = Places::new("volumes", 2);
+        let (one, _other) = (places.take().expect("free"), places.take().expect("free"));
+        assert_eq!(places.take().map(drop), Err(Errno::ENFILE));
+        assert!(places.is_told.load(Ordering::Relaxed));
+        drop(one);
+        assert!(!places.is_told.load(Ordering::Relaxed), "the next time is told again");
+        let _one = places.take().expect("free again");
+        assert!(places.take().is_err());
+    }
+}

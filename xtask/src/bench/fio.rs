@@ -1,0 +1,100 @@
+//! fio as the client of an NBD server.
+
+use super::VOLUME_BYTES;
+use super::servers::Server;
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use std::process::{Command, Stdio};
+
+/// A load, and what is promised of it.
+pub struct Load {
+    pub name: &'static str,
+    /// As fio says it.
+    pub kind: &'static str,
+    pub bytes: u32,
+    pub depth: u32,
+    /// Servers, by name, and the least ratio to them.
+    pub bounds: &'static [(&'static str, f64)],
+}
+
+const READS: &[(&str, f64)] = &[("nbdkit file", 0.95), ("nbdkit cache", 1.2), ("qemu-nbd", 1.4)];
+const WRITES: &[(&str, f64)] = &[("nbdkit file", 0.7), ("qemu-nbd", 1.2)];
+const STREAMS: &[(&str, f64)] = &[("nbdkit file", 0.9)];
+
+const fn load(
+    (name, kind): (&'static str, &'static str),
+    (bytes, depth): (u32, u32),
+    bounds: &'static [(&'static str, f64)],
+) -> Load {
+    Load { name, kind, bytes, depth, bounds }
+}
+
+/// Read hits and write-back writes, and streams of both.
+pub const LOADS: [Load; 6] = [
+    load(("4 KiB reads, depth 1", "randread"), (4096, 1), READS),
+    load(("4 KiB reads, depth 32", "randread"), (4096, 32), READS),
+    load(("4 KiB writes, depth 1", "randwrite"), (4096, 1), WRITES),
+    load(("4 KiB writes, depth 32", "randwrite"), (4096, 32), WRITES),
+    load(("1 MiB reads, depth 4", "read"), (1 << 20, 4), STREAMS),
+    load(("1 MiB writes, depth 4", "write"), (1 << 20, 4), STREAMS),
+];
+
+impl Load {
+    /// Large requests, one behind the other.
+    pub fn is_stream(&self) -> bool {
+        self.bytes > 64 << 10
+    }
+}
+
+/// What a server has done in one measurement.
+#[derive(Clone, Copy)]
+pub struct Measured {
+    /// Requests a second.
+    pub rate: f64,
+    /// Microseconds of the server's CPU for each.
+    pub cpu: f64,
+}
+
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    error: i32,
+    read: Direction,
+    write: Direction,
+}
+
+#[derive(Deserialize)]
+struct Direction {
+    iops: f64,
+    total_ios: u64,
+}
+
+/// Measures for so many seconds.
+pub fn run(server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=bench", "--ioengine=nbd", "--thread", "--output-format=json", "--time_based"]);
+    fio.args(["--norandommap", "--randrepeat=0"]).arg(format!("--size={VOLUME_BYTES}"));
+    fio.arg(format!("--uri={}", server.address_for(load))).arg(format!("--runtime={seconds}"));
+    fio.arg(format!("--rw={}", load.kind)).arg(format!("--bs={}", load.bytes));
+    fio.arg(format!("--iodepth={}", load.depth)).stdin(Stdio::null());
+    let before = server.cpu_micros()?;
+    let output = fio.output().context("fio does not start")?;
+    let cpu = server.cpu_micros()? - before;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // It tells of its connection first.
+    let Some(json) = text.find('{').map(|start| &text[start..]) else {
+        bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    };
+    let output: Output = serde_json::from_str(json).context("what fio prints")?;
+    let [Job { error: 0, read, write }] = output.jobs.as_slice() else { bail!("fio failed: {text}") };
+    let requests = read.total_ios + write.total_ios;
+    if requests == 0 {
+        bail!("nothing was done");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    Ok(Measured { rate: read.iops + write.iops, cpu: cpu as f64 / requests as f64 })
+}

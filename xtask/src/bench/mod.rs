@@ -1,0 +1,94 @@
+//! `cargo xtask bench`: this daemon beside servers that people use, on the same bytes, as ratios.
+//!
+//! The machine may be busy: each round measures every server once, one after the other, and a ratio is that of two figures of one round.
+//! What is printed is the median of the ratios with their range, beside what `docs/performance.md` promises. CPU of the server is told
+//! too: it says what a figure of another machine would come from.
+
+mod fio;
+mod report;
+mod servers;
+mod vhost;
+
+use anyhow::{Context as _, Result, bail};
+use fio::{Load, Measured};
+use report::Cell;
+use servers::{Server, Servers};
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// How often each server is measured at each load.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 2)]
+    seconds: u64,
+    /// Only loads whose name holds this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Where the images and sockets are; what is measured is the servers, so it should be memory.
+    #[arg(long, default_value = "/dev/shm")]
+    place: PathBuf,
+    /// The daemon to measure, instead of building one.
+    #[arg(long, value_name = "PROGRAM")]
+    bcached: Option<PathBuf>,
+}
+
+/// Bytes of each volume, and of what the others serve.
+const VOLUME_BYTES: u64 = 512 << 20;
+
+/// Measures, and prints; false if a bound is not reached.
+pub fn run(args: &Args) -> Result<bool> {
+    if args.rounds == 0 || args.seconds == 0 {
+        bail!("at least one round of one second");
+    }
+    let place = || tempfile::Builder::new().prefix("bcached-bench").tempdir_in(&args.place);
+    let bcached = match &args.bcached {
+        Some(program) => program.clone(),
+        None => crate::build("bcached-cli", "bcached")?,
+    };
+    let wanted = |load: &Load| args.only.as_ref().is_none_or(|only| load.name.contains(only.as_str()));
+    let mut reached = true;
+    let loads: Vec<Load> = fio::LOADS.into_iter().filter(wanted).collect();
+    if !loads.is_empty() {
+        let place = place()?;
+        let servers = Servers::start_nbd(place.path(), &bcached)?;
+        let cells = measure(args, &servers, &loads, |server, load| fio::run(server, load, args.seconds))?;
+        reached &= report::print("NBD, a unix socket, files in memory", &servers, &loads, &cells);
+    }
+    let loads: Vec<Load> = vhost::LOADS.into_iter().filter(wanted).collect();
+    if !loads.is_empty() {
+        let client = vhost::client()?;
+        let place = place()?;
+        let servers = Servers::start_vhost(place.path(), &bcached)?;
+        let cells =
+            measure(args, &servers, &loads, |server, load| vhost::run(&client, server, load, args.seconds))?;
+        reached &= report::print("vhost-user-blk, files in memory", &servers, &loads, &cells);
+    }
+    Ok(reached)
+}
+
+/// Every load by every server in every round.
+fn measure(
+    args: &Args,
+    servers: &Servers,
+    loads: &[Load],
+    run: impl Fn(&Server, &Load) -> Result<Measured>,
+) -> Result<Vec<Cell>> {
+    let mut cells: Vec<Cell> = loads.iter().flat_map(|_| servers.all()).map(|_| Cell::default()).collect();
+    for round in 0..args.rounds {
+        for (load, row) in loads.iter().zip(cells.chunks_mut(servers.all().len())) {
+            // Whoever is first finds the caches of the processor as another load has left them.
+            let count = servers.all().len();
+            for turn in 0..count {
+                let at = (turn + round) % count;
+                let server = &servers.all()[at];
+                let measured =
+                    run(server, load).with_context(|| format!("{} at {}", server.name, load.name))?;
+                row[at].0.push(measured);
+            }
+        }
+        eprintln!("round {} of {}", round + 1, args.rounds);
+    }
+    Ok(cells)
+}
