@@ -1,5 +1,5 @@
 # The menu. Each target installs what is missing (Debian packages with apt when root) or prints the exact line, builds, and does its job.
-.PHONY: test demo setup fuzz sim bench-model coverage mutants
+.PHONY: test demo setup fuzz sim bench bench-model coverage mutants
 
 test: # Format, lints, every test, real kernels as judges; ends with "N passed, 0 failed, M skipped".
 	@tests/run
@@ -17,6 +17,9 @@ sim: # The whole engine on simulated devices, with fresh seeds, crashes and fail
 	@cargo run --quiet --release --package bcached-sim --bin sim -- hunt --seconds $${SIM_SECONDS:-300}
 	@if [ -e "$$(rustc --print target-libdir)/../bin/llvm-cov" ]; then cargo xtask coverage; \
 	else echo "no share of the engine's lines: rustup component add llvm-tools"; fi
+
+bench: # This daemon beside nbdkit, qemu-nbd and qemu-storage-daemon, on the same bytes, as ratios (BENCH_ROUNDS); ten minutes.
+	@cargo xtask bench --rounds $${BENCH_ROUNDS:-7}
 
 bench-model: # The engine on models of real drives, in virtual time: what docs/performance.md promises, beside its bounds; eight minutes.
 	@cargo run --quiet --release --package bcached-sim --bin sim -- bench-model

@@ -5,7 +5,7 @@ use super::fio::Load;
 use anyhow::{Context as _, Result, bail};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -133,6 +133,13 @@ impl Servers {
     }
 }
 
+/// A file whose space is there already, as a device's is, and whose memory has been touched, as that of the others' image.
+fn zeroes(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    std::io::copy(&mut std::io::repeat(0).take(bytes), &mut file)?;
+    Ok(file.flush()?)
+}
+
 /// Bytes that do not compress, the same each time; made once.
 fn image(place: &Path) -> Result<PathBuf> {
     let path = place.join("image");
@@ -164,9 +171,7 @@ fn ours(place: &Path, bcached: &Path, way: &str) -> Result<Server> {
     let at = place.join(way);
     std::fs::create_dir(&at)?;
     let cache = at.join("ssd");
-    // Its space is there already, as a device's is, and as that of the others' image.
-    let mut allocate = Command::new("fallocate");
-    quietly(allocate.arg("--length").arg((8 * VOLUME_BYTES).to_string()).arg(&cache))?;
+    zeroes(&cache, 8 * VOLUME_BYTES)?;
     let mut make = Command::new(bcached);
     make.args(["make", "--writeback", "--cache"]).arg(&cache);
     let mut text = format!(
@@ -176,7 +181,7 @@ fn ours(place: &Path, bcached: &Path, way: &str) -> Result<Server> {
     for volume in VOLUMES {
         let backing = at.join(volume);
         // A superblock's worth more, so that the volume is as large as what the others serve.
-        File::create(&backing)?.set_len(VOLUME_BYTES + (1 << 20))?;
+        zeroes(&backing, VOLUME_BYTES + (1 << 20))?;
         make.arg("--backing").arg(&backing);
         // A quarter of the cache is dirty at most: below the target, write-back goes at its least, as beside any load.
         let _written = write!(
