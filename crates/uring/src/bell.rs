@@ -48,6 +48,11 @@ impl Signals {
         if self.raised.load(Ordering::SeqCst) == 0 { 0 } else { self.raised.swap(0, Ordering::SeqCst) }
     }
 
+    /// Whether anything has been raised since the last [`Signals::take`].
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire) != 0
+    }
+
     /// Announces sleep. False: something was raised meanwhile, do not sleep.
     #[must_use = "a driver that sleeps on `false` may sleep for ever"]
     pub(crate) fn fall_asleep(&self) -> bool {

@@ -11,11 +11,13 @@ use crate::disks::{DiskTable, Disks};
 use crate::guest::Guests;
 use crate::perform::perform;
 use crate::ring::{Reaped, Ring};
+use crate::spin::Spin;
 use crate::threads::Pool;
 use crate::work::{Action, Work};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
 use io_uring::IoUring;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// See the file's head.
 pub(crate) struct RingDriver {
@@ -28,6 +30,7 @@ pub(crate) struct RingDriver {
     /// Ended without the ring: refused, or done at once.
     ended: Vec<Completion>,
     guests: Guests,
+    spin: Spin,
 }
 
 impl RingDriver {
@@ -48,6 +51,7 @@ impl RingDriver {
             clock: Clock::new(),
             ended: Vec::new(),
             guests,
+            spin: Spin::new(),
         }
     }
 
@@ -102,9 +106,15 @@ impl Driver for RingDriver {
                 continue;
             }
             let Some(left) = self.clock.remaining(until) else { return };
-            if self.signals.fall_asleep() {
-                self.ring.sleep(left);
-                self.signals.wake_up();
+            let Self { spin, ring, signals, .. } = self;
+            if spin.look_on(left, || signals.is_raised() || ring.has_news()) {
+                continue;
+            }
+            if signals.fall_asleep() {
+                let asleep = Instant::now();
+                ring.sleep(left);
+                signals.wake_up();
+                spin.slept(asleep.elapsed());
             }
         }
     }

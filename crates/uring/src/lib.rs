@@ -28,6 +28,7 @@ pub mod passed;
 mod perform;
 pub mod probe;
 mod ring;
+mod spin;
 mod threads;
 pub mod udev;
 mod work;

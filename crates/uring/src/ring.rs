@@ -213,6 +213,11 @@ impl Ring {
         }
     }
 
+    /// Whether something has completed, or will be told to have if the kernel is asked.
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.ring.submission().taskrun() || !self.ring.completion().is_empty()
+    }
+
     /// Submits, and sleeps until something completes (a raised signal is a completion too) or `limit` is over.
     pub(crate) fn sleep(&mut self, limit: Duration) {
         if !self.fill() && (self.in_kernel < self.in_kernel_max || !self.is_watching) {

@@ -1,0 +1,73 @@
+//! Waiting awake, for what comes soon.
+//!
+//! To fall asleep and to be woken takes a processor longer than a small request does; where one client asks one thing at a time, the next
+//! comes before that is over. So a driver whose last waits were short looks on for a while before it sleeps. One whose waits are long sleeps at
+//! once: a machine with nothing to do is left alone.
+
+use std::time::{Duration, Instant};
+
+/// So long at most. A device's answer takes longer, and nobody looks on for that.
+const AWAKE_MAX: Duration = Duration::from_micros(50);
+/// Less is none.
+const AWAKE_MIN: Duration = Duration::from_micros(5);
+
+/// How long a driver looks on.
+pub(crate) struct Spin {
+    limit: Duration,
+    /// Who is alone on the only processor keeps those from it for whom it waits.
+    is_alone: bool,
+}
+
+impl Spin {
+    pub(crate) fn new() -> Self {
+        let is_alone = std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
+        Self { limit: Duration::ZERO, is_alone }
+    }
+
+    /// Looks on until `is_here`, as long as the last waits make it worth while and no longer than `left`; whether it came.
+    pub(crate) fn look_on(&self, left: Duration, mut is_here: impl FnMut() -> bool) -> bool {
+        let limit = self.limit.min(left);
+        if limit < AWAKE_MIN {
+            return false;
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..16 {
+                if is_here() {
+                    return true;
+                }
+                core::hint::spin_loop();
+            }
+            if start.elapsed() >= limit {
+                return false;
+            }
+        }
+    }
+
+    /// It has slept so long, beyond what it looked on for.
+    pub(crate) fn slept(&mut self, time: Duration) {
+        self.limit = if time <= AWAKE_MAX && !self.is_alone { AWAKE_MAX } else { self.limit / 2 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_waits_are_waited_for_awake_and_long_ones_are_not() {
+        let mut spin = Spin { limit: Duration::ZERO, is_alone: false };
+        assert!(!spin.look_on(AWAKE_MAX, || true), "nothing is known: it sleeps at once");
+        spin.slept(Duration::from_micros(20));
+        assert!(spin.look_on(AWAKE_MAX, || true));
+        assert!(!spin.look_on(AWAKE_MAX, || false), "it ends");
+        assert!(!spin.look_on(Duration::ZERO, || true), "there is no time");
+        for _ in 0..4 {
+            spin.slept(Duration::from_millis(1));
+        }
+        assert!(!spin.look_on(AWAKE_MAX, || true), "they have been long for a while");
+        let mut alone = Spin { limit: Duration::ZERO, is_alone: true };
+        alone.slept(Duration::ZERO);
+        assert!(!alone.look_on(AWAKE_MAX, || true));
+    }
+}
