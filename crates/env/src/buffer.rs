@@ -31,16 +31,6 @@ impl Buffer {
         Self(memory)
     }
 
-    /// As long as that; what is new is zero.
-    pub(crate) fn resize(&mut self, bytes: usize) {
-        self.0.resize(bytes, 0);
-    }
-
-    /// Bytes that it has room for.
-    pub(crate) fn capacity(&self) -> usize {
-        self.0.capacity()
-    }
-
     /// A fresh aligned buffer holding `bytes`.
     #[must_use]
     pub fn copied_from(bytes: &[u8]) -> Self {

@@ -2,13 +2,16 @@
 //!
 //! Fresh large memory costs more than what is done with it: the system clears it page by page as it is touched, takes it back when it is
 //! freed, and clears it again for the next request.
+//!
+//! Only pieces of some sizes are kept, and each is lent as long as it is: of what comes back cut shorter nobody could tell how much memory is
+//! behind it.
 
 use crate::buffer::{ALIGNMENT, Buffer, Payload};
 use alloc::vec::Vec;
 
 /// The smallest piece, in bytes.
 const SMALLEST: usize = 4096;
-/// The largest, in bytes; larger memory is fresh each time.
+/// The largest, in bytes.
 const LARGEST: usize = 2 << 20;
 /// Sizes of pieces: powers of two.
 const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
@@ -20,7 +23,7 @@ pub struct Stock {
     shelves: [Shelf; SIZES],
     /// Counts pieces that are taken.
     taken: u64,
-    /// Bytes of all pieces that lie here.
+    /// Bytes of all pieces that lie here, with what aligns them.
     bytes: usize,
     bytes_max: usize,
 }
@@ -44,43 +47,34 @@ impl Stock {
     /// them gives none of them away before they have been overwritten.
     #[must_use]
     pub fn take(&mut self, bytes: usize) -> Buffer {
-        let size = bytes.max(SMALLEST).next_power_of_two();
-        if size > LARGEST {
-            return Buffer::zeroed(bytes);
-        }
+        let Some(shelf) = shelf_of(bytes) else { return Buffer::zeroed(bytes) };
         self.taken += 1;
-        let shelf = &mut self.shelves[shelf_of(size)];
+        let shelf = &mut self.shelves[shelf];
         shelf.used = self.taken;
-        let mut buffer = match shelf.pieces.pop() {
-            Some(piece) => {
-                self.bytes -= size;
-                piece
-            }
-            None => Buffer::zeroed(size),
-        };
-        buffer.resize(bytes);
-        buffer
+        let Some(piece) = shelf.pieces.pop() else { return Buffer::zeroed(bytes) };
+        self.bytes -= cost(bytes);
+        piece
     }
 
-    /// Keeps memory for later, if there is room for it.
+    /// Keeps memory that was taken for later, if there is room for it.
     pub fn put(&mut self, buffer: Buffer) {
-        let capacity = buffer.capacity();
-        if capacity < SMALLEST || buffer.as_slice().as_ptr().align_offset(ALIGNMENT) != 0 {
+        let size = buffer.len();
+        let Some(own) = shelf_of(size) else { return };
+        if buffer.as_slice().as_ptr().align_offset(ALIGNMENT) != 0 {
             return;
         }
-        let size = 1 << capacity.min(LARGEST).ilog2();
         // One size must not keep others out: those go that were not asked for for longest.
-        while self.bytes + size > self.bytes_max {
+        while self.bytes + cost(size) > self.bytes_max {
             let filled = self.shelves.iter().enumerate().filter(|(_, shelf)| !shelf.pieces.is_empty());
             let Some((longest, _)) = filled.min_by_key(|(_, shelf)| shelf.used) else { return };
-            if longest == shelf_of(size) {
+            if longest == own {
                 return;
             }
             self.shelves[longest].pieces.pop();
-            self.bytes -= SMALLEST << longest;
+            self.bytes -= cost(SMALLEST << longest);
         }
-        self.bytes += size;
-        self.shelves[shelf_of(size)].pieces.push(buffer);
+        self.bytes += cost(size);
+        self.shelves[own].pieces.push(buffer);
     }
 
     /// The same for what was written, unless others still have it.
@@ -91,8 +85,15 @@ impl Stock {
     }
 }
 
-const fn shelf_of(size: usize) -> usize {
-    (size / SMALLEST).ilog2() as usize
+/// Where pieces of this size lie, if they are kept.
+fn shelf_of(bytes: usize) -> Option<usize> {
+    let is_size = bytes.is_power_of_two() && (SMALLEST..=LARGEST).contains(&bytes);
+    is_size.then(|| (bytes / SMALLEST).ilog2() as usize)
+}
+
+/// Bytes of memory that a piece takes.
+const fn cost(size: usize) -> usize {
+    size + ALIGNMENT
 }
 
 #[cfg(test)]
@@ -116,28 +117,49 @@ mod tests {
         let place = half.as_slice().as_ptr();
         half.join(whole);
         stock.put(half);
-        let again = stock.take(5000);
-        assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 5000));
-        stock.put(again);
-        assert_eq!(stock.take(8192).len(), 8192, "the rest of it is there again");
+        let again = stock.take(8192);
+        assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 8192));
+    }
+
+    /// A reader of odd sizes made each piece seem smaller every time it came back, until thousands of large ones were counted as small ones.
+    #[test]
+    fn what_is_kept_is_as_large_as_it_is_counted() {
+        let mut stock = Stock::new(1 << 20);
+        for round in 0..2000 {
+            let bytes =
+                [LARGEST, (1 << 20) + 4096, (64 << 10) + 512, 8192 + 4096, 4096, 512, 32 << 20][round % 7];
+            // As the engine reads: in pieces, of which nothing is left over.
+            let mut rest = stock.take(bytes);
+            let mut read = rest.split_to(bytes / 2);
+            let second = rest.split_to(rest.len());
+            read.join(second);
+            assert_eq!(read.len(), bytes);
+            stock.put(read);
+        }
+        let kept = |shelf: usize| {
+            stock.shelves[shelf].pieces.iter().map(move |piece| (piece.len(), SMALLEST << shelf))
+        };
+        for (length, size) in (0..SIZES).flat_map(kept) {
+            assert_eq!(length, size);
+        }
+        assert!(stock.shelves[1].pieces.is_empty(), "nobody took one of 8 KiB");
     }
 
     #[test]
     fn no_more_is_kept_than_may_be() {
         let mut stock = Stock::new(1 << 20);
-        for bytes in [LARGEST + 1, LARGEST, 1 << 20, 4096, 4097, 60_000, 1] {
+        for bytes in [2 * LARGEST, LARGEST, 1 << 19, 4096, 4097, 60_000, 1] {
             let taken: Vec<Buffer> = (0..300).map(|_| stock.take(bytes)).collect();
             assert!(taken.iter().all(|buffer| buffer.len() == bytes));
             taken.into_iter().for_each(|buffer| stock.put(buffer));
-            let kept: usize =
-                (0..SIZES).map(|shelf| stock.shelves[shelf].pieces.len() * (SMALLEST << shelf)).sum();
-            assert_eq!(stock.bytes, kept);
-            assert!(kept <= 1 << 20);
+            let of_shelf = |shelf: usize| stock.shelves[shelf].pieces.len() * cost(SMALLEST << shelf);
+            assert_eq!(stock.bytes, (0..SIZES).map(of_shelf).sum());
+            assert!(stock.bytes <= 1 << 20);
         }
-        assert_eq!(stock.shelves[0].pieces.len(), 256, "what is in use has driven out what was before it");
-        let taken = stock.take(1 << 20);
+        assert_eq!(stock.shelves[0].pieces.len(), 128, "what is in use has driven out what was before it");
+        let taken = stock.take(1 << 19);
         let place = taken.as_slice().as_ptr();
         stock.put(taken);
-        assert_eq!(stock.take(1 << 20).as_slice().as_ptr(), place, "large ones drive out small ones as well");
+        assert_eq!(stock.take(1 << 19).as_slice().as_ptr(), place, "large ones drive out small ones as well");
     }
 }

@@ -111,11 +111,13 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: &Caller)
         since: catalog.since.get(),
         claim: None,
     });
+    // However it ends, the writer hears of it.
+    let ending = lane.clone().map(EndsLane);
     let (reader, result) = reader.run(lane.as_deref());
     let Reader { requests, claim, .. } = *reader;
     // Nothing more is asked: the writer ends with the last reply.
     drop(requests);
-    lane.iter().for_each(|lane| lane.end());
+    drop(ending);
     if writer.join().is_err() {
         tracing::error!(
             event = "nbd-connection-failed",
@@ -126,6 +128,15 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: &Caller)
     // Only now is everything that this connection wrote done.
     drop(claim);
     result
+}
+
+/// Ends a lane when it is dropped.
+struct EndsLane(Arc<Lane>);
+
+impl Drop for EndsLane {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// The exports, as offered to one client.
@@ -251,7 +262,9 @@ impl Reader {
                 self = lane.lend_reader(self, stall);
             }
             match self.serve_one() {
-                Ok(Some(bytes)) => was_large = bytes > SMALL_BYTES_MAX,
+                Ok(Some(bytes)) => {
+                    was_large = bytes > SMALL_BYTES_MAX || !self.source.fits(HEADER_BYTES + bytes);
+                }
                 Ok(None) => break,
                 Err(error) => return (self, Err(error)),
             }

@@ -276,7 +276,7 @@ impl Guest for Lent {
 
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
         // Taken before the look, so that what rings during it is not missed.
-        if self.lane.rung.swap(false, Ordering::AcqRel) {
+        if self.lane.rung.load(Ordering::Relaxed) && self.lane.rung.swap(false, Ordering::AcqRel) {
             self.look();
         }
         if self.wants_poll && !self.is_armed && push(Command::Readable { tag: 0 }) {
@@ -292,6 +292,10 @@ impl Guest for Lent {
     fn is_over(&self) -> bool {
         let has_nothing = self.reader.is_none() && self.writer.is_none();
         has_nothing && !self.is_armed && self.lane.is_ending.load(Ordering::Acquire)
+    }
+
+    fn leaves_first(&self) -> bool {
+        true
     }
 }
 

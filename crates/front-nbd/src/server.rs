@@ -531,11 +531,10 @@ impl Shared {
         let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
         let thread = self.spawn(format!("nbd-{number}"), move || {
             // Marks the end also of a connection that panics.
-            let _ending = Ending { shared: &shared, number };
+            let _ending = Ending { shared: &shared, number, socket: &served };
             if let Err(broken) = serve(&shared, &served, &caller) {
                 shared.broke_off(number, &broken);
             }
-            served.end();
         })?;
         connections.next += 1;
         connections.live.insert(number, Live { client, socket, thread, done: false, cut: false });
@@ -582,10 +581,12 @@ impl Shared {
 struct Ending<'a> {
     shared: &'a Shared,
     number: u64,
+    socket: &'a Socket,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
+        self.socket.end();
         if let Some(live) = self.shared.lock().live.get_mut(&self.number) {
             live.done = true;
         }

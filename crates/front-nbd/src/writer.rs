@@ -46,7 +46,9 @@ pub(crate) struct Writer {
 const REPLIES_MAX: usize = 64;
 
 /// Calls that the ring makes before others have their turn.
-const CALLS_MAX: usize = 4;
+const CALLS_MAX: usize = 2;
+/// Bytes of content in each of them, unless the first reply alone has more.
+const BYTES_MAX: usize = 128 << 10;
 
 /// The first replies of a batch, as they go out.
 pub(crate) struct Outgoing {
@@ -71,7 +73,7 @@ impl Outgoing {
         self.heads.clear();
         (self.count, self.bytes, self.sent) = (0, 0, 0);
         for ((pending, reply), end) in batch.iter().zip(&mut self.ends) {
-            if self.count > 0 && is_large(reply) {
+            if self.count > 0 && (is_large(reply) || self.bytes + content_of(reply).len() > BYTES_MAX) {
                 break;
             }
             let content = pending.awaited.encode(structured, reply, &mut self.heads);
@@ -168,6 +170,8 @@ impl Writer {
             // Its thread finds out what is wrong with the socket.
             let Ok(sent) = self.socket.send_now(&slices[..2 * outgoing.count]) else { return Now::Thread };
             outgoing.sent = sent;
+            // What went is to the peer's credit, whoever sent it.
+            self.pace.moved(sent);
             if sent < outgoing.bytes {
                 return Now::Thread;
             }

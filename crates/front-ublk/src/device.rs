@@ -188,8 +188,10 @@ impl Device {
         }
         device.host(&info, export, guests, on_end)?;
         device.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
-        // It may have grown since. What this kernel cannot be told is seen when the device is made anew.
-        let _is_told = device.resize(export.sectors)?;
+        // It may have grown since. What the kernel cannot be told is seen when the device is made anew.
+        if let Err(error) = device.resize(export.sectors) {
+            tracing::warn!(event = "ublk-not-resized", "{}: {error}", device.path().display());
+        }
         Ok(device)
     }
 

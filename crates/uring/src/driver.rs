@@ -31,6 +31,8 @@ pub(crate) struct RingDriver {
     ended: Vec<Completion>,
     guests: Guests,
     spin: Spin,
+    /// Bytes that were copied in this turn.
+    copied: usize,
 }
 
 impl RingDriver {
@@ -52,7 +54,21 @@ impl RingDriver {
             ended: Vec::new(),
             guests,
             spin: Spin::new(),
+            copied: 0,
         }
+    }
+
+    /// Whether a copy in memory is all there is to do, and this turn has time for it.
+    fn may_copy(&mut self, work: &Work) -> bool {
+        let bytes = match &work.action {
+            Action::Read { buffer, .. } => buffer.len(),
+            Action::Write { payload, .. } => payload.len(),
+            Action::Flush => 0,
+            Action::Discard { .. } | Action::Zero { .. } => return false,
+        };
+        let may = work.device.in_memory() && bytes <= COPY_MAX && self.copied + bytes <= COPIES_MAX;
+        self.copied += if may { bytes } else { 0 };
+        may
     }
 
     /// Everything that has happened, without a system call. True if guests want a turn.
@@ -84,7 +100,7 @@ impl Driver for RingDriver {
     fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
         match Work::new(self.table.get(disk), token, op, &self.counters) {
             Err(completion) => self.ended.push(completion),
-            Ok(work) if is_copy(&work) => self.ended.push(perform(work, &self.counters)),
+            Ok(work) if self.may_copy(&work) => self.ended.push(perform(work, &self.counters)),
             Ok(work) if Ring::can_do(&work) => self.ring.start(work),
             Ok(work) => {
                 count(&self.counters.helped);
@@ -95,6 +111,7 @@ impl Driver for RingDriver {
 
     fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
         self.table.renew();
+        self.copied = 0;
         loop {
             self.ring.submit();
             let guests_want = self.collect(events);
@@ -107,14 +124,16 @@ impl Driver for RingDriver {
             }
             let Some(left) = self.clock.remaining(until) else { return };
             let Self { spin, ring, signals, .. } = self;
+            // What completions have made ready goes first: nothing else tells of it.
+            ring.submit();
+            let began = Instant::now();
             if spin.look_on(left, || signals.is_raised() || ring.has_news()) {
                 continue;
             }
             if signals.fall_asleep() {
-                let asleep = Instant::now();
                 ring.sleep(left);
                 signals.wake_up();
-                spin.slept(asleep.elapsed());
+                spin.waited(began.elapsed());
             }
         }
     }
@@ -136,16 +155,8 @@ impl Driver for RingDriver {
 /// would copy no faster, and to be woken for each piece makes a stream of them three times as slow.
 const COPY_MAX: usize = 512 << 10;
 
-/// Whether that is all there is to do.
-fn is_copy(work: &Work) -> bool {
-    let bytes = match &work.action {
-        Action::Read { buffer, .. } => buffer.len(),
-        Action::Write { payload, .. } => payload.len(),
-        Action::Flush => 0,
-        Action::Discard { .. } | Action::Zero { .. } => return false,
-    };
-    work.device.in_memory() && bytes <= COPY_MAX
-}
+/// Bytes in one turn: others are looked after, too.
+const COPIES_MAX: usize = 2 << 20;
 
 impl Drop for RingDriver {
     fn drop(&mut self) {

@@ -31,6 +31,11 @@ pub trait Guest: Send {
 
     /// Nothing of it is in the kernel, and nothing will be: it can be dropped.
     fn is_over(&self) -> bool;
+
+    /// When the ring ends it need not wait for its commands.
+    fn leaves_first(&self) -> bool {
+        false
+    }
 }
 
 /// What a guest has the kernel do.

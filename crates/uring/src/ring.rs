@@ -120,7 +120,7 @@ impl Ring {
     pub(crate) fn start(&mut self, work: Work) {
         let key = self.operations.insert(Operation { work, done: 0, attempts: 0 });
         self.backlog.push_back(key);
-        self.fill();
+        self.fill_operations();
         if self.backlog.back() == Some(&key) {
             count(&self.counters.queued);
         }
@@ -177,9 +177,12 @@ impl Ring {
             self.is_watching =
                 unsafe { self.ring.submission().push(&poll.build().user_data(SIGNALS)) }.is_ok();
         }
-        if !self.guests.is_empty() && !self.turn_guests() {
-            return false;
-        }
+        let has_room = self.guests.is_empty() || self.turn_guests();
+        has_room && self.fill_operations()
+    }
+
+    /// Pushes the operations that there is room for; true if none is left over.
+    fn fill_operations(&mut self) -> bool {
         while self.in_kernel < self.in_kernel_max {
             let Some(key) = self.backlog.pop_front() else { return true };
             let operation = &mut self.operations[key];
@@ -328,6 +331,8 @@ impl Operation {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.backlog.clear();
+        // Who can goes on elsewhere now, and not when a device that hangs has answered.
+        self.guests.retain(|_, hosted| !hosted.guest.leaves_first());
         let deadline = Instant::now() + CLOSE_MAX;
         while self.in_kernel > 0 && Instant::now() < deadline {
             let time = Timespec::new().nsec(100_000_000);

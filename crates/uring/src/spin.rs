@@ -44,8 +44,8 @@ impl Spin {
         }
     }
 
-    /// It has slept so long, beyond what it looked on for.
-    pub(crate) fn slept(&mut self, time: Duration) {
+    /// It has waited so long, awake and asleep.
+    pub(crate) fn waited(&mut self, time: Duration) {
         self.limit = if time <= AWAKE_MAX && !self.is_alone { AWAKE_MAX } else { self.limit / 2 };
     }
 }
@@ -58,16 +58,17 @@ mod tests {
     fn short_waits_are_waited_for_awake_and_long_ones_are_not() {
         let mut spin = Spin { limit: Duration::ZERO, is_alone: false };
         assert!(!spin.look_on(AWAKE_MAX, || true), "nothing is known: it sleeps at once");
-        spin.slept(Duration::from_micros(20));
+        spin.waited(Duration::from_micros(20));
         assert!(spin.look_on(AWAKE_MAX, || true));
         assert!(!spin.look_on(AWAKE_MAX, || false), "it ends");
         assert!(!spin.look_on(Duration::ZERO, || true), "there is no time");
         for _ in 0..4 {
-            spin.slept(Duration::from_millis(1));
+            // Awake for 50 of them, in vain.
+            spin.waited(Duration::from_micros(60));
         }
         assert!(!spin.look_on(AWAKE_MAX, || true), "they have been long for a while");
         let mut alone = Spin { limit: Duration::ZERO, is_alone: true };
-        alone.slept(Duration::ZERO);
+        alone.waited(Duration::ZERO);
         assert!(!alone.look_on(AWAKE_MAX, || true));
     }
 }
