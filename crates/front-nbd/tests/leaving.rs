@@ -126,6 +126,7 @@ fn the_right_to_write_goes_along() {
     }
     drop(writer);
     wait_until("its end", || served.server().clients().iter().all(|client| !client.writing));
+    assert_eq!(served.go_over(LIMIT), 0);
     early.write(0, 2, 0, &[2; 512]);
     assert_eq!(early.simple(), (EPERM, 2), "for good");
     let mut next = served.tcp();
