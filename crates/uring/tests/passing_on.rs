@@ -41,6 +41,17 @@ fn goes_from_hand_to_hand(path: &Path) {
     drop(claim);
     assert!(matches!(refused(path), DeviceErrorKind::Twice), "the second has it alone");
 
+    // Nobody has taken it: it comes back to who had it.
+    let second = (0..2).fold(second, |second, _| {
+        let back = claim::live();
+        assert_eq!(back.len(), 1, "the claim is the second's");
+        drop(second);
+        claim::inherit(back).expect("it is a device");
+        let again = own(path);
+        claim::settle();
+        again
+    });
+
     let [claim] = claim::live().try_into().expect("the claim is the second's");
     claim::inherit(vec![passed(&claim)]).expect("it is a device");
     drop(claim);

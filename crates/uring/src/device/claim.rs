@@ -105,8 +105,10 @@ impl Drop for Writing {
 
 impl Claims {
     fn remember(&mut self, claim: &Arc<Claim>) {
-        self.live.retain(|live| live.strong_count() > 0);
-        self.live.push(Arc::downgrade(claim));
+        let new = Arc::downgrade(claim);
+        // One that went to another process and came back is known already.
+        self.live.retain(|live| live.strong_count() > 0 && !live.ptr_eq(&new));
+        self.live.push(new);
     }
 }
 
