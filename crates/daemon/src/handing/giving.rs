@@ -57,7 +57,7 @@ impl Successor {
                     .next("stop this one, and start that"))
             }
             Ok(Some((Message::Cannot { failure }, _))) => {
-                Err(refusal(&failure).unwrap_or_else(|| cannot(String::new())))
+                Err(Failure::from_error(&failure).unwrap_or_else(|| cannot(String::new())))
             }
             Ok(Some(_) | None) => Err(cannot("it ended at once, or is no bcached that can".to_owned())),
             Err(error) => Err(cannot(format!("it says nothing: {error}"))),
@@ -100,7 +100,8 @@ impl Successor {
                 Ok(Some((Message::Ready, _))) if self.is_alive() => return Ok(()),
                 Ok(Some((Message::Ready, _))) => return Err(cannot("it has ended".to_owned())),
                 Ok(Some((Message::Cannot { failure }, _))) => {
-                    return Err(refusal(&failure).unwrap_or_else(|| cannot("it does not say why".to_owned())));
+                    return Err(Failure::from_error(&failure)
+                        .unwrap_or_else(|| cannot("it does not say why".to_owned())));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(cannot("it has ended".to_owned())),
@@ -150,10 +151,6 @@ impl Drop for Successor {
     }
 }
 
-fn refusal(failure: &serde_json::Value) -> Option<Failure> {
-    Failure::from_json(&serde_json::json!({ "error": failure }))
-}
-
 /// What a daemon leaves: nothing of it is in use.
 pub struct Heritage {
     /// On all devices.
@@ -171,14 +168,14 @@ pub struct Heritage {
 impl Heritage {
     fn send(&self, link: &Link) -> io::Result<()> {
         for claim in &self.claims {
-            link.send(&Message::Claim, &claim.descriptors()?)?;
+            link.send(&Message::Claim, &claim.descriptors())?;
         }
         for (of, socket) in self.sockets() {
-            link.send(&Message::Socket(of), &[socket.as_fd().try_clone_to_owned()?])?;
+            link.send(&Message::Socket(of), &[socket.as_fd()])?;
         }
         for left in self.nbd.iter().flat_map(|nbd| &nbd.connections) {
             let message = Message::Connection(left.state.clone());
-            link.send(&message, &[left.socket.try_clone()?])?;
+            link.send(&message, &[left.socket.as_fd()])?;
         }
         let paused_seconds = self.since.elapsed().as_secs_f64();
         link.send(&Message::Yours(Yours { paused_seconds, ..self.yours.clone() }), &[])

@@ -280,7 +280,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
             Life::Ended(outcome) => return outcome,
             Life::GoesOn(heritage, failure) => {
                 let known = Course::failed(&failure);
-                let yours = Yours { pid: 0, ..heritage.yours.clone() };
+                let yours = heritage.yours.clone();
                 let (passed, connections) = heritage.take_back().map_err(|error| {
                     Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
                 })?;
