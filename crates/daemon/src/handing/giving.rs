@@ -1,9 +1,11 @@
 //! The old one's side.
 
+use super::Taken;
 use super::link::{Link, Message, Of, Yours};
 use super::{END_LIMIT, HELLO_LIMIT, PROTOCOL, READY_LIMIT, VARIABLE};
 use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
+use crate::passed::Sockets;
 use bcached_front_nbd as nbd;
 use bcached_port::socket::Passed;
 use bcached_port::socket::inherited::{self, Purpose};
@@ -198,18 +200,19 @@ impl Heritage {
     ///
     /// # Errors
     /// No descriptors, or what is there is not what it was.
-    pub fn take_back(mut self) -> io::Result<(crate::passed::Sockets, Vec<nbd::Left>)> {
+    pub fn take_back(mut self) -> io::Result<Taken> {
         claim::inherit(std::mem::take(&mut self.claims))?;
-        let mut passed = crate::passed::Sockets::default();
+        let mut passed = Sockets::default();
         for (of, socket) in self.sockets() {
             keep(of, socket.try_clone()?, &mut passed)?;
         }
-        Ok((passed, self.nbd.map_or_else(Vec::new, |nbd| nbd.connections)))
+        let connections = self.nbd.map_or_else(Vec::new, |nbd| nbd.connections);
+        Ok(Taken { passed, connections, yours: self.yours })
     }
 }
 
 /// Keeps a socket for who is to listen there.
-pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut crate::passed::Sockets) -> io::Result<()> {
+pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut Sockets) -> io::Result<()> {
     let socket = Passed::new(socket).map_err(io::Error::other)?;
     match of {
         Of::Path => inherited::keep(None, socket),

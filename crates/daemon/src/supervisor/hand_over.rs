@@ -4,7 +4,7 @@ use super::fronts::Fronts;
 use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
 use super::table::{VolumeEntry, VolumeState};
-use super::{Event, Phase, Shared, Supervisor};
+use super::{Event, Phase, Shared, Start, Supervisor};
 use crate::control::take_over::{Progress, TakeOver, TakingOver};
 use crate::control::{AskTakeOver, AskTakenOver, Control};
 use crate::failure::{Failure, Kind};
@@ -131,14 +131,15 @@ fn served(volumes: &[VolumeEntry]) -> Vec<String> {
 /// How a process has ended, or that it goes on.
 pub enum Life {
     Ended(Result<(), Failure>),
-    /// Another one was to take over and has not, for this reason.
-    GoesOn(Box<Heritage>, Failure),
+    /// Another one was to take over and has not: what this one goes on with.
+    GoesOn(Box<Start>),
 }
 
 impl Supervisor {
     /// Another process has all there is from now on, unless it cannot.
     pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");
+        let (config, notes) = (self.config_to_go_on_with(), self.notes.clone());
         let (heritage, left) = match self.leave(control) {
             Ok(left) => left,
             Err(failure) => return Life::Ended(Err(failure)),
@@ -150,7 +151,16 @@ impl Supervisor {
             }
             Err(failure) => {
                 tracing::error!(event = "take-over-failed", "{failure}");
-                Life::GoesOn(Box::new(heritage), failure)
+                let known = Course::failed(&failure);
+                match heritage.take_back() {
+                    Ok(taken) => {
+                        let again = Start { config, notes, predecessor: None, taken, known, is_first: false };
+                        Life::GoesOn(Box::new(again))
+                    }
+                    Err(error) => Life::Ended(Err(
+                        Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
+                    )),
+                }
             }
         }
     }
