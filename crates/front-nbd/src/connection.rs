@@ -16,7 +16,7 @@ use crate::proto::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Ste
 use crate::proto::reply::Awaited;
 use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
 use crate::proto::wire::{NbdError, Violation};
-use crate::server::{SMALL_BYTES_MAX, Shared};
+use crate::server::{SMALL_BYTES_MAX, Served, Shared};
 use crate::socket::{Patience, Socket};
 use crate::source::{Look, Source};
 use crate::tls::Tls;
@@ -111,10 +111,13 @@ impl Connection<'_> {
         let lane = ring.as_ref().map(Lane::new);
         let (requests, replies) = match lane.clone() {
             Some(lane) => {
-                shared.is_on(caller.number, &lane);
+                shared.is_served(caller.number, Served::OnRing(Arc::clone(&lane)));
                 route.connect_with_bell::<Pending>(limits.requests, Arc::new(move || lane.ring()))
             }
-            None => route.connect::<Pending>(limits.requests),
+            None => {
+                shared.is_served(caller.number, Served::ByThreads);
+                route.connect::<Pending>(limits.requests)
+            }
         };
         let budget = Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory)));
         let pace = || Pace::new(Arc::clone(&budget), limits.give_way);

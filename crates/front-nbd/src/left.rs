@@ -8,14 +8,13 @@ use crate::connection::Caller;
 use crate::endpoint::Bound;
 use crate::proto::handshake::{Agreed, Offer};
 use crate::proto::request::Session;
-use crate::server::{NbdServer, Newcomer, Shared};
+use crate::server::{Connections, Live, NbdServer, Newcomer, Served, Shared};
 use crate::socket::Socket;
 use bcached_port::{Claim, ExportTable, Moment, NoExport};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A connection between two requests.
@@ -83,6 +82,15 @@ pub struct LeftSocket {
     pub was_passed: bool,
 }
 
+/// Connections that are leaving.
+#[derive(Default)]
+pub(crate) struct Leavers {
+    /// Those that another server is to go on with, so far.
+    left: Vec<Left>,
+    /// How many end instead.
+    ended: usize,
+}
+
 /// A connection that is gone on with.
 pub(crate) struct Resumed {
     pub(crate) session: Session,
@@ -102,14 +110,15 @@ impl NbdServer {
     pub fn leave(mut self, limit: Duration) -> Leaving {
         let shared = Arc::clone(self.shared());
         let deadline = Instant::now() + limit;
-        shared.leaving.store(true, Ordering::SeqCst);
+        // First, so that no connection ends only because this server does.
+        shared.recall_all();
         let listening = self.stop_accepting();
-        let mut ended = shared.recall_all();
+        let mut cut = 0;
         if !shared.wait_all_ended(deadline.min(Instant::now() + HANDSHAKES)) {
             shared.end_handshakes();
-            ended += shared.end_all(deadline);
+            cut = shared.end_all(deadline);
         }
-        let connections = shared.take_left();
+        let Leavers { left: connections, ended } = shared.take_left();
         let sockets = listening.into_iter().filter_map(|socket| match socket.leave() {
             Ok(left) => Some(left),
             Err(error) => {
@@ -117,7 +126,7 @@ impl NbdServer {
                 None
             }
         });
-        Leaving { sockets: sockets.collect(), ended, connections }
+        Leaving { sockets: sockets.collect(), ended: ended + cut, connections }
     }
 
     /// Goes on with connections that another server has left, whose volumes are served. They are let in whatever the limit of connections
@@ -178,14 +187,27 @@ impl State {
 impl Shared {
     /// Whether connections that end now are gone on with elsewhere.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::SeqCst)
+        self.lock().leavers.is_some()
+    }
+
+    /// A connection is served like this from now on. If those that are here are leaving, it does as well.
+    pub(crate) fn is_served(&self, number: u64, served: Served) {
+        let mut connections = self.lock();
+        let Connections { live, leavers, .. } = &mut *connections;
+        let Some(live) = live.get_mut(&number) else { return };
+        live.served = served;
+        if let Some(leavers) = leavers {
+            leavers.recall(live);
+        }
     }
 
     /// A connection is left, unless no descriptor is to be had for it. True if it is.
     pub(crate) fn leave(&self, socket: &Socket, state: State) -> bool {
         match socket.duplicate() {
             Ok(socket) => {
-                self.lock().left.push(Left { socket, state });
+                if let Some(leavers) = &mut self.lock().leavers {
+                    leavers.left.push(Left { socket, state });
+                }
                 true
             }
             Err(error) => {
@@ -195,20 +217,13 @@ impl Shared {
         }
     }
 
-    /// Connections are between two requests as soon as they can be; those that cannot be left end: how many that are.
-    fn recall_all(&self) -> usize {
-        let mut ended = 0;
-        for live in self.lock().live.values().filter(|live| !live.done) {
-            match &live.lane {
-                Some(lane) => lane.recall(),
-                None if live.client.export.is_some() => {
-                    live.socket.end_receiving();
-                    ended += 1;
-                }
-                None => {}
-            }
-        }
-        ended
+    /// Connections are between two requests as soon as they can be, also those that come to their first one now; those that cannot be left
+    /// end.
+    fn recall_all(&self) {
+        let mut connections = self.lock();
+        let Connections { live, leavers, .. } = &mut *connections;
+        let leavers = leavers.insert(Leavers::default());
+        live.values().filter(|live| !live.done).for_each(|live| leavers.recall(live));
     }
 
     fn end_handshakes(&self) {
@@ -217,7 +232,20 @@ impl Shared {
         idle.for_each(|live| live.socket.end_receiving());
     }
 
-    fn take_left(&self) -> Vec<Left> {
-        std::mem::take(&mut self.lock().left)
+    fn take_left(&self) -> Leavers {
+        self.lock().leavers.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl Leavers {
+    fn recall(&mut self, live: &Live) {
+        match &live.served {
+            Served::OnRing(lane) => lane.recall(),
+            Served::ByThreads => {
+                live.socket.end_receiving();
+                self.ended += 1;
+            }
+            Served::NotYet => {}
+        }
     }
 }

@@ -11,7 +11,7 @@
 use crate::connection::{Broken, Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::lane::{Lane, Rings};
-use crate::left::{Left, State};
+use crate::left::{Leavers, State};
 use crate::limits::{Limits, memory, stock_of};
 use crate::pace::InTheWay;
 use crate::proto::handshake::Offer;
@@ -109,8 +109,6 @@ pub(crate) struct Shared {
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
-    /// What is here goes on elsewhere.
-    pub(crate) leaving: AtomicBool,
     /// Nobody is accepted yet.
     closed: AtomicBool,
 }
@@ -119,8 +117,8 @@ pub(crate) struct Shared {
 pub(crate) struct Connections {
     next: u64,
     pub(crate) live: BTreeMap<u64, Live>,
-    /// Those that another server is to go on with.
-    pub(crate) left: Vec<Left>,
+    /// Once what is here goes on elsewhere.
+    pub(crate) leavers: Option<Leavers>,
     /// Connections cut or closed for want of a place.
     crowded_out: Quiet,
     /// Connections cut because they did not move.
@@ -142,11 +140,20 @@ pub(crate) struct Newcomer {
     pub(crate) left: Option<State>,
 }
 
+/// How the requests of a connection are served.
+pub(crate) enum Served {
+    /// It has not come so far.
+    NotYet,
+    /// On the engine's ring.
+    OnRing(Arc<Lane>),
+    /// By its threads alone.
+    ByThreads,
+}
+
 pub(crate) struct Live {
     pub(crate) client: Client,
     pub(crate) socket: Arc<Socket>,
-    /// Its place on the engine's ring.
-    pub(crate) lane: Option<Arc<Lane>>,
+    pub(crate) served: Served,
     thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
     pub(crate) done: bool,
@@ -205,7 +212,6 @@ impl NbdServer {
             ended: Condvar::new(),
             wake,
             stopping: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
             closed: AtomicBool::new(options.closed),
         });
         let accepting = Arc::clone(&shared);
@@ -343,13 +349,6 @@ impl Shared {
             client.export = Some(export.to_owned());
             client.read_only = read_only;
         });
-    }
-
-    /// A connection is served on the engine's ring.
-    pub(crate) fn is_on(&self, number: u64, lane: &Arc<Lane>) {
-        if let Some(live) = self.lock().live.get_mut(&number) {
-            live.lane = Some(Arc::clone(lane));
-        }
     }
 
     /// A connection has been given the right to write.
@@ -503,7 +502,9 @@ impl Shared {
             }
         })?;
         connections.next += 1;
-        connections.live.insert(number, Live { client, socket, lane: None, thread, done: false, cut: false });
+        connections
+            .live
+            .insert(number, Live { client, socket, served: Served::NotYet, thread, done: false, cut: false });
         Ok(())
     }
 

@@ -127,6 +127,20 @@ fn the_right_to_write_goes_along() {
     assert_eq!(next.simple(), (0, 5), "nobody else has begun");
 }
 
+/// Who has only just chosen a volume goes along like all others, and who has just gone is nobody's business.
+#[test]
+fn who_has_only_just_come_goes_along() {
+    let Some(mut served) = serve_on_a_ring() else { return };
+    for round in 0..200 {
+        drop(served.unix());
+        served.unix().enter_plainly("archive");
+        let mut client = served.unix();
+        client.enter_plainly("tank");
+        assert_eq!(served.go_over(LIMIT), 0, "round {round}");
+        assert_eq!(client.read(0, 512).len(), 512, "round {round}");
+    }
+}
+
 /// One that stops in the middle of a request, one that takes no replies and one that never chose a volume hold up nobody for longer than
 /// the limit; the others go on.
 #[test]
