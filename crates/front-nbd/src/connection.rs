@@ -74,7 +74,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: &Caller)
 
     let limits = &shared.limits;
     // The engine's thread does not decrypt: TLS costs those who want it.
-    let ring = if caller.tls.is_none() { shared.rings.of(export.uuid) } else { None };
+    let ring = if caller.tls.is_none() { shared.rings.of(export.uuid.0) } else { None };
     let lane = ring.as_ref().map(Lane::new);
     let (requests, replies) = match lane.clone() {
         Some(lane) => route.connect_with_bell::<Pending>(limits.requests, Arc::new(move || lane.ring())),

@@ -35,7 +35,7 @@ mod source;
 mod tls;
 mod writer;
 
+pub use bcached_uring::Rings;
 pub use endpoint::{Bound, Endpoint, ListenError, Place};
-pub use lane::Rings;
 pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};
 pub use tls::{Part, Tls, TlsError};

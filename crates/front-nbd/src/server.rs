@@ -10,12 +10,12 @@
 
 use crate::connection::{Broken, Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
-use crate::lane::Rings;
 use crate::pace::InTheWay;
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
 use crate::tls::Tls;
 use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
+use bcached_uring::Rings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};

@@ -61,7 +61,7 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     let endpoints = places.map(Into::into).to_vec();
     let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
     for export in exports.served() {
-        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid, ring.guests.clone()));
+        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
     }
     let options = Options { endpoints, closed: false, limits, tls, rings };
     let server = NbdServer::start(options, exports.clone()).expect("starts");
