@@ -224,6 +224,21 @@ struct Start {
     is_first: bool,
 }
 
+#[cfg(test)]
+impl Start {
+    /// A process of its own, whose notes lie nowhere.
+    fn of(config: Config) -> Self {
+        Self {
+            config,
+            notes: PathBuf::from("/nonexistent"),
+            predecessor: None,
+            taken: Taken::default(),
+            known: TakingOver::default(),
+            is_first: true,
+        }
+    }
+}
+
 /// Why the loop has ended.
 enum End {
     /// Somebody wants the daemon to stop.
