@@ -107,7 +107,7 @@ impl Connection<'_> {
         let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
         let limits = &shared.limits;
         // The engine's thread does not decrypt: TLS costs those who want it.
-        let ring = if caller.tls.is_none() { shared.rings.of(export.uuid) } else { None };
+        let ring = if caller.tls.is_none() { shared.rings.of(export.uuid.0) } else { None };
         let lane = ring.as_ref().map(Lane::new);
         let (requests, replies) = match lane.clone() {
             Some(lane) => {

@@ -18,28 +18,11 @@
 use crate::connection::Reader;
 use crate::socket::Socket;
 use crate::writer::Writer;
-use bcached_port::Uuid;
 use bcached_uring::{Bell, Command, Guest, Guests};
-use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// The rings of the engines that serve the volumes. Clones are the same ones.
-#[derive(Clone, Default, Debug)]
-pub struct Rings(Arc<Mutex<BTreeMap<Uuid, Guests>>>);
-
-impl Rings {
-    /// The volume is served by an engine with this ring; connections from now on come there.
-    pub fn insert(&self, volume: Uuid, ring: Guests) {
-        locked(&self.0).insert(volume, ring);
-    }
-
-    pub(crate) fn of(&self, volume: Uuid) -> Option<Guests> {
-        locked(&self.0).get(&volume).cloned()
-    }
-}
 
 /// What the threads of a connection and the ring have in common.
 pub(crate) struct Lane {

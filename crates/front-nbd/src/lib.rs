@@ -37,8 +37,8 @@ mod source;
 mod tls;
 mod writer;
 
+pub use bcached_uring::Rings;
 pub use endpoint::{Bound, Endpoint, ListenError, Place};
-pub use lane::Rings;
 pub use left::{Leaving, Left, LeftSocket, Right, State};
 pub use limits::{Limits, memory};
 pub use server::{Client, NbdServer, Options, StartError, StillBusy};

@@ -10,7 +10,7 @@
 
 use crate::connection::{Broken, Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
-use crate::lane::{Lane, Rings};
+use crate::lane::Lane;
 use crate::left::{Leavers, State};
 use crate::limits::{Limits, memory, stock_of};
 use crate::pace::InTheWay;
@@ -18,6 +18,7 @@ use crate::proto::handshake::Offer;
 use crate::socket::Socket;
 use crate::tls::Tls;
 use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
+use bcached_uring::Rings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};

@@ -1,8 +1,8 @@
 //! How many requests a second pass through here, to a volume in memory: what the front end and the port cost, with a
 //! driver that sleeps when it waits: `cargo bench -p bcached-front-vhost --bench rates`. Figures for people; no time is asserted.
 //!
-//! With `--socket PATH read|write DEPTH SECONDS` it is the client of any vhost-user-blk server, and prints requests a second and requests:
-//! `cargo xtask bench` asks it so.
+//! With `--socket PATH read|write DEPTH SECONDS QUEUES` it is the client of any vhost-user-blk server, with a thread for each queue, and prints
+//! requests a second and requests: `cargo xtask bench` asks it so.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -41,15 +41,20 @@ fn rate(queue: &mut Queue, kind: u32, depth: usize, (sectors, time): (u64, Durat
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["--socket", socket, kind, depth, seconds] => {
+        ["--socket", socket, kind, depth, seconds, queues] => {
             let kind = if *kind == "write" { OUT } else { IN };
             let time = Duration::from_secs(seconds.parse().expect("seconds"));
-            let mut guest = Guest::new(1);
+            let mut guest = Guest::new(queues.parse().expect("queues"));
             let mut vmm = Vmm::connect(Path::new(socket));
             let sectors = vmm.capacity();
             vmm.run(&mut guest, USUAL | EVENT_IDX);
             let depth = depth.parse().expect("a depth");
-            let (rate, done) = rate(&mut guest.queues[0], kind, depth, (sectors, time));
+            let each = std::thread::scope(|scope| {
+                let run = |queue| scope.spawn(move || rate(queue, kind, depth, (sectors, time)));
+                let runs: Vec<_> = guest.queues.iter_mut().map(run).collect();
+                runs.into_iter().map(|run| run.join().expect("no panic")).collect::<Vec<_>>()
+            });
+            let (rate, done) = each.iter().fold((0, 0), |sum, (rate, done)| (sum.0 + rate, sum.1 + done));
             println!("{rate} {done}");
         }
         _ => by_the_front_end_alone(),

@@ -9,11 +9,12 @@ use crate::inflight::{self, Area};
 use crate::memory::{MemoryTable, REGIONS_MAX};
 use crate::notice::Notices;
 use crate::ring::{RING_SIZE_MAX, Ring};
-use crate::serving::{Serving, Taken};
+use crate::serving::{Serving, Share, Taken};
 use bcached_port::ExportTable;
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{
@@ -40,6 +41,23 @@ pub(crate) struct Device {
     wait: Wait,
     /// How long a ring may take to stop.
     drain: Duration,
+    /// The thread of an engine serves its rings.
+    pub(crate) is_lent: bool,
+    /// Whose turn is first on the thread of an engine.
+    first: usize,
+    /// What requests under way were noted in had to be waited for, now or before.
+    has_waited: bool,
+}
+
+/// How a turn of the thread of an engine ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// There is nothing to do but wait.
+    Waits,
+    /// There is more.
+    More,
+    /// Something is for the volume's own thread.
+    Thread,
 }
 
 /// Waits until the bell has rung, or for so long.
@@ -79,6 +97,9 @@ impl Device {
             notices_offered: None,
             wait: setup.wait,
             drain: setup.drain,
+            is_lent: false,
+            first: 0,
+            has_waited: false,
         })
     }
 
@@ -90,6 +111,8 @@ impl Device {
             return false;
         }
         ring.hush(&memory);
+        ring.set_faulty(false);
+        self.serving.begin_turn(Share::of_thread(ring.size()));
         let taken = self.serving.take((index, ring), &memory, false);
         ring.tell(&memory);
         match taken {
@@ -103,8 +126,71 @@ impl Device {
     /// Gives the guest what the engine has answered.
     pub(crate) fn answer(&mut self) {
         let memory = Arc::clone(self.memory.mapped());
-        self.serving.answer(&mut self.rings, &memory);
+        self.serving.begin_turn(Share::of_thread(u16::MAX));
+        while self.serving.answer(&mut self.rings, &memory) {
+            self.serving.begin_turn(Share::of_thread(u16::MAX));
+        }
         self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
+    }
+
+    /// Lends the rings to the thread of an engine, if nothing of them could make it wait; `watch` tells of kicks from then on.
+    pub(crate) fn lend(&mut self, watch: &Arc<OwnedFd>) -> bool {
+        let is_fit = !self.serving.is_abandoned && self.memory.never_waits() && !self.has_waited;
+        let has_any = self.rings.iter().any(Ring::is_running);
+        self.is_lent = is_fit && has_any && self.rings.iter_mut().all(|ring| ring.is_fit(watch));
+        self.is_lent
+    }
+
+    /// A turn of the thread of an engine. `is_rung`: there may be replies, or room for what was kept.
+    pub(crate) fn turn(&mut self, is_rung: bool) -> Turn {
+        let memory = Arc::clone(self.memory.mapped());
+        let was_writing = self.serving.is_writing();
+        self.serving.begin_turn_on_ring();
+        let mut has_more = is_rung && self.serving.answer(&mut self.rings, &memory);
+        self.serving.begin_takes_on_ring();
+        let count = self.rings.len();
+        for place in 0..count {
+            let at = (self.first + place) % count;
+            let (index, ring) = (u16::try_from(at).unwrap_or(u16::MAX), &mut self.rings[at]);
+            let may_take = if self.serving.has_kept(index) { is_rung } else { ring.has_available(&memory) };
+            if !may_take || !ring.is_running() {
+                continue;
+            }
+            ring.hush(&memory);
+            if self.serving.take((index, ring), &memory, false) == Taken::Turn {
+                // Those behind it come first next time.
+                (self.first, has_more) = (at + 1, true);
+                break;
+            }
+        }
+        self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
+        let is_for_thread = self.serving.wants_thread || self.serving.is_abandoned;
+        if is_for_thread || self.serving.is_writing() != was_writing {
+            return Turn::Thread;
+        }
+        if has_more { Turn::More } else { Turn::Waits }
+    }
+
+    /// Whether there is something to be taken that nobody has told of.
+    pub(crate) fn has_news(&self) -> bool {
+        let memory = self.memory.mapped();
+        let has = |(index, ring): (u16, &Ring)| {
+            ring.is_running() && !self.serving.has_kept(index) && ring.has_available(memory)
+        };
+        (0..).zip(&self.rings).any(has)
+    }
+
+    /// Wants kicks; true if there is something already.
+    pub(crate) fn listen(&mut self) -> bool {
+        let memory = Arc::clone(self.memory.mapped());
+        let mut has_any = false;
+        for (index, ring) in (0..).zip(&mut self.rings) {
+            // Who has something kept waits for the bell.
+            if ring.is_running() && !self.serving.has_kept(index) {
+                has_any |= ring.listen(&memory);
+            }
+        }
+        has_any
     }
 
     /// Takes nothing more from any ring.
@@ -116,6 +202,7 @@ impl Device {
     pub(crate) fn finish(&mut self) -> bool {
         self.answer();
         let memory = Arc::clone(self.memory.mapped());
+        self.serving.begin_turn(Share::of_thread(u16::MAX));
         let mut is_idle = true;
         for (index, ring) in (0..).zip(&mut self.rings) {
             if ring.is_started() {
@@ -333,7 +420,9 @@ impl VhostUserBackendReqHandlerMut for Device {
         if usize::from(queues) > self.rings.len() || size > RING_SIZE_MAX {
             return Err(Error::InvalidParam);
         }
-        self.inflight = Some(Area::map(file, area.mmap_offset, queues, size).map_err(refused)?);
+        let area = Area::map(file, area.mmap_offset, queues, size).map_err(refused)?;
+        self.has_waited |= !area.is_memory;
+        self.inflight = Some(area);
         Ok(())
     }
 

@@ -14,7 +14,7 @@
 //! the compiler keeps it. A request that has been answered, but is not yet noted as such, is told by the ring's used
 //! index, which is then ahead of the noted one.
 
-use crate::memory::{MemoryError, map};
+use crate::memory::{MemoryError, is_memory, map};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
@@ -40,6 +40,7 @@ pub(crate) struct Area {
     mapped: Arc<MmapRegion<()>>,
     queues: u16,
     queue_size: u16,
+    pub(crate) is_memory: bool,
 }
 
 /// A queue's part of it.
@@ -80,8 +81,9 @@ pub(crate) fn file(queues: u16, queue_size: u16) -> io::Result<File> {
 impl Area {
     /// Maps one that the VMM hands out.
     pub(crate) fn map(file: File, offset: u64, queues: u16, queue_size: u16) -> Result<Self, MemoryError> {
+        let is_memory = is_memory(&file);
         let mapped = Arc::new(map(file, offset, area_bytes(queues, queue_size))?);
-        Ok(Self { mapped, queues, queue_size })
+        Ok(Self { mapped, queues, queue_size, is_memory })
     }
 
     /// The part of a queue. `None` if the area has none for it, or too small a one.

@@ -4,7 +4,7 @@
 //!            messages ──┐                                  ┌─ replies, a bell ◄─┐
 //!   VMM ◄── socket      ├─► one thread for each volume ◄───┤                    │
 //!   guest ── kicks ─────┘      rings of the guest          └─► port ──► engine ─┘
-//!         ◄─ calls ───────────────────┘
+//!         ◄─ calls ───────────────────┘ lent to the engine's thread, while nothing has to be waited for
 //! ```
 //!
 //! - **Nobody is trusted.** A guest may write anything into its rings, a VMM may say anything: it is answered, refused or
@@ -22,16 +22,19 @@ mod chain;
 mod config;
 mod device;
 mod inflight;
+mod lane;
 mod memory;
 mod notice;
 mod ring;
 pub mod server;
 mod serving;
 mod session;
+mod signal;
 mod tally;
 mod volume;
 mod writing;
 
+pub use bcached_uring::Rings;
 pub use config::GuestBlock;
 pub use server::{
     Client, Limits, Options, QUEUES_MAX, ServeError, StartError, StillBusy, VhostServer, VolumeOptions,

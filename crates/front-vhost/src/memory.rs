@@ -1,16 +1,17 @@
 //! A guest's memory: mapped as its VMM says, and copied to and from the buffers of requests.
 //!
 //! This is the only place where bytes of a guest are touched. They are copied when a request is taken and when it has been
-//! answered, so nothing that the guest does to them meanwhile matters, and nobody else ever waits for its memory. A request
-//! keeps the mapping that it began with until its reply has come.
+//! answered, so nothing that the guest does to them meanwhile matters. A request keeps the mapping that it began with until its
+//! reply has come. Memory that may have to be waited for, since its file is on a disk or somebody serves it, is touched by the volume's own
+//! thread only (`lane.rs`).
 //!
 //! A VMM that makes the file under its memory shorter would end this process by a signal when the lost part is touched. So
 //! the file must be as long as the VMM says, and one that can be sealed against shrinking (memfd) is. Of a file that
 //! cannot, such as hugetlbfs or a file on disk, the VMM is trusted not to cut it.
 
 use crate::chain::Malformed;
-use bcached_port::Buffer;
-use rustix::fs::{FileType, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
+use bcached_port::{Buffer, Stock};
+use rustix::fs::{FileType, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use std::fs::File;
 use std::sync::Arc;
 use thiserror::Error;
@@ -43,6 +44,8 @@ pub(crate) enum MemoryError {
 pub(crate) struct MemoryTable {
     regions: Vec<Region>,
     mapped: Arc<GuestMemory>,
+    /// Some of it had to be waited for, now or before: a request may still have that.
+    has_waited: bool,
 }
 
 /// Where a region lies for the VMM, which names rings by that, and for the guest.
@@ -65,11 +68,10 @@ impl MemoryTable {
         regions: &[VhostUserMemoryRegion],
         files: Vec<File>,
     ) -> Result<(), MemoryError> {
-        let mut table = Self::default();
+        let mut table = Self { has_waited: self.has_waited, ..Self::default() };
         for (region, file) in regions.iter().zip(files) {
-            let known =
-                Region { user: region.user_addr, guest: region.guest_phys_addr, bytes: region.memory_size };
-            table.insert(known, file, region.mmap_offset)?;
+            let place = (region.user_addr, region.guest_phys_addr, region.memory_size);
+            table.insert(place, file, region.mmap_offset)?;
         }
         *self = table;
         Ok(())
@@ -81,9 +83,8 @@ impl MemoryTable {
         region: &VhostUserSingleMemoryRegion,
         file: File,
     ) -> Result<(), MemoryError> {
-        let known =
-            Region { user: region.user_addr, guest: region.guest_phys_addr, bytes: region.memory_size };
-        self.insert(known, file, region.mmap_offset)
+        let place = (region.user_addr, region.guest_phys_addr, region.memory_size);
+        self.insert(place, file, region.mmap_offset)
     }
 
     /// Takes one away. It is unmapped when the last request that may touch it is done.
@@ -97,6 +98,11 @@ impl MemoryTable {
         Ok(())
     }
 
+    /// Whether all of it, and all there was before, is memory of the system: who touches it never waits for anybody's disk or server.
+    pub(crate) const fn never_waits(&self) -> bool {
+        !self.has_waited
+    }
+
     /// Where the guest has what lies at `user` for the VMM.
     pub(crate) fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         self.regions.iter().find_map(|region| {
@@ -105,10 +111,17 @@ impl MemoryTable {
         })
     }
 
-    fn insert(&mut self, region: Region, file: File, offset: u64) -> Result<(), MemoryError> {
+    fn insert(
+        &mut self,
+        (user, guest, bytes): (u64, u64, u64),
+        file: File,
+        offset: u64,
+    ) -> Result<(), MemoryError> {
         if self.regions.len() >= REGIONS_MAX {
             return Err(MemoryError::TooMany);
         }
+        let region = Region { user, guest, bytes };
+        let never_waits = is_memory(&file);
         let mapping = map(file, offset, region.bytes)?;
         let mapped = GuestRegionMmap::new(mapping, GuestAddress(region.guest))
             .ok_or_else(|| MemoryError::Map("it ends behind the last address".to_owned()))?;
@@ -117,6 +130,7 @@ impl MemoryTable {
             .insert_region(Arc::new(mapped))
             .map_err(|error| MemoryError::Map(error.to_string()))?;
         self.mapped = Arc::new(mapped);
+        self.has_waited |= !never_waits;
         self.regions.push(region);
         Ok(())
     }
@@ -143,6 +157,16 @@ pub(crate) fn map(file: File, offset: u64, bytes: u64) -> Result<MmapRegion<()>,
     }
     let bytes = usize::try_from(bytes).map_err(|error| failed(&error))?;
     MmapRegion::from_file(FileOffset::new(file, offset), bytes).map_err(|error| failed(&error))
+}
+
+/// Whether the file is one of those that are memory and nothing else (memfd, `/dev/shm`, huge pages).
+pub(crate) fn is_memory(file: &File) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const HUGETLBFS: u64 = 0x9584_58f6;
+    fstatfs(file).is_ok_and(|found| {
+        // As wide as the machine has it; the numbers have 32 bits.
+        u64::try_from(found.f_type).is_ok_and(|kind| matches!(kind & 0xffff_ffff, TMPFS | HUGETLBFS))
+    })
 }
 
 /// Whether the file cannot become shorter any more.
@@ -219,9 +243,9 @@ impl Segments {
     }
 
     /// A buffer with a copy of all of it.
-    pub(crate) fn gather(&self, memory: &GuestMemory) -> Result<Buffer, Malformed> {
+    pub(crate) fn gather(&self, memory: &GuestMemory, stock: &mut Stock) -> Result<Buffer, Malformed> {
         let bytes = usize::try_from(self.bytes).map_err(|_| Malformed::Long)?;
-        let mut buffer = Buffer::zeroed(bytes);
+        let mut buffer = stock.take(bytes);
         let mut rest = buffer.as_mut_slice();
         for piece in &self.pieces {
             let (part, next) = rest.split_at_mut(piece.bytes as usize);
@@ -268,10 +292,13 @@ mod tests {
         assert!(pieces.are_in(&memory));
         let content: Vec<u8> = (1..=40).collect();
         assert_eq!(pieces.scatter(&memory, &content), Ok(40));
-        assert_eq!(pieces.gather(&memory).unwrap().as_slice(), content);
+        assert_eq!(pieces.gather(&memory, &mut Stock::new(0)).unwrap().as_slice(), content);
         assert_eq!(pieces.take_last_byte(), Some(GuestAddress(0x1000)));
         assert_eq!(pieces.take_front::<9>(&memory).unwrap(), content[..9]);
-        assert_eq!((pieces.bytes(), pieces.gather(&memory).unwrap().as_slice()), (30, &content[9..39]));
+        assert_eq!(
+            (pieces.bytes(), pieces.gather(&memory, &mut Stock::new(0)).unwrap().as_slice()),
+            (30, &content[9..39])
+        );
         assert_eq!(pieces.take_front::<31>(&memory), None, "there are 30");
     }
 
@@ -281,7 +308,11 @@ mod tests {
         for (at, bytes) in [(0xfff, 2), (0x2fff, 2), (u64::MAX, 1), (u64::MAX - 3, 100), (0x5000, 512)] {
             let pieces = segments(&[(at, bytes)]);
             assert!(!pieces.are_in(&memory), "{at:x}");
-            assert_eq!(pieces.gather(&memory).map(drop), Err(Malformed::Unmapped), "{at:x}");
+            assert_eq!(
+                pieces.gather(&memory, &mut Stock::new(0)).map(drop),
+                Err(Malformed::Unmapped),
+                "{at:x}"
+            );
             assert_eq!(pieces.clone().take_front::<1>(&memory).is_some(), at == 0x2fff, "{at:x}");
         }
         assert!(!segments(&[(0x1000, 1), (0x5000, 1)]).are_in(&memory));

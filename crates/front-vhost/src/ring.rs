@@ -6,11 +6,11 @@
 use crate::chain::Table;
 use crate::inflight::{Area, Tracker};
 use crate::memory::GuestMemory;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::Errno;
+use crate::signal::{Call, Kick};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 use virtio_queue::{Error as QueueError, Queue, QueueOwnedT as _, QueueT as _};
@@ -37,9 +37,9 @@ pub(crate) enum RingError {
 /// A virtqueue.
 pub(crate) struct Ring {
     queue: Queue,
-    kick: Option<File>,
-    call: Option<File>,
-    error: Option<File>,
+    kick: Option<Kick>,
+    call: Option<Call>,
+    error: Option<Call>,
     is_enabled: bool,
     is_paused: bool,
     generation: u32,
@@ -50,6 +50,10 @@ pub(crate) struct Ring {
     tracker: Option<Tracker>,
     /// Chains were given back and nobody was told.
     has_news: bool,
+    /// What was found in it last made no sense.
+    is_faulty: bool,
+    /// The guest is to kick when it has something.
+    is_listening: bool,
 }
 
 /// A chain that has been taken.
@@ -74,6 +78,8 @@ impl Ring {
             left: VecDeque::new(),
             tracker: None,
             has_news: false,
+            is_faulty: false,
+            is_listening: true,
         })
     }
 
@@ -113,12 +119,12 @@ impl Ring {
 
     /// How the guest is told of answers. It is told at once: one may have been given by a process that then died.
     pub(crate) fn set_call(&mut self, call: Option<File>) {
-        self.call = call.inspect(must_not_block);
+        self.call = call.map(Call::new);
         self.ring_call();
     }
 
     pub(crate) fn set_error(&mut self, error: Option<File>) {
-        self.error = error.inspect(must_not_block);
+        self.error = error.map(Call::new);
     }
 
     /// How the guest tells of requests; that starts the ring.
@@ -128,8 +134,8 @@ impl Ring {
         memory: &GuestMemory,
         inflight: Option<(&Area, u16)>,
     ) -> Result<(), RingError> {
-        must_not_block(&kick);
-        self.kick = Some(kick);
+        self.kick = Some(Kick::new(kick));
+        self.is_listening = true;
         if self.queue.ready() {
             return Ok(());
         }
@@ -214,12 +220,27 @@ impl Ring {
 
     /// Takes note of a kick. One that is no eventfd is not waited for again.
     pub(crate) fn clear_kick(&mut self) {
-        let Some(kick) = &self.kick else { return };
-        let mut count = [0; 8];
-        match rustix::io::read(kick, &mut count) {
-            Ok(8) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Ok(_) | Err(_) => self.kick = None,
+        self.kick.take_if(|kick| !kick.clear());
+    }
+
+    /// Whether an engine's own thread may serve it: nothing of it makes who uses it wait, and `watch` tells of its kicks from now on.
+    pub(crate) fn is_fit(&mut self, watch: &Arc<OwnedFd>) -> bool {
+        if !self.is_running() {
+            return true;
         }
+        let tells = self.call.as_ref().is_none_or(Call::never_waits);
+        tells && !self.is_faulty && self.kick.as_mut().is_some_and(|kick| kick.is_watched_by(watch))
+    }
+
+    /// Whether there is something to be taken.
+    pub(crate) fn has_available(&self, memory: &GuestMemory) -> bool {
+        let is_there = |next| next != self.queue.next_avail();
+        self.has_left() || self.queue.avail_idx(memory, Ordering::Relaxed).is_ok_and(|next| is_there(next.0))
+    }
+
+    /// Takes note of whether it makes sense.
+    pub(crate) const fn set_faulty(&mut self, is_faulty: bool) {
+        self.is_faulty = is_faulty;
     }
 
     /// The next chain to be worked on, if there is one.
@@ -275,34 +296,25 @@ impl Ring {
     }
 
     /// Lets the guest know that the ring is broken, if its VMM wants to hear of that.
-    pub(crate) fn tell_error(&self) {
-        if let Some(error) = &self.error {
-            let _nobody_listens = rustix::io::write(error, &1_u64.to_ne_bytes());
-        }
+    pub(crate) fn tell_error(&mut self) {
+        self.error.as_mut().into_iter().for_each(Call::ring);
     }
 
-    fn ring_call(&self) {
-        if let Some(call) = &self.call {
-            // An eventfd at its maximum refuses; then the other side has been told.
-            let _told = rustix::io::write(call, &1_u64.to_ne_bytes());
-        }
+    fn ring_call(&mut self) {
+        self.call.as_mut().into_iter().for_each(Call::ring);
     }
 
     /// Wants no kicks while chains are taken anyway.
     pub(crate) fn hush(&mut self, memory: &GuestMemory) {
-        // A hint: if the ring is not there, taking will say so.
-        let _hint = self.queue.disable_notification(memory);
+        if std::mem::take(&mut self.is_listening) {
+            // A hint: if the ring is not there, taking will say so.
+            let _hint = self.queue.disable_notification(memory);
+        }
     }
 
     /// Wants kicks again; true if chains have come meanwhile.
     pub(crate) fn listen(&mut self, memory: &GuestMemory) -> bool {
+        self.is_listening = true;
         self.queue.enable_notification(memory).unwrap_or(false)
-    }
-}
-
-/// Descriptors come from the VMM: whatever they are, using them must not hold up who serves.
-fn must_not_block(file: &File) {
-    if let Ok(flags) = fcntl_getfl(file) {
-        let _as_good_as_it_gets = fcntl_setfl(file, flags | OFlags::NONBLOCK);
     }
 }

@@ -4,6 +4,7 @@ use crate::config::{GuestBlock, REQUEST_BYTES_MAX};
 use crate::volume::{Control, run};
 use bcached_port::ExportTable;
 use bcached_port::socket::{Listening, SocketError};
+use bcached_uring::Rings;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -22,6 +23,8 @@ pub struct Options {
     pub group: Option<u32>,
     /// What a VMM may use.
     pub limits: Limits,
+    /// Where volumes are served, as far as disks can be there.
+    pub rings: Rings,
 }
 
 /// What the VMM of a volume may use at most.
@@ -175,8 +178,9 @@ impl VhostServer {
             return Err(ServeError::AlreadyServed(name.to_owned()));
         }
         let listening = Listening::on(&self.socket_path(name), self.options.group)?;
-        let (exports, limits) = (self.exports.clone(), self.options.limits.clone());
-        let control = Arc::new(Control::new(name.to_owned(), exports, limits, options)?);
+        let shared = (self.exports.clone(), self.options.rings.clone());
+        let limits = self.options.limits.clone();
+        let control = Arc::new(Control::new(name.to_owned(), shared, limits, options)?);
         let shared = Arc::clone(&control);
         let builder = thread::Builder::new().name(format!("vhost-{name}")).stack_size(STACK_BYTES);
         let thread = builder.spawn(move || run(&shared, listening))?;

@@ -1,10 +1,9 @@
-//! Requests from rings into the port, and replies back into rings; all of it on one thread, which never waits for the
+//! Requests from rings into the port, and replies back into rings; all of it on one thread at a time, which never waits for the
 //! engine.
 //!
-//! **Hops.** One thread serves all rings of a volume and the messages of its VMM. A reply rings its eventfd, which is polled
-//! beside the kicks: engine to this thread to guest, as a thread of replies would have it, but without a lock on
-//! the ring, and under load one wake-up serves kicks and replies together. Fewer hops would mean that the engine's thread
-//! copies into a guest.
+//! **Hops.** The thread of the engine serves the rings itself, between two turns of its tasks, as long as nothing has to be waited for and
+//! nothing is large (`lane.rs`). Else one thread serves all rings of a volume and the messages of its VMM: a reply rings its eventfd, which
+//! is polled beside the kicks, and under load one wake-up serves kicks and replies together.
 //!
 //! **Back pressure.** A request for which there is no room (the window, the engine's inbox, bytes of payload, a route that
 //! is held) is kept, one for each ring, and nothing more is taken from that ring. The bell rings when it is worth trying
@@ -16,11 +15,14 @@ use crate::ring::{Head, Ring, RingError};
 use crate::tally::{Tally, Ticket};
 use crate::writing::{Permit, Writer};
 use bcached_port::{
-    Buffer, ErrorKind, Export, ExportTable, Full, Operation, Quiet, Replies, Reply, Requests, Route,
+    ErrorKind, Export, ExportTable, Full, Operation, Payload, Quiet, Replies, Reply, Requests, Route, Stock,
 };
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use vm_memory::{Bytes as _, GuestAddress};
 
+/// Memory that is kept for the next requests, in bytes.
+const STOCK_BYTES: usize = 4 << 20;
 /// Bytes that name a disk for its guest.
 const IDENTITY_BYTES: usize = 20;
 
@@ -45,6 +47,50 @@ pub(crate) struct Serving {
     pub(crate) is_abandoned: bool,
     nonsense: Quiet,
     refusals: Quiet,
+    /// What is left of this turn.
+    share: Share,
+    /// Something has come up that is not for the thread of an engine.
+    pub(crate) wants_thread: bool,
+    /// Requests under way whose content is [large](LARGE_BYTES).
+    large: u32,
+    large_since: Option<Instant>,
+    /// Memory of requests that have been answered, for the next ones.
+    stock: Stock,
+}
+
+/// How much may be done at a time.
+#[derive(Clone, Copy)]
+pub(crate) struct Share {
+    requests: u32,
+    bytes: u64,
+    /// By the thread of an engine.
+    is_on_ring: bool,
+}
+
+/// Content from this size on is copied by the volume's own thread: it takes as long as waking that.
+pub(crate) const LARGE_BYTES: u64 = 64 << 10;
+/// What the thread of an engine does at a time before its other tasks have their turn.
+const RING_SHARE: Share = Share { requests: 64, bytes: 256 << 10, is_on_ring: true };
+
+/// Of requests that are begun fewer: while the first of many are answered and their guest goes on, the next ones are carried out, and nobody
+/// stands still for the other.
+const RING_TAKES: u32 = 8;
+
+impl Share {
+    /// Of a ring of that size, for the volume's own thread: no ring keeps the others waiting for ever.
+    pub(crate) const fn of_thread(size: u16) -> Self {
+        Self { requests: size as u32, bytes: u64::MAX, is_on_ring: false }
+    }
+
+    /// Whether so much may still be done; then that is taken off.
+    const fn has(&mut self, bytes: u64) -> bool {
+        if self.requests == 0 || self.bytes == 0 {
+            return false;
+        }
+        self.requests -= 1;
+        self.bytes = self.bytes.saturating_sub(bytes);
+        true
+    }
 }
 
 /// What travels with a request and makes an answer of its reply.
@@ -55,6 +101,8 @@ pub(crate) struct Pending {
     status: GuestAddress,
     /// Where content goes.
     into: Segments,
+    /// What is written, to be used again.
+    written: Payload,
     /// As it was when the request was taken. It is mapped until this is dropped.
     memory: Arc<GuestMemory>,
     /// Payload that it holds.
@@ -109,6 +157,11 @@ impl Serving {
             is_abandoned: false,
             nonsense: Quiet::default(),
             refusals: Quiet::default(),
+            share: Share::of_thread(0),
+            wants_thread: false,
+            large: 0,
+            large_since: None,
+            stock: Stock::new(STOCK_BYTES),
         }
     }
 
@@ -137,8 +190,7 @@ impl Serving {
         {
             return Taken::Full;
         }
-        // As many as the ring has entries, so that no ring keeps the others waiting for ever.
-        for _ in 0..ring.size() {
+        while self.share.has(0) {
             if only_left && !ring.has_left() {
                 return Taken::All;
             }
@@ -147,8 +199,13 @@ impl Serving {
                 Ok(Some(head)) if self.begin((index, ring), memory, head) => {}
                 Ok(Some(_)) => return Taken::Full,
                 Err(error) => {
-                    ring.tell_error();
-                    self.complain(&error);
+                    ring.set_faulty(true);
+                    // The thread looks again, and tells.
+                    self.wants_thread = true;
+                    if !self.share.is_on_ring {
+                        ring.tell_error();
+                        self.complain(&error);
+                    }
                     return Taken::All;
                 }
             }
@@ -156,12 +213,44 @@ impl Serving {
         Taken::Turn
     }
 
-    /// Gives the guest what the engine has answered.
-    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<GuestMemory>) {
-        while let Some((pending, reply)) = self.replies.try_next() {
-            self.bytes -= pending.bytes;
+    /// Begins a turn.
+    pub(crate) const fn begin_turn(&mut self, share: Share) {
+        self.share = share;
+    }
+
+    /// Begins a turn of the thread of an engine.
+    pub(crate) const fn begin_turn_on_ring(&mut self) {
+        (self.share, self.wants_thread) = (RING_SHARE, false);
+    }
+
+    /// Answers have had their part of the turn: now requests.
+    pub(crate) const fn begin_takes_on_ring(&mut self) {
+        self.share.requests = RING_TAKES;
+    }
+
+    /// Whether a request of the ring waits for room.
+    pub(crate) fn has_kept(&self, index: u16) -> bool {
+        self.kept[usize::from(index)].is_some()
+    }
+
+    /// How long the thread of an engine has had nothing large to leave to others; `None` if there is something now.
+    pub(crate) fn small_for(&self) -> Option<Duration> {
+        let is_large = |kept: &Kept| kept.bytes() > LARGE_BYTES;
+        if self.large > 0 || self.kept.iter().flatten().any(is_large) {
+            return None;
+        }
+        Some(self.large_since.map_or(Duration::MAX, |since| since.elapsed()))
+    }
+
+    /// Gives the guest what the engine has answered, as far as this turn goes; true if there may be more.
+    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<GuestMemory>) -> bool {
+        while self.share.has(0) {
+            let Some((pending, reply)) = self.replies.try_next() else { return false };
+            self.forget_bytes(pending.bytes);
+            self.share.bytes = self.share.bytes.saturating_sub(pending.bytes);
             let ring = &mut rings[usize::from(pending.ring)];
             if ring.generation() != pending.generation {
+                self.put_away(pending, reply);
                 continue;
             }
             ring.under_way -= 1;
@@ -172,6 +261,22 @@ impl Serving {
             let (status, written) = pending.outcome(&reply);
             let head = pending.head.index;
             self.give_back(ring, memory, head, (&pending.memory, pending.status), (status, written));
+            self.put_away(pending, reply);
+        }
+        true
+    }
+
+    /// Keeps the memory of a request for another.
+    fn put_away(&mut self, pending: Pending, reply: Reply) {
+        reply.buffer.into_iter().for_each(|buffer| self.stock.put(buffer));
+        self.stock.put_payload(pending.written);
+    }
+
+    fn forget_bytes(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        if bytes > LARGE_BYTES {
+            self.large -= 1;
+            self.large_since = Some(Instant::now());
         }
     }
 
@@ -180,7 +285,7 @@ impl Serving {
         match self.kept[usize::from(index)].take()? {
             Kept::Parsed { head, .. } => Some(head),
             Kept::Whole(Full { context, .. }) => {
-                self.bytes -= context.bytes;
+                self.forget_bytes(context.bytes);
                 Some(context.head)
             }
         }
@@ -228,20 +333,26 @@ impl Serving {
             return true;
         }
         let bytes = command.payload_bytes();
-        if bytes > 0 && self.bytes > 0 && self.bytes + bytes > self.bytes_max {
+        let is_for_thread = self.share.is_on_ring && bytes > LARGE_BYTES;
+        self.wants_thread |= is_for_thread;
+        if is_for_thread || bytes > 0 && self.bytes > 0 && self.bytes + bytes > self.bytes_max {
             self.kept[usize::from(index)] = Some(Kept::Parsed { head, status, command });
             return false;
         }
         let fua = self.is_write_through;
-        let mut into = Segments::default();
+        let (mut into, mut written) = (Segments::default(), Payload::default());
         let operation = match command {
             Command::Read { sector, into: segments } => {
                 into = segments;
-                let buffer = Buffer::zeroed(usize::try_from(bytes).unwrap_or(0));
+                let buffer = self.stock.take(usize::try_from(bytes).unwrap_or(0));
                 Operation::Read { sector, buffer }
             }
-            Command::Write { sector, from } => match from.gather(memory) {
-                Ok(buffer) => Operation::Write { sector, payload: buffer.freeze(), fua },
+            Command::Write { sector, from } => match from.gather(memory, &mut self.stock) {
+                Ok(buffer) => {
+                    let payload = buffer.freeze();
+                    written = payload.clone();
+                    Operation::Write { sector, payload, fua }
+                }
                 Err(why) => {
                     self.complain_of(why);
                     self.give_back(ring, memory, head.index, (memory, status), (IOERR, 0));
@@ -261,10 +372,13 @@ impl Serving {
             }
         };
         self.bytes += bytes;
+        self.large += u32::from(bytes > LARGE_BYTES);
+        self.share.bytes = self.share.bytes.saturating_sub(bytes);
         let generation = ring.generation();
         let (memory, ticket) = (Arc::clone(memory), self.tally.enter());
         let permit = self.permit.clone();
-        let pending = Pending { ring: index, generation, head, status, into, memory, bytes, ticket, permit };
+        let pending =
+            Pending { ring: index, generation, head, status, into, written, memory, bytes, ticket, permit };
         self.submit((index, ring), pending, operation)
     }
 
@@ -325,6 +439,16 @@ impl Serving {
         if let Some(count) = self.refusals.count() {
             let volume = &self.export.name;
             tracing::warn!(event = "vhost-malformed", volume, count, %why, "a guest's request was refused");
+        }
+    }
+}
+
+impl Kept {
+    /// Content of it.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Parsed { command, .. } => command.payload_bytes(),
+            Self::Whole(Full { context, .. }) => context.bytes,
         }
     }
 }

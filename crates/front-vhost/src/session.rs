@@ -1,5 +1,5 @@
 //! One VMM's connection, from its first message to its end: waits for messages, kicks, replies and orders of the server, on
-//! one thread.
+//! one thread. While it has lent the disk to the thread of an engine (`lane.rs`), only for messages and orders.
 //!
 //! **The end**, however it comes (the VMM hangs up or is killed, says what is no vhost-user, or the server stops): nothing
 //! more is taken, what was taken is carried out by the engine, replies that nobody wants are dropped as they come, and with
@@ -7,6 +7,7 @@
 //! the engine carries out overlapping ones as they came in.
 
 use crate::device::{Device, Setup};
+use crate::lane::{Held, Lane};
 use crate::notice::Notices;
 use crate::serving::Serving;
 use crate::volume::{Control, Order};
@@ -24,6 +25,8 @@ use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 /// A message that begins must end by then.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(10);
+/// Where something large came, more of it comes soon; then the thread would only go back and forth.
+const STREAM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why a session ended that its VMM did not end.
 #[derive(Debug, Error)]
@@ -45,6 +48,7 @@ struct Session<'a> {
     handler: BackendReqHandler<Mutex<Device>>,
     socket: UnixStream,
     bell: Arc<OwnedFd>,
+    lane: Option<Arc<Lane>>,
     /// Rings that were not emptied, for fairness.
     unfinished: Vec<u16>,
     queues: u16,
@@ -82,8 +86,16 @@ impl<'a> Session<'a> {
         stream.set_write_timeout(Some(MESSAGE_LIMIT))?;
         let bell =
             Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
-        let (rings, waits) = (Arc::clone(&bell), Arc::clone(&bell));
-        let ring: Bell = Arc::new(move || notify(&rings));
+        let waits = Arc::clone(&bell);
+        let guests = control.rings.of(export.uuid.0);
+        let lane = guests.as_ref().map(|ring| Lane::new(ring, Arc::clone(&bell))).transpose()?;
+        let ring: Bell = match lane.clone() {
+            Some(lane) => Arc::new(move || lane.tell()),
+            None => {
+                let rings = Arc::clone(&bell);
+                Arc::new(move || notify(&rings))
+            }
+        };
         let queues = control.options.queues;
         let halves = route.connect_with_bell(control.limits.requests, ring);
         let (tally, limits) = (Arc::clone(&control.tally), &control.limits);
@@ -103,15 +115,16 @@ impl<'a> Session<'a> {
             drain: control.limits.drain,
         };
         let device = Arc::new(Mutex::new(Device::new(serving, setup)?));
+        guests.iter().zip(&lane).for_each(|(ring, lane)| lane.host(ring, &device));
         let socket = stream.try_clone()?;
         control.connected(stream.try_clone()?);
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&device));
-        Ok(Self { control, device, handler, socket, bell, unfinished: Vec::new(), queues })
+        Ok(Self { control, device, handler, socket, bell, lane, unfinished: Vec::new(), queues })
     }
 
     fn run(&mut self, listener: BorrowedFd<'_>) -> Result<(), Broken> {
         loop {
-            let limit = if self.unfinished.is_empty() { None } else { Some(Duration::ZERO) };
+            let limit = if self.unfinished.is_empty() { self.lend() } else { Some(Duration::ZERO) };
             let woken = self.sleep(listener, limit)?;
             if woken.message && !self.hear()? {
                 return Ok(());
@@ -131,8 +144,32 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Lends the disk to the ring, if there is one and the disk is fit for it. Else when to try again, if that may help.
+    fn lend(&self) -> Option<Duration> {
+        let lane = self.lane.as_deref().filter(|lane| lane.is_open())?;
+        let mut device = self.device();
+        if device.is_lent {
+            return None;
+        }
+        // With replies of what is large the bell rings.
+        let small_for = device.serving.small_for()?;
+        if small_for < STREAM_PAUSE {
+            return Some(STREAM_PAUSE - small_for);
+        }
+        lane.lend(&mut device);
+        None
+    }
+
+    /// Has the disk back, wherever it is.
+    fn take_back(&self) {
+        if let Some(lane) = &self.lane {
+            lane.take_back(&mut self.device());
+        }
+    }
+
     /// Takes one message; false if the VMM has hung up.
     fn hear(&mut self) -> Result<bool, Broken> {
+        self.take_back();
         self.device().notices_offered = Notices::peek(&self.socket);
         match self.handler.handle_request() {
             Ok(()) => Ok(true),
@@ -151,9 +188,18 @@ impl<'a> Session<'a> {
     }
 
     fn work(&mut self, woken: Woken) -> Result<(), Broken> {
-        let mut device = lock(&self.device);
         if woken.bell {
             clear(&self.bell);
+        }
+        let mut device = Held::new(&self.device, self.lane.as_deref());
+        if device.is_lent {
+            if self.lane.as_ref().is_some_and(|lane| lane.is_open()) {
+                return Ok(());
+            }
+            // The ring has gone, and the disk is here again.
+            device.is_lent = false;
+        }
+        if woken.bell {
             device.answer();
         }
         for ring in &woken.kicks {
@@ -176,8 +222,9 @@ impl<'a> Session<'a> {
 
     /// Sleeps until there is something to do, or for so long.
     fn sleep(&self, listener: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<Woken> {
-        let device = self.device();
-        let kicks = (0..).zip(&device.rings).filter_map(|(index, ring)| Some((index, ring.kick()?)));
+        let device = Some(self.device()).filter(|device| !device.is_lent);
+        let rings = device.as_ref().map_or(&[][..], |device| &device.rings);
+        let kicks = (0..).zip(rings).filter_map(|(index, ring)| Some((index, ring.kick()?)));
         let (indices, kicks): (Vec<u16>, Vec<BorrowedFd<'_>>) = kicks.unzip();
         let fixed = [self.socket.as_fd(), self.bell.as_fd(), self.control.wake(), listener];
         let mut fds: Vec<PollFd<'_>> =
@@ -196,6 +243,7 @@ impl<'a> Session<'a> {
 
     /// Gives the guest the answers to what was taken, as far as they come before the server's deadline.
     fn wind_up(&mut self) {
+        self.take_back();
         let mut device = self.device();
         device.pause();
         while !device.finish() {
@@ -216,13 +264,20 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn device(&self) -> MutexGuard<'_, Device> {
-        lock(&self.device)
+    fn device(&self) -> Held<'_> {
+        Held::new(&self.device, self.lane.as_deref())
     }
 }
 
-fn lock(device: &Mutex<Device>) -> MutexGuard<'_, Device> {
-    // Only this thread uses it.
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.take_back();
+        self.lane.iter().for_each(|lane| lane.end());
+    }
+}
+
+pub(crate) fn lock(device: &Mutex<Device>) -> MutexGuard<'_, Device> {
+    // Nothing that holds it can leave it half changed, but by a panic, which ends the connection.
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -5,6 +5,7 @@ use crate::session::{clear, notify, serve, wait};
 use crate::tally::Tally;
 use bcached_port::socket::Listening;
 use bcached_port::{Export, ExportTable, Peer, Quiet};
+use bcached_uring::Rings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -40,6 +41,8 @@ pub(crate) struct Control {
     pub(crate) peer: Peer,
     pub(crate) limits: Limits,
     pub(crate) options: VolumeOptions,
+    /// Where volumes are served, as far as disks can be there.
+    pub(crate) rings: Rings,
     /// Requests that the engine has not answered.
     pub(crate) tally: Arc<Tally>,
     state: Mutex<State>,
@@ -68,7 +71,7 @@ pub(crate) struct Connected {
 impl Control {
     pub(crate) fn new(
         name: String,
-        exports: ExportTable,
+        (exports, rings): (ExportTable, Rings),
         limits: Limits,
         options: VolumeOptions,
     ) -> io::Result<Self> {
@@ -84,7 +87,7 @@ impl Control {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (state, ended) = (Mutex::new(state), Condvar::new());
         let peer = Peer::Machine(NUMBERS.fetch_add(1, Ordering::Relaxed));
-        Ok(Self { name, exports, peer, limits, options, tally: Arc::default(), state, ended, wake })
+        Ok(Self { name, exports, peer, limits, options, rings, tally: Arc::default(), state, ended, wake })
     }
 
     /// Wakes the thread, when polled.

@@ -2,7 +2,9 @@
 
 mod support;
 
-use bcached_front_vhost::{Limits, Options, ServeError, StartError, StillBusy, VhostServer, VolumeOptions};
+use bcached_front_vhost::{
+    Limits, Options, Rings, ServeError, StartError, StillBusy, VhostServer, VolumeOptions,
+};
 use bcached_port::ram::Ram;
 use bcached_port::socket::SocketError;
 use bcached_port::{ExportTable, Route};
@@ -338,7 +340,7 @@ fn a_socket_is_for_user_and_group_and_replaced_only_if_nobody_answers() {
         served.server().serve("tank", volume_options()),
         Err(ServeError::AlreadyServed(name)) if name == "tank"
     ));
-    let other = support::start(&served.exports, served.directory.path().to_owned(), Limits::default());
+    let other = support::start(&served.exports, served.directory.path().to_owned(), Default::default());
     let error = other.serve("tank", volume_options()).expect_err("another server answers");
     assert!(matches!(error, ServeError::Socket(SocketError::InUse(_))), "{error}");
     served.server().stop("tank", LIMIT).expect("stops");
@@ -358,7 +360,7 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     let many = VolumeOptions { queues: 65, ..volume_options() };
     assert_eq!(told("tank", many), "a vhost-user disk has between 1 and 64 queues, and 65 are asked for");
     let start = |directory, limits| {
-        let options = Options { directory, group: None, limits };
+        let options = Options { directory, group: None, limits, rings: Rings::default() };
         VhostServer::start(options, ExportTable::new()).map(drop).expect_err("cannot be").to_string()
     };
     let missing = served.directory.path().join("no");
@@ -369,7 +371,8 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     let few = Limits { volume_bytes: 1, ..Limits::default() };
     assert!(start(served.directory.path().to_owned(), few).contains("32 MiB"));
     let none = Limits { requests: 0, ..Limits::default() };
-    let options = Options { directory: served.directory.path().to_owned(), group: None, limits: none };
+    let directory = served.directory.path().to_owned();
+    let options = Options { directory, group: None, limits: none, rings: Rings::default() };
     assert!(matches!(VhostServer::start(options, ExportTable::new()).map(drop), Err(StartError::Limits(_))));
 }
 

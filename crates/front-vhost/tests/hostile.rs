@@ -5,10 +5,10 @@ mod support;
 use bcached_front_vhost::Limits;
 use bcached_port::ram::Verdict;
 use proptest::prelude::*;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use support::guest::{
     DATA, DISCARD, FLUSH, GET_ID, Guest, IN, INDIRECT, IOERR, NEXT, OK, OUT, Queue, SIZE, WRITE, WRITE_ZEROES,
 };
 use support::vmm::{EVENT_IDX, USER, USUAL, Vmm, places, region};
-use support::{LIMIT, Served, TANK_SECTORS, pattern, serve, serve_with};
+use support::{LIMIT, Served, TANK_SECTORS, pattern, serve, serve_with, wait_until, write};
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 use vhost::{VhostBackend as _, VringConfigData};
@@ -252,6 +252,51 @@ fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
     assert_eq!(vmm.capacity(), TANK_SECTORS, "the thread goes on");
     drop(vmm);
     assert_serves(&served.socket("tank"));
+}
+
+/// A call whose counter is full, and whose writers wait again since its VMM has said so; and a kick whose readers do.
+#[test]
+fn calls_and_kicks_that_would_be_waited_for_hold_nobody_up() {
+    let served = serve();
+    let mut guest = Guest::new(1);
+    let mut vmm = Vmm::connect(&served.socket("tank"));
+    // Without the event index each answer is told of.
+    vmm.run(&mut guest, USUAL);
+    let call = EventFd::new(0).expect("an eventfd");
+    vmm.frontend.set_vring_call(0, &call).expect("is taken");
+    let queue = &mut guest.queues[0];
+    for _ in 0..3 {
+        queue.send(&write(0, &[1; 512]));
+        wait_until("an answer", || queue.try_used().is_some());
+        wait_until("a call", || call.read().is_ok());
+    }
+    let counter = fd_of(&call);
+    rustix::io::write(counter, &(u64::MAX - 1).to_ne_bytes()).expect("room");
+    fcntl_setfl(counter, OFlags::empty()).expect("ours");
+    fcntl_setfl(fd_of(&queue.kick), OFlags::empty()).expect("ours");
+    for n in 0..20 {
+        queue.send(&write(8 * n, &pattern(4096, n)));
+    }
+    let mut answers = 0;
+    wait_until("the answers", || {
+        answers += usize::from(queue.try_used().is_some());
+        answers == 20
+    });
+    assert_eq!(vmm.capacity(), TANK_SECTORS, "its thread is not held up either");
+    // Another volume of the same engine.
+    let mut other = Guest::new(1);
+    let mut archive = Vmm::connect(&served.socket("archive"));
+    archive.run(&mut other, USUAL);
+    assert_eq!(other.queues[0].read(0, 512), [0; 512]);
+}
+
+fn fd_of(event: &EventFd) -> BorrowedFd<'_> {
+    use std::os::fd::AsRawFd as _;
+    #[expect(unsafe_code, reason = "the crate's eventfd lends no descriptor safely")]
+    // SAFETY: it is open as long as `event`.
+    unsafe {
+        BorrowedFd::borrow_raw(event.as_raw_fd())
+    }
 }
 
 /// An eventfd in name only.

@@ -130,6 +130,9 @@ impl Driver for RingDriver {
             if spin.look_on(left, || signals.is_raised() || ring.has_news()) {
                 continue;
             }
+            if !ring.guests_may_sleep() {
+                continue;
+            }
             if signals.fall_asleep() {
                 ring.sleep(left);
                 signals.wake_up();

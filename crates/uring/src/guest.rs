@@ -1,4 +1,4 @@
-//! Others that live on an engine's ring: queues of ublk devices, connections of NBD clients.
+//! Others that live on an engine's ring: queues of ublk devices, connections of NBD clients, disks of virtual machines.
 //!
 //! A ublk queue is a client of the engine like any other, and speaks to it through a port; so is a connection. What they need of the ring
 //! is that their commands to the kernel go out with the engine's own and their ends come back with the engine's own, on one thread and
@@ -31,6 +31,18 @@ pub trait Guest: Send {
 
     /// Nothing of it is in the kernel, and nothing will be: it can be dropped.
     fn is_over(&self) -> bool;
+
+    /// Whether something has come that nobody has rung for and no command tells of. It is asked over and over while the thread looks on
+    /// before it sleeps, so it must be a look at memory.
+    fn has_news(&self) -> bool {
+        false
+    }
+
+    /// The thread is about to sleep: from now on somebody has to ring, or a command to end. False if there is something to do first; then
+    /// it has its turn at once.
+    fn may_sleep(&mut self) -> bool {
+        true
+    }
 
     /// When the ring ends it need not wait for its commands.
     fn leaves_first(&self) -> bool {

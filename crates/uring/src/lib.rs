@@ -10,10 +10,11 @@
 //! - [`Disks`] gives devices their numbers and can be used while the executor runs;
 //! - [`Bell`] is the only way into the engine's thread from another one.
 //!
-//! `unsafe` is in four files: `ring.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
+//! `unsafe` is in five files: `ring.rs` and `caller.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
 //! shared mapping), `passed.rs` (descriptors known by number).
 
 mod bell;
+mod caller;
 mod clock;
 mod counters;
 pub mod device;
@@ -28,15 +29,18 @@ pub mod passed;
 mod perform;
 pub mod probe;
 mod ring;
+mod rings;
 mod spin;
 mod threads;
 pub mod udev;
 mod work;
 
 pub use bell::Bell;
+pub use caller::Caller;
 pub use counters::Counts;
 pub use device::{Access, Device, DeviceError, DeviceErrorKind, DeviceKind, Holder, Identity, Presence};
 pub use disks::Disks;
 pub use guest::{Command, Guest, Guests, UblkCommand};
 pub use note::{MappedNote, NoteError, NoteFate, NoteFound, NoteIdentity};
 pub use probe::{Backend, Choice, DriverError, DriverOptions, Opened, open_driver};
+pub use rings::Rings;

@@ -216,9 +216,16 @@ impl Ring {
         }
     }
 
-    /// Whether something has completed, or will be told to have if the kernel is asked.
+    /// Whether something has completed, or will be told to have if the kernel is asked, or a guest has found something.
     pub(crate) fn has_news(&mut self) -> bool {
-        self.ring.submission().taskrun() || !self.ring.completion().is_empty()
+        let in_ring = self.ring.submission().taskrun() || !self.ring.completion().is_empty();
+        in_ring || self.guests.iter().any(|(_, hosted)| hosted.guest.has_news())
+    }
+
+    /// Tells the guests that nobody looks any more; false if one of them is to have a turn first.
+    pub(crate) fn guests_may_sleep(&mut self) -> bool {
+        // All of them are told.
+        self.guests.iter_mut().fold(true, |may, (_, hosted)| hosted.guest.may_sleep() && may)
     }
 
     /// Submits, and sleeps until something completes (a raised signal is a completion too) or `limit` is over.

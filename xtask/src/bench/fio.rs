@@ -13,8 +13,12 @@ pub struct Load {
     pub kind: &'static str,
     pub bytes: u32,
     pub depth: u32,
+    /// Of each connection, as a disk of a virtual machine has them.
+    pub queues: u16,
     /// Servers, by name, and the least ratio to them.
     pub bounds: &'static [(&'static str, f64)],
+    /// What a request may cost of the server's CPU, at most, beside what it costs those.
+    pub cpu_most: Option<f64>,
 }
 
 const READS: &[(&str, f64)] = &[("nbdkit file", 0.95), ("nbdkit cache", 1.2), ("qemu-nbd", 1.4)];
@@ -26,7 +30,7 @@ const fn load(
     (bytes, depth): (u32, u32),
     bounds: &'static [(&'static str, f64)],
 ) -> Load {
-    Load { name, kind, bytes, depth, bounds }
+    Load { name, kind, bytes, depth, queues: 1, bounds, cpu_most: None }
 }
 
 /// Read hits and write-back writes, and streams of both.

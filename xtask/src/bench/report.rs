@@ -11,9 +11,9 @@ pub struct Cell(pub Vec<Measured>);
 pub fn print(what: &str, servers: &Servers, loads: &[Load], cells: &[Cell]) -> bool {
     println!("\n{what}\n");
     println!(
-        "| load | server | requests a second | µs of CPU each | ratio to it, median (range) | bound | |"
+        "| load | server | requests a second | µs of CPU each | ratio to it, median (range) | bound | its CPU, ours by that | |"
     );
-    println!("|---|---|---:|---:|---:|---:|---|");
+    println!("|---|---|---:|---:|---:|---:|---:|---|");
     let mut reached = true;
     for (load, row) in loads.iter().zip(cells.chunks(servers.all().len())) {
         for (server, cell) in servers.all().iter().zip(row) {
@@ -24,13 +24,18 @@ pub fn print(what: &str, servers: &Servers, loads: &[Load], cells: &[Cell]) -> b
             let is_ours = std::ptr::eq(cell, &raw const row[0]);
             let ratio = if is_ours { String::new() } else { spread(&ratios) };
             let bound = load.bounds.iter().find(|(name, _)| *name == server.name).map(|(_, least)| *least);
-            let holds = bound.is_none_or(|least| median(ratios.iter().copied()) >= least);
+            let costs: Vec<f64> =
+                row[0].0.iter().zip(&cell.0).map(|(ours, its)| ours.cpu / its.cpu).collect();
+            let cost_most = load.cpu_most.filter(|_| bound.is_some());
+            let holds = bound.is_none_or(|least| median(ratios.iter().copied()) >= least)
+                && cost_most.is_none_or(|most| median(costs.iter().copied()) <= most);
             reached &= holds;
             println!(
-                "| {} | {} | {rate:.0} | {cpu:.1} | {ratio} | {} | {} |",
+                "| {} | {} | {rate:.0} | {cpu:.1} | {ratio} | {} | {} | {} |",
                 load.name,
                 server.name,
                 bound.map_or_else(String::new, |least| format!("{least:.2}")),
+                cost_most.map_or_else(String::new, |most| format!("{} <= {most:.2}", spread(&costs))),
                 if holds { "" } else { "**not reached**" }
             );
         }

@@ -124,7 +124,7 @@ impl Servers {
         let node =
             format!("driver=file,node-name=disk,filename={},aio=io_uring,cache.direct=on", image.display());
         let export = format!(
-            "type=vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path={},num-queues=1",
+            "type=vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path={},num-queues=2",
             at.display()
         );
         command.args(["--blockdev", &node, "--export", &export]);

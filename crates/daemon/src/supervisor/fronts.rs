@@ -148,7 +148,7 @@ impl Fronts {
                 running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory, rings)?);
             }
             Way::VhostUser if running.vhost.is_none() => {
-                running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports)?));
+                running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports, self.rings.clone())?));
             }
             Way::Fuse if running.fuse.is_none() => {
                 let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
@@ -225,7 +225,7 @@ impl Fronts {
     /// A volume is served, or what is known of it has changed.
     pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
         if let Some(export) = exports.by_name(name) {
-            self.rings.insert(export.uuid, guests.clone());
+            self.rings.insert(export.uuid.0, guests.clone());
         }
         self.publish_device(name, exports, guests);
         if !ways.has(Way::VhostUser) {
@@ -543,13 +543,13 @@ const fn kind_of(kind: ErrorKind) -> Kind {
     }
 }
 
-fn start_vhost(directory: &Path, exports: ExportTable) -> Result<VhostServer, Failure> {
+fn start_vhost(directory: &Path, exports: ExportTable, rings: vhost::Rings) -> Result<VhostServer, Failure> {
     let cannot = |kind, why: String| {
         Failure::new(kind, "cannot serve disks of virtual machines").why(why).option("--export")
     };
     let made = own_directory(directory);
     let limits = vhost::Limits { volume_bytes: DISK_BYTES, ..vhost::Limits::default() };
-    let options = vhost::Options { directory: directory.to_owned(), group: None, limits };
+    let options = vhost::Options { directory: directory.to_owned(), group: None, limits, rings };
     let server = VhostServer::start(options, exports).map_err(|error| match (&error, made) {
         (vhost::StartError::NoDirectory(_), Err(why)) => {
             cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))

@@ -73,7 +73,7 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     let endpoints = places.map(Into::into).to_vec();
     let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
     for export in exports.served() {
-        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid, ring.guests.clone()));
+        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
     }
     let options = Options { endpoints, closed: false, limits, tls, rings };
     let server = NbdServer::start(options, exports.clone()).expect("starts");
@@ -132,7 +132,7 @@ impl Served {
         ];
         let (rings, former) = (Rings::default(), std::mem::take(&mut self.exports));
         for export in former.served() {
-            self.ring.iter().for_each(|ring| rings.insert(export.uuid, ring.guests.clone()));
+            self.ring.iter().for_each(|ring| rings.insert(export.uuid.0, ring.guests.clone()));
             // Another process knows nothing of who has written.
             self.exports.insert((*export).clone());
         }

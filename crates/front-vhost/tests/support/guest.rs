@@ -85,6 +85,11 @@ impl Guest {
     pub fn new(queues: u16) -> Self {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("memory"));
         ftruncate(&file, MEMORY_BYTES).expect("memory");
+        Self::with_memory(file, queues)
+    }
+
+    /// With that file as its memory.
+    pub fn with_memory(file: File, queues: u16) -> Self {
         let offset = FileOffset::new(file.try_clone().expect("a descriptor"), 0);
         let bytes = usize::try_from(MEMORY_BYTES).expect("fits");
         let memory = GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), bytes, Some(offset))]);

@@ -4,12 +4,15 @@
 
 pub mod guest;
 pub mod held;
+#[path = "../../../front-nbd/tests/support/ring.rs"]
+pub mod ring;
 pub mod vmm;
 
-use bcached_front_vhost::{GuestBlock, Limits, Options, VhostServer, VolumeOptions};
+use bcached_front_vhost::{GuestBlock, Limits, Options, Rings, VhostServer, VolumeOptions};
 use bcached_port::ram::{Hook, Ram, Verdict};
 use bcached_port::{Export, ExportTable, Operation, VolumeId};
 use guest::{Ask, OUT};
+use ring::Ring;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,6 +30,8 @@ pub struct Served {
     pub ram: Ram,
     pub exports: ExportTable,
     pub server: Option<VhostServer>,
+    /// Where disks are served; `None` if by threads.
+    pub ring: Option<Ring>,
     pub directory: tempfile::TempDir,
 }
 
@@ -40,14 +45,24 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     exports.insert(tank(&ram));
     exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let server = start(&exports, directory.path().to_owned(), limits);
+    let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
+    for export in exports.served() {
+        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
+    }
+    let server = start(&exports, directory.path().to_owned(), (limits, rings));
     server.serve("tank", volume_options()).expect("a socket");
     server.serve("archive", VolumeOptions { queues: 1, ..volume_options() }).expect("a socket");
-    Served { ram, exports, server: Some(server), directory }
+    Served { ram, exports, server: Some(server), ring, directory }
 }
 
-pub fn start(exports: &ExportTable, directory: PathBuf, limits: Limits) -> VhostServer {
-    VhostServer::start(Options { directory, group: None, limits }, exports.clone()).expect("starts")
+/// Whether this is the suite without rings.
+fn by_threads() -> bool {
+    let program = std::env::current_exe().expect("a program");
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
+}
+
+pub fn start(exports: &ExportTable, directory: PathBuf, (limits, rings): (Limits, Rings)) -> VhostServer {
+    VhostServer::start(Options { directory, group: None, limits, rings }, exports.clone()).expect("starts")
 }
 
 pub fn volume_options() -> VolumeOptions {

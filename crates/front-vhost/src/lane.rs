@@ -1,0 +1,256 @@
+//! A disk's place on the ring of the engine that serves its volume: while nothing has to be waited for, requests are taken and answered there.
+//!
+//! A volume's own thread costs two hops a request, one from the guest and one from the engine, and waking it takes longer than a small request
+//! does. So it lends the disk to the engine's thread, and sleeps until it gets it back.
+//!
+//! ```text
+//!   the volume's thread ── lends the disk ──► engine's thread: small requests, replies, calls
+//!                       ◄── gives it back ─── a large request, a ring that makes no sense, the first write (whose right is noted)
+//!                       ── takes it ────────► a message of the VMM, an order of the server, the end
+//! ```
+//!
+//! - **Who has the disk** is told by [`Device::is_lent`], under its lock. The engine's thread never waits for that: who has it rings when it
+//!   lets go.
+//! - **Nothing that a VMM does makes the engine's thread wait**, or others would wait, too: its memory is memory of the system
+//!   ([`crate::memory::is_memory`]), its eventfds are eventfds, and they are rung by the kernel (`signal.rs`). A disk of which that
+//!   cannot be said stays with its own thread.
+//! - **A turn is short**: so many requests and bytes, then others are looked after.
+//! - **While the engine's thread is awake nobody has to kick**: it looks into the rings itself. Before it sleeps it asks for kicks.
+
+use crate::device::{Device, Turn};
+use crate::session::{lock, notify};
+use bcached_uring::{Bell, Command, Guest, Guests};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+
+/// What the volume's thread and the ring have in common.
+pub(crate) struct Lane {
+    /// Tells of kicks.
+    pub(crate) watch: Arc<OwnedFd>,
+    /// Watched, too: nothing comes any more.
+    end: OwnedFd,
+    /// Wakes the volume's thread.
+    thread: Arc<OwnedFd>,
+    bell: Bell,
+    /// The ring is to look here.
+    rung: AtomicBool,
+    /// The disk is lent: who has news rings the ring, and else the thread.
+    is_lent: AtomicBool,
+    /// The ring has found the disk locked.
+    has_missed: AtomicBool,
+    is_ending: AtomicBool,
+    /// There is no ring any more.
+    is_closed: AtomicBool,
+}
+
+impl Lane {
+    /// On this ring; `thread` wakes the volume's.
+    pub(crate) fn new(ring: &Guests, thread: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
+        let watch = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&watch, &end, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(Arc::new(Self {
+            watch,
+            end,
+            thread,
+            bell: ring.bell(),
+            rung: AtomicBool::new(false),
+            is_lent: AtomicBool::new(false),
+            has_missed: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Begins. Where there is no ring any more the thread keeps the disk.
+    pub(crate) fn host(self: &Arc<Self>, ring: &Guests, device: &Arc<Mutex<Device>>) {
+        let device = Arc::downgrade(device);
+        let guest = Lent { lane: Arc::clone(self), device, is_armed: false };
+        if let Err(error) = ring.host(Box::new(guest)) {
+            tracing::debug!(event = "vhost-no-ring", %error, "a virtual machine's disk is served by its own thread");
+        }
+    }
+
+    /// There is news of the engine's, for whoever has the disk.
+    pub(crate) fn tell(&self) {
+        if self.is_lent.load(Ordering::SeqCst) { self.ring() } else { notify(&self.thread) }
+    }
+
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::SeqCst) {
+            self.bell.ring();
+        }
+    }
+
+    /// Lends the disk, if it can be.
+    pub(crate) fn lend(&self, device: &mut Device) {
+        if self.is_open() && device.lend(&self.watch) {
+            self.is_lent.store(true, Ordering::SeqCst);
+            self.ring();
+        }
+    }
+
+    /// Takes the disk back.
+    pub(crate) fn take_back(&self, device: &mut Device) {
+        device.is_lent = false;
+        self.is_lent.store(false, Ordering::SeqCst);
+    }
+
+    /// The thread has let go of the disk's lock.
+    pub(crate) fn unlocked(&self) {
+        if self.has_missed.swap(false, Ordering::SeqCst) {
+            self.ring();
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        !self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Nothing comes any more: the ring lets go.
+    pub(crate) fn end(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        notify(&self.end);
+        self.ring();
+    }
+}
+
+/// The disk on the ring.
+struct Lent {
+    lane: Arc<Lane>,
+    /// Its own thread has it: with that it goes, whatever is here.
+    device: Weak<Mutex<Device>>,
+    /// The kernel tells when there is a kick.
+    is_armed: bool,
+}
+
+impl Lent {
+    /// Does something with the disk, if it is lent and nobody has it locked.
+    fn with<T>(&self, work: impl FnOnce(&mut Device) -> T) -> Option<T> {
+        let device = self.device.upgrade()?;
+        let mut device = match device.try_lock() {
+            Ok(device) => device,
+            Err(TryLockError::Poisoned(device)) => device.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        device.is_lent.then(|| work(&mut device))
+    }
+
+    /// The same; whoever has it locked rings when he is done.
+    fn with_or_later<T>(&self, work: impl Fn(&mut Device) -> T) -> Option<T> {
+        if !self.lane.is_lent.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.with(&work).or_else(|| {
+            self.lane.has_missed.store(true, Ordering::SeqCst);
+            // Or is done already.
+            self.with(&work)
+        })
+    }
+
+    fn look(&self, is_rung: bool) {
+        let lane = &self.lane;
+        let turn = self.with_or_later(|device| {
+            let turn = device.turn(is_rung);
+            if turn == Turn::Thread {
+                lane.take_back(device);
+            }
+            turn
+        });
+        match turn {
+            Some(Turn::More) => lane.ring(),
+            Some(Turn::Thread) => notify(&lane.thread),
+            Some(Turn::Waits) | None => {}
+        }
+    }
+}
+
+impl Guest for Lent {
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
+        self.lane.watch.clone()
+    }
+
+    fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
+        // Taken before the look, so that what rings during it is not missed; and before it is asked whether the disk is here, or who lends it
+        // meanwhile would take the ringing of before for his own.
+        let is_rung = self.lane.rung.load(Ordering::SeqCst) && self.lane.rung.swap(false, Ordering::SeqCst);
+        if !self.lane.is_lent.load(Ordering::SeqCst) {
+            return;
+        }
+        if is_rung || self.has_news() {
+            self.look(is_rung);
+        }
+        if !self.is_armed {
+            self.is_armed = push(Command::Readable { tag: 0 });
+        }
+    }
+
+    fn completed(&mut self, _: u16, _: i32) {
+        self.is_armed = false;
+        // Which it was does not matter: all rings are looked into.
+        let mut told =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
+        let _many = epoll::wait(&self.lane.watch, &mut told, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    }
+
+    fn has_news(&self) -> bool {
+        self.with(|device| device.has_news()).unwrap_or(false)
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        !self.with_or_later(Device::listen).unwrap_or(false)
+    }
+
+    fn is_over(&self) -> bool {
+        !self.is_armed && self.lane.is_ending.load(Ordering::SeqCst)
+    }
+
+    fn leaves_first(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.lane.is_closed.store(true, Ordering::SeqCst);
+        // The thread may have the lock, and for long: it finds out itself.
+        self.lane.is_lent.store(false, Ordering::SeqCst);
+        notify(&self.lane.thread);
+    }
+}
+
+/// A disk that its own thread has locked.
+pub(crate) struct Held<'a> {
+    device: Option<MutexGuard<'a, Device>>,
+    lane: Option<&'a Lane>,
+}
+
+impl<'a> Held<'a> {
+    pub(crate) fn new(device: &'a Mutex<Device>, lane: Option<&'a Lane>) -> Self {
+        Self { device: Some(lock(device)), lane }
+    }
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        self.device.as_ref().expect("held until it is dropped")
+    }
+}
+
+impl std::ops::DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Device {
+        self.device.as_mut().expect("held until it is dropped")
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.device = None;
+        self.lane.into_iter().for_each(Lane::unlocked);
+    }
+}
