@@ -267,7 +267,9 @@ impl State {
         }
         // What takes the place of very many keys does so piece by piece.
         let node = self.nodes.get(slot).node();
-        if let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX) {
+        if part.sectors() > REMOVE_MAX as u64
+            && let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX)
+        {
             part = part.cut(part.start(), next.start()).expect("other keys lie before it");
         }
         let sequence = self.record(slot, &part, record);

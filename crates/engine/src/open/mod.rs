@@ -38,13 +38,16 @@ use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
-use bcached_env::{Disk, DiskId, Env, Note};
+use bcached_env::{Disk, DiskId, Env, Note, Stock};
 use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
 use core::cell::{Cell, RefCell};
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
 /// of a replay, which must not need the journal to find space.
 const STARTING_FREE: usize = 4 * BTREE_RESERVE;
+
+/// Memory that is kept for fills, in bytes: what is in flight together as a rule.
+const STOCK_BYTES: usize = 1 << 20;
 
 impl CacheSet {
     /// Opens the cache set on `cache`: recovers one that has been started, initialises one that has not. Recovery reads
@@ -165,6 +168,7 @@ fn assemble(
         metadata: Semaphore::new(1),
         orphans: Semaphore::new(1),
         phases,
+        stock: RefCell::new(Stock::new(STOCK_BYTES)),
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }

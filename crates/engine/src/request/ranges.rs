@@ -119,14 +119,19 @@ impl Ranges {
     /// pieces are cut; `cut` is told which parts went, so that their buckets can be unpinned and pinned again.
     pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
         let Entry { start, end, .. } = self.entries[&claim];
-        let overlapping: Vec<(Claim, Entry)> = self.overlapping(start, end).collect();
-        if overlapping.iter().any(|(other, entry)| *other < claim && entry.is_write()) {
-            return false;
-        }
-        for (other, entry) in overlapping {
-            if matches!(entry.kind, Kind::Fill { .. }) {
-                self.entries.insert(other, Entry { kind: Kind::Fill { dropped: true }, ..entry });
+        // Itself is among them, and takes no memory for that as a rule.
+        let mut fills = Vec::new();
+        for (other, entry) in self.overlapping(start, end) {
+            if other < claim && entry.is_write() {
+                return false;
             }
+            if matches!(entry.kind, Kind::Fill { .. }) {
+                fills.push(other);
+            }
+        }
+        for fill in fills {
+            let entry = self.entries.get_mut(&fill).expect("found above");
+            entry.kind = Kind::Fill { dropped: true };
         }
         self.cut_parked(start, end, cut);
         self.entries.get_mut(&claim).expect("it was queued").kind = Kind::Write { granted: true };
@@ -260,6 +265,9 @@ impl Ranges {
     }
 
     fn cut_parked(&mut self, start: u64, end: u64, cut: &mut dyn FnMut(Cut)) {
+        if self.parked.is_empty() {
+            return;
+        }
         let hit: Vec<(u64, Parked)> = self.parked_in(start, end).collect();
         for (at, piece) in hit {
             self.parked.remove(&at);

@@ -319,15 +319,15 @@ async fn write_back(
     while at < range.end {
         let rest = Range { start: at, end: range.end };
         let chunks = set.take_chunks(Class::Dirty(inode), rest);
-        let Some(last) = chunks.last() else {
+        let Some(end) = chunks.last().map(Chunk::end) else {
             if wait_for_space(set, target, rounds_then).await? {
                 continue;
             }
             let written = write_out(set, target, (range, rest), payload, survey, fua).await?;
             return Ok(Stamp::older(unproven, written));
         };
-        at = last.end();
-        for (chunk, stored) in set.store_dirty(target, &chunks, range.start, payload).await {
+        at = end;
+        for (chunk, stored) in set.store_dirty(target, chunks, range.start, payload).await {
             match stored {
                 Err(Error::Io { doing: Doing::Data, .. }) if target.backing.is_some() => {
                     let part = Range { start: chunk.start, end: chunk.end() };
@@ -432,7 +432,7 @@ async fn write_through(
     let chunks = set.take_chunks(Class::Clean, range);
     let both = (
         write_backing(set, target, range, payload.clone(), fua),
-        set.write_chunks(&chunks, range.start, payload, Cause::Data),
+        set.write_chunks(chunks, range.start, payload, Cause::Data),
     );
     let (backing, cached) = bcached_env::join::join_two(both.0, both.1).await;
     for (chunk, written) in cached {
