@@ -152,6 +152,26 @@ impl Held {
     }
 }
 
+/// Something in a transition that changed the tree is to be told to others.
+#[derive(Clone, Copy)]
+pub(crate) struct Told {
+    /// The set has failed.
+    fails: bool,
+    /// A pass of GC is due.
+    wants_gc: bool,
+}
+
+impl State {
+    /// What a transition has done that others are to be told of, before which the set had failed or not.
+    #[inline]
+    pub(crate) fn is_to_be_told(&mut self, had_failed: bool) -> Option<Told> {
+        let fails = !had_failed && self.failed.is_some();
+        let wants_gc = self.buckets.take_gc_untold();
+        let is_any = self.untold || fails || wants_gc || !self.crowded.is_empty();
+        is_any.then_some(Told { fails, wants_gc })
+    }
+}
+
 /// A running cache set. Clones are handles on the same one.
 #[derive(Clone)]
 pub struct CacheSet {
@@ -363,20 +383,22 @@ impl CacheSet {
                 Some(end) => s.put_pending(end).map(|()| None),
                 None => transition(s).map(Some),
             };
-            let fails = !had_failed && s.failed.is_some();
-            let wants_gc = s.buckets.take_gc_untold();
-            let is_told = s.untold || fails || wants_gc || !s.crowded.is_empty();
-            Ok((attempted, is_told.then_some((fails, wants_gc))))
+            Ok((attempted, s.is_to_be_told(had_failed)))
         })?;
-        if let Some((fails, wants_gc)) = told {
-            self.tell(fails, wants_gc);
-        }
+        self.tell_if(told);
         Ok(attempted)
     }
 
-    /// Tells of what an attempt has done to others.
+    /// Tells others of what a transition has done, if that is anything to them.
+    #[inline]
+    pub(crate) fn tell_if(&self, told: Option<Told>) {
+        if let Some(told) = told {
+            self.tell(told);
+        }
+    }
+
     #[cold]
-    fn tell(&self, fails: bool, wants_gc: bool) {
+    fn tell(&self, Told { fails, wants_gc }: Told) {
         let (untold, crowded) =
             self.with(|s| (core::mem::take(&mut s.untold), core::mem::take(&mut s.crowded)));
         if fails {

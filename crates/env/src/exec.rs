@@ -466,6 +466,9 @@ impl Executor {
     /// Turns spawned futures into tasks, as far as there is room. They begin in the order in which they were spawned: what follows each
     /// other on a device should stay so.
     fn admit(&mut self) {
+        if self.env.core.spawned.borrow().is_empty() {
+            return;
+        }
         while self.tasks.len() < TASKS_MAX {
             let Some(task) = self.env.core.spawned.borrow_mut().pop_front() else { return };
             let index = self.tasks.insert(task);

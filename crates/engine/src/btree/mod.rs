@@ -98,6 +98,7 @@ pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
 pub(crate) fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
     let stale = |pointer: &Pointer| buckets.is_stale(*pointer);
     match pointers.as_slice() {
+        [one] => (!stale(one)).then_some(*pointers),
         all if all.iter().all(stale) => None,
         [one, other] if stale(one) => Some(Pointers::one(*other)),
         [one, other] if stale(other) => Some(Pointers::one(*one)),

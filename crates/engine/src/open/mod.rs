@@ -104,7 +104,6 @@ fn assemble(
     let signals = Signals::default();
     let replacement = options.replacement.unwrap_or(superblock.replacement());
     parts.buckets.set_replacement(replacement, env.random());
-    let shares = parts.shares;
     let phases = Arc::clone(&options.phases);
     let open = OpenBuckets::new(&parts.geometry, options.summary_share);
     let state = State {
@@ -161,8 +160,8 @@ fn assemble(
         cache,
         state: RefCell::new(state),
         signals,
-        tickets: Semaphore::new(shares.tickets),
-        shares: Cell::new(shares),
+        tickets: Semaphore::new(parts.shares.tickets),
+        shares: Cell::new(parts.shares),
         resizing: Semaphore::new(1),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),

@@ -50,7 +50,7 @@ impl CacheSet {
             Class::Dirty(inode) => Some(Position { inode, offset: start }),
             Class::Clean | Class::Moved => None,
         };
-        let (chunks, breath_ns, are_few, has_closed) = self.with(|s| {
+        let chunks = self.with(|s| {
             let mut chunks = Few::default();
             let mut at = range.start;
             while at < range.end {
@@ -59,8 +59,16 @@ impl CacheSet {
                 chunks.push(Chunk { start: at, space });
                 at += space.sectors;
             }
-            (chunks, s.breath_ns(), s.buckets.free_count() < s.free_low(), s.open.has_closed())
+            chunks
         });
+        self.space_was_taken();
+        chunks
+    }
+
+    /// Tells those who have to do with what is left.
+    pub(super) fn space_was_taken(&self) {
+        let (breath_ns, are_few, has_closed) =
+            self.with(|s| (s.breath_ns(), s.buckets.free_count() < s.free_low(), s.open.has_closed()));
         self.env().set_breath(breath_ns);
         if are_few {
             self.signals().allocator_work.notify_all();
@@ -68,7 +76,6 @@ impl CacheSet {
         if has_closed {
             self.signals().summary_work.notify_all();
         }
-        chunks
     }
 
     /// Gives chunks back that will not be indexed.
@@ -154,18 +161,19 @@ impl CacheSet {
         let mut outcomes = self.write_chunks(chunks, base, payload, Cause::Data).await;
         for (chunk, outcome) in outcomes.iter_mut() {
             if outcome.is_ok() {
-                *outcome = self.put_dirty(target, chunk).await;
+                let key = chunk.key(target.inode.expect("only attached volumes are cached"), true);
+                *outcome = self.put_dirty(target, key).await;
             }
             self.release_chunks(&[*chunk]);
         }
         outcomes
     }
 
-    /// Inserts the dirty key of a chunk, if its volume is not leaving the cache and *dirty* is durable: asked in the
+    /// Inserts a dirty key, if its volume is not leaving the cache and *dirty* is durable: asked in the
     /// transition that inserts. What was said of that before may have been unsaid meanwhile by who wanted the volume to
     /// leave and could not.
-    async fn put_dirty(&self, target: &Target, chunk: &Chunk) -> Result<(), Error> {
-        let mut rest = Some(chunk.key(target.inode.expect("only attached volumes are cached"), true));
+    pub(super) async fn put_dirty(&self, target: &Target, key: Key) -> Result<(), Error> {
+        let mut rest = Some(key);
         while let Some(key) = rest {
             let inserted = self
                 .attempt(|s| {

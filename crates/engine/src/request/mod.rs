@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `bypass` | whether a request adds to the cache |
 //! | `at_once` | a read that is of one piece |
+//! | `put_at_once` | a write of one piece to the cache alone |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
 //! | `insert` | space, data, then keys |
@@ -19,6 +20,7 @@ pub mod discard;
 pub mod flush;
 pub mod insert;
 pub mod parked;
+mod put_at_once;
 pub mod ranges;
 pub mod read;
 pub mod uncached;
@@ -226,13 +228,16 @@ impl CacheSet {
         let has_breath = self.env().has_breath();
         let started = self.with(|s| {
             let (target, asked) = s.begin_request(client, volume, &request)?;
-            let planned = if has_breath { s.plan_at_once(&target, &request) } else { None };
-            Ok((target, asked, planned))
+            let at_once = if has_breath { s.at_once(&target, &request) } else { None };
+            Ok((target, asked, at_once))
         });
         match (started, request) {
             (Err(error), request) => refuse(request, error),
-            (Ok((target, _, Some(planned))), Request::Read { buffer, .. }) => {
+            (Ok((target, _, Some(AtOnce::Read(planned)))), Request::Read { buffer, .. }) => {
                 self.serve_at_once(target, planned, buffer, begun).await
+            }
+            (Ok((target, asked, Some(AtOnce::Write(put)))), Request::Write { payload, .. }) => {
+                self.serve_put(target, asked, put, payload, begun).await
             }
             (Ok((target, asked, _)), request) => self.serve_in_steps(target, asked, request, begun).await,
         }
@@ -255,29 +260,11 @@ impl CacheSet {
             _ => {}
         }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
-        self.with(|s| {
-            let latency = s.now - begun;
-            let Some(volume) = s.end_request(&target) else { return };
-            if changes {
-                volume.changes -= 1;
-                volume.earlier_changes -= u64::from(target.round != volume.round);
-            }
-            // What the backing device was not there for is nothing that it could have lost: whoever asked is refused, or asks the one
-            // that takes its place.
-            let asked = asked.filter(|_| !target.misses_backing(&reply.result));
-            if let Some(range) = place.filter(|_| reply.result.is_err()) {
-                // Write-back may have left the place to a write that has not come.
-                volume.pace.age.write_failed(range.start, range.end);
-            }
-            let backing = volume.backing.as_mut().filter(|_| changes);
-            if let Some((backing, asked)) = backing.zip(asked)
-                && !backing.epoch.change_ends(asked, unproven)
-                && reply.result.is_ok()
-            {
-                reply.result = Err(Error::LostWrites);
-            }
-            if reply.result.is_ok() {
-                target.is_done(volume, latency);
+        reply.result = self.with(|s| match changes {
+            true => s.end_change(&target, (asked, unproven), place, reply.result, begun),
+            false => {
+                s.end_read(&target, begun, reply.result.is_ok());
+                reply.result
             }
         });
         self.signals().ranges.notify_all();
@@ -322,7 +309,22 @@ impl CacheSet {
     }
 }
 
+/// A request that has begun, with more than counting it.
+enum AtOnce {
+    Read(read::Planned),
+    Write(put_at_once::Put),
+}
+
 impl State {
+    /// Begins a request that can be carried out at once; else nothing has changed.
+    fn at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
+        match request {
+            Request::Read { .. } => self.plan_at_once(target, request).map(AtOnce::Read),
+            Request::Write { .. } => self.put_at_once(target, request).map(AtOnce::Write),
+            _ => None,
+        }
+    }
+
     /// Counts a request; what it must know, and when it was asked for by the backing device's flushes.
     fn begin_request(
         &mut self,
@@ -357,7 +359,41 @@ impl State {
         Some(volume)
     }
 
-    /// The same of a read that `began` then.
+    /// The same of a change that `began` then; its result, with what its backing device may have lost meanwhile. `unproven`: the oldest stamp
+    /// of what it has written there.
+    fn end_change(
+        &mut self,
+        target: &Target,
+        (asked, unproven): (Option<Asked>, Option<Stamp>),
+        place: Option<Range>,
+        result: Result<(), Error>,
+        began: Time,
+    ) -> Result<(), Error> {
+        let latency = self.now - began;
+        let Some(volume) = self.end_request(target) else { return result };
+        volume.changes -= 1;
+        volume.earlier_changes -= u64::from(target.round != volume.round);
+        // What the backing device was not there for is nothing that it could have lost: whoever asked is refused, or asks the one
+        // that takes its place.
+        let asked = asked.filter(|_| !target.misses_backing(&result));
+        if let Some(range) = place.filter(|_| result.is_err()) {
+            // Write-back may have left the place to a write that has not come.
+            volume.pace.age.write_failed(range.start, range.end);
+        }
+        let mut result = result;
+        if let Some((backing, asked)) = volume.backing.as_mut().zip(asked)
+            && !backing.epoch.change_ends(asked, unproven)
+            && result.is_ok()
+        {
+            result = Err(Error::LostWrites);
+        }
+        if result.is_ok() {
+            target.is_done(volume, latency);
+        }
+        result
+    }
+
+    /// The same of a read, or a flush, that `began` then.
     fn end_read(&mut self, target: &Target, began: Time, is_done: bool) {
         let latency = self.now - began;
         if let Some(volume) = self.end_request(target)

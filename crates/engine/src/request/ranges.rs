@@ -110,6 +110,17 @@ impl Ranges {
         self.overlapping(start, end).any(|(_, entry)| counts(entry.kind))
     }
 
+    /// Nobody does anything in `[start, end)`, and nothing is parked there.
+    #[must_use]
+    pub fn is_free(&self, start: u64, end: u64) -> bool {
+        !self.is_busy(start, end, |_| true) && self.parked_in(start, end).next().is_none()
+    }
+
+    /// Enters a write where nobody does anything: it is granted.
+    pub fn begin_write(&mut self, start: u64, end: u64) -> Claim {
+        self.enter(start, end, Kind::Write { granted: true })
+    }
+
     /// Queues a write; see [`Ranges::try_grant`].
     pub fn queue_write(&mut self, start: u64, end: u64) -> Claim {
         self.enter(start, end, Kind::Write { granted: false })

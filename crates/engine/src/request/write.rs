@@ -47,7 +47,7 @@ pub(crate) struct Survey {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+pub(super) enum Way {
     Back,
     Through,
     Around,
@@ -76,7 +76,7 @@ pub async fn write(
     written
 }
 
-async fn write_anywhere(
+pub(super) async fn write_anywhere(
     set: &CacheSet,
     target: &Target,
     range: Range,
@@ -170,7 +170,7 @@ pub(crate) async fn write_blocks(
     Ok(unproven)
 }
 
-fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
+pub(super) fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
     // The volume may have set out after the request had begun.
     let is_on_its_way = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
     if target.backing.is_none() || survey.dirty && !is_on_its_way {
@@ -388,7 +388,7 @@ impl State {
 /// A part that the cache cannot take goes to the backing device: holes over what is clean, the write, a flush, then holes
 /// over what is dirty, so that at every moment either the old dirty data or the new data is what a crash leaves. `payload`
 /// is that of the whole range.
-async fn write_out(
+pub(super) async fn write_out(
     set: &CacheSet,
     target: &Target,
     (range, part): (Range, Range),

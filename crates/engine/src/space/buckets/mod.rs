@@ -261,14 +261,12 @@ impl Buckets {
     }
 
     /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.
-    #[inline]
     #[must_use]
     pub fn is_stale(&self, pointer: Pointer) -> bool {
         self.age_of(pointer).is_none_or(|age| age > 0)
     }
 
     /// True when nothing that the key points to is there any more.
-    #[inline]
     #[must_use]
     pub fn is_dead(&self, key: &Key) -> bool {
         key.pointers.as_slice().iter().all(|pointer| self.is_stale(*pointer))
