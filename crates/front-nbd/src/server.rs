@@ -10,9 +10,11 @@
 
 use crate::connection::{Broken, Caller, serve};
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
-use crate::lane::Rings;
+use crate::lane::{Lane, Rings};
+use crate::left::{Left, State};
+use crate::limits::{Limits, memory, stock_of};
 use crate::pace::InTheWay;
-use crate::proto::wire::PAYLOAD_BYTES_MAX;
+use crate::proto::handshake::Offer;
 use crate::socket::Socket;
 use crate::tls::Tls;
 use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
@@ -42,29 +44,6 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// Where volumes are served, as far as connections can be there.
     pub rings: Rings,
-}
-
-/// What clients may use at most.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Connections at a time. One more takes the place of the oldest that has not chosen its export; if all have, it is
-    /// closed as it comes.
-    pub connections: usize,
-    /// Requests of one connection that are not answered yet.
-    pub requests: usize,
-    /// Bytes of payload that one connection holds in memory, at least 32 MiB: the largest request.
-    pub connection_bytes: u64,
-    /// Bytes of payload that all connections hold in memory, at least 32 MiB; an eighth comes on top for small requests. How
-    /// it is given out: [`bcached_port::budget`].
-    pub total_bytes: u64,
-    /// A connection must have chosen its export by then.
-    pub handshake: Duration,
-    /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this; one whose
-    /// payload is not whole by then has a second for each MiB of it on top.
-    pub stall: Duration,
-    /// As long as somebody waits for memory who has none, connections that hold some go when this much time is lost with
-    /// them: they take no replies, or send no payload, or go slower than 256 KiB a second. Who waits has waited as long.
-    pub give_way: Duration,
 }
 
 /// Why a server did not start.
@@ -111,7 +90,7 @@ pub struct Client {
 pub struct NbdServer {
     shared: Arc<Shared>,
     bound: Vec<Bound>,
-    accepting: Option<JoinHandle<()>>,
+    accepting: Option<JoinHandle<Vec<Listening>>>,
 }
 
 /// What all threads of a server share.
@@ -130,14 +109,18 @@ pub(crate) struct Shared {
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
+    /// What is here goes on elsewhere.
+    pub(crate) leaving: AtomicBool,
     /// Nobody is accepted yet.
     closed: AtomicBool,
 }
 
 #[derive(Default)]
-struct Connections {
+pub(crate) struct Connections {
     next: u64,
-    live: BTreeMap<u64, Live>,
+    pub(crate) live: BTreeMap<u64, Live>,
+    /// Those that another server is to go on with.
+    pub(crate) left: Vec<Left>,
     /// Connections cut or closed for want of a place.
     crowded_out: Quiet,
     /// Connections cut because they did not move.
@@ -147,80 +130,41 @@ struct Connections {
 }
 
 /// A connection that has just come.
-struct Newcomer {
-    socket: Arc<Socket>,
-    process: Option<Peer>,
-    address: Option<SocketAddr>,
+pub(crate) struct Newcomer {
+    pub(crate) socket: Arc<Socket>,
+    pub(crate) process: Option<Peer>,
+    pub(crate) address: Option<SocketAddr>,
     /// It has come where one may only look.
-    read_only: bool,
+    pub(crate) read_only: bool,
     /// It must begin TLS.
-    tls: Option<Tls>,
+    pub(crate) tls: Option<Tls>,
+    /// It came to another server, which has left it.
+    pub(crate) left: Option<State>,
 }
 
-struct Live {
-    client: Client,
-    socket: Arc<Socket>,
+pub(crate) struct Live {
+    pub(crate) client: Client,
+    pub(crate) socket: Arc<Socket>,
+    /// Its place on the engine's ring.
+    pub(crate) lane: Option<Arc<Lane>>,
     thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
-    done: bool,
+    pub(crate) done: bool,
     /// It lost its place to another and will end soon.
     cut: bool,
 }
 
-/// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
-/// leave enough for large requests of others.
-const LEAVES: u64 = 4;
 /// So many connections that have lost their places may not have ended yet; more than these and nobody is accepted until one has. They only wait for their
 /// sockets, which are shut.
 const LEAVING_MAX: usize = 32;
 /// Payloads up to this size are copied where they are, in bytes; larger ones have threads of their own.
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
-/// Memory of requests that is kept for the next ones, of what all of them may hold.
-const STOCK_PART: u64 = 8;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 256,
-            requests: 128,
-            connection_bytes: u64::from(PAYLOAD_BYTES_MAX),
-            total_bytes: 4 * u64::from(PAYLOAD_BYTES_MAX),
-            handshake: Duration::from_secs(10),
-            stall: Duration::from_secs(60),
-            give_way: Duration::from_secs(5),
-        }
-    }
-}
-
-/// How much memory of past requests is kept.
-fn stock_of(total_bytes: u64) -> usize {
-    usize::try_from(total_bytes / STOCK_PART).unwrap_or(usize::MAX)
-}
-
-impl Limits {
-    fn check(&self) -> Result<(), StartError> {
-        let largest = u64::from(PAYLOAD_BYTES_MAX);
-        if self.connections == 0 || self.requests == 0 {
-            return Err(StartError::Limits("at least one connection with one request"));
-        }
-        if self.connection_bytes < largest || self.total_bytes < largest {
-            return Err(StartError::Limits("the largest request, 32 MiB, must fit in memory"));
-        }
-        Ok(())
-    }
-}
-
-/// Memory of so many bytes for payloads, given out so that a connection that keeps what it has stops nobody else.
-#[must_use]
-pub fn memory(bytes: u64) -> Pool {
-    Pool::new(bytes).leaving(LEAVES)
-}
 
 impl NbdServer {
     /// Listens and serves the table's volumes, also those that are added later.
@@ -261,10 +205,14 @@ impl NbdServer {
             ended: Condvar::new(),
             wake,
             stopping: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             closed: AtomicBool::new(options.closed),
         });
         let accepting = Arc::clone(&shared);
-        let accepting = shared.spawn("nbd-accept".to_owned(), move || accepting.accept(&listening))?;
+        let accepting = shared.spawn("nbd-accept".to_owned(), move || {
+            accepting.accept(&listening);
+            listening
+        })?;
         Ok(Self { shared, bound, accepting: Some(accepting) })
     }
 
@@ -272,6 +220,10 @@ impl NbdServer {
     #[must_use]
     pub fn bound(&self) -> &[Bound] {
         &self.bound
+    }
+
+    pub(crate) const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Who is connected.
@@ -307,12 +259,9 @@ impl NbdServer {
     /// # Errors
     /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
-        self.stop_accepting();
+        drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end_receiving);
-        if !self.shared.wait_all_ended(Instant::now() + limit) {
-            self.shared.for_each_socket(Socket::end);
-            self.shared.wait_all_ended(Instant::now() + CUT_GRACE);
-        }
+        self.shared.end_all(Instant::now() + limit);
         self.shared.reap();
         match self.shared.lock().live.len() {
             0 => Ok(()),
@@ -320,20 +269,21 @@ impl NbdServer {
         }
     }
 
-    fn stop_accepting(&mut self) {
+    /// Where it has listened: dropped, those places are nobody's.
+    pub(crate) fn stop_accepting(&mut self) -> Vec<Listening> {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.wake();
-        if let Some(thread) = self.accepting.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.accepting.take() else { return Vec::new() };
+        thread.join().unwrap_or_else(|_| {
             tracing::error!(event = "nbd-accepting-ended", "the accepting thread panicked");
-        }
+            Vec::new()
+        })
     }
 }
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        self.stop_accepting();
+        drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end);
     }
 }
@@ -369,11 +319,11 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn spawn(
+    pub(crate) fn spawn<T: Send + 'static>(
         &self,
         name: String,
-        body: impl FnOnce() + Send + 'static,
-    ) -> io::Result<JoinHandle<()>> {
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<JoinHandle<T>> {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
     }
 
@@ -393,6 +343,13 @@ impl Shared {
             client.export = Some(export.to_owned());
             client.read_only = read_only;
         });
+    }
+
+    /// A connection is served on the engine's ring.
+    pub(crate) fn is_on(&self, number: u64, lane: &Arc<Lane>) {
+        if let Some(live) = self.lock().live.get_mut(&number) {
+            live.lane = Some(Arc::clone(lane));
+        }
     }
 
     /// A connection has been given the right to write.
@@ -445,7 +402,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connections> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -454,7 +411,7 @@ impl Shared {
         let _: Result<usize, Errno> = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// The accepting thread. Owns the listening sockets: when it ends, they and their files are gone.
+    /// The accepting thread.
     fn accept(self: &Arc<Self>, listening: &[Listening]) {
         let mut pause = false;
         while !self.is_stopping() {
@@ -504,22 +461,22 @@ impl Shared {
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
         let tls = if is_tcp { self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None };
-        let newcomer = Newcomer { socket, process, address, read_only: listening.read_only, tls };
+        let newcomer = Newcomer { socket, process, address, read_only: listening.read_only, tls, left: None };
         self.begin(newcomer).map_err(|error| {
             tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
     }
 
-    fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<()> {
-        let Newcomer { socket, process, address, read_only, tls } = newcomer;
+    pub(crate) fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<()> {
+        let Newcomer { socket, process, address, read_only, tls, left } = newcomer;
         // Held until the connection is in the table, so that its thread finds it there.
         let mut connections = self.lock();
-        if !connections.make_room(self.limits.connections) {
+        if left.is_none() && !connections.make_room(self.limits.connections) {
             return Ok(());
         }
         let number = connections.next;
         let peer = process.unwrap_or(Peer::Connection(number));
-        let client = Client {
+        let mut client = Client {
             number,
             peer: address.map_or_else(|| peer.to_string(), |address| address.to_string()),
             export: None,
@@ -528,16 +485,25 @@ impl Shared {
             tls: tls.is_some(),
         };
         let caller = Caller { number, peer, read_only, tls };
+        let resumed = left.map(|left| left.resumed(&self.exports, &caller)).transpose();
+        let resumed = resumed.map_err(io::Error::other)?;
+        if let Some(resumed) = &resumed {
+            let Offer { export, read_only, .. } = &resumed.session.agreed().offer;
+            (client.export, client.read_only) = (Some(export.name.clone()), *read_only);
+            client.writing = resumed.claim.is_some();
+        }
         let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
         let thread = self.spawn(format!("nbd-{number}"), move || {
             // Marks the end also of a connection that panics.
-            let _ending = Ending { shared: &shared, number, socket: &served };
-            if let Err(broken) = serve(&shared, &served, &caller) {
-                shared.broke_off(number, &broken);
+            let mut ending = Ending { shared: &shared, number, socket: &served, is_left: false };
+            match serve(&shared, &served, &caller, resumed) {
+                Ok(None) => {}
+                Ok(Some(state)) => ending.is_left = shared.leave(&served, state),
+                Err(broken) => shared.broke_off(number, &broken),
             }
         })?;
         connections.next += 1;
-        connections.live.insert(number, Live { client, socket, thread, done: false, cut: false });
+        connections.live.insert(number, Live { client, socket, lane: None, thread, done: false, cut: false });
         Ok(())
     }
 
@@ -556,12 +522,25 @@ impl Shared {
         }
     }
 
+    /// For those that have not ended.
     fn for_each_socket(&self, act: impl Fn(&Socket)) {
-        self.lock().live.values().for_each(|live| act(&live.socket));
+        self.lock().live.values().filter(|live| !live.done).for_each(|live| act(&live.socket));
+    }
+
+    /// Waits until the deadline for connections to end, and cuts off those that have not: how many of them have chosen a volume.
+    pub(crate) fn end_all(&self, deadline: Instant) -> usize {
+        if self.wait_all_ended(deadline) {
+            return 0;
+        }
+        let is_here = |live: &&Live| !live.done && live.client.export.is_some();
+        let cut = self.lock().live.values().filter(is_here).count();
+        self.for_each_socket(Socket::end);
+        self.wait_all_ended(Instant::now() + CUT_GRACE);
+        cut
     }
 
     /// Whether all connections ended before the deadline.
-    fn wait_all_ended(&self, deadline: Instant) -> bool {
+    pub(crate) fn wait_all_ended(&self, deadline: Instant) -> bool {
         let mut connections = self.lock();
         loop {
             if connections.live.values().all(|live| live.done) {
@@ -582,11 +561,15 @@ struct Ending<'a> {
     shared: &'a Shared,
     number: u64,
     socket: &'a Socket,
+    /// Somebody else has the socket, too, and goes on with it.
+    is_left: bool,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.socket.end();
+        if !self.is_left {
+            self.socket.end();
+        }
         if let Some(live) = self.shared.lock().live.get_mut(&self.number) {
             live.done = true;
         }

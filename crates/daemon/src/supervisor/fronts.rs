@@ -3,6 +3,9 @@
 //! Payloads of requests have a quarter of the daemon's memory, which NBD and FUSE share; each block device and each disk of a virtual
 //! machine takes some of what nodes would have (`config::ways`).
 
+mod leaving;
+mod machine;
+
 use super::links;
 use crate::config::{Address, Certificates, Config, DISK_BYTES, FrontPlaces, Tls};
 use crate::failure::{Failure, Kind};
@@ -19,7 +22,6 @@ use std::error::Error;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,8 +30,6 @@ const RETIRE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What each front end has at least to end in, when others have taken the time for it.
 const EACH_MIN: Duration = Duration::from_secs(1);
-/// How long systemd may take to say whether the machine is going down.
-const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// All that run. Clones are the same ones.
 #[derive(Clone, Default)]
@@ -43,6 +43,10 @@ pub struct Fronts {
     sockets: Arc<[Arc<Passed>]>,
     /// The control files that stand beside volumes in a FUSE mount.
     control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
+    /// Clients of another process, which are gone on with.
+    left: Arc<Mutex<Vec<nbd::Left>>>,
+    /// That process.
+    former: Option<u32>,
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -139,7 +143,7 @@ impl Fronts {
         match way {
             Way::Nbd if running.nbd.is_none() => {
                 // Who has come before the daemon has not come to be told that nothing is there yet.
-                let closed = self.has_sockets() && !running.is_ready;
+                let closed = (self.has_sockets() || self.has_left()) && !running.is_ready;
                 let rings = self.rings.clone();
                 running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory, rings)?);
             }
@@ -160,13 +164,15 @@ impl Fronts {
         Ok(())
     }
 
-    /// All is served that will be by itself: who has waited for that is let in.
-    pub fn open(&self) {
+    /// All is served that will be by itself: who has waited for that is let in. Of clients whom another process has left, how many.
+    pub fn open(&self) -> usize {
         let mut running = self.lock();
         running.is_ready = true;
+        let resumed = self.resume(&running);
         if let Some(nbd) = &running.nbd {
             nbd.open();
         }
+        resumed
     }
 
     /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
@@ -194,7 +200,8 @@ impl Fronts {
                 tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
             }
         };
-        Ok(UblkServer::new(Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake()))))
+        let changed = Arc::new(move || wake.iter().for_each(|wake| wake()));
+        Ok(UblkServer::new(Arc::new(news), changed, self.former))
     }
 
     /// Before others can find it: nobody else writes to a volume that is to be a block device.
@@ -403,17 +410,10 @@ impl Fronts {
         self.let_devices_go(limit);
         let ended = Running { has_ended: true, ..Running::default() };
         let Running { nbd, vhost, fuse, .. } = std::mem::replace(&mut *self.lock(), ended);
-        let cut = |busy: &dyn std::fmt::Display| tracing::warn!(event = "clients-cut", "{busy}");
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
-            cut(&busy);
+            tracing::warn!(event = "clients-cut", "{busy}");
         }
-        // Somebody may be about to take a volume from it.
-        if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
-            cut(&format_args!("virtual machines are cut off, with requests: {:?}", busy.volumes));
-        }
-        if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
-            cut(&busy);
-        }
+        end_machines_and_files(vhost, fuse, left);
     }
 
     /// Block devices that nobody uses go. Others stay in the kernel: what is asked of them waits for the next start; but not while the
@@ -424,7 +424,7 @@ impl Fronts {
             let Some(ublk) = running.ublk.clone().filter(|_| !running.claims.is_empty()) else { return };
             (ublk, running.claims.keys().cloned().collect::<Vec<_>>())
         };
-        let all_go = machine_stops();
+        let all_go = machine::stops();
         let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
             // Of one that is being taken over nobody knows who has it.
             all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
@@ -443,6 +443,22 @@ impl Fronts {
     }
 }
 
+/// Ends what nobody goes on with, each within what is `left` then.
+fn end_machines_and_files(
+    vhost: Option<Arc<VhostServer>>,
+    fuse: Option<FuseServer>,
+    left: impl Fn() -> Duration,
+) {
+    // Somebody may be about to take a volume from it.
+    if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
+        let volumes = busy.volumes;
+        tracing::warn!(event = "clients-cut", "virtual machines are cut off, with requests: {volumes:?}");
+    }
+    if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
+        tracing::warn!(event = "clients-cut", "{busy}");
+    }
+}
+
 /// Takes these volumes' devices from the kernel, and their links with them.
 fn remove_devices(ublk: &UblkServer, names: &[String], limit: Duration) {
     let paths: Vec<_> = names.iter().filter_map(|name| ublk.path(name)).collect();
@@ -455,23 +471,6 @@ fn remove_devices(ublk: &UblkServer, names: &[String], limit: Duration) {
 /// Who has the block device: mounts, swap, what stands on it, else processes.
 fn users_of_device(path: &Path) -> Vec<String> {
     Identity::of(path).map_or_else(Vec::new, Identity::users).iter().map(ToString::to_string).collect()
-}
-
-/// Whether systemd is taking the machine down. Where there is none, or it does not answer, no.
-fn machine_stops() -> bool {
-    let mut asked = Command::new("systemctl");
-    asked.arg("is-system-running").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let Ok(mut asked) = asked.spawn() else { return false };
-    let deadline = Instant::now() + ASK_LIMIT;
-    while let Ok(None) = asked.try_wait() {
-        if Instant::now() > deadline {
-            let _is_over = asked.kill();
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // A word: it fits what a pipe holds.
-    asked.wait_with_output().is_ok_and(|said| said.stdout.starts_with(b"stopping"))
 }
 
 /// An error, and what is behind it.
