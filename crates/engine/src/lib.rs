@@ -26,6 +26,7 @@ extern crate std;
 mod btree;
 mod error;
 mod explain;
+mod few;
 mod gc;
 mod given_up;
 mod journal;

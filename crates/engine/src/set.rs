@@ -47,7 +47,7 @@ use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Permit, Semaphore};
-use bcached_env::{Disk, Env, IoErrorKind};
+use bcached_env::{Disk, Env, IoErrorKind, Stock};
 use bcached_format::Position;
 use core::cell::{Cell, OnceCell, RefCell};
 
@@ -111,6 +111,8 @@ pub(crate) struct Inner {
     pub(crate) orphans: Semaphore,
     /// What the set is in the middle of.
     pub(crate) phases: Arc<Phases>,
+    /// Memory for what was read and goes into the cache, to be used again.
+    pub(crate) stock: RefCell<Stock>,
     /// Background tasks running, by what they do.
     pub(crate) running: [Cell<usize>; 4],
 }
@@ -150,6 +152,26 @@ impl Held {
     }
 }
 
+/// Something in a transition that changed the tree is to be told to others.
+#[derive(Clone, Copy)]
+pub(crate) struct Told {
+    /// The set has failed.
+    fails: bool,
+    /// A pass of GC is due.
+    wants_gc: bool,
+}
+
+impl State {
+    /// What a transition has done that others are to be told of, before which the set had failed or not.
+    #[inline]
+    pub(crate) fn is_to_be_told(&mut self, had_failed: bool) -> Option<Told> {
+        let fails = !had_failed && self.failed.is_some();
+        let wants_gc = self.buckets.take_gc_untold();
+        let is_any = self.untold || fails || wants_gc || !self.crowded.is_empty();
+        is_any.then_some(Told { fails, wants_gc })
+    }
+}
+
 /// A running cache set. Clones are handles on the same one.
 #[derive(Clone)]
 pub struct CacheSet {
@@ -158,6 +180,7 @@ pub struct CacheSet {
 
 impl CacheSet {
     /// A transition: sees and changes the state, cannot wait.
+    #[inline]
     pub(crate) fn with<R>(&self, transition: impl FnOnce(&mut State) -> R) -> R {
         let now = self.inner.env.now();
         let mut state = self.inner.state.borrow_mut();
@@ -295,48 +318,99 @@ impl CacheSet {
         self.run_attempt(false, transition).await
     }
 
+    /// What nearly all attempts need is there: they end without a wait, and take no memory.
+    #[inline]
     async fn run_attempt<T>(
         &self,
         changes: bool,
         mut transition: impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<T, Error> {
+        let mut need = None;
+        // Many attempts may follow each other without anything to wait for.
+        if self.env().has_breath() {
+            match self.try_once(changes, None, &mut transition)? {
+                Attempt::Done(Some(result)) => return Ok(result),
+                Attempt::Done(None) => unreachable!("nothing else is to be done first"),
+                Attempt::Needs(missing) => need = Some(missing),
+            }
+        }
+        Box::pin(self.keep_trying(changes, transition, need)).await
+    }
+
+    /// Tries until it completes, after seeing to what it `need`s.
+    async fn keep_trying<T>(
+        &self,
+        changes: bool,
+        mut transition: impl FnMut(&mut State) -> Attempt<T>,
+        mut need: Option<Need>,
+    ) -> Result<T, Error> {
         let mut held = Held::default();
         // The key that must be put first.
         let mut pending: Option<Position> = None;
         loop {
-            // Many attempts may follow each other without anything to wait for.
+            match need {
+                Some(Need::Replay(end)) => pending = Some(end),
+                Some(need) => self.see_to(need, &mut held).await?,
+                None => {}
+            }
             self.env().breathe().await;
-            // Asked in the transition itself: what fails while others run is known here.
-            let (attempted, untold, crowded, wants_gc, fails) = self.with(|s| {
-                let had_failed = s.failed.is_some();
-                if let Some(error) = s.failed.as_ref().filter(|_| changes || pending.is_some()) {
-                    return Err(Error::Failed(Box::new(error.clone())));
-                }
-                let attempted = match pending {
-                    Some(end) => s.put_pending(end).map(|()| None),
-                    None => transition(s).map(Some),
-                };
-                let (untold, crowded) = (core::mem::take(&mut s.untold), core::mem::take(&mut s.crowded));
-                let fails = !had_failed && s.failed.is_some();
-                Ok((attempted, untold, crowded, s.buckets.take_gc_untold(), fails))
-            })?;
-            if fails {
-                // What it found contradicts itself: whoever waits for the set waits in vain.
-                self.wake_all();
-            }
-            crowded.into_iter().for_each(|at| ahead::begin(self, at));
-            if untold {
-                self.tell_writers();
-            }
-            if wants_gc {
-                self.signals().gc_work.notify_all();
-            }
-            match attempted {
+            need = match self.try_once(changes, pending, &mut transition)? {
                 Attempt::Done(Some(result)) => return Ok(result),
-                Attempt::Done(None) => pending = None,
-                Attempt::Needs(Need::Replay(end)) => pending = Some(end),
-                Attempt::Needs(need) => self.see_to(need, &mut held).await?,
+                Attempt::Done(None) => {
+                    pending = None;
+                    None
+                }
+                Attempt::Needs(need) => Some(need),
+            };
+        }
+    }
+
+    /// One try, or the key that ends at `pending` is put, which comes to nothing else. Whoever is to know of it is told.
+    #[inline]
+    fn try_once<T>(
+        &self,
+        changes: bool,
+        pending: Option<Position>,
+        transition: &mut impl FnMut(&mut State) -> Attempt<T>,
+    ) -> Result<Attempt<Option<T>>, Error> {
+        // Asked in the transition itself: what fails while others run is known here.
+        let (attempted, told) = self.with(|s| {
+            let had_failed = s.failed.is_some();
+            if let Some(error) = s.failed.as_ref().filter(|_| changes || pending.is_some()) {
+                return Err(Error::Failed(Box::new(error.clone())));
             }
+            let attempted = match pending {
+                Some(end) => s.put_pending(end).map(|()| None),
+                None => transition(s).map(Some),
+            };
+            Ok((attempted, s.is_to_be_told(had_failed)))
+        })?;
+        self.tell_if(told);
+        Ok(attempted)
+    }
+
+    /// Tells others of what a transition has done, if that is anything to them.
+    #[inline]
+    pub(crate) fn tell_if(&self, told: Option<Told>) {
+        if let Some(told) = told {
+            self.tell(told);
+        }
+    }
+
+    #[cold]
+    fn tell(&self, Told { fails, wants_gc }: Told) {
+        let (untold, crowded) =
+            self.with(|s| (core::mem::take(&mut s.untold), core::mem::take(&mut s.crowded)));
+        if fails {
+            // What it found contradicts itself: whoever waits for the set waits in vain.
+            self.wake_all();
+        }
+        crowded.into_iter().for_each(|at| ahead::begin(self, at));
+        if untold {
+            self.tell_writers();
+        }
+        if wants_gc {
+            self.signals().gc_work.notify_all();
         }
     }
 

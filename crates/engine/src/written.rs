@@ -109,7 +109,7 @@ impl Written {
         self.by_cause.iter().sum()
     }
 
-    const fn add(&mut self, cause: Cause, bytes: usize) {
+    pub(crate) const fn add(&mut self, cause: Cause, bytes: usize) {
         self.by_cause[cause as usize] += bytes as u64;
     }
 }

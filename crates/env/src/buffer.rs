@@ -34,9 +34,13 @@ impl Buffer {
     /// A fresh aligned buffer holding `bytes`.
     #[must_use]
     pub fn copied_from(bytes: &[u8]) -> Self {
-        let mut buffer = Self::zeroed(bytes.len());
-        buffer.as_mut_slice().copy_from_slice(bytes);
-        buffer
+        let mut memory = BytesMut::with_capacity(bytes.len() + ALIGNMENT);
+        // What lies before it is all that need be cleared.
+        let skip = memory.as_ptr().align_offset(ALIGNMENT);
+        memory.resize(skip, 0);
+        memory.extend_from_slice(bytes);
+        memory.advance(skip);
+        Self(memory)
     }
 
     /// Length in bytes.

@@ -118,7 +118,7 @@ impl Errors {
             (Err(kind), known) => {
                 let last = IoError { kind, disk: operation.disk, sector: operation.sector };
                 let count = known.map_or(0, |known| known.count) + 1;
-                let at = core.driver.borrow().now();
+                let at = core.clock();
                 errors.insert(operation.disk, Self { count, last, at, successes_since: 0 });
             }
         }
@@ -175,10 +175,10 @@ impl Pending {
 impl Future for Pending {
     type Output = (Result<(), IoError>, Option<Buffer>);
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let index = self.slot.expect("not polled after its end");
-        let core = alloc::rc::Rc::clone(&self.env.core);
-        let mut operations = core.operations.borrow_mut();
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { env, slot: own } = self.get_mut();
+        let index = own.expect("not polled after its end");
+        let mut operations = env.core.operations.borrow_mut();
         match &mut operations[index].slot {
             Slot::Waiting(waker) => {
                 *waker = Some(context.waker().clone());
@@ -187,7 +187,7 @@ impl Future for Pending {
             Slot::Done(_) => {
                 let Operation { slot, disk, sector, .. } = operations.remove(index);
                 let Slot::Done(completion) = slot else { unreachable!("matched above") };
-                self.slot = None;
+                *own = None;
                 let result = completion.result.map_err(|kind| IoError { kind, disk, sector });
                 Poll::Ready((result, completion.buffer))
             }

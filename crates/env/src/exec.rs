@@ -51,7 +51,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 /// Which ready task runs next.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// By number, each ready task once a round; of those that breathe one a turn, after them.
+    /// By number, each ready task once a round, new ones first in the order of their beginning; of those that breathe one a turn, after them.
     Fifo,
     /// A random one, whether it breathes or not; the simulator's choice.
     Seeded(Rng),
@@ -66,29 +66,49 @@ pub enum Outcome {
     Halted,
 }
 
-/// One bit a task. Wakers must be `Send`, so the bits are atomics; in practice one thread touches them.
+/// One bit a task, and one for each word of those that has any: most of the time few tasks are ready, and it is asked at each turn. Wakers
+/// must be `Send`, so the bits are atomics; in practice one thread touches them.
 struct ReadySet {
-    words: Vec<AtomicU64>,
+    words: [AtomicU64; WORDS],
+    /// A word's bit is set after the word, and cleared before it.
+    filled: [AtomicU64; WORDS / 64],
 }
 
+/// Words of a set of tasks.
+const WORDS: usize = TASKS_MAX / 64;
+const _: () = assert!(TASKS_MAX.is_multiple_of(64 * 64), "a bit for each word, in whole words");
+
 impl ReadySet {
-    fn new() -> Self {
-        Self { words: (0..TASKS_MAX / 64).map(|_| AtomicU64::new(0)).collect() }
+    const fn new() -> Self {
+        Self {
+            words: [const { AtomicU64::new(0) }; WORDS],
+            filled: [const { AtomicU64::new(0) }; WORDS / 64],
+        }
     }
 
     fn set(&self, task: usize) {
-        self.words[task / 64].fetch_or(1 << (task % 64), Ordering::Relaxed);
+        let word = task / 64;
+        self.words[word].fetch_or(1 << (task % 64), Ordering::Release);
+        self.filled[word / 64].fetch_or(1 << (word % 64), Ordering::Release);
     }
 
-    /// Moves all set bits into `ready`.
+    /// Moves all set bits into `ready`, in order.
+    #[inline]
     fn drain(&self, ready: &mut VecDeque<usize>) {
-        for (index, word) in self.words.iter().enumerate() {
-            if word.load(Ordering::Relaxed) == 0 {
-                continue;
+        for (index, filled) in self.filled.iter().enumerate() {
+            if filled.load(Ordering::Relaxed) != 0 {
+                self.drain_words(index, filled.swap(0, Ordering::Acquire), ready);
             }
-            let mut bits = word.swap(0, Ordering::Relaxed);
+        }
+    }
+
+    fn drain_words(&self, index: usize, mut filled: u64, ready: &mut VecDeque<usize>) {
+        while filled != 0 {
+            let word = index * 64 + filled.trailing_zeros() as usize;
+            filled &= filled - 1;
+            let mut bits = self.words[word].swap(0, Ordering::Acquire);
             while bits != 0 {
-                ready.push_back(index * 64 + bits.trailing_zeros() as usize);
+                ready.push_back(word * 64 + bits.trailing_zeros() as usize);
                 bits &= bits - 1;
             }
         }
@@ -127,6 +147,29 @@ pub(crate) struct Core {
     is_out_of_breath: Cell<bool>,
     /// The running task breathes.
     is_breathing: Cell<bool>,
+    /// A task is running.
+    is_polling: Cell<bool>,
+    /// What the clock told the running task, if it has asked: for it no time passes until it waits.
+    told: Cell<Option<Time>>,
+}
+
+impl Core {
+    /// The clock itself.
+    pub(crate) fn clock(&self) -> Time {
+        self.driver.borrow().now()
+    }
+
+    #[inline]
+    fn now(&self) -> Time {
+        if let Some(told) = self.told.get() {
+            return told;
+        }
+        let now = self.clock();
+        if self.is_polling.get() {
+            self.told.set(Some(now));
+        }
+        now
+    }
 }
 
 /// CPU time after which a task lets others run, at the next place where it can ([`Env::breathe`]), until [`Env::set_breath`] says
@@ -149,10 +192,12 @@ impl Env {
         self.core.spawned.borrow_mut().push_back(Box::pin(task));
     }
 
-    /// The clock.
+    /// The clock, as it stood when the running task first asked since it was polled: a request asks dozens of times, and a piece of work is
+    /// short.
     #[must_use]
+    #[inline]
     pub fn now(&self) -> Time {
-        self.core.driver.borrow().now()
+        self.core.now()
     }
 
     /// Wall-clock seconds since 1970.
@@ -169,15 +214,23 @@ impl Env {
 
     /// Charges CPU time for work done in a transition. The driver is told when the task waits, with all that it did in
     /// one piece.
+    #[inline]
     pub fn charge(&self, nanoseconds: u64) {
         self.core.charged.set(self.core.charged.get().saturating_add(nanoseconds));
+    }
+
+    /// Whether [`Env::breathe`] would return at once.
+    #[inline]
+    #[must_use]
+    pub fn has_breath(&self) -> bool {
+        self.core.charged.get() < self.core.breath_ns.get()
     }
 
     /// Lets others run first if this task has done much since it last waited: those that are ready, and those that wait for what
     /// has just been answered. For whoever does a lot in pieces: to be called before each.
     pub async fn breathe(&self) {
         // One of several joined futures finds that another has done much since the task was polled again.
-        while self.core.charged.get() >= self.core.breath_ns.get() {
+        while !self.has_breath() {
             pending_once(|_| self.core.is_breathing.set(true)).await;
         }
     }
@@ -186,6 +239,7 @@ impl Env {
     ///
     /// # Panics
     /// If that is more than the least that is sure not to keep anybody waiting for too long: 80 us.
+    #[inline]
     pub fn set_breath(&self, nanoseconds: u64) {
         assert!(
             nanoseconds <= BREATH_NS_MAX,
@@ -210,7 +264,7 @@ impl Env {
 
     /// Waits for `duration`.
     pub async fn sleep(&self, duration: Duration) {
-        let until = self.now() + duration;
+        let until = self.core.clock() + duration;
         self.sleep_until(until).await;
     }
 
@@ -321,6 +375,8 @@ impl Executor {
             breath_ns: Cell::new(BREATH_NS),
             is_out_of_breath: Cell::new(false),
             is_breathing: Cell::new(false),
+            is_polling: Cell::new(false),
+            told: Cell::new(None),
         };
         let set = Arc::new(ReadySet::new());
         let env = Env { core: Rc::new(core) };
@@ -373,7 +429,7 @@ impl Executor {
             if done() {
                 return Outcome::Done;
             }
-            let until = if self.has_ready() { Some(self.env.now()) } else { self.next_timer() };
+            let until = if self.has_ready() { Some(self.env.core.clock()) } else { self.next_timer() };
             self.env.core.driver.borrow_mut().wait(until, &mut events);
             for event in events.drain(..) {
                 match event {
@@ -397,7 +453,7 @@ impl Executor {
     }
 
     fn fire_timers(&self) {
-        let now = self.env.now();
+        let now = self.env.core.clock();
         let mut timers = self.env.core.timers.borrow_mut();
         while let Some(first) = timers.first_entry() {
             if first.key().0 > now {
@@ -407,12 +463,19 @@ impl Executor {
         }
     }
 
-    /// Turns spawned futures into tasks, as far as there is room.
+    /// Turns spawned futures into tasks, as far as there is room. They begin in the order in which they were spawned: what follows each
+    /// other on a device should stay so.
     fn admit(&mut self) {
+        if self.env.core.spawned.borrow().is_empty() {
+            return;
+        }
         while self.tasks.len() < TASKS_MAX {
             let Some(task) = self.env.core.spawned.borrow_mut().pop_front() else { return };
             let index = self.tasks.insert(task);
-            self.set.set(index);
+            match self.order {
+                Order::Fifo => self.ready.push_back(index),
+                Order::Seeded(_) => self.set.set(index),
+            }
         }
     }
 
@@ -445,11 +508,15 @@ impl Executor {
             self.wakers.push(Waker::from(Arc::new(TaskWaker { task, ready: Arc::clone(&self.set) })));
         }
         let mut context = Context::from_waker(&self.wakers[index]);
-        self.env.core.charged.set(0);
+        let core = &self.env.core;
+        core.charged.set(0);
+        core.is_polling.set(true);
         if task.as_mut().poll(&mut context).is_ready() {
             drop(self.tasks.remove(index));
         }
-        let charged = self.env.core.charged.replace(0);
+        core.is_polling.set(false);
+        core.told.set(None);
+        let charged = core.charged.replace(0);
         if charged > 0 {
             self.turn_ns += charged;
             self.env.core.driver.borrow_mut().charge(charged);

@@ -227,8 +227,14 @@ impl Key {
     }
 
     /// The part of the key that lies in `[start, end)`, pointers advanced; `None` if nothing does.
+    #[inline]
     #[must_use]
     pub fn cut(&self, start: u64, end: u64) -> Option<Self> {
+        let is_whole = start <= self.start() && self.end <= end && self.size > 0;
+        if is_whole { Some(*self) } else { self.part(start, end) }
+    }
+
+    fn part(&self, start: u64, end: u64) -> Option<Self> {
         let from = self.start().max(start);
         let to = self.end.min(end);
         if from >= to {

@@ -1,5 +1,6 @@
 //! The units of the format. A sector is always 512 bytes; conversions between sectors and bytes live here only.
 
+use core::cmp::Ordering;
 use core::fmt;
 
 /// Bytes in a sector. Every size and address of the format is in sectors unless bytes are named.
@@ -85,7 +86,7 @@ impl Gen {
 }
 
 /// A place in the key space: inode first, then offset in sectors. A key stands at the *end* of its extent.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Position {
     /// The volume.
     pub inode: Inode,
@@ -103,6 +104,37 @@ impl Position {
     #[must_use]
     pub const fn new(inode: Inode, offset: u64) -> Self {
         Self { inode, offset }
+    }
+
+    /// One number in the same order.
+    #[inline]
+    const fn rank(self) -> u128 {
+        (self.inode.0 as u128) << 64 | self.offset as u128
+    }
+}
+
+/// By inode, then by offset: as one number, which a search compares without a branch.
+impl Ord for Position {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+impl PartialOrd for Position {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+
+    #[inline]
+    fn lt(&self, other: &Self) -> bool {
+        self.rank() < other.rank()
+    }
+
+    #[inline]
+    fn le(&self, other: &Self) -> bool {
+        self.rank() <= other.rank()
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn overlapping(
 }
 
 /// The same, when the place of the first key that ends after the range's start is known.
-fn overlapping_from(
+pub(crate) fn overlapping_from(
     keys: &SortedKeys,
     place: Place,
     inode: Inode,
@@ -84,11 +84,27 @@ pub(crate) fn put(
     bucket_sectors: u64,
     removed: &mut dyn FnMut(Key),
 ) {
+    let place = keys.after(range.start_position());
+    put_from(keys, place, range, new, bucket_sectors, removed);
+}
+
+/// The same, when the place of the first key that ends after the range's start is known.
+pub(crate) fn put_from(
+    keys: &mut SortedKeys,
+    mut place: Place,
+    range: &Key,
+    new: Option<&Key>,
+    bucket_sectors: u64,
+    removed: &mut dyn FnMut(Key),
+) {
     let (inode, start, end) = (range.inode, range.start(), range.end);
-    let mut place = keys.after(Position::new(inode, start));
     let (mut count, mut front, mut tail) = (0, None, None);
     for old in overlapping_from(keys, place, inode, end) {
         count += 1;
+        if old.start() >= start && old.end <= end {
+            removed(*old);
+            continue;
+        }
         front = front.or(old.cut(0, start));
         tail = old.cut(end, u64::MAX);
         removed(old.cut(start, end).expect("it overlaps the range"));

@@ -26,16 +26,18 @@ impl Node {
         let bucket_sectors = self.geometry.bucket_sectors;
         // A key that surrounds the new one falls in two. On disk it is one key, and stays it: so that there are never
         // many more pieces than written words, the part behind goes to disk once more.
-        let behind = self.overlapping(key.inode, key.start(), key.end).next().and_then(|old| {
-            let surrounds = old.start() < key.start();
-            if surrounds { old.cut(key.end, u64::MAX) } else { None }
-        });
+        let place = self.view.after(key.start_position());
+        let behind =
+            extents::overlapping_from(&self.view, place, key.inode, key.end).next().and_then(|old| {
+                let surrounds = old.start() < key.start() && old.end > key.end;
+                if surrounds { old.cut(key.end, u64::MAX) } else { None }
+            });
         extents::put(&mut self.pending, key, Some(key), bucket_sectors, &mut |_| ());
         if let Some(behind) = behind {
             extents::put(&mut self.pending, &behind, Some(&behind), bucket_sectors, &mut |_| ());
         }
         let visible = (!is_hole(key)).then_some(key);
-        extents::put(&mut self.view, key, visible, bucket_sectors, removed);
+        extents::put_from(&mut self.view, place, key, visible, bucket_sectors, removed);
     }
 
     /// The parts of `[expected.start(), upto)` for which the leaf still says what `expected` says: same dirty bit, same

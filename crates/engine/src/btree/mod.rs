@@ -98,6 +98,7 @@ pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
 pub(crate) fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
     let stale = |pointer: &Pointer| buckets.is_stale(*pointer);
     match pointers.as_slice() {
+        [one] => (!stale(one)).then_some(*pointers),
         all if all.iter().all(stale) => None,
         [one, other] if stale(one) => Some(Pointers::one(*other)),
         [one, other] if stale(other) => Some(Pointers::one(*one)),
@@ -267,7 +268,9 @@ impl State {
         }
         // What takes the place of very many keys does so piece by piece.
         let node = self.nodes.get(slot).node();
-        if let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX) {
+        if part.sectors() > REMOVE_MAX as u64
+            && let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX)
+        {
             part = part.cut(part.start(), next.start()).expect("other keys lie before it");
         }
         let sequence = self.record(slot, &part, record);

@@ -202,8 +202,8 @@ pub async fn in_pieces(
             let State { nodes, buckets, work, .. } = s;
             let node = nodes.get(slot).node();
             work.visit(PIECE_KEYS.min(node.len()));
-            // What a crash could bring back stays until it cannot: who looks must see that it is to be made void.
-            look(node, from, &mut |key| !node.is_leaf() || !buckets.is_dead(key) || buckets.could_return(key))
+            // What a crash could bring back stays until it cannot, as what is there could: who looks must see that it is to be made void.
+            look(node, from, &mut |key| !node.is_leaf() || buckets.could_return(key))
         });
     }
 }

@@ -229,18 +229,19 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
             .attempt(|s| {
                 s.visit_leaf(next, &mut |buckets, key| {
                     // What has no pointers is dead, too.
-                    if !buckets.is_dead(key) {
-                        live_words += key.words();
-                        found.count(key);
-                    }
+                    let mut is_alive = false;
                     for pointer in key.pointers.as_slice() {
-                        let age = |id| buckets.get(id).generation.after(pointer.generation());
-                        let age = buckets.of(*pointer).map_or(0, age);
-                        stale_max = stale_max.max(age);
+                        let age = buckets.age_of(*pointer);
+                        is_alive |= age == Some(0);
                         // One that is up to date is no older than what the pass began with.
-                        if age > 0 {
+                        if let Some(age @ 1..) = age {
+                            stale_max = stale_max.max(age);
                             seen.push(*pointer);
                         }
+                    }
+                    if is_alive {
+                        live_words += key.words();
+                        found.count(key);
                     }
                 })
             })

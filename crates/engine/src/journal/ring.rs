@@ -51,6 +51,10 @@ pub struct Journal {
     block_sectors: u64,
     current: usize,
     used_sectors: u64,
+    /// Buckets behind the current one that hold nothing needed: asked for at each key, and the same from one entry to the next.
+    free: u64,
+    /// Free buckets that entries with keys do not touch.
+    reserve: u64,
     /// Sequence of the open entry.
     next: u64,
     keys: Vec<Key>,
@@ -72,13 +76,15 @@ impl Journal {
     #[must_use]
     pub fn fresh(buckets: Vec<u64>, bucket_sectors: u64, block_sectors: u64) -> Self {
         let newest = vec![0; buckets.len()];
-        Self {
+        let mut journal = Self {
             current: 1 % buckets.len(),
             buckets,
             newest,
             bucket_sectors,
             block_sectors,
             used_sectors: 0,
+            free: 0,
+            reserve: 0,
             next: 1,
             keys: Vec::new(),
             words: 0,
@@ -89,7 +95,10 @@ impl Journal {
             wanted: 0,
             in_flight: false,
             claimed: 0,
-        }
+        };
+        journal.reserve = journal.kept();
+        journal.count_free();
+        journal
     }
 
     /// The journal of a set that has never been started, on a device where a former set with the same uuid has left entries up to
@@ -123,9 +132,11 @@ impl Journal {
         self.next = sequence + 1;
         self.durable = sequence;
         self.durable_last = last_sequence;
+        self.count_free();
         if self.free_buckets() > 1 {
             self.current = (current + 1) % self.buckets.len();
             self.used_sectors = 0;
+            self.count_free();
         }
         self
     }
@@ -180,13 +191,13 @@ impl Journal {
         let left = self.entries_left().saturating_sub(sectors.div_ceil(self.entry_sectors(0)));
         sectors <= largest
             && left >= ENTRIES_KEPT + self.claimed
-            && (fits_here && self.free_buckets() >= self.reserve() || self.free_buckets() > self.reserve())
+            && (fits_here && self.free_buckets() >= self.reserve || self.free_buckets() > self.reserve)
     }
 
     /// True when only old entries stand in the way of [`Journal::has_room`]: leaves must be written.
     #[must_use]
     pub fn is_low(&self) -> bool {
-        self.free_buckets() <= self.reserve() + 1
+        self.free_buckets() <= self.reserve + 1
     }
 
     /// True when half of it is needed, from an entry on that none in the bucket being filled is older than.
@@ -353,6 +364,7 @@ impl Journal {
         };
         self.words = 0;
         self.newest[self.current] = self.next;
+        self.count_free();
         self.used_sectors += sectors;
         self.next += 1;
         self.in_flight = true;
@@ -366,18 +378,24 @@ impl Journal {
         self.durable = sequence;
         assert!(last_sequence >= self.durable_last, "last_seq never goes back");
         self.durable_last = last_sequence;
+        self.count_free();
     }
 
     /// Buckets behind the current one that hold nothing needed.
-    fn free_buckets(&self) -> u64 {
+    const fn free_buckets(&self) -> u64 {
+        self.free
+    }
+
+    /// Counts those: which bucket is the current one has changed, or what it holds, or what is needed.
+    fn count_free(&mut self) {
         let count = self.buckets.len();
         let free = |step: &usize| self.newest[(self.current + step) % count] < self.durable_last.max(1);
-        (1..count).take_while(free).count() as u64
+        self.free = (1..count).take_while(free).count() as u64;
     }
 
     /// Free buckets that entries with keys do not touch: the gap, and room for [`RESERVE_ENTRIES`]; but never so many
     /// that a small journal could not take keys at all: with everything free, the next bucket must be theirs.
-    fn reserve(&self) -> u64 {
+    fn kept(&self) -> u64 {
         let blocks = self.bucket_sectors / self.block_sectors;
         let entries_a_bucket = (blocks / self.entry_sectors(0).div_ceil(self.block_sectors)).max(1);
         (1 + RESERVE_ENTRIES.div_ceil(entries_a_bucket)).min(self.buckets.len() as u64 - 2)

@@ -38,13 +38,16 @@ use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
-use bcached_env::{Disk, DiskId, Env, Note};
+use bcached_env::{Disk, DiskId, Env, Note, Stock};
 use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
 use core::cell::{Cell, RefCell};
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
 /// of a replay, which must not need the journal to find space.
 const STARTING_FREE: usize = 4 * BTREE_RESERVE;
+
+/// Memory that is kept for fills, in bytes: what is in flight together as a rule.
+const STOCK_BYTES: usize = 1 << 20;
 
 impl CacheSet {
     /// Opens the cache set on `cache`: recovers one that has been started, initialises one that has not. Recovery reads
@@ -101,7 +104,6 @@ fn assemble(
     let signals = Signals::default();
     let replacement = options.replacement.unwrap_or(superblock.replacement());
     parts.buckets.set_replacement(replacement, env.random());
-    let shares = parts.shares;
     let phases = Arc::clone(&options.phases);
     let open = OpenBuckets::new(&parts.geometry, options.summary_share);
     let state = State {
@@ -158,13 +160,14 @@ fn assemble(
         cache,
         state: RefCell::new(state),
         signals,
-        tickets: Semaphore::new(shares.tickets),
-        shares: Cell::new(shares),
+        tickets: Semaphore::new(parts.shares.tickets),
+        shares: Cell::new(parts.shares),
         resizing: Semaphore::new(1),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
         orphans: Semaphore::new(1),
         phases,
+        stock: RefCell::new(Stock::new(STOCK_BYTES)),
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }

@@ -3,6 +3,7 @@
 
 use crate::btree::{Attempt, Need, Piece, Record, pointer_to_read};
 use crate::error::{Doing, Error};
+use crate::few::Few;
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::Claim;
 use crate::request::{Range, Target, release, write};
@@ -10,7 +11,6 @@ use crate::set::CacheSet;
 use crate::space::{Class, Space};
 use crate::volume::epoch::Stamp;
 use crate::written::Cause;
-use alloc::vec::Vec;
 use bcached_env::{Buffer, IoError, Payload, join_all};
 use bcached_format::{Key, Pointer, Position};
 
@@ -45,13 +45,13 @@ impl Chunk {
 
 impl CacheSet {
     /// Takes space for as much of the range as there is; pinned.
-    pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Vec<Chunk> {
+    pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Few<Chunk> {
         let of = |start| match class {
             Class::Dirty(inode) => Some(Position { inode, offset: start }),
             Class::Clean | Class::Moved => None,
         };
         let chunks = self.with(|s| {
-            let mut chunks = Vec::new();
+            let mut chunks = Few::default();
             let mut at = range.start;
             while at < range.end {
                 let wanted = (range.end - at).min(bcached_format::key::MAX_KEY_SECTORS - 7);
@@ -61,15 +61,21 @@ impl CacheSet {
             }
             chunks
         });
-        let (breath_ns, are_few) = self.with(|s| (s.breath_ns(), s.buckets.free_count() < s.free_low()));
+        self.space_was_taken();
+        chunks
+    }
+
+    /// Tells those who have to do with what is left.
+    pub(super) fn space_was_taken(&self) {
+        let (breath_ns, are_few, has_closed) =
+            self.with(|s| (s.breath_ns(), s.buckets.free_count() < s.free_low(), s.open.has_closed()));
         self.env().set_breath(breath_ns);
         if are_few {
             self.signals().allocator_work.notify_all();
         }
-        if self.with(|s| s.open.has_closed()) {
+        if has_closed {
             self.signals().summary_work.notify_all();
         }
-        chunks
     }
 
     /// Gives chunks back that will not be indexed.
@@ -84,31 +90,43 @@ impl CacheSet {
     /// Writes the chunks' data, which lies in `payload` from `base` on. Returns each chunk with its outcome.
     pub(crate) async fn write_chunks(
         &self,
-        chunks: &[Chunk],
+        chunks: Few<Chunk>,
         base: u64,
         payload: &Payload,
         cause: Cause,
-    ) -> Vec<(Chunk, Result<(), Error>)> {
-        let writes = chunks.iter().map(|chunk| {
-            let from = usize::try_from((chunk.start - base) * 512).expect("a request fits in memory");
-            let length = usize::try_from(chunk.space.sectors * 512).expect("a request fits in memory");
-            let part = payload.slice(from..from + length);
-            let chunk = *chunk;
-            async move {
-                // One pointer a copy; every copy is written.
-                for pointer in chunk.space.pointers.as_slice() {
-                    if let Err(source) = self.write_data(*pointer, part.clone(), cause).await {
-                        return (chunk, Err(Error::Io { doing: Doing::Data, source }));
-                    }
-                }
-                (chunk, Ok(()))
+    ) -> Few<(Chunk, Result<(), Error>)> {
+        let mut written = Few::default();
+        match chunks.only() {
+            Ok(chunk) => written.push((chunk, self.write_chunk(&chunk, base, payload, cause).await)),
+            Err(chunks) => {
+                let write = |chunk: Chunk| async move {
+                    (chunk, self.write_chunk(&chunk, base, payload, cause).await)
+                };
+                written.extend(join_all(chunks.into_iter().map(write)).await);
             }
-        });
-        let written = join_all(writes).await;
-        self.with(|s| {
-            let sectors: u64 = chunks.iter().map(|chunk| chunk.space.sectors).sum();
-            s.buckets.age(sectors);
-        });
+        }
+        written
+    }
+
+    async fn write_chunk(
+        &self,
+        chunk: &Chunk,
+        base: u64,
+        payload: &Payload,
+        cause: Cause,
+    ) -> Result<(), Error> {
+        let from = usize::try_from((chunk.start - base) * 512).expect("a request fits in memory");
+        let length = usize::try_from(chunk.space.sectors * 512).expect("a request fits in memory");
+        let part = payload.slice(from..from + length);
+        // One pointer a copy; every copy is written.
+        let mut written = Ok(());
+        for pointer in chunk.space.pointers.as_slice() {
+            written = self.write_data(*pointer, part.clone(), cause).await.map_err(Error::io(Doing::Data));
+            if written.is_err() {
+                break;
+            }
+        }
+        self.with(|s| s.buckets.age(chunk.space.sectors));
         written
     }
 
@@ -120,8 +138,11 @@ impl CacheSet {
         cause: Cause,
     ) -> Result<(), IoError> {
         let begun = self.env().now();
-        let written = self.write_cache(cause, pointer.sector(), payload).await;
+        let bytes = payload.len();
+        self.count_written(cause, bytes);
+        let written = self.cache().write(pointer.sector(), payload).await;
         self.with(|s| {
+            s.cache_has_done(pointer.sector(), bytes, written.is_ok());
             s.buckets.written(pointer);
             s.cache_has_written(s.now.since(begun));
         });
@@ -133,25 +154,26 @@ impl CacheSet {
     pub(crate) async fn store_dirty(
         &self,
         target: &Target,
-        chunks: &[Chunk],
+        chunks: Few<Chunk>,
         base: u64,
         payload: &Payload,
-    ) -> Vec<(Chunk, Result<(), Error>)> {
+    ) -> Few<(Chunk, Result<(), Error>)> {
         let mut outcomes = self.write_chunks(chunks, base, payload, Cause::Data).await;
-        for (chunk, outcome) in &mut outcomes {
+        for (chunk, outcome) in outcomes.iter_mut() {
             if outcome.is_ok() {
-                *outcome = self.put_dirty(target, chunk).await;
+                let key = chunk.key(target.inode.expect("only attached volumes are cached"), true);
+                *outcome = self.put_dirty(target, key).await;
             }
             self.release_chunks(&[*chunk]);
         }
         outcomes
     }
 
-    /// Inserts the dirty key of a chunk, if its volume is not leaving the cache and *dirty* is durable: asked in the
+    /// Inserts a dirty key, if its volume is not leaving the cache and *dirty* is durable: asked in the
     /// transition that inserts. What was said of that before may have been unsaid meanwhile by who wanted the volume to
     /// leave and could not.
-    async fn put_dirty(&self, target: &Target, chunk: &Chunk) -> Result<(), Error> {
-        let mut rest = Some(chunk.key(target.inode.expect("only attached volumes are cached"), true));
+    pub(super) async fn put_dirty(&self, target: &Target, key: Key) -> Result<(), Error> {
+        let mut rest = Some(key);
         while let Some(key) = rest {
             let inserted = self
                 .attempt(|s| {
@@ -194,9 +216,12 @@ pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, s
     };
     let bytes = usize::try_from((end - start) * 512).expect("a fill fits in memory");
     assert_eq!(start, piece.start, "a fill starts where its hole does");
-    let payload = Buffer::copied_from(&data.as_slice()[..bytes]).freeze();
+    let mut copy = set.inner.stock.borrow_mut().take(bytes);
+    copy.as_mut_slice().copy_from_slice(&data.as_slice()[..bytes]);
+    let payload = copy.freeze();
     spawn_favour(set, target, bytes as u64, async move |set, target| {
         fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
+        set.inner.stock.borrow_mut().put_payload(payload);
         release(&set, &target, claim);
     });
 }
@@ -260,7 +285,7 @@ async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
 async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp: Stamp, payload: &Payload) {
     // No waiting for space: a clean insert is a favour, not a duty.
     let chunks = set.take_chunks(Class::Clean, range);
-    for (chunk, written) in set.write_chunks(&chunks, range.start, payload, Cause::Fill).await {
+    for (chunk, written) in set.write_chunks(chunks, range.start, payload, Cause::Fill).await {
         match written {
             Ok(()) => settle_clean(set, target, chunk, claim, stamp).await,
             Err(_) => set.release_chunks(&[chunk]),

@@ -3,6 +3,8 @@
 //! | file | what |
 //! |---|---|
 //! | `bypass` | whether a request adds to the cache |
+//! | `at_once` | a read that is of one piece |
+//! | `put_at_once` | a write of one piece to the cache alone |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
 //! | `insert` | space, data, then keys |
@@ -12,11 +14,13 @@
 //! | `parked` | clean data that waits for the backing device's flush |
 //! | `uncached` | how a volume goes on without its cache |
 
+mod at_once;
 pub mod bypass;
 pub mod discard;
 pub mod flush;
 pub mod insert;
 pub mod parked;
+mod put_at_once;
 pub mod ranges;
 pub mod read;
 pub mod uncached;
@@ -29,10 +33,11 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::epoch::{Asked, Stamp};
 use crate::volume::{Course, Volume, VolumeId};
-use bcached_env::{Buffer, Disk, Payload};
+use bcached_env::{Buffer, Disk, Payload, Time};
 use bcached_format::{CacheMode, Inode};
 use bypass::Bypass;
 use core::cell::Cell;
+use core::time::Duration;
 use ranges::Claim;
 use uncached::or_uncached;
 
@@ -174,6 +179,13 @@ impl Target {
         error.is_absence() && self.backing.as_ref().is_some_and(|disk| disk.id() == source.disk)
     }
 
+    /// The request has been answered after so long.
+    fn is_done(&self, volume: &mut Volume, latency: Duration) {
+        if let Some(path) = self.path.get() {
+            volume.latencies.add(path, latency);
+        }
+    }
+
     /// The request goes this way. Of the ways of its parts the last in the order of [`Path`] counts, which is the longest.
     pub fn goes(&self, path: Path) {
         self.path.set(self.path.get().max(Some(path)));
@@ -213,10 +225,32 @@ impl CacheSet {
     /// As [`CacheSet::serve`], for one client of several: what each of them streams is its own affair.
     pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
         let begun = self.env().now();
-        let (target, asked) = match self.begin_request(client, volume, &request) {
-            Ok(begun) => begun,
-            Err(error) => return refuse(request, error),
-        };
+        let has_breath = self.env().has_breath();
+        let started = self.with(|s| {
+            let (target, asked) = s.begin_request(client, volume, &request)?;
+            let at_once = if has_breath { s.at_once(&target, &request) } else { None };
+            Ok((target, asked, at_once))
+        });
+        match (started, request) {
+            (Err(error), request) => refuse(request, error),
+            (Ok((target, _, Some(AtOnce::Read(planned)))), Request::Read { buffer, .. }) => {
+                self.serve_at_once(target, planned, buffer, begun).await
+            }
+            (Ok((target, asked, Some(AtOnce::Write(put)))), Request::Write { payload, .. }) => {
+                self.serve_put(target, asked, put, payload, begun).await
+            }
+            (Ok((target, asked, _)), request) => self.serve_in_steps(target, asked, request, begun).await,
+        }
+    }
+
+    /// The rest of a request that has begun.
+    async fn serve_in_steps(
+        &self,
+        target: Target,
+        asked: Option<Asked>,
+        request: Request,
+        begun: Time,
+    ) -> Reply {
         let changes = request.changes();
         let place = request.place().filter(|_| changes);
         let place = place.and_then(|(sector, sectors)| target.range(sector, sectors).ok());
@@ -226,31 +260,11 @@ impl CacheSet {
             _ => {}
         }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
-        self.with(|s| {
-            s.last_request = s.now;
-            let Some(volume) = s.volumes.get_mut(volume) else { return };
-            volume.requests -= 1;
-            volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
-            if changes {
-                volume.changes -= 1;
-                volume.earlier_changes -= u64::from(target.round != volume.round);
-            }
-            // What the backing device was not there for is nothing that it could have lost: whoever asked is refused, or asks the one
-            // that takes its place.
-            let asked = asked.filter(|_| !target.misses_backing(&reply.result));
-            if let Some(range) = place.filter(|_| reply.result.is_err()) {
-                // Write-back may have left the place to a write that has not come.
-                volume.pace.age.write_failed(range.start, range.end);
-            }
-            let backing = volume.backing.as_mut().filter(|_| changes);
-            if let Some((backing, asked)) = backing.zip(asked)
-                && !backing.epoch.change_ends(asked, unproven)
-                && reply.result.is_ok()
-            {
-                reply.result = Err(Error::LostWrites);
-            }
-            if let Some(path) = target.path.get().filter(|_| reply.result.is_ok()) {
-                volume.latencies.add(path, s.now - begun);
+        reply.result = self.with(|s| match changes {
+            true => s.end_change(&target, (asked, unproven), place, reply.result, begun),
+            false => {
+                s.end_read(&target, begun, reply.result.is_ok());
+                reply.result
             }
         });
         self.signals().ranges.notify_all();
@@ -293,32 +307,100 @@ impl CacheSet {
             },
         }
     }
+}
+
+/// A request that has begun, with more than counting it.
+enum AtOnce {
+    Read(read::Planned),
+    Write(put_at_once::Put),
+}
+
+impl State {
+    /// Begins a request that can be carried out at once; else nothing has changed.
+    fn at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
+        match request {
+            Request::Read { .. } => self.plan_at_once(target, request).map(AtOnce::Read),
+            Request::Write { .. } => self.put_at_once(target, request).map(AtOnce::Write),
+            _ => None,
+        }
+    }
 
     /// Counts a request; what it must know, and when it was asked for by the backing device's flushes.
     fn begin_request(
-        &self,
+        &mut self,
         client: Client,
         id: VolumeId,
         request: &Request,
     ) -> Result<(Target, Option<Asked>), Error> {
-        self.with(|s| {
-            if s.stopping {
-                return Err(Error::Stopping);
-            }
-            s.last_request = s.now;
-            let State { volumes, geometry, .. } = s;
-            let volume = volumes.get_mut(id).filter(|volume| volume.course != Course::Leaving);
-            let volume = volume.ok_or(Error::NoVolume)?;
-            volume.requests += 1;
-            volume.changes += u64::from(request.changes());
-            let mut target = Target::of(id, volume, geometry.block_sectors);
-            let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
-            // What is not in the volume is refused later.
-            let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
-            let decided = range.map_or(Ok(()), |range| bypass::decide(s, &target, client, request, range));
-            target.bypass = decided.err();
-            Ok((target, asked))
-        })
+        if self.stopping {
+            return Err(Error::Stopping);
+        }
+        self.last_request = self.now;
+        let Self { volumes, geometry, .. } = self;
+        let volume = volumes.get_mut(id).filter(|volume| volume.course != Course::Leaving);
+        let volume = volume.ok_or(Error::NoVolume)?;
+        volume.requests += 1;
+        volume.changes += u64::from(request.changes());
+        let mut target = Target::of(id, volume, geometry.block_sectors);
+        let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
+        // What is not in the volume is refused later.
+        let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
+        let decided = range.map_or(Ok(()), |range| bypass::decide(self, &target, client, request, range));
+        target.bypass = decided.err();
+        Ok((target, asked))
+    }
+
+    /// Counts the end of a request; its volume, if that is still here.
+    fn end_request(&mut self, target: &Target) -> Option<&mut Volume> {
+        self.last_request = self.now;
+        let volume = self.volumes.get_mut(target.id)?;
+        volume.requests -= 1;
+        volume.earlier_requests -= u64::from(target.attachment != volume.attachment);
+        Some(volume)
+    }
+
+    /// The same of a change that `began` then; its result, with what its backing device may have lost meanwhile. `unproven`: the oldest stamp
+    /// of what it has written there.
+    fn end_change(
+        &mut self,
+        target: &Target,
+        (asked, unproven): (Option<Asked>, Option<Stamp>),
+        place: Option<Range>,
+        result: Result<(), Error>,
+        began: Time,
+    ) -> Result<(), Error> {
+        let latency = self.now - began;
+        let Some(volume) = self.end_request(target) else { return result };
+        volume.changes -= 1;
+        volume.earlier_changes -= u64::from(target.round != volume.round);
+        // What the backing device was not there for is nothing that it could have lost: whoever asked is refused, or asks the one
+        // that takes its place.
+        let asked = asked.filter(|_| !target.misses_backing(&result));
+        if let Some(range) = place.filter(|_| result.is_err()) {
+            // Write-back may have left the place to a write that has not come.
+            volume.pace.age.write_failed(range.start, range.end);
+        }
+        let mut result = result;
+        if let Some((backing, asked)) = volume.backing.as_mut().zip(asked)
+            && !backing.epoch.change_ends(asked, unproven)
+            && result.is_ok()
+        {
+            result = Err(Error::LostWrites);
+        }
+        if result.is_ok() {
+            target.is_done(volume, latency);
+        }
+        result
+    }
+
+    /// The same of a read, or a flush, that `began` then.
+    fn end_read(&mut self, target: &Target, began: Time, is_done: bool) {
+        let latency = self.now - began;
+        if let Some(volume) = self.end_request(target)
+            && is_done
+        {
+            target.is_done(volume, latency);
+        }
     }
 }
 

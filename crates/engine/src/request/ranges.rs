@@ -110,6 +110,17 @@ impl Ranges {
         self.overlapping(start, end).any(|(_, entry)| counts(entry.kind))
     }
 
+    /// Nobody does anything in `[start, end)`, and nothing is parked there.
+    #[must_use]
+    pub fn is_free(&self, start: u64, end: u64) -> bool {
+        !self.is_busy(start, end, |_| true) && self.parked_in(start, end).next().is_none()
+    }
+
+    /// Enters a write where nobody does anything: it is granted.
+    pub fn begin_write(&mut self, start: u64, end: u64) -> Claim {
+        self.enter(start, end, Kind::Write { granted: true })
+    }
+
     /// Queues a write; see [`Ranges::try_grant`].
     pub fn queue_write(&mut self, start: u64, end: u64) -> Claim {
         self.enter(start, end, Kind::Write { granted: false })
@@ -119,14 +130,19 @@ impl Ranges {
     /// pieces are cut; `cut` is told which parts went, so that their buckets can be unpinned and pinned again.
     pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
         let Entry { start, end, .. } = self.entries[&claim];
-        let overlapping: Vec<(Claim, Entry)> = self.overlapping(start, end).collect();
-        if overlapping.iter().any(|(other, entry)| *other < claim && entry.is_write()) {
-            return false;
-        }
-        for (other, entry) in overlapping {
-            if matches!(entry.kind, Kind::Fill { .. }) {
-                self.entries.insert(other, Entry { kind: Kind::Fill { dropped: true }, ..entry });
+        // Itself is among them, and takes no memory for that as a rule.
+        let mut fills = Vec::new();
+        for (other, entry) in self.overlapping(start, end) {
+            if other < claim && entry.is_write() {
+                return false;
             }
+            if matches!(entry.kind, Kind::Fill { .. }) {
+                fills.push(other);
+            }
+        }
+        for fill in fills {
+            let entry = self.entries.get_mut(&fill).expect("found above");
+            entry.kind = Kind::Fill { dropped: true };
         }
         self.cut_parked(start, end, cut);
         self.entries.get_mut(&claim).expect("it was queued").kind = Kind::Write { granted: true };
@@ -260,6 +276,9 @@ impl Ranges {
     }
 
     fn cut_parked(&mut self, start: u64, end: u64, cut: &mut dyn FnMut(Cut)) {
+        if self.parked.is_empty() {
+            return;
+        }
         let hit: Vec<(u64, Parked)> = self.parked_in(start, end).collect();
         for (at, piece) in hit {
             self.parked.remove(&at);

@@ -3,24 +3,26 @@
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
+use crate::few::Few;
 use crate::latency::Path;
 use crate::request::ranges::Claim;
 use crate::request::{Range, Target, flush, insert, release, write};
 use crate::set::CacheSet;
+use crate::space::flushes::Running;
 use crate::state::State;
 use crate::writeback::company::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Disk, IoErrorKind, join_all};
-use bcached_format::{Key, Pointers};
+use bcached_env::{Buffer, Disk, IoError, IoErrorKind, Time, join_all};
+use bcached_format::{Key, Pointer, Pointers};
 
 /// Most sectors of one request that are put in the cache after a miss (the kernel's limit).
-const FILL_SECTORS_MAX: u64 = 2048;
+pub(super) const FILL_SECTORS_MAX: u64 = 2048;
 
 /// A piece of a read with what was entered for it.
 #[derive(Clone, Copy)]
-struct Planned {
-    piece: Piece,
+pub(super) struct Planned {
+    pub(super) piece: Piece,
     fill: Option<Claim>,
     /// Of a hole that is read from the backing device.
     miss: Option<Claim>,
@@ -31,6 +33,21 @@ struct Planned {
 pub(crate) struct Sources {
     cache: u64,
     elsewhere: u64,
+}
+
+impl Sources {
+    pub(super) fn of(piece: &Piece) -> Self {
+        let sectors = piece.end - piece.start;
+        match piece.content {
+            Content::Cached { .. } => Self { cache: sectors, elsewhere: 0 },
+            Content::Hole => Self { cache: 0, elsewhere: sectors },
+        }
+    }
+
+    const fn add(&mut self, other: Self) {
+        self.cache += other.cache;
+        self.elsewhere += other.elsewhere;
+    }
 }
 
 /// A client's read of `range` into `buffer`.
@@ -49,7 +66,7 @@ pub async fn read(
 
 /// A volume without a cache neither hits nor misses, and as in the kernel nor does one that is nowhere else. What the engine reads
 /// for itself is not counted.
-fn count(s: &mut State, target: &Target, sources: Sources) {
+pub(super) fn count(s: &mut State, target: &Target, sources: Sources) {
     s.stats.hit_bytes += sources.cache * 512;
     s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
     let (is_hit, is_bypassed) = (sources.elsewhere == 0, target.bypass.is_some());
@@ -97,23 +114,38 @@ pub(crate) async fn read_whole(
     set: &CacheSet,
     target: &Target,
     range: Range,
-    mut buffer: Buffer,
+    buffer: Buffer,
 ) -> (Result<Sources, Error>, Buffer) {
     let plan = match plan(set, target, range).await {
         Ok(plan) => plan,
         Err(error) => {
-            let (result, buffer) = read_without_cache(set, target, range, buffer, error).await;
+            let instead = Box::pin(read_without_cache(set, target, range, buffer, error));
+            let (result, buffer) = instead.await;
             return (result.map(|()| Sources { cache: 0, elsewhere: range.sectors() }), buffer);
         }
     };
-    let mut sources = Sources::default();
-    let mut pieces = Vec::with_capacity(plan.len());
-    for planned in plan {
-        let sectors = planned.piece.end - planned.piece.start;
-        match planned.piece.content {
-            Content::Cached { .. } => sources.cache += sectors,
-            Content::Hole => sources.elsewhere += sectors,
+    match plan.only() {
+        Ok(planned) => {
+            let sources = Sources::of(&planned.piece);
+            let (result, buffer) = read_piece(set, target, planned, buffer).await;
+            (result.map(|()| sources), buffer)
         }
+        Err(plan) => Box::pin(read_pieces(set, target, plan, buffer)).await,
+    }
+}
+
+/// Reads pieces that lie side by side, all at once.
+async fn read_pieces(
+    set: &CacheSet,
+    target: &Target,
+    plan: Few<Planned>,
+    mut buffer: Buffer,
+) -> (Result<Sources, Error>, Buffer) {
+    let mut sources = Sources::default();
+    let mut pieces = Vec::new();
+    for planned in plan {
+        sources.add(Sources::of(&planned.piece));
+        let sectors = planned.piece.end - planned.piece.start;
         let bytes = usize::try_from(sectors * 512).expect("a request fits in memory");
         pieces.push(read_piece(set, target, planned, buffer.split_to(bytes)));
     }
@@ -170,20 +202,16 @@ fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
 }
 
 /// Cuts the range into cached pieces, which are pinned, and holes, for which fills are entered where wanted.
-async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Vec<Planned>, Error> {
-    let mut plan: Vec<Planned> = Vec::new();
+async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Few<Planned>, Error> {
+    let mut plan = Few::default();
     let cached_end = if target.inode.is_some() { range.end.min(target.cacheable_end) } else { range.start };
     let mut at = range.start;
     let mut fill_left = FILL_SECTORS_MAX;
     while at < cached_end {
-        let planned = set
-            .attempt_reading(|s| plan_leaf(s, target, Range { start: at, end: cached_end }, &mut fill_left))
-            .await;
+        let rest = Range { start: at, end: cached_end };
+        let planned = set.attempt_reading(|s| plan_leaf(s, target, rest, &mut fill_left, &mut plan)).await;
         match planned {
-            Ok((upto, part)) => {
-                at = upto;
-                plan.extend(part);
-            }
+            Ok(upto) => at = upto,
             Err(error) => {
                 abandon(set, target, &plan);
                 return Err(error);
@@ -197,62 +225,70 @@ async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Vec<Plann
     Ok(plan)
 }
 
+/// Plans what one leaf says; how far that goes.
 fn plan_leaf(
     s: &mut State,
     target: &Target,
     range: Range,
     fill_left: &mut u64,
-) -> Attempt<(u64, Vec<Planned>)> {
+    plan: &mut Few<Planned>,
+) -> Attempt<u64> {
     let inode = target.inode.expect("only attached volumes are looked up");
-    let mut pieces = Vec::new();
+    let mut pieces = Few::default();
     let upto = match s.lookup(inode, range.start, range.end, &mut |piece| pieces.push(piece)) {
         Attempt::Done(upto) => upto,
         Attempt::Needs(need) => return Attempt::Needs(need),
     };
-    let volume = s.volumes.get(target.id).expect("a volume stays while it has requests");
-    let pieces: Vec<Piece> =
-        pieces.into_iter().flat_map(|piece| with_parked(&volume.ranges, piece)).collect();
-    let may_fill = s.failed.is_none()
-        && volume.inode == target.inode
-        && !volume.is_bypassed()
-        && target.bypass.is_none()
-        && target.backing.is_some();
-    let planned = pieces.into_iter().map(|piece| {
-        let (mut fill, mut miss) = (None, None);
-        match piece.content {
-            Content::Cached { pointers, .. } => {
-                s.pin(&pointers);
-                for pointer in pointers.as_slice() {
-                    s.buckets.touch(*pointer);
-                }
+    for piece in pieces {
+        if matches!(piece.content, Content::Cached { .. }) {
+            plan.push(plan_piece(s, target, piece, fill_left));
+            continue;
+        }
+        let volume = s.volumes.get(target.id).expect("a volume stays while it has requests");
+        for piece in with_parked(&volume.ranges, piece) {
+            plan.push(plan_piece(s, target, piece, fill_left));
+        }
+    }
+    Attempt::Done(upto)
+}
+
+/// Pins what is cached; enters the read of what is not, and its fill, if it may be filled.
+pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left: &mut u64) -> Planned {
+    let (mut fill, mut miss) = (None, None);
+    match piece.content {
+        Content::Cached { pointers, .. } => {
+            s.pin(&pointers);
+            for pointer in pointers.as_slice() {
+                s.buckets.touch(*pointer);
             }
-            Content::Hole => {
-                let volume = s.volumes.get_mut(target.id).expect("looked up above");
-                miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
-                if may_fill && *fill_left > 0 {
-                    let end = piece.end.min(piece.start + *fill_left);
-                    fill = volume.ranges.begin_fill(piece.start, end);
-                    if fill.is_some() {
-                        *fill_left -= end - piece.start;
-                    }
+        }
+        Content::Hole => {
+            let has_failed = s.failed.is_some();
+            let volume = s.volumes.get_mut(target.id).expect("a volume stays while it has requests");
+            let may_fill = !has_failed
+                && volume.inode == target.inode
+                && !volume.is_bypassed()
+                && target.bypass.is_none()
+                && target.backing.is_some();
+            miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
+            if may_fill && *fill_left > 0 {
+                let end = piece.end.min(piece.start + *fill_left);
+                fill = volume.ranges.begin_fill(piece.start, end);
+                if fill.is_some() {
+                    *fill_left -= end - piece.start;
                 }
             }
         }
-        Planned { piece, fill, miss }
-    });
-    let planned = planned.collect();
-    Attempt::Done((upto, planned))
+    }
+    Planned { piece, fill, miss }
 }
 
 /// A hole may be parked: data that is in the cache, but not in the tree yet.
-fn with_parked(ranges: &crate::request::ranges::Ranges, piece: Piece) -> Vec<Piece> {
-    if piece.content != Content::Hole {
-        return alloc::vec![piece];
-    }
-    let mut pieces = Vec::new();
-    let mut at = piece.start;
-    for (start, parked) in ranges.parked_in(piece.start, piece.end) {
-        let (from, to) = (start.max(piece.start), parked.end.min(piece.end));
+fn with_parked(ranges: &crate::request::ranges::Ranges, hole: Piece) -> Few<Piece> {
+    let mut pieces = Few::default();
+    let mut at = hole.start;
+    for (start, parked) in ranges.parked_in(hole.start, hole.end) {
+        let (from, to) = (start.max(hole.start), parked.end.min(hole.end));
         if at < from {
             pieces.push(Piece { start: at, end: from, content: Content::Hole });
         }
@@ -260,15 +296,15 @@ fn with_parked(ranges: &crate::request::ranges::Ranges, piece: Piece) -> Vec<Pie
         pieces.push(Piece { start: from, end: to, content });
         at = to;
     }
-    if at < piece.end {
-        pieces.push(Piece { start: at, end: piece.end, content: Content::Hole });
+    if at < hole.end {
+        pieces.push(Piece { start: at, end: hole.end, content: Content::Hole });
     }
     pieces
 }
 
-fn abandon(set: &CacheSet, target: &Target, plan: &[Planned]) {
+fn abandon(set: &CacheSet, target: &Target, plan: &Few<Planned>) {
     set.with(|s| {
-        for planned in plan {
+        for planned in plan.iter() {
             if let Content::Cached { pointers, .. } = planned.piece.content {
                 s.unpin(&pointers);
             }
@@ -288,43 +324,105 @@ async fn read_piece(
 ) -> (Result<(), Error>, Buffer) {
     match planned.piece.content {
         Content::Cached { pointers, dirty } => {
-            read_cached(set, target, planned.piece, pointers, dirty, buffer).await
+            read_cached(set, target, Cached::new(planned.piece, pointers, dirty), buffer).await
         }
         Content::Hole => read_hole(set, target, planned, buffer).await,
+    }
+}
+
+/// What lies in the cache, pinned while it is read.
+#[derive(Clone, Copy)]
+pub(super) struct Cached {
+    piece: Piece,
+    pointer: Pointer,
+    pointers: Pointers,
+    dirty: bool,
+}
+
+impl Cached {
+    pub(super) fn new(piece: Piece, pointers: Pointers, dirty: bool) -> Self {
+        let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
+        Self { piece, pointer, pointers, dirty }
+    }
+
+    /// Where it is on the cache device.
+    pub(super) const fn sector(&self) -> u64 {
+        self.pointer.sector()
+    }
+}
+
+/// What a read of that has come to.
+#[derive(Clone, Copy)]
+pub(super) enum Ended {
+    /// It is what was written there.
+    Fine,
+    /// What this flush is about to fail for may be gone already, and anything may have been read. Still pinned.
+    BeingFlushed(Running),
+    /// The device has failed, or had failed to keep what was written there, so that this may be anything.
+    Doubtful,
+}
+
+impl State {
+    /// A read of `cached` that was begun then has ended, so. The bucket tells when it was written to last, so data that is proven waits for
+    /// a flush too while more comes into its bucket.
+    pub(super) fn read_ended(&mut self, cached: &Cached, begun: Time, result: &Result<(), IoError>) -> Ended {
+        let sectors = cached.piece.end - cached.piece.start;
+        let bytes = usize::try_from(sectors * 512).expect("a request fits in memory");
+        self.cache_has_done(cached.sector(), bytes, result.is_ok());
+        self.cache_has_read(self.now.since(begun));
+        match self.buckets.being_flushed(cached.pointer) {
+            Some(flush) if result.is_ok() => Ended::BeingFlushed(flush),
+            _ => self.let_go(cached, result.is_ok()),
+        }
+    }
+
+    /// The pin kept the bucket from being reused while it was read.
+    fn let_go(&mut self, cached: &Cached, is_read: bool) -> Ended {
+        self.unpin(&cached.pointers);
+        self.buckets.age(cached.piece.end - cached.piece.start);
+        let is_fine = is_read && !self.buckets.is_suspect(cached.pointer);
+        if is_fine { Ended::Fine } else { Ended::Doubtful }
     }
 }
 
 async fn read_cached(
     set: &CacheSet,
     target: &Target,
-    piece: Piece,
-    pointers: Pointers,
-    dirty: bool,
+    cached: Cached,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
-    let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
-    let bytes = buffer.len() as u64;
     let begun = set.env().now();
-    let (result, buffer) = set.read_cache(pointer.sector(), buffer).await;
-    set.with(|s| s.cache_has_read(s.now.since(begun)));
-    // What a flush that runs is about to fail for may be gone already, and anything may have been read. The bucket tells when it
-    // was written to last, so data that is proven waits too while more comes into its bucket.
-    if result.is_ok()
-        && let Some(flush) = set.with(|s| s.buckets.being_flushed(pointer))
-    {
+    let (read, buffer) = set.cache().read(cached.sector(), buffer).await;
+    match set.with(|s| s.read_ended(&cached, begun, &read)) {
+        Ended::Fine => (Ok(()), buffer),
+        ended => Box::pin(in_doubt(set, target, cached, ended, read, buffer)).await,
+    }
+}
+
+/// What was `read` from the cache is not known to be right: waits until it is, or reads it from elsewhere.
+pub(super) async fn in_doubt(
+    set: &CacheSet,
+    target: &Target,
+    cached: Cached,
+    ended: Ended,
+    read: Result<(), IoError>,
+    buffer: Buffer,
+) -> (Result<(), Error>, Buffer) {
+    let mut ended = ended;
+    if let Ended::BeingFlushed(flush) = ended {
         while set.with(|s| s.buckets.flushes().runs(flush)) {
             set.signals().cache_flushed.wait().await;
         }
+        ended = set.with(|s| s.let_go(&cached, read.is_ok()));
     }
-    let is_suspect = set.with(|s| {
-        // The pin kept the bucket from being reused while it was read.
-        s.unpin(&pointers);
-        s.buckets.age(bytes / 512);
-        s.buckets.is_suspect(pointer)
-    });
-    let result = result.map_err(Error::io(Doing::Data));
     // What a failed flush has dropped is not what was written: the failure stands for it.
-    let result = if is_suspect { result.and_then(|()| set.check_alive()) } else { result };
+    let result = match ended {
+        Ended::Fine => Ok(()),
+        Ended::BeingFlushed(_) | Ended::Doubtful => {
+            read.map_err(Error::io(Doing::Data)).and_then(|()| set.check_alive())
+        }
+    };
+    let Cached { piece, pointers, dirty, .. } = cached;
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
         (Err(error), Some(_)) if !dirty => {
@@ -360,7 +458,7 @@ async fn read_again(
     }
 }
 
-async fn read_hole(
+pub(super) async fn read_hole(
     set: &CacheSet,
     target: &Target,
     planned: Planned,

@@ -47,7 +47,7 @@ pub(crate) struct Survey {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+pub(super) enum Way {
     Back,
     Through,
     Around,
@@ -76,7 +76,7 @@ pub async fn write(
     written
 }
 
-async fn write_anywhere(
+pub(super) async fn write_anywhere(
     set: &CacheSet,
     target: &Target,
     range: Range,
@@ -170,7 +170,7 @@ pub(crate) async fn write_blocks(
     Ok(unproven)
 }
 
-fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
+pub(super) fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
     // The volume may have set out after the request had begun.
     let is_on_its_way = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
     if target.backing.is_none() || survey.dirty && !is_on_its_way {
@@ -319,15 +319,15 @@ async fn write_back(
     while at < range.end {
         let rest = Range { start: at, end: range.end };
         let chunks = set.take_chunks(Class::Dirty(inode), rest);
-        let Some(last) = chunks.last() else {
+        let Some(end) = chunks.last().map(Chunk::end) else {
             if wait_for_space(set, target, rounds_then).await? {
                 continue;
             }
             let written = write_out(set, target, (range, rest), payload, survey, fua).await?;
             return Ok(Stamp::older(unproven, written));
         };
-        at = last.end();
-        for (chunk, stored) in set.store_dirty(target, &chunks, range.start, payload).await {
+        at = end;
+        for (chunk, stored) in set.store_dirty(target, chunks, range.start, payload).await {
             match stored {
                 Err(Error::Io { doing: Doing::Data, .. }) if target.backing.is_some() => {
                     let part = Range { start: chunk.start, end: chunk.end() };
@@ -388,7 +388,7 @@ impl State {
 /// A part that the cache cannot take goes to the backing device: holes over what is clean, the write, a flush, then holes
 /// over what is dirty, so that at every moment either the old dirty data or the new data is what a crash leaves. `payload`
 /// is that of the whole range.
-async fn write_out(
+pub(super) async fn write_out(
     set: &CacheSet,
     target: &Target,
     (range, part): (Range, Range),
@@ -432,7 +432,7 @@ async fn write_through(
     let chunks = set.take_chunks(Class::Clean, range);
     let both = (
         write_backing(set, target, range, payload.clone(), fua),
-        set.write_chunks(&chunks, range.start, payload, Cause::Data),
+        set.write_chunks(chunks, range.start, payload, Cause::Data),
     );
     let (backing, cached) = bcached_env::join::join_two(both.0, both.1).await;
     for (chunk, written) in cached {

@@ -76,6 +76,13 @@ impl OpenBuckets {
         Self { open: BTreeMap::new(), closed: Vec::new(), bucket_sectors, summary_sectors }
     }
 
+    /// Sectors that are left in the open bucket of `class`; 0: there is none.
+    #[must_use]
+    pub fn left(&self, class: Class) -> u64 {
+        let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
+        self.open.get(&class).map_or(0, |open| end - open.used)
+    }
+
     /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket ends there. `None`
     /// if a new bucket is needed and no more than `keep` are free. What will lie there begins at `of`, for the summary.
     pub fn take(

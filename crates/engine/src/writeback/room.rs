@@ -140,6 +140,11 @@ impl Room {
         u64::try_from(lasting).unwrap_or(u64::MAX)
     }
 
+    /// A write of `sectors` has been let in at once.
+    pub const fn admit(&mut self, sectors: u64) {
+        self.admitted += sectors;
+    }
+
     /// When a write of `sectors` may begin; `None` if there is no limit now.
     fn turn(&mut self, now: Time, sectors: u64, level: Level) -> Option<Time> {
         self.admitted += sectors;
@@ -172,6 +177,13 @@ impl State {
     pub fn sparse_percent(&self) -> u64 {
         let [_, band, left] = self.room();
         if self.is_short_of_room() { 50 + 30 * band.saturating_sub(left) / band.max(1) } else { 50 }
+    }
+
+    /// Whether a write need not wait for room, nor look whether it must: true if it is counted. `None`: it is to ask ([`wait`]).
+    pub(crate) fn lets_in_at_once(&self, target: &Target) -> Option<bool> {
+        let Some(level) = self.level(target) else { return Some(false) };
+        let has_room = self.room.pace.is_none() && level.left > level.landing();
+        (has_room && self.now.since(self.room.sampled) < SAMPLE).then_some(true)
     }
 
     /// Buckets up to the cut-off, in the band, and left of both.

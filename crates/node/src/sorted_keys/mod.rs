@@ -168,8 +168,12 @@ impl SortedKeys {
 
     /// The most that so many splices can add to what is held, in bytes: a chunk each, and longer outer vectors.
     pub(crate) fn growth_bytes_max(&self, splices: usize) -> usize {
-        let room = outer_room(self.chunks.len() + splices);
-        let longer = |capacity: usize| room.saturating_sub(capacity);
+        let chunks = self.chunks.len() + splices;
+        // Outer vectors grow only when they are full.
+        let longer = |capacity: usize| match chunks <= capacity {
+            true => 0,
+            false => outer_room(chunks).saturating_sub(capacity),
+        };
         splices * CHUNK_BYTES
             + longer(self.chunks.capacity()) * size_of::<Vec<Key>>()
             + longer(self.bounds.capacity()) * size_of::<Position>()

@@ -12,6 +12,11 @@ impl SortedKeys {
     /// Costs the move of half a chunk, plus a step for each removed key.
     pub(crate) fn splice(&mut self, place: Place, removed: usize, new: &[Key]) {
         assert!(new.len() <= SPLICE_KEYS, "a chunk has room for one splice only");
+        if let [new] = new
+            && self.splice_one(place, removed, new)
+        {
+            return;
+        }
         let Some(place) = self.inside(place, new.is_empty()) else {
             assert!(removed == 0, "there are no keys to remove");
             return;
@@ -25,6 +30,27 @@ impl SortedKeys {
         self.words += new.iter().map(Key::words).sum::<usize>();
         self.remove_front(chunk + 1, removed - here);
         self.settle(chunk);
+    }
+
+    /// Puts `new` in the place of one key, or between two, if no other chunk has to do with that: most changes are such. False: it has.
+    fn splice_one(&mut self, place: Place, removed: usize, new: &Key) -> bool {
+        let Some(chunk) = self.chunks.get_mut(place.chunk) else { return false };
+        match removed {
+            0 if chunk.len() < CHUNK_KEYS => chunk.insert(place.index, *new),
+            1 if place.index < chunk.len() => {
+                self.words -= chunk[place.index].words();
+                self.len -= 1;
+                chunk[place.index] = *new;
+            }
+            _ => return false,
+        }
+        self.len += 1;
+        self.words += new.words();
+        // What grows is not joined with its neighbours.
+        if place.index + 1 == self.chunks[place.chunk].len() {
+            self.rebound(place.chunk);
+        }
+        true
     }
 
     /// `place` as a place inside a chunk: the end of all keys is the end of the last chunk. When there is no chunk

@@ -214,6 +214,7 @@ impl Buckets {
     }
 
     /// The bucket that `pointer` points into; `None` for a check pointer or one outside the devices.
+    #[inline]
     #[must_use]
     pub fn of(&self, pointer: Pointer) -> Option<BucketId> {
         let index = pointer.sector() / self.bucket_sectors;
@@ -252,10 +253,17 @@ impl Buckets {
         part.iter().take(BUCKETS_MAX).enumerate().map(move |(index, bucket)| (name(index), bucket))
     }
 
+    /// How often the bucket has been reused since the pointer was made; `None` for a check pointer or a wild one.
+    #[inline]
+    #[must_use]
+    pub fn age_of(&self, pointer: Pointer) -> Option<u8> {
+        self.of(pointer).map(|id| self.get(id).generation.after(pointer.generation()))
+    }
+
     /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.
     #[must_use]
     pub fn is_stale(&self, pointer: Pointer) -> bool {
-        self.of(pointer).is_none_or(|id| self.get(id).generation.after(pointer.generation()) > 0)
+        self.age_of(pointer).is_none_or(|age| age > 0)
     }
 
     /// True when nothing that the key points to is there any more.

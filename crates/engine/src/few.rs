@@ -1,0 +1,86 @@
+//! A list of what is one as a rule: the first takes no memory of its own.
+
+use alloc::vec::Vec;
+
+/// See the file's head.
+#[derive(Clone, Debug)]
+pub struct Few<T> {
+    first: Option<T>,
+    rest: Vec<T>,
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self { first: None, rest: Vec::new() }
+    }
+}
+
+impl<T> Few<T> {
+    /// Adds one at the end.
+    #[inline]
+    pub fn push(&mut self, one: T) {
+        match self.first {
+            None => self.first = Some(one),
+            Some(_) => self.rest.push(one),
+        }
+    }
+
+    /// The only one, or all of them if there are more, or none.
+    #[inline]
+    pub fn only(mut self) -> Result<T, Self> {
+        if !self.rest.is_empty() {
+            return Err(self);
+        }
+        self.first.take().ok_or_else(Self::default)
+    }
+
+    /// The last one.
+    #[must_use]
+    pub fn last(&self) -> Option<&T> {
+        self.rest.last().or(self.first.as_ref())
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    /// All of them, in order, to change.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.first.iter_mut().chain(&mut self.rest)
+    }
+}
+
+impl<T> IntoIterator for Few<T> {
+    type Item = T;
+    type IntoIter = core::iter::Chain<core::option::IntoIter<T>, alloc::vec::IntoIter<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.rest)
+    }
+}
+
+impl<T> Extend<T> for Few<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, more: I) {
+        more.into_iter().for_each(|one| self.push(one));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_are_a_list() {
+        let mut few = Few::default();
+        assert!(few.last().is_none() && few.clone().only().is_err());
+        few.push(1);
+        assert_eq!((few.clone().only().ok(), few.last()), (Some(1), Some(&1)));
+        few.extend([2, 3]);
+        few.iter_mut().for_each(|one| *one *= 10);
+        assert_eq!(few.iter().copied().collect::<Vec<i32>>(), [10, 20, 30]);
+        assert_eq!(few.last(), Some(&30));
+        let all = few.only().expect_err("there are more");
+        assert_eq!(all.into_iter().collect::<Vec<i32>>(), [10, 20, 30]);
+    }
+}
