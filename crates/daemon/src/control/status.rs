@@ -1,6 +1,8 @@
 //! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
 //! are only added; what is not known is absent.
 
+mod text;
+
 use super::hardware::Hardware;
 use super::jobs::Job;
 use super::numbers::{CacheNumbers, VolumeNumbers};
@@ -10,7 +12,7 @@ use bcached_engine::Opening;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 /// Everything that is served, or is not and why.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -459,64 +461,6 @@ impl Status {
         self.caches = vec![cache];
         Ok(self)
     }
-
-    /// Lines for people.
-    #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = format!("daemon {}, {}", self.pid, self.state);
-        // While it stops nothing is listened on any more.
-        if !self.nbd.is_empty() {
-            let _ = write!(text, " (NBD: {})", self.nbd.join(", "));
-        }
-        text.push('\n');
-        for cache in &self.caches {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
-            let numbers = cache.counts.as_ref().and_then(|counts| counts.numbers.as_ref());
-            if let Some(written) = numbers.and_then(CacheNumbers::sentence) {
-                let _ = writeln!(text, "cache {}: {written}", cache.name);
-            }
-            for left in &cache.unserved {
-                let (dirty, name) = (human(left.dirty_bytes), left.name());
-                let _ = match left.flash_size_bytes.map(human) {
-                    None => {
-                        writeln!(text, "cache {}: {dirty} dirty of {name}, which is not served", cache.name)
-                    }
-                    Some(size) => writeln!(
-                        text,
-                        "cache {}: {dirty} of {size} used by {name}, which lives in it alone and is not served",
-                        cache.name
-                    ),
-                };
-            }
-        }
-        for name in &self.released {
-            let _ = writeln!(
-                text,
-                "cache {name}: released (served = false); `bcached import {name}` serves it again"
-            );
-        }
-        for volume in &self.volumes {
-            let _ = writeln!(text, "volume {}: {}", volume.name, volume.line());
-            let numbers = volume.facts.as_ref().and_then(|facts| facts.numbers.as_ref());
-            if let Some(hits) = numbers.and_then(|numbers| numbers.windows.sentence()) {
-                let _ = writeln!(text, "volume {}: {hits}", volume.name);
-            }
-        }
-        for client in &self.clients {
-            let volume = client.volume.as_deref().unwrap_or("nothing yet");
-            let doing = match (client.writing, client.read_only) {
-                (true, _) => "writing",
-                (false, true) => "reading (read-only)",
-                (false, false) => "reading",
-            };
-            let _ = writeln!(text, "client {}: {doing} {volume}", client.peer);
-        }
-        for job in &self.jobs {
-            text.push_str(&job.text());
-        }
-        text
-    }
 }
 
 impl Cache {
@@ -530,36 +474,6 @@ impl Cache {
             opened: None,
             path: Some(self.device.clone()),
         }
-    }
-
-    fn line(&self) -> String {
-        let mut line = self.state.clone();
-        if let Some(progress) = &self.opening {
-            let _ = write!(line, ": {progress}");
-        }
-        if let Some(counts) = &self.counts {
-            let asked = counts.hits + counts.misses;
-            let ratio = match asked {
-                0 => "no reads yet".to_owned(),
-                _ => format!("{}% of {asked} reads hit", counts.hits * 100 / asked),
-            };
-            let counting = match counts.walked_percent {
-                Some(percent) if percent < 100 => format!(" so far (its index is {percent}% read)"),
-                _ => String::new(),
-            };
-            let _ = write!(
-                line,
-                ", {} of {} buckets of {} available, {} dirty{counting}, {ratio}",
-                counts.buckets_available,
-                counts.buckets,
-                human(counts.bucket_bytes),
-                human(counts.dirty_bytes)
-            );
-        }
-        if let Some(reason) = &self.reason {
-            let _ = write!(line, ": {reason}");
-        }
-        line
     }
 }
 
@@ -575,36 +489,5 @@ impl Volume {
             opened: None,
             path: self.backing.clone(),
         }
-    }
-
-    /// What it is, in a line.
-    #[must_use]
-    pub fn line(&self) -> String {
-        let mut line = self.state.clone();
-        if let Some(facts) = &self.facts {
-            let _ = write!(
-                line,
-                ", {}, {}, {} dirty",
-                human(facts.size_bytes),
-                facts.cache_mode,
-                human(facts.dirty_bytes)
-            );
-            if facts.flash_only {
-                line.push_str(", lives in its cache alone");
-            }
-            if facts.attached == Some(false) {
-                line.push_str(", no cache");
-            }
-            if facts.writeback.as_ref().is_some_and(|now| now.writeback_running == Some(false)) {
-                line.push_str(", write-back is off (writeback_running)");
-            }
-            if let Some(bypassed) = facts.counts.as_ref().and_then(VolumeCounts::bypassed) {
-                let _ = write!(line, ", {bypassed}");
-            }
-        }
-        if let Some(reason) = &self.reason {
-            let _ = write!(line, ": {reason}");
-        }
-        line
     }
 }
