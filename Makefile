@@ -1,5 +1,5 @@
 # The menu. Each target installs what is missing (Debian packages with apt when root) or prints the exact line, builds, and does its job.
-.PHONY: test demo setup fuzz sim bench bench-model coverage mutants
+.PHONY: test demo setup fuzz sim bench bench-guest bench-model coverage mutants
 
 test: # Format, lints, every test, real kernels as judges; ends with "N passed, 0 failed, M skipped".
 	@tests/run
@@ -20,6 +20,10 @@ sim: # The whole engine on simulated devices, with fresh seeds, crashes and fail
 
 bench: # This daemon beside nbdkit, qemu-nbd and qemu-storage-daemon, on the same bytes, as ratios (BENCH_ROUNDS); ten minutes.
 	@cargo xtask bench --rounds $${BENCH_ROUNDS:-7}
+
+bench-guest: # Volumes as block devices (ublk) beside the kernel's caches, in one guest, as ratios (BENCH_ROUNDS), or in instructions (BENCH_COUNT=1); six minutes.
+	@cargo build --quiet --release --package bcached-cli --package bcached-tests
+	@target/release/guest-rates
 
 bench-model: # The engine on models of real drives, in virtual time: what docs/performance.md promises, beside its bounds; eight minutes.
 	@cargo run --quiet --release --package bcached-sim --bin sim -- bench-model

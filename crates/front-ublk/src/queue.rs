@@ -17,7 +17,9 @@
 
 use crate::abi::{Description, Wanted, data_offset};
 use crate::descriptors::Descriptors;
-use bcached_port::{Bell, Buffer, ErrorKind, Operation, Replies, Reply, Requests, Route, SECTOR_BYTES};
+use bcached_port::{
+    Bell, ErrorKind, Operation, Payload, Replies, Reply, Requests, Route, SECTOR_BYTES, Stock,
+};
 use bcached_uring::{Command, Guest, UblkCommand};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -30,6 +32,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Data of requests that a queue has in memory at most, in bytes; one request alone may be larger.
 pub const BYTES_MAX: usize = 8 << 20;
+
+/// Memory that a queue keeps for later requests, in bytes: for as many of 4 KiB as it has tags, or some large ones.
+const STOCK_BYTES: usize = 2 << 20;
 
 /// What a queue and the thread of its device share.
 #[derive(Default)]
@@ -54,6 +59,8 @@ pub(crate) struct Queue {
     unread: VecDeque<u16>,
     /// Bytes of data that are in memory.
     held: usize,
+    /// Memory of requests that have been answered, for the next ones.
+    stock: Stock,
     /// Requests for which the port had no room.
     waiting: VecDeque<(Asked, Operation)>,
     /// Tags whose requests the engine has given up.
@@ -67,7 +74,6 @@ pub(crate) struct Queue {
 }
 
 /// A request that the engine has.
-#[derive(Clone, Copy)]
 struct Asked {
     tag: u16,
     /// What the kernel hears of its success: bytes, or 0.
@@ -75,6 +81,8 @@ struct Asked {
     /// Data of it in memory.
     held: usize,
     is_read: bool,
+    /// What is written, to use its memory again.
+    written: Option<Payload>,
 }
 
 /// Where a queue is and whom it serves.
@@ -111,6 +119,7 @@ impl Queue {
             to_push: (0..depth).map(fetch).collect(),
             unread: VecDeque::with_capacity(usize::from(depth)),
             held: 0,
+            stock: Stock::new(STOCK_BYTES),
             waiting: VecDeque::with_capacity(usize::from(depth)),
             given_up: Vec::new(),
             in_kernel: 0,
@@ -145,20 +154,24 @@ impl Queue {
             Ok(operation) => {
                 let bytes = i32::try_from(held).unwrap_or(i32::MAX);
                 let is_read = matches!(operation, Operation::Read { .. });
+                let written = match &operation {
+                    Operation::Write { payload, .. } => Some(payload.clone()),
+                    _ => None,
+                };
                 self.held += held;
-                self.ask(Asked { tag, bytes, held, is_read }, operation);
+                self.ask(Asked { tag, bytes, held, is_read, written }, operation);
             }
             Err(errno) => self.commit(tag, -errno.raw_os_error()),
         }
     }
 
-    fn operation(&self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
+    fn operation(&mut self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
         let Description { wanted, fua, keeps_space, sector, sectors } = described;
         let sectors = u64::from(sectors);
         Ok(match wanted {
-            Wanted::Read => Operation::Read { sector, buffer: Buffer::zeroed(bytes) },
+            Wanted::Read => Operation::Read { sector, buffer: self.stock.take(bytes) },
             Wanted::Write => {
-                let mut buffer = Buffer::zeroed(bytes);
+                let mut buffer = self.stock.take(bytes);
                 // Out of the request's pages.
                 self.device
                     .read_exact_at(buffer.as_mut_slice(), self.data_offset(tag))
@@ -197,22 +210,25 @@ impl Queue {
 
     /// Answers the kernel what the engine has answered.
     fn answer(&mut self, asked: Asked, reply: Reply) {
-        let Asked { tag, bytes, held, is_read } = asked;
+        let Asked { tag, bytes, held, is_read, written } = asked;
         self.held -= held;
-        let result = match (reply.result, reply.buffer) {
+        let result = match (reply.result, &reply.buffer) {
             (Ok(()), Some(buffer)) if is_read => {
                 // Into the request's pages.
                 let given = self.device.write_all_at(buffer.as_slice(), self.data_offset(tag));
-                given.map_or_else(|error| -errno_of(&error).raw_os_error(), |()| bytes)
+                Some(given.map_or_else(|error| -errno_of(&error).raw_os_error(), |()| bytes))
             }
-            (Ok(()), None) if is_read => -Errno::IO.raw_os_error(),
-            (Ok(()), _) => bytes,
-            (Err(ErrorKind::Gone), _) if !self.shared.is_going.load(Ordering::Acquire) => {
-                return self.given_up.push(tag);
-            }
-            (Err(kind), _) => -kind.codes().errno,
+            (Ok(()), None) if is_read => Some(-Errno::IO.raw_os_error()),
+            (Ok(()), _) => Some(bytes),
+            (Err(ErrorKind::Gone), _) if !self.shared.is_going.load(Ordering::Acquire) => None,
+            (Err(kind), _) => Some(-kind.codes().errno),
         };
-        self.commit(tag, result);
+        reply.buffer.into_iter().for_each(|buffer| self.stock.put(buffer));
+        written.into_iter().for_each(|payload| self.stock.put_payload(payload));
+        match result {
+            Some(result) => self.commit(tag, result),
+            None => self.given_up.push(tag),
+        }
     }
 
     fn commit(&mut self, tag: u16, result: i32) {

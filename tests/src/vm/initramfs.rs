@@ -47,12 +47,13 @@ pub(super) fn build(
     }
     let mut insert = String::new();
     for module in MODULES.into_iter().chain(also.modules.iter().copied()) {
+        let (module, parameters) = module.split_once(' ').unwrap_or((module, ""));
         let packed = modules.join(module).with_extension("ko.xz");
         if packed.is_file() {
             let name = Path::new(module).file_name().expect("a path with a name").to_string_lossy();
             let plain = run(Command::new("xz").args(["--decompress", "--stdout"]).arg(&packed))?;
             write(&root.join(format!("modules/{name}.ko")), &plain)?;
-            insert += &format!("insmod /modules/{name}.ko\n");
+            insert += &format!("insmod /modules/{name}.ko {parameters}\n");
         }
     }
     let init = format!(

@@ -13,8 +13,8 @@ use std::process::Command;
 use crate::guest::{Console, GuestError, Job, Machine, Report};
 use crate::requires;
 
-/// Memory of a guest, which also holds its initramfs.
-const MEMORY: &str = "768M";
+/// Memory of a guest, which also holds its initramfs, in MiB.
+const MEMORY: u32 = 768;
 /// The console, and silence of every watchdog that judges time: an emulated machine on a busy host may stand still for long, and what hangs is
 /// ended by the job's limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=0 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 \
@@ -26,13 +26,21 @@ pub struct Vm {
     kernel: PathBuf,
     modules: PathBuf,
     accelerator: &'static [&'static str],
+    size: Size,
     also: Also,
+}
+
+/// How large the machine is.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    mebibytes: u32,
+    processors: u32,
 }
 
 /// What a guest has beside what each has.
 #[derive(Clone, Debug, Default)]
 pub struct Also {
-    /// Modules, by their paths below the kernel's directory without the ending, in the order of insertion.
+    /// Modules, by their paths below the kernel's directory without the ending, in the order of insertion; after a space the parameters of one.
     pub modules: Vec<&'static str>,
     /// Programs, by their paths here.
     pub programs: Vec<PathBuf>,
@@ -55,13 +63,28 @@ impl Vm {
             requires::skip("no 6.12 kernel: run tests/fetch-kernel");
             return None;
         };
-        Some(Self { kernel, modules, accelerator: accelerator(), also: Also::default() })
+        let size = Size { mebibytes: MEMORY, processors: 1 };
+        Some(Self { kernel, modules, accelerator: accelerator(), size, also: Also::default() })
     }
 
     /// The same with more in its guests.
     #[must_use]
     pub fn with(self, also: Also) -> Self {
         Self { also, ..self }
+    }
+
+    /// The same with so much memory, in MiB, and so many processors.
+    #[must_use]
+    pub fn sized(self, mebibytes: u32, processors: u32) -> Self {
+        Self { size: Size { mebibytes, processors }, ..self }
+    }
+
+    /// The same, emulated, with a clock that counts instructions: a nanosecond is one. Of one processor.
+    #[must_use]
+    pub fn counting(self) -> Self {
+        let accelerator =
+            &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-cpu", "max,-cx16"];
+        Self { accelerator, ..self }
     }
 }
 
@@ -81,7 +104,9 @@ impl Machine for Vm {
             .map_err(GuestError::host("make a directory"))?;
         let initramfs = initramfs::build(directory.path(), &self.modules, &self.also, job.script)?;
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-M", "q35", "-smp", "1", "-m", MEMORY, "-nic", "none", "-no-reboot"]);
+        let Size { mebibytes, processors } = self.size;
+        command.args(["-M", "q35", "-nic", "none", "-no-reboot"]);
+        command.args(["-smp", &processors.to_string(), "-m", &format!("{mebibytes}M")]);
         command.args(["-display", "none", "-monitor", "none", "-serial", "stdio"]).args(self.accelerator);
         command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(initramfs);
         command.args(["-append", COMMAND_LINE]);
