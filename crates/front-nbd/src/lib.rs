@@ -27,6 +27,7 @@ mod connection;
 mod credentials;
 mod endpoint;
 mod lane;
+mod newcomer;
 mod pace;
 pub mod proto;
 pub mod server;
@@ -37,5 +38,6 @@ mod writer;
 
 pub use endpoint::{Bound, Endpoint, ListenError, Place};
 pub use lane::Rings;
+pub use newcomer::{Handed, NotHanded};
 pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};
 pub use tls::{Part, Tls, TlsError};

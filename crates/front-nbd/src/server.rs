@@ -8,14 +8,15 @@
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
-use crate::connection::{Broken, Caller, serve};
+use crate::connection::Broken;
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::lane::Rings;
+use crate::newcomer::Newcomer;
 use crate::pace::InTheWay;
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
 use crate::tls::Tls;
-use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
+use bcached_port::{Buffer, ExportTable, Pool, Quiet, Stock};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -109,7 +110,7 @@ pub struct Client {
 
 /// A running server. Dropped, it stops without waiting for anybody; see [`NbdServer::shutdown`].
 pub struct NbdServer {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     bound: Vec<Bound>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -135,9 +136,9 @@ pub(crate) struct Shared {
 }
 
 #[derive(Default)]
-struct Connections {
-    next: u64,
-    live: BTreeMap<u64, Live>,
+pub(crate) struct Connections {
+    pub(crate) next: u64,
+    pub(crate) live: BTreeMap<u64, Live>,
     /// Connections cut or closed for want of a place.
     crowded_out: Quiet,
     /// Connections cut because they did not move.
@@ -146,25 +147,14 @@ struct Connections {
     not_encrypted: Quiet,
 }
 
-/// A connection that has just come.
-struct Newcomer {
-    socket: Arc<Socket>,
-    process: Option<Peer>,
-    address: Option<SocketAddr>,
-    /// It has come where one may only look.
-    read_only: bool,
-    /// It must begin TLS.
-    tls: Option<Tls>,
-}
-
-struct Live {
-    client: Client,
-    socket: Arc<Socket>,
-    thread: JoinHandle<()>,
+pub(crate) struct Live {
+    pub(crate) client: Client,
+    pub(crate) socket: Arc<Socket>,
+    pub(crate) thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
-    done: bool,
+    pub(crate) done: bool,
     /// It lost its place to another and will end soon.
-    cut: bool,
+    pub(crate) cut: bool,
 }
 
 /// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
@@ -340,7 +330,7 @@ impl Drop for NbdServer {
 
 impl Connections {
     /// Sees to it that there is a place for one more; false if all belong to clients that have chosen their export.
-    fn make_room(&mut self, limit: usize) -> bool {
+    pub(crate) fn make_room(&mut self, limit: usize) -> bool {
         if self.live.values().filter(|live| !live.done && !live.cut).count() < limit {
             return true;
         }
@@ -424,7 +414,7 @@ impl Shared {
     }
 
     /// A connection has broken off. That one could not go over to TLS is for people to mend: a certificate, or a client.
-    fn broke_off(&self, number: u64, broken: &Broken) {
+    pub(crate) fn broke_off(&self, number: u64, broken: &Broken) {
         tracing::debug!(event = "nbd-broke-off", connection = number, error = %broken, "an NBD connection broke off");
         let Broken::Tls(why) = broken else { return };
         let mut connections = self.lock();
@@ -445,7 +435,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connections> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -504,41 +494,11 @@ impl Shared {
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
         let tls = if is_tcp { self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None };
-        let newcomer = Newcomer { socket, process, address, read_only: listening.read_only, tls };
-        self.begin(newcomer).map_err(|error| {
+        let newcomer =
+            Newcomer { socket, process, address, read_only: listening.read_only, tls, export: None };
+        self.begin(newcomer).map(drop).map_err(|error| {
             tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
-    }
-
-    fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<()> {
-        let Newcomer { socket, process, address, read_only, tls } = newcomer;
-        // Held until the connection is in the table, so that its thread finds it there.
-        let mut connections = self.lock();
-        if !connections.make_room(self.limits.connections) {
-            return Ok(());
-        }
-        let number = connections.next;
-        let peer = process.unwrap_or(Peer::Connection(number));
-        let client = Client {
-            number,
-            peer: address.map_or_else(|| peer.to_string(), |address| address.to_string()),
-            export: None,
-            writing: false,
-            read_only,
-            tls: tls.is_some(),
-        };
-        let caller = Caller { number, peer, read_only, tls };
-        let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
-        let thread = self.spawn(format!("nbd-{number}"), move || {
-            // Marks the end also of a connection that panics.
-            let _ending = Ending { shared: &shared, number, socket: &served };
-            if let Err(broken) = serve(&shared, &served, &caller) {
-                shared.broke_off(number, &broken);
-            }
-        })?;
-        connections.next += 1;
-        connections.live.insert(number, Live { client, socket, thread, done: false, cut: false });
-        Ok(())
     }
 
     /// Joins the threads of connections that have ended.
@@ -578,10 +538,10 @@ impl Shared {
 }
 
 /// Says that a connection's thread is about to return.
-struct Ending<'a> {
-    shared: &'a Shared,
-    number: u64,
-    socket: &'a Socket,
+pub(crate) struct Ending<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) number: u64,
+    pub(crate) socket: &'a Socket,
 }
 
 impl Drop for Ending<'_> {
