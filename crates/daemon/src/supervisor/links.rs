@@ -37,7 +37,9 @@ fn make_in(directory: &Path, export: &Export, path: &Path) -> io::Result<()> {
         if let Some(folder) = link.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        if is_dead(&link) {
+        if is_dead(&link)
+            || link.ends_with(Path::new("by-uuid").join(export.uuid.to_string())) && is_former(&link)
+        {
             std::fs::remove_file(&link)?;
         }
         match symlink(path, &link) {
@@ -62,9 +64,21 @@ fn target(link: &Path) -> Option<PathBuf> {
     std::fs::read_link(link).ok()
 }
 
-/// A link to what is not there.
+/// A link to what is not there, or to a device of nobody's: nodes of the loop driver and of the NBD client stay when they are not used.
 fn is_dead(link: &Path) -> bool {
-    target(link).is_some() && !link.exists()
+    let is_unused = |device: PathBuf| {
+        let block = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+        // Whose it is stands beside it as long as it is somebody's.
+        is_former(link) && !block.join("loop/backing_file").exists() && !block.join("pid").exists()
+    };
+    target(link).is_some_and(|device| !link.exists() || is_unused(device))
+}
+
+/// A link to such a device. Of a volume's UUID it is the device that the volume has had: the kernel's bcache has no links to those.
+fn is_former(link: &Path) -> bool {
+    let target = target(link).unwrap_or_default();
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    ["loop", "nbd"].iter().any(|kind| name.starts_with(kind))
 }
 
 fn is_name(label: &str) -> bool {
@@ -111,5 +125,18 @@ mod tests {
         assert_eq!(by("by-uuid", &uuid(2)), Some(first.clone()), "a dead link is in nobody's way");
         remove_in(folder.path(), &first);
         assert_eq!(by("by-uuid", &uuid(2)), None);
+        // Devices of the loop driver and of the NBD client are there when they are nobody's.
+        let [unused, other] = ["nbd4095", "loop4095"].map(|name| folder.path().join(name));
+        for device in [&unused, &other] {
+            std::fs::write(device, "").expect("a file");
+        }
+        make_in(folder.path(), &volume(3, "data"), &unused).expect("made");
+        make_in(folder.path(), &volume(3, "data"), &other).expect("made");
+        assert_eq!(
+            by("by-uuid", &uuid(3)),
+            Some(other.clone()),
+            "the device that it had before is not its own any more"
+        );
+        assert_eq!(by("by-label", "data"), Some(other));
     }
 }
