@@ -70,7 +70,7 @@ impl Features {
         }
     }
 
-    const fn has(self, feature: u64) -> bool {
+    pub(crate) const fn has(self, feature: u64) -> bool {
         self.0 & feature != 0
     }
 }
