@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 
 /// Where they are.
 const DIRECTORY: &str = "/dev/bcache";
+/// Where the kernel tells of devices.
+const BLOCK: &str = "/sys/block";
 
 /// The device at `path` is that volume.
 pub fn make(export: &Export, path: &Path) {
-    if let Err(error) = make_in(Path::new(DIRECTORY), export, path) {
+    if let Err(error) = make_in((Path::new(DIRECTORY), Path::new(BLOCK)), export, path) {
         let name = &export.name;
         tracing::warn!(event = "device-not-linked", "{name}: no links in {DIRECTORY}: {error}");
     }
@@ -26,7 +28,7 @@ pub fn remove(path: &Path) {
     remove_in(Path::new(DIRECTORY), path);
 }
 
-fn make_in(directory: &Path, export: &Export, path: &Path) -> io::Result<()> {
+fn make_in((directory, block): (&Path, &Path), export: &Export, path: &Path) -> io::Result<()> {
     // It may have been another volume's before.
     remove_in(directory, path);
     let mut links = vec![directory.join("by-uuid").join(export.uuid.to_string())];
@@ -37,7 +39,7 @@ fn make_in(directory: &Path, export: &Export, path: &Path) -> io::Result<()> {
         if let Some(folder) = link.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        if is_dead(&link)
+        if is_dead(&link, block)
             || link.ends_with(Path::new("by-uuid").join(export.uuid.to_string())) && is_former(&link)
         {
             std::fs::remove_file(&link)?;
@@ -65,9 +67,9 @@ fn target(link: &Path) -> Option<PathBuf> {
 }
 
 /// A link to what is not there, or to a device of nobody's: nodes of the loop driver and of the NBD client stay when they are not used.
-fn is_dead(link: &Path) -> bool {
+fn is_dead(link: &Path, block: &Path) -> bool {
     let is_unused = |device: PathBuf| {
-        let block = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+        let block = block.join(device.file_name().unwrap_or_default());
         // Whose it is stands beside it as long as it is somebody's.
         is_former(link) && !block.join("loop/backing_file").exists() && !block.join("pid").exists()
     };
@@ -106,21 +108,21 @@ mod tests {
 
     #[test]
     fn links_lead_to_their_device_and_go_with_it() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let [folder, block] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
         let [first, second] = ["ublkb0", "ublkb1"].map(|name| folder.path().join(name));
         for device in [&first, &second] {
             std::fs::write(device, "").expect("a file");
         }
         let by = |kind: &str, name: &str| target(&folder.path().join(kind).join(name));
         let uuid = |byte| Uuid([byte; 16]).to_string();
-        make_in(folder.path(), &volume(1, "data"), &first).expect("made");
-        make_in(folder.path(), &volume(2, "data"), &second).expect("made");
+        make_in((folder.path(), block.path()), &volume(1, "data"), &first).expect("made");
+        make_in((folder.path(), block.path()), &volume(2, "data"), &second).expect("made");
         assert_eq!(by("by-uuid", &uuid(1)), Some(first.clone()));
         assert_eq!(by("by-uuid", &uuid(2)), Some(second.clone()));
         assert_eq!(by("by-label", "data"), Some(first.clone()), "the first has it");
         // The numbers are others after a boot.
         std::fs::remove_file(&second).expect("gone");
-        make_in(folder.path(), &volume(2, "a/b"), &first).expect("made");
+        make_in((folder.path(), block.path()), &volume(2, "a/b"), &first).expect("made");
         assert_eq!((by("by-uuid", &uuid(1)), by("by-label", "data")), (None, None), "it is another's now");
         assert_eq!(by("by-uuid", &uuid(2)), Some(first.clone()), "a dead link is in nobody's way");
         remove_in(folder.path(), &first);
@@ -130,13 +132,18 @@ mod tests {
         for device in [&unused, &other] {
             std::fs::write(device, "").expect("a file");
         }
-        make_in(folder.path(), &volume(3, "data"), &unused).expect("made");
-        make_in(folder.path(), &volume(3, "data"), &other).expect("made");
+        make_in((folder.path(), block.path()), &volume(3, "data"), &unused).expect("made");
+        make_in((folder.path(), block.path()), &volume(3, "data"), &other).expect("made");
         assert_eq!(
             by("by-uuid", &uuid(3)),
             Some(other.clone()),
             "the device that it had before is not its own any more"
         );
-        assert_eq!(by("by-label", "data"), Some(other));
+        assert_eq!(by("by-label", "data"), Some(other.clone()));
+        // Somebody has the old one mounted: what was its label's may be another volume's, its UUID is nobody else's.
+        std::fs::create_dir_all(block.path().join("loop4095/loop")).expect("a folder");
+        std::fs::write(block.path().join("loop4095/loop/backing_file"), "").expect("a file");
+        make_in((folder.path(), block.path()), &volume(3, "data"), &unused).expect("made");
+        assert_eq!((by("by-uuid", &uuid(3)), by("by-label", "data")), (Some(unused), Some(other)));
     }
 }
